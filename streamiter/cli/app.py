@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -22,13 +21,6 @@ from streamiter.cli.topics import topics_app
 from streamiter.cli.train import network_app, predict, train
 from streamiter.clock import SystemClock
 from streamiter.runtime.running import Interruption
-
-
-class When(StrEnum):
-    """The values of ``--labels``: when the label of a flight is known."""
-
-    delayed = "delayed"
-    immediate = "immediate"
 
 
 def demo(
@@ -45,8 +37,9 @@ def demo(
         ),
     ] = 1000,
     labels: Annotated[
-        When, typer.Option(help="When the label of a flight is known: after its arrival, or at once, for comparison.")
-    ] = When.delayed,
+        Literal["delayed", "immediate"],
+        typer.Option(help="When the label of a flight is known: after its arrival, or at once, for comparison."),
+    ] = "delayed",
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the topics of earlier runs in the folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON document.")] = False,
     serve: Annotated[
@@ -72,7 +65,7 @@ def demo(
         return
     run_demo(
         directory,
-        labels="immediate" if labels is When.immediate else "delayed",
+        labels=labels,
         flights=flights,
         mini_batch=mini_batch,
         fresh=fresh,

@@ -11,11 +11,10 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from sysconfig import get_paths
 from types import ModuleType
-from typing import Annotated, Literal, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
 
 import typer
 
@@ -25,6 +24,10 @@ from streamiter.flow.flow import Flow
 from streamiter.numbers import whole_number_in
 from streamiter.runtime.running import OnInterrupt, run_in_own_loop, run_jobs
 from streamiter.runtime.statistics import JobStatistics
+
+if TYPE_CHECKING:
+    from streamiter.flow.drawing.formats import DrawingFormat
+    from streamiter.networks.network import Network
 
 Target = Annotated[
     str,
@@ -157,18 +160,11 @@ def _place(error: BaseException) -> str:
     return f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
 
 
-class Interrupt(StrEnum):
-    """The values of ``--on-interrupt``."""
-
-    SUSPEND = "suspend"
-    DRAIN = "drain"
-
-
 def run(
     target: Target,
     on_interrupt: Annotated[
-        Interrupt, typer.Option("--on-interrupt", help="The effect of the first Ctrl-C or SIGTERM.")
-    ] = Interrupt.SUSPEND,
+        OnInterrupt, typer.Option("--on-interrupt", help="The effect of the first Ctrl-C or SIGTERM.")
+    ] = "suspend",
     checkpoints: Annotated[
         str | None,
         typer.Option(
@@ -206,7 +202,7 @@ def run(
     results so far. A second signal aborts the flow (exit code 130), a third one even if a step does not return.
     """
     options = _checkpoint_options(checkpoints, interval_s, restore, changed_steps or [])
-    statistics = run_in_own_loop(run_flow(load_flow(target), on_interrupt.value, options))
+    statistics = run_in_own_loop(run_flow(load_flow(target), on_interrupt, options))
     print_statistics(statistics, as_json=as_json)
     if statistics.state == "aborted":
         raise typer.Exit(INTERRUPTED)
@@ -253,30 +249,23 @@ def _restore(given: str | None) -> Literal["last"] | int | None:
     )
 
 
-class Format(StrEnum):
-    """The values of ``--format``."""
-
-    MERMAID = "mermaid"
-    SVG = "svg"
-    PNG = "png"
-
-
 OutputOption = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file: .mmd, .svg or .png.")
 ]
 FormatOption = Annotated[
-    Format | None, typer.Option("--format", help="The format, whatever the suffix of the file.", show_default=False)
+    Literal["mermaid", "svg", "png"] | None,
+    typer.Option("--format", help="The format, whatever the suffix of the file.", show_default=False),
 ]
 
-_FORMAT_OF_SUFFIX = {".mmd": Format.MERMAID, ".svg": Format.SVG, ".png": Format.PNG}
+_FORMAT_OF_SUFFIX: Final[Mapping[str, DrawingFormat]] = {".mmd": "mermaid", ".svg": "svg", ".png": "png"}
 
 
-def format_for(output: Path | None, drawing_format: Format | None) -> Format:
+def format_for(output: Path | None, drawing_format: DrawingFormat | None) -> DrawingFormat:
     """Return the given format, else the format of the file's suffix; Mermaid without a file."""
     if drawing_format is not None:
         return drawing_format
     if output is None:
-        return Format.MERMAID
+        return "mermaid"
     try:
         return _FORMAT_OF_SUFFIX[output.suffix.lower()]
     except KeyError:
@@ -286,22 +275,9 @@ def format_for(output: Path | None, drawing_format: Format | None) -> Format:
         ) from None
 
 
-class Drawable(Protocol):
-    """A flow or a network."""
-
-    @overload
-    def draw(self, *, format: Literal["mermaid", "svg"]) -> str: ...
-
-    @overload
-    def draw(self, *, format: Literal["png"]) -> bytes: ...
-
-
-def write_drawing(drawable: Drawable, drawing_format: Format, output: Path | None) -> None:
+def write_drawing(drawable: Flow | Network, drawing_format: DrawingFormat, output: Path | None) -> None:
     """Draw a flow or a network, and write the drawing to the file, or to standard output."""
-    if drawing_format is Format.PNG:
-        content = drawable.draw(format="png")
-    else:
-        content = drawable.draw(format="svg" if drawing_format is Format.SVG else "mermaid").encode()
+    content = drawable.draw(format="png") if drawing_format == "png" else drawable.draw(format=drawing_format).encode()
     if output is None:
         sys.stdout.buffer.write(content)
         return
