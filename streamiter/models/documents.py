@@ -20,9 +20,9 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+import msgspec
 import numpy as np
 import orjson
 import safetensors.numpy
@@ -164,19 +164,19 @@ _JSON_BYTES_MAX: Final = 64 * 1024
 _LENGTH_BYTES: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of an update's value; ``ModelUpdate`` describes the fields."""
 
     model: str
     generation: int
     version: int
-    epoch: int | None
-    records: int | None
-    metrics: dict[str, float]
-    parameters: Parameters
-    created_at_ms: int | None = None
-    """In files only; a record has it in its headers."""
+    epoch: int | None = None
+    records: int | None = None
+    metrics: dict[str, float] = {}
+    parameters: Any
+    """As they are, or as a tree."""
+    created_at: int | None = None
+    """In files only, in milliseconds since 1970-01-01 UTC; a record has it in its headers."""
 
 
 def encode_document(document: Document, form: UpdateFormat) -> tuple[str, bytes]:
@@ -219,17 +219,9 @@ def array_bytes(value: object) -> int:
 
 
 def _json(document: Document, tree: object) -> bytes:
-    fields = {
-        "model": document.model,
-        "generation": document.generation,
-        "version": document.version,
-        "epoch": document.epoch,
-        "records": document.records,
-        "metrics": document.metrics,
-        "parameters": tree,
-    }
-    if document.created_at_ms is not None:
-        fields["created_at"] = document.created_at_ms
+    fields = msgspec.structs.asdict(document) | {"parameters": tree}
+    if document.created_at is None:
+        del fields["created_at"]
     try:
         return orjson.dumps(fields)
     except TypeError as error:  # Only a text that is not valid Unicode passes the checks before.
@@ -271,41 +263,13 @@ def _from_safetensors(value: bytes) -> Document:
 
 
 def _document(fields: object, tensors: Mapping[str, Array]) -> Document:
-    if not isinstance(fields, dict):
-        raise ValueError(f"expected a JSON object, given {type(fields).__name__}")  # noqa: TRY004
-    parameters = from_tree(fields["parameters"], tensors)
+    document = msgspec.convert(fields, Document)
+    parameters = from_tree(document.parameters, tensors)
     if not isinstance(parameters, (np.ndarray, dict)):
         raise ValueError(f"expected parameters as arrays, given {type(parameters).__name__}")  # noqa: TRY004
-    return Document(
-        model=_expected(fields, "model", str),
-        generation=_expected(fields, "generation", int),
-        version=_expected(fields, "version", int),
-        epoch=_optional_count(fields, "epoch"),
-        records=_optional_count(fields, "records"),
-        metrics=_metrics(fields.get("metrics") or {}),
-        parameters=parameters,
-        created_at_ms=_optional_count(fields, "created_at"),
-    )
-
-
-def _expected(fields: dict[str, Any], name: str, kind: type) -> Any:
-    if not isinstance(fields[name], kind) or isinstance(fields[name], bool):
-        raise ValueError(f"expected {name} as {kind.__name__}, given {fields[name]!r}")  # noqa: TRY004
-    return fields[name]
-
-
-def _optional_count(fields: dict[str, Any], name: str) -> int | None:
-    if fields.get(name) is None:
-        return None
-    value: int = _expected(fields, name, int)
-    return value
-
-
-def _metrics(given: Any) -> dict[str, float]:
-    metrics = {str(name): float(value) for name, value in given.items()}
-    if not all(math.isfinite(value) for value in metrics.values()):
+    if not all(map(math.isfinite, document.metrics.values())):
         raise ValueError("a metric is not a finite number")
-    return metrics
+    return msgspec.structs.replace(document, parameters=parameters)
 
 
 PlaceArray = Callable[[str, Array], object]

@@ -284,14 +284,14 @@ def exported(update: ModelUpdate, form: Literal["json", "safetensors"]) -> bytes
     '{"model":"ctr","generation":2,"version":17,"epoch":null,"rec'
     """
     document = Document(
-        update.model,
-        update.generation,
-        update.version,
-        update.epoch,
-        update.records,
-        update.metrics,
-        update.parameters,
-        update.created_at_ms,
+        model=update.model,
+        generation=update.generation,
+        version=update.version,
+        epoch=update.epoch,
+        records=update.records,
+        metrics=update.metrics,
+        parameters=update.parameters,
+        created_at=update.created_at_ms,
     )
     return encode_document(document, form)[1]
 
@@ -304,7 +304,7 @@ def read_model(path: str | os.PathLike[str]) -> ModelUpdate:
     value = Path(path).read_bytes()
     try:
         document = decode_document(JSON_CONTENT_TYPE if value[:1] == b"{" else SAFETENSORS_CONTENT_TYPE, value)
-        return update_of(document, document.created_at_ms or 0)
+        return update_of(document, document.created_at or 0)
     except (ValueError, ModelError) as error:
         raise ModelError(f"{os.fspath(path)}: expected a model of `streamiter models export`: {error}") from error
 
