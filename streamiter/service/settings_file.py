@@ -9,11 +9,11 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from inspect import signature
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final
+from types import MappingProxyType, NoneType
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from streamiter.errors import ConfigurationError
 from streamiter.numbers import plain_float
@@ -175,10 +175,6 @@ def _key(parse: Parser, setting: str = "") -> Key:
     return Key(parse, setting)
 
 
-def _required(parse: Parser) -> Key:
-    return Key(parse, is_required=True)
-
-
 _LABEL_KEYS: Final[Mapping[str, Key]] = {
     "field": _key(text_of),
     "value": _key(_value_of_label),
@@ -191,73 +187,52 @@ _LABEL_KEYS: Final[Mapping[str, Key]] = {
     "time": _key(text_of),
 }
 
+
+def _table(kind: type[Any], **parsers: Parser) -> tuple[type[Any], Mapping[str, Key]]:
+    """Return a class and the keys of its fields; ``parsers`` are those that the type of a field does not tell."""
+    types = get_type_hints(kind)
+    keys = {}
+    for each in fields(kind):
+        parse = parsers.get(each.name) or _parser_of(types[each.name])
+        is_required = each.default is MISSING and each.default_factory is MISSING
+        keys[_KEY_NAMES.get(each.name) or each.name.removesuffix("_s")] = Key(parse, each.name, is_required)
+    return kind, keys
+
+
+_KEY_NAMES: Final = {"learner_settings": "settings", "body_bytes_max": "body_max"}
+
+
+def _parser_of(kind: Any) -> Parser:
+    parts = get_args(kind)
+    if get_origin(kind) is Literal:
+        return choice_of(*parts)
+    return _parser_of(parts[0]) if NoneType in parts else _PARSERS[kind]
+
+
+_PARSERS: Final[Mapping[type, Parser]] = {bool: flag_of, str: text_of, int: whole_of(1), float: duration_of}
+
 TABLES: Final[Mapping[str, tuple[type[Any], Mapping[str, Key]]]] = MappingProxyType(
     {
-        "service": (ServiceSettings, {"name": _required(_name_of)}),
-        "input": (
-            InputSettings,
-            {
-                "topic": _required(topic_url_of),
-                "start": _key(choice_of("earliest", "latest")),
-                "decoder": _key(_decoder_of),
-                "on_error": _key(choice_of("fail", "skip")),
-                "dead_letter": _key(topic_url_of),
-            },
-        ),
-        "learn": (
+        "service": (ServiceSettings, {"name": Key(_name_of, is_required=True)}),
+        "input": _table(InputSettings, topic=topic_url_of, decoder=_decoder_of, dead_letter=topic_url_of),
+        "learn": _table(
             LearnSettings,
-            {
-                "kind": _required(choice_of("classification", "regression", "multiclass")),
-                "label": _required(lambda value: value),
-                "features": _key(_features_of),
-                "weight": _key(text_of),
-                "learner": _key(choice_of("default", *OPTIMIZERS)),
-                "settings": _key(_table_of, "learner_settings"),
-                "drift": _key(choice_of("adwin", "page-hinkley")),
-            },
+            label=lambda value: value,
+            features=_features_of,
+            learner=choice_of("default", *OPTIMIZERS),
+            learner_settings=_table_of,
         ),
-        "publish": (
-            PublishSettings,
-            {"topic": _required(topic_url_of), "every": _key(duration_of, "every_s"), "records": _key(whole_of(1))},
-        ),
-        "checkpoints": (
-            CheckpointSettings,
-            {"store": _key(text_of), "interval": _key(duration_of, "interval_s"), "keep": _key(whole_of(1))},
-        ),
-        "http": (
+        "publish": _table(PublishSettings, topic=topic_url_of),
+        "checkpoints": _table(CheckpointSettings),
+        "http": _table(
             HttpSettings,
-            {
-                "address": _key(_address_of),
-                "token_env": _key(_variable_of),
-                "token_file": _key(text_of),
-                "tls_certificate": _key(text_of),
-                "tls_key": _key(text_of),
-                "tls_key_password_env": _key(_variable_of),
-                "tls_key_password_file": _key(text_of),
-                "behind_proxy": _key(flag_of),
-                "body_max": _key(size_of, "body_bytes_max"),
-                "rows_max": _key(whole_of(1)),
-                "requests_max": _key(whole_of(1)),
-                "timeout": _key(duration_of, "timeout_s"),
-            },
+            address=_address_of,
+            token_env=_variable_of,
+            tls_key_password_env=_variable_of,
+            body_bytes_max=size_of,
         ),
-        "health": (
-            HealthSettings,
-            {
-                "loop_limit": _key(duration_of, "loop_limit_s"),
-                "stall_limit": _key(duration_of, "stall_limit_s"),
-                "source_limit": _key(duration_of, "source_limit_s"),
-                "exit_when_stalled": _key(flag_of),
-            },
-        ),
-        "log": (
-            LogSettings,
-            {
-                "level": _key(choice_of("debug", "info", "warning", "error")),
-                "format": _key(choice_of("auto", "json", "text")),
-                "every": _key(duration_of, "every_s"),
-            },
-        ),
+        "health": _table(HealthSettings),
+        "log": _table(LogSettings),
     }
 )
 """The tables of the file: the class of each, and its keys."""
@@ -285,7 +260,7 @@ def read_settings(given: str | os.PathLike[str] | Mapping[str, object]) -> Servi
 
 
 def read_document(given: str | os.PathLike[str] | Mapping[str, object]) -> tuple[ServiceSettings, TomlDocument]:
-    """Do the same, and return also the document, which knows the places of all keys."""
+    """Return the settings, and the document with the place of each key."""
     document = _document(given)
     document.table((), {name: Key(lambda value: value) for name in TABLES})
     tables = {name: document.table((name,), keys) for name, (_, keys) in TABLES.items()}

@@ -508,11 +508,3 @@ learn.label = { field = "delay" }
 """
     defaults = read_settings(needed_lines)
     assert changed(defaults, read_settings(needed_lines + "\n".join(lines))) == []
-
-
-def test_each_setting_is_a_key_of_the_file() -> None:
-    """A setting could be given in Python only."""
-    for name, (kind, keys) in TABLES.items():
-        if name != "service":
-            settings = {key.setting or key_name for key_name, key in keys.items()}
-            assert settings == {each.name for each in dataclasses.fields(kind)}
