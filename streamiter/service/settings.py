@@ -191,7 +191,10 @@ class HttpSettings:
     @property
     def is_loopback(self) -> bool:
         """Whether only programs on this machine can connect."""
-        return _is_loopback(self.host)
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     @property
     def has_token(self) -> bool:
@@ -267,10 +270,3 @@ class ServiceSettings:
     log: LogSettings = LogSettings()
     source: str = field(default="settings", compare=False)
     """The name of the file, for messages."""
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -416,7 +416,7 @@ def _fits(kind: str, label: object) -> bool:
 
 def _check_publish(document: TomlDocument, publish: dict[str, Any]) -> None:
     if "records" in publish:
-        if document.has(("publish", "every")):
+        if "every" in document.names(("publish",)):
             document.refuse_value(("publish", "records"), WrongValue("every or records", "leave one out", given="both"))
         publish["every_s"] = None
 

@@ -112,10 +112,6 @@ class TomlDocument:
                     return  # The error is at the end of the text, and there is nothing to leave out.
                 lines[place.line - 1] = ""
 
-    def has(self, path: KeyPath) -> bool:
-        """Whether the document has a value at this path."""
-        return _MISSING is not self._value(path)
-
     def names(self, path: KeyPath) -> frozenset[str]:
         """Return the keys of a table."""
         table = self._value(path)
