@@ -1,4 +1,7 @@
-"""The command line: ``streamiter demo · run · draw · train · predict · network · topics · models · checkpoints``."""
+"""The command line.
+
+Its commands: ``demo · run · serve · draw · train · predict · network · topics · models · checkpoints``.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The proposal of a file: the newest records of a topic are looked at, and a commented file describes them.
+"""Proposes a file of settings from the newest records of a topic.
 
-``sample_of`` reads the records, ``Proposal`` finds the label and the kinds of the fields, and ``text`` is the file.
+``sample_of`` reads the records, and ``proposal_of`` finds the label and the kinds of the fields.
 """
 
 from __future__ import annotations

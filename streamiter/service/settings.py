@@ -98,11 +98,12 @@ class LabelSettings:
     key: str | None = None
     """The field that an answer shares with its question."""
     within_s: float | None = None
-    """A question that waited for so many seconds is forgotten; None: only the oldest of a million is."""
+    """A question that waited for so many seconds is forgotten. None: no limit; above a million waiting questions the
+    oldest is forgotten."""
     otherwise: bool | float | str | None = None
     """The label of a question that waited for so long; None: it is forgotten."""
     question: str | None = None
-    """The value of ``event_field`` of questions; None: all records are questions that are no answers."""
+    """The value of ``event_field`` of questions. None: each record that is no answer is a question."""
     time: str | None = None
     """The field with the time of an event; None: the time is that of the clock at which it is read."""
 
@@ -127,7 +128,7 @@ class LearnSettings:
     learner_settings: Mapping[str, Any] = field(default_factory=dict)
     """The table ``[learn.settings]``: those of the learner."""
     drift: Literal["adwin", "page-hinkley"] | None = None
-    """The detector that watches the loss; None: none."""
+    """The detector that watches the loss. None: no detector."""
 
 
 @dataclass(frozen=True)
