@@ -44,7 +44,7 @@ from streamiter.service.toml_document import (
     text_of,
     whole_of,
 )
-from streamiter.topics import Connector, connector_for
+from streamiter.topics import topic
 
 OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = MappingProxyType(
     {
@@ -445,14 +445,11 @@ def _check_http(document: TomlDocument, http: dict[str, Any]) -> None:
 def _check_topics(document: TomlDocument, given: dict[str, dict[str, Any]]) -> None:
     """Refuse URLs that no connector takes, and to write to the topic that is read."""
     read = given["input"].get("topic")
-    connectors: dict[str, Connector] = {}  # To look one up takes some milliseconds.
     for path in (("input", "topic"), ("publish", "topic"), ("input", "dead_letter")):
         if (url := given[path[0]].get(path[1])) is None:
             continue
-        scheme = url.partition(":")[0]
         try:
-            connectors[scheme] = connectors.get(scheme) or connector_for(url)
-            connectors[scheme].topic(url, {})
+            topic(url)
         except ConfigurationError as error:
             document.refuse(path, str(error))
         if url == read and path != ("input", "topic"):

@@ -16,6 +16,8 @@ from streamiter.service.settings import LabelSettings
 from streamiter.service.settings_file import read_settings
 from streamiter.topics import MemoryBroker, OutgoingBatch
 
+pytestmark = pytest.mark.usefixtures("connectors_found_once")
+
 
 def proposed(records: list[Any], times_ms: list[int] | None = None) -> tuple[dict[str, Any], Proposal]:
     """Return the table ``[learn]`` of the proposed file, and the proposal."""

@@ -16,6 +16,8 @@ from streamiter.service.settings import FieldComparison, LabelSettings, ServiceS
 from streamiter.service.settings_file import TABLES, changed, read_settings
 from streamiter.service.toml_document import Place, SettingsError, WrongValue
 
+pytestmark = pytest.mark.usefixtures("connectors_found_once")
+
 GOOD = """\
 [service]
 name = "late-flights"
