@@ -19,17 +19,15 @@ import errno
 import glob
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 from urllib.parse import SplitResult, parse_qsl, unquote
 
 from streamiter.errors import ConfigurationError, StorageFull, TopicDenied, TopicError, TopicNotFound
-from streamiter.numbers import whole_number_in
-from streamiter.topics.urls import check_options, shown_url, split_url
+from streamiter.topics.urls import shown_url, split_url
 
 # EFBIG is a limit on the size of a file (ulimit -f, or that of the file system), so there is no room either.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -135,15 +133,6 @@ def format_of_name(name: str) -> FileFormat | None:
     """
     suffix = name.removesuffix(".gz").rpartition(".")[2]
     return _with_suffix(suffix) if "." in name else None
-
-
-def format_named(name: str, *, where: str) -> FileFormat:
-    """Return the format that the option ``format`` names: a suffix without its dot."""
-    found = _with_suffix(name)
-    if found is None:
-        names = ", ".join(suffix for known in FORMATS for suffix in known.suffixes)
-        raise ConfigurationError(f"{where}: expected one of {names}, given {name!r}")
-    return found
 
 
 def _with_suffix(suffix: str) -> FileFormat | None:
@@ -348,78 +337,46 @@ _CHUNK_BYTES: Final = 1 << 20
 _FILES_AT_ONCE: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class FileOptions:
-    """The options of a file topic, checked."""
-
-    format: FileFormat | None = None
-    """The format; None for the format of the suffix."""
-    delimiter: str | None = None
-    """The text between two fields of a CSV file; None for that of the format."""
-    header: bool = True
-    """Whether the first line of a CSV file names the columns."""
-    columns: tuple[str, ...] | None = None
-    """The names of the columns of a CSV file without header; otherwise the header that a reader expects, and that a
-    writer writes into a new file."""
-    chunk_bytes: int = _CHUNK_BYTES
-    """The number of bytes that are read at a time."""
-    files_at_once: int = _FILES_AT_ONCE
-    """The number of files that are open and take turns; 1 reads one file after the other, in order."""
+def _format(value: object) -> FileFormat:
+    if (found := _with_suffix(str(value))) is None:
+        raise ValueError(f"one of {', '.join(suffix for known in FORMATS for suffix in known.suffixes)}")
+    return found
 
 
-def parse_options(options: Mapping[str, object], *, topic: str) -> FileOptions:
-    """Return the options, given in Python or as texts of the URL; raise ``ConfigurationError`` for a wrong one.
-
-    >>> parse_options({"header": "false", "columns": "a,b"}, topic="t").columns
-    ('a', 'b')
-    """
-    check_options(f"topic {topic!r}", options, _PARSERS)
-    parsed = {name: _PARSERS[name](value, f"topic {topic!r}, option {name}") for name, value in options.items()}
-    return FileOptions(**parsed)
-
-
-def _format(value: object, where: str) -> FileFormat:
-    if not isinstance(value, str):
-        raise ConfigurationError(f"{where}: expected a name such as 'jsonl', given {value!r}")
-    return format_named(value, where=where)
-
-
-def _delimiter(value: object, where: str) -> str:
+def _delimiter(value: object) -> str:
     if not (isinstance(value, str) and len(value) == 1 and value.isascii() and value not in '"\r\n'):
-        raise ConfigurationError(f"{where}: expected one ASCII character, no quote or line end, given {value!r}")
+        raise ValueError("one ASCII character, no quote or line end")
     return value
 
 
-def _header(value: object, where: str) -> bool:
-    named = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
-    if not isinstance(named, bool):
-        raise ConfigurationError(f"{where}: expected true or false, given {value!r}")
-    return named
-
-
-def _columns(value: object, where: str) -> tuple[str, ...]:
+def _columns(value: object) -> tuple[str, ...]:
     names = value.split(",") if isinstance(value, str) else value
     if not (isinstance(names, Sequence) and names and all(isinstance(name, str) for name in names)):
-        raise ConfigurationError(f"{where}: expected names of columns, given {value!r}")
+        raise ValueError("names of columns")
     if len(set(names)) < len(names):
-        raise ConfigurationError(f"{where}: expected names that differ, given {value!r}")
+        raise ValueError("names that differ")
     return tuple(names)
 
 
-def _count(value: object, where: str) -> int:
-    number = whole_number_in(value) if isinstance(value, str) else value
-    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise ConfigurationError(f"{where}: expected a whole number of at least 1, given {value!r}")
-    return number
+@dataclass(frozen=True, slots=True)
+class FileOptions:
+    """The options of a file topic.
 
+    >>> from streamiter.topics.urls import options_from
+    >>> options_from(FileOptions, {"header": "false", "columns": "a,b"}, "topic 't'").columns
+    ('a', 'b')
+    """
 
-_PARSERS: Final[Mapping[str, Callable[[object, str], Any]]] = MappingProxyType(
-    {
-        "format": _format,
-        "delimiter": _delimiter,
-        "header": _header,
-        "columns": _columns,
-        "chunk_bytes": _count,
-        "files_at_once": _count,
-    }
-)
+    format: FileFormat | None = field(default=None, metadata={"read": _format})
+    """The format; None for the format of the suffix."""
+    delimiter: str | None = field(default=None, metadata={"read": _delimiter})
+    """The text between two fields of a CSV file; None for that of the format."""
+    header: bool = True
+    """Whether the first line of a CSV file names the columns."""
+    columns: tuple[str, ...] | None = field(default=None, metadata={"read": _columns})
+    """The names of the columns of a CSV file without header; otherwise the header that a reader expects, and that a
+    writer writes into a new file."""
+    chunk_bytes: int = field(default=_CHUNK_BYTES, metadata={"least": 1})
+    """The number of bytes that are read at a time."""
+    files_at_once: int = field(default=_FILES_AT_ONCE, metadata={"least": 1})
+    """The number of files that are open and take turns; 1 reads one file after the other, in order."""

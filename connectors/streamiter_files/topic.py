@@ -31,7 +31,7 @@ from streamiter.topics.connecting import (
 )
 from streamiter.topics.formats import Json, Text
 from streamiter.topics.topic import Connector, Decoder, ReadRequest, Topic, TopicBatch, TopicDescription, TopicReader
-from streamiter.topics.urls import shown_url
+from streamiter.topics.urls import options_from, shown_url
 from streamiter_files.chunks import (
     ByteSource,
     FileState,
@@ -59,7 +59,6 @@ from streamiter_files.options import (
     matching_files,
     names_a_folder,
     new_files,
-    parse_options,
     parse_url,
 )
 from streamiter_files.sparse_format import Dummy, Libsvm
@@ -77,14 +76,14 @@ class FilesConnector(Connector):
 
     def topic(self, url: str, options: Mapping[str, object]) -> FilesTopic:
         location = parse_url(url)
-        parsed = parse_options({**location.options, **options}, topic=shown_url(url))
+        parsed = options_from(FileOptions, {**location.options, **options}, f"topic {shown_url(url)!r}")
         _check_format(location, parsed)
         return FilesTopic(location, parsed)
 
     async def list_topics(self, url: str, options: Mapping[str, object]) -> list[str]:
         """Return the names of the files of known formats in the folder of, or at, ``url``."""
         location = parse_url(url)
-        parsed = parse_options({**location.options, **options}, topic=shown_url(url))
+        parsed = options_from(FileOptions, {**location.options, **options}, f"topic {shown_url(url)!r}")
         return await asyncio.to_thread(_names, location.path, parsed.format)
 
 

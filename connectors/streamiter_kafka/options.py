@@ -17,34 +17,12 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from types import MappingProxyType
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Final
 from urllib.parse import parse_qsl, unquote, urlencode
 
 from streamiter.errors import ConfigurationError
-from streamiter.numbers import has_plain_digits
-from streamiter.topics.urls import (
-    check_options,
-    hide,
-    secret_option_names,
-    shown_path,
-    shown_url,
-    split_url,
-    with_secrets,
-)
-
-_SECRET: Final = ("sasl_username", "sasl_password", "ssl_password")
-
-_CHOICES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "security_protocol": ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
-        "sasl_mechanism": ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"),
-        "compression": ("none", "gzip", "snappy", "lz4", "zstd"),
-        # Not 0: flush() promises that records are stored, which no broker would confirm then.
-        "acks": ("all", "1"),
-    }
-)
+from streamiter.topics.urls import hide, is_shown_option, options_from, shown_path, shown_url, split_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +34,15 @@ class KafkaOptions:
     file of one line.
     """
 
-    security_protocol: str = "PLAINTEXT"
+    security_protocol: str = field(
+        default="PLAINTEXT", metadata={"choices": ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")}
+    )
     """How to connect: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."""
-    sasl_mechanism: str = "PLAIN"
+    sasl_mechanism: str = field(default="PLAIN", metadata={"choices": ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")})
     """How to log in: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512."""
-    sasl_username: str | None = field(default=None, repr=False)
+    sasl_username: str | None = field(default=None, repr=False, metadata={"is_secret": True})
     """The user of the login."""
-    sasl_password: str | None = field(default=None, repr=False)
+    sasl_password: str | None = field(default=None, repr=False, metadata={"is_secret": True})
     """The password of the login."""
     ssl_cafile: str | None = field(default=None, repr=False)
     """The file of the authorities that sign the brokers' certificates; None for those of the system."""
@@ -70,48 +50,40 @@ class KafkaOptions:
     """The file of the client's own certificate."""
     ssl_keyfile: str | None = field(default=None, repr=False)
     """The file of the certificate's private key."""
-    ssl_password: str | None = field(default=None, repr=False)
+    ssl_password: str | None = field(default=None, repr=False, metadata={"is_secret": True})
     """The password of the private key."""
     ssl_check_hostname: bool = True
     """Whether a broker's certificate must name the broker's host."""
     client_id: str = field(default="streamiter", repr=False)
     """The name of this client in the brokers' logs and quotas."""
-    request_timeout_s: float = 10.0
+    request_timeout_s: float = field(default=10.0, metadata={"above": 0})
     """How long one request may take. A broker answers in milliseconds; after a pause of 10 s, such as a long garbage
     collection, it counts as lost, and the request is repeated."""
-    give_up_after_s: float = 60.0
+    give_up_after_s: float = field(default=60.0, metadata={"above": 0})
     """How long a broker may be away before a read or write raises ``TopicUnavailable``. A rolling restart takes 10 to
     30 s."""
-    acks: str = "all"
+    # Not 0: flush() promises that records are stored, which no broker would confirm then.
+    acks: str = field(default="all", metadata={"choices": ("all", "1")})
     """Which replicas store a record before it counts as written: ``all`` that are in sync, or ``1``. Only with ``all``
     does a broker recognize a batch that is sent again, so that no record is stored twice."""
-    compression: str = "none"
+    compression: str = field(default="none", metadata={"choices": ("none", "gzip", "snappy", "lz4", "zstd")})
     """How batches are compressed: none, gzip, snappy, lz4 or zstd."""
-    linger_s: float = 0.0
+    linger_s: float = field(default=0.0, metadata={"least": 0})
     """How long a writer waits for more records before it sends a batch that is not full."""
-    max_batch_bytes: int = 500_000
+    max_batch_bytes: int = field(default=500_000, metadata={"least": 1})
     """The size of a full batch. Measured: 250 to 500 kB cost the least CPU for a record; twice the size costs a fifth
     more, because the memory of each request is allocated again. A topic takes 1,048,588 bytes by default."""
-    max_unacked_bytes: int = 16_000_000
+    max_unacked_bytes: int = field(default=16_000_000, metadata={"least": 1})
     """The largest number of bytes of a writer that are not yet stored."""
-    fetch_max_bytes: int = 8_000_000
+    fetch_max_bytes: int = field(default=8_000_000, metadata={"least": 1})
     """The size that a reader asks a broker for at a time; it holds up to twice as much. Measured: more does not read
     faster, less than 4 MB reads slower."""
 
     @classmethod
     def parse(cls, given: Mapping[str, object], subject: str) -> KafkaOptions:
         """Return the options from values or texts; a ``ConfigurationError`` names ``subject`` and the option."""
-        known = {each.name: each.type for each in fields(cls)}
-        listed = sorted({*known, *secret_option_names(_SECRET)})
-        check_options(subject, given, listed)
-        given = with_secrets(given, _SECRET, subject)
-        converted: dict[str, Any] = {
-            name: _converted(name, str(known[name]), value, subject)
-            for name, value in given.items()
-            if value is not None
-        }
-        options = cls(**converted)
-        options._check(subject)
+        options = options_from(cls, given, subject)
+        options._check_security(subject)
         return options
 
     @property
@@ -172,27 +144,8 @@ class KafkaOptions:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
         return self.hide_secrets(reason)
 
-    def _check(self, subject: str) -> None:
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                listed = ", ".join(choices)
-                raise ConfigurationError(
-                    f"{subject}: expected {name} out of {listed}, given {_shown_value(getattr(self, name))}"
-                )
-        self._check_sizes(subject)
-        self._check_security(subject)
-
-    def _check_sizes(self, subject: str) -> None:
-        for name in ("request_timeout_s", "give_up_after_s", "max_batch_bytes", "max_unacked_bytes"):
-            if getattr(self, name) <= 0:
-                raise ConfigurationError(f"{subject}: expected {name} above 0, given {getattr(self, name)}")
-        if self.linger_s < 0:
-            raise ConfigurationError(f"{subject}: expected linger_s of 0 or more, given {self.linger_s}")
-        if self.fetch_max_bytes < 1:
-            raise ConfigurationError(f"{subject}: expected fetch_max_bytes above 0, given {self.fetch_max_bytes}")
-
     def _check_security(self, subject: str) -> None:
-        for name in _SECRET:
+        for name in ("sasl_username", "sasl_password", "ssl_password"):
             if not _is_text(getattr(self, name) or ""):
                 raise ConfigurationError(
                     f"{subject}: expected {name} to be a text in UTF-8 without NUL characters, given another one"
@@ -215,49 +168,11 @@ class KafkaOptions:
             )
 
 
-def is_shown(name: str, value: str) -> bool:
-    """Return whether a URL may show an option: a number, a truth value or a known word, which is no secret."""
-    if name in _CHOICES:
-        return value in _CHOICES[name]
-    annotation = {each.name: str(each.type) for each in fields(KafkaOptions)}.get(name, "str")
-    try:
-        return annotation in ("bool", "int", "float") and _converted(name, annotation, value, "") is not None
-    except ConfigurationError:
-        return False
-
-
 def _is_text(text: str) -> bool:
     try:
         return b"\0" not in text.encode()
     except UnicodeEncodeError:  # bytes of the environment that are not UTF-8
         return False
-
-
-def _shown_value(value: object) -> str:
-    """Return a number as text; other texts are not shown, since a secret may have been given for the wrong option."""
-    is_number = not isinstance(value, str) or re.fullmatch(r"[-+.\d]{1,12}", value)
-    return repr(value) if is_number else "another text (not shown, since it may be a secret)"
-
-
-_TRUTHS: Final[Mapping[str, bool]] = MappingProxyType(
-    {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-)
-
-
-def _converted(name: str, annotation: str, value: object, subject: str) -> object:
-    text = str(value)
-    if annotation != "str" and not has_plain_digits(text):
-        text = ""
-    try:
-        if annotation == "bool":
-            return _TRUTHS[text.lower()]
-        if annotation == "float":
-            return float(text)
-        if annotation == "int":
-            return int(text)
-    except (KeyError, ValueError):
-        raise ConfigurationError(f"{subject}: expected {name} as {annotation}, given {_shown_value(value)}") from None
-    return str(value)
 
 
 Server = tuple[str, int]
@@ -316,7 +231,9 @@ class KafkaAddress:
     @property
     def url(self) -> str:
         """The URL without secrets."""
-        shown_options = {name: value for name, value in self.query.items() if is_shown(name, value)}
+        shown_options = {
+            name: value for name, value in self.query.items() if is_shown_option(KafkaOptions, name, value)
+        }
         query = f"?{urlencode(shown_options)}" if shown_options else ""
         return f"kafka://{','.join(map(shown, self.servers))}/{self.topic}{query}"
 

@@ -43,13 +43,13 @@ class SqliteOptions:
 
     clock: Clock = field(default_factory=SystemClock)
     """Gives the time stamps of records that are written without one."""
-    poll_interval_s: float = 0.02
+    poll_interval_s: float = field(default=0.02, metadata={"above": 0})
     """A waiting reader looks for new records at this interval, and at longer ones after several empty looks."""
-    poll_interval_max_s: float = 0.2
+    poll_interval_max_s: float = field(default=0.2, metadata={"above": 0})
     """The longest interval between two looks."""
-    synchronous: str = "full"
+    synchronous: str = field(default="full", metadata={"choices": ("full", "normal")})
     """"full": a flush or commit survives a power cut. "normal": it survives the end of the process only."""
-    lock_timeout_s: float = 60.0
+    lock_timeout_s: float = field(default=60.0, metadata={"least": 0})
     """A commit waits for other writers of the file for so long."""
 
     @property

@@ -10,10 +10,10 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, NamedTuple, cast
+from typing import ClassVar, Final, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote
 
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, TopicNotFound
@@ -39,7 +39,7 @@ from streamiter.topics.topic import (
     TopicDescription,
     TopicReader,
 )
-from streamiter.topics.urls import check_options, shown_url, split_url
+from streamiter.topics.urls import options_from, shown_url, split_url
 from streamiter_sqlite.file import (
     DamagedFile,
     Database,
@@ -134,17 +134,12 @@ def parse_options(url: str, options: Mapping[str, object]) -> SqliteOptions:
     Traceback (most recent call last):
     ...
     streamiter.errors.ConfigurationError: topic 'sqlite:///a.db': unknown option 'poll'; the options are clock, \
-poll_interval_s, poll_interval_max_s, synchronous, lock_timeout_s
+lock_timeout_s, poll_interval_max_s, poll_interval_s, synchronous
     """
-    check_options(f"topic {shown_url(url)!r}", options, [option.name for option in fields(SqliteOptions)])
-    parsed = SqliteOptions(**cast("Mapping[str, Any]", options))
-    if parsed.synchronous not in ("full", "normal"):
+    parsed = options_from(SqliteOptions, options, f"topic {shown_url(url)!r}")
+    if not parsed.poll_interval_s <= parsed.poll_interval_max_s:
         raise ConfigurationError(
-            f"topic {shown_url(url)!r}: expected synchronous 'full' or 'normal', given {parsed.synchronous!r}"
-        )
-    if not 0 < parsed.poll_interval_s <= parsed.poll_interval_max_s:
-        raise ConfigurationError(
-            f"topic {shown_url(url)!r}: expected 0 < poll_interval_s <= poll_interval_max_s, "
+            f"topic {shown_url(url)!r}: expected poll_interval_s <= poll_interval_max_s, "
             f"given {parsed.poll_interval_s} and {parsed.poll_interval_max_s}"
         )
     return parsed

@@ -33,7 +33,7 @@ from streamiter.topics.topic import (
     TopicReader,
     TopicWriter,
 )
-from streamiter.topics.urls import shown_url
+from streamiter.topics.urls import check_options, shown_url
 
 
 class MemoryBroker:
@@ -61,14 +61,14 @@ class MemoryConnector(Connector):
     """Serves ``memory://name``: topics in the one broker of the process, which live until the process ends."""
 
     def topic(self, url: str, options: Mapping[str, object]) -> MemoryTopic:
-        _refuse_options(url, options)
+        check_options(f"topic {shown_url(url)!r}", options, ())
         name = url.partition("://")[2].strip("/")
         if not name:
             raise ConfigurationError(f"topic {shown_url(url)!r}: expected a name, as in memory://clicks")
         return process_broker().topic(name)
 
     async def list_topics(self, url: str, options: Mapping[str, object]) -> list[str]:
-        _refuse_options(url, options)
+        check_options(f"topic {shown_url(url)!r}", options, ())
         return process_broker().topic_names()
 
 
@@ -76,13 +76,6 @@ class MemoryConnector(Connector):
 def process_broker() -> MemoryBroker:
     """Return the broker of all ``memory://`` URLs of this process."""
     return MemoryBroker()
-
-
-def _refuse_options(url: str, options: Mapping[str, object]) -> None:
-    if options:
-        raise ConfigurationError(
-            f"topic {shown_url(url)!r}: expected no options for a topic in memory, given {', '.join(sorted(options))}"
-        )
 
 
 class MemoryTopic(Topic):

@@ -1,4 +1,4 @@
-"""URLs of topics: from a URL to its connector, and how messages and logs are kept free of secrets.
+"""URLs of topics: from a URL to its connector, the options of a topic, and messages and logs without secrets.
 
 The scheme of a URL names a connector, which is registered under the entry point group ``streamiter.topics``. A package
 of your own registers its connector with two lines in its ``pyproject.toml``::
@@ -8,6 +8,8 @@ of your own registers its connector with two lines in its ``pyproject.toml``::
 
 Messages show a URL or a path as :func:`shown_url` and :func:`shown_path` return it. A text of a library or of a parser
 of arguments may repeat a secret, so it goes through :func:`hide` first.
+
+A connector describes its options by the fields of a dataclass, and :func:`options_from` reads them.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ import contextlib
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import Field, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import SplitResult, unquote, unquote_plus, urlsplit
 
 from streamiter.errors import ConfigurationError
+from streamiter.numbers import has_plain_digits
 from streamiter.topics.topic import Connector, Topic
 
 if TYPE_CHECKING:
@@ -73,7 +77,8 @@ def check_options(subject: str, options: Mapping[str, object], known: Iterable[s
         if name not in listed:
             # A text that is no name may be part of a password.
             shown = repr(name) if name.isidentifier() else "(not shown, since it is no name)"
-            raise ConfigurationError(f"{subject}: unknown option {shown}; the options are {', '.join(listed)}")
+            known_ones = f"the options are {', '.join(listed)}" if listed else "there are no options"
+            raise ConfigurationError(f"{subject}: unknown option {shown}; {known_ones}")
 
 
 def split_url(url: str) -> SplitResult:
@@ -323,3 +328,99 @@ def _out_of_file(name: str, path: str, subject: str) -> str:
     if not secret.strip() or len(content) > _FILE_BYTES_MAX:
         raise ConfigurationError(f"{expected}, which is {'empty' if not secret.strip() else 'too large for a secret'}")
     return secret
+
+
+T = TypeVar("T")
+
+_TRUTHS: Final[Mapping[str, bool]] = MappingProxyType(
+    {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+)
+
+
+def options_from(kind: type[T], given: Mapping[str, object], subject: str) -> T:
+    """Return the options of a connector, given as values or as texts of a URL; None is the same as no value.
+
+    ``kind`` is a dataclass. A field has the type str, bool, int or float, or one of these or None; a field of another
+    type is not changed. The metadata of a field may have the key
+
+    - ``choices``, the texts that are allowed; ``least`` or ``above``, the lower bound of a number;
+    - ``read``, a function that converts a value, or raises ``ValueError`` with the text that follows "expected";
+    - ``is_secret``. Then ``with_secrets`` finds the secret, and errors show no text that was given for any option,
+      because a secret may have been given for the wrong one.
+
+    Raises ``ConfigurationError``, whose message begins with ``subject`` and names the option.
+
+    >>> from dataclasses import dataclass, field
+    >>> @dataclass
+    ... class Options:
+    ...     acks: str = field(default="all", metadata={"choices": ("all", "1")})
+    ...     wait_s: float = field(default=1.0, metadata={"above": 0})
+    >>> options_from(Options, {"wait_s": "5"}, "topic 't'")
+    Options(acks='all', wait_s=5.0)
+    >>> options_from(Options, {"acks": "0"}, "topic 't'")
+    Traceback (most recent call last):
+    ...
+    streamiter.errors.ConfigurationError: topic 't', option acks: expected one of all, 1, given '0'
+    """
+    known: dict[str, Field[Any]] = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
+    secrets = [name for name, each in known.items() if each.metadata.get("is_secret")]
+    check_options(subject, given, sorted({*known, *secret_option_names(secrets)}))
+    values = {}
+    for name, value in with_secrets(given, secrets, subject).items():
+        if value is not None:
+            try:
+                values[name] = _option(known[name], value)
+            except ValueError as error:
+                shown = _shown_value(value) if secrets else repr(value)
+                raise ConfigurationError(f"{subject}, option {name}: expected {error}, given {shown}") from None
+    return kind(**values)
+
+
+def _option(option: Field[Any], value: object) -> object:
+    """Return the value of an option; raise ``ValueError`` with the expected values."""
+    if "read" in option.metadata:
+        return option.metadata["read"](value)
+    match str(option.type).removesuffix(" | None"):
+        case "str":
+            choices = option.metadata.get("choices")
+            if choices and value not in choices:
+                raise ValueError(f"one of {', '.join(choices)}")
+            return str(value)
+        case "bool":
+            if (truth := _TRUTHS.get(str(value).lower())) is None:
+                raise ValueError("true or false")
+            return truth
+        case "int" | "float" as kind:
+            return _number_option(option, str(value), is_whole=kind == "int")
+    return value
+
+
+def _number_option(option: Field[Any], text: str, *, is_whole: bool) -> float:
+    least, above = option.metadata.get("least"), option.metadata.get("above")
+    bound = f" above {above}" if above is not None else f" of at least {least}" if least is not None else ""
+    expected = ValueError(f"a {'whole ' if is_whole else ''}number{bound}")
+    try:
+        number = (int if is_whole else float)(text if has_plain_digits(text) else "")
+    except ValueError:
+        raise expected from None
+    if (above is not None and not number > above) or (least is not None and not number >= least):
+        raise expected
+    return number
+
+
+def is_shown_option(kind: type, name: str, value: str) -> bool:
+    """Whether a URL may show an option: a number, a truth value or a known word, which is no secret."""
+    option = next((each for each in fields(kind) if each.name == name), None)
+    if option is None or (option.type in ("str", "str | None") and "choices" not in option.metadata):
+        return False
+    try:
+        _option(option, value)
+    except ValueError:
+        return False
+    return True
+
+
+def _shown_value(value: object) -> str:
+    """Return the repr of a number; other texts are not shown."""
+    is_number = not isinstance(value, str) or re.fullmatch(r"[-+.\d]{1,12}", value)
+    return repr(value) if is_number else "another text (not shown, since it may be a secret)"

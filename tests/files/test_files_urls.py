@@ -57,7 +57,7 @@ async def test_an_existing_file_is_never_taken_for_a_pattern(tmp_path: Path) -> 
         ("file:a.csv#1", "write %23"),
         ("file:", "expected a path"),
         ("file:a.parquet", "expected a known suffix: .jsonl"),
-        ("file:a.csv?formt=csv", "unknown option 'formt'; the options are format, delimiter"),
+        ("file:a.csv?formt=csv", "unknown option 'formt'; the options are chunk_bytes, columns, delimiter, files"),
         ("file:a?format=parquet", "expected one of jsonl, ndjson"),
         ("file:a.csv?delimiter=ab", "option delimiter: expected one ASCII character"),
         ("file:a.csv?header=maybe", "option header: expected true or false"),
