@@ -9,14 +9,11 @@ package, on systems with ``flock``. All of it blocks and runs in threads, by way
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import os
 import re
-import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
@@ -26,49 +23,9 @@ import numpy as np
 
 from streamiter.compiled import is_loaded
 from streamiter.errors import RecordTooLarge, TopicError
+from streamiter.files import locked
 from streamiter.topics.joined_values import LINE_FEED, JoinedValues
 from streamiter_files.options import FileFormat, file_errors, is_gzip
-
-# File systems without locks, such as some network file systems, answer with one of these.
-_WITHOUT_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL})
-
-if sys.platform == "win32":  # pragma: no cover
-
-    @contextmanager
-    def exclusive_lock(_handle: int) -> Iterator[None]:
-        yield
-
-    @contextmanager
-    def shared_lock(_handle: int) -> Iterator[None]:
-        yield
-
-else:
-    import fcntl
-
-    @contextmanager
-    def exclusive_lock(handle: int) -> Iterator[None]:
-        """Hold the lock of the open file alone."""
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(handle, fcntl.LOCK_UN)
-
-    @contextmanager
-    def shared_lock(handle: int) -> Iterator[None]:
-        """Hold the lock of the open file together with other readers; no effect on a file system without locks."""
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH)
-        except OSError as error:
-            if error.errno not in _WITHOUT_LOCKS:
-                raise
-            yield
-            return
-        try:
-            yield
-        finally:
-            fcntl.flock(handle, fcntl.LOCK_UN)
-
 
 UTF8_MARK: Final = b"\xef\xbb\xbf"
 
@@ -246,7 +203,7 @@ def file_state(path: Path) -> FileState:
         try:
             if not S_ISREG(os.fstat(handle).st_mode):
                 raise TopicError(f"file {str(path)!r}: expected a regular file, not a folder, pipe or device")
-            with shared_lock(handle):
+            with locked(handle, shared=True):
                 status = os.fstat(handle)
         finally:
             os.close(handle)

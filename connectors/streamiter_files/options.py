@@ -27,10 +27,9 @@ from typing import Final
 from urllib.parse import SplitResult, parse_qsl, unquote
 
 from streamiter.errors import ConfigurationError, StorageFull, TopicDenied, TopicError, TopicNotFound
+from streamiter.files import FULL_DISK
 from streamiter.topics.urls import shown_url, split_url
 
-# EFBIG is a limit on the size of a file (ulimit -f, or that of the file system), so there is no room either.
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _MISSING: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
 
@@ -57,7 +56,7 @@ def translated(error: OSError, path: str | Path) -> TopicError:
             f"file {str(path)!r}: {reason}; the process runs as user {os.geteuid()}, which needs the right "
             "to read (a source) or write (a sink) the file and to enter its folders"
         )
-    if error.errno in _FULL:
+    if error.errno in FULL_DISK:
         return StorageFull(
             f"file {str(path)!r}: {reason}; the records stored before are complete, the rest was not written. "
             "Make room, then run again"

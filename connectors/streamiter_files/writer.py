@@ -20,6 +20,7 @@ from typing import Final
 import orjson
 
 from streamiter.errors import RecordTooLarge, TopicError, TopicNotFound
+from streamiter.files import locked, sync_folder
 from streamiter.topics.connecting import check_outgoing, closed_error, spread
 from streamiter.topics.topic import Headers, OutgoingBatch, TopicWriter
 from streamiter_files.chunks import (
@@ -30,7 +31,6 @@ from streamiter_files.chunks import (
     OneAtATime,
     PlainChunks,
     TornMember,
-    exclusive_lock,
 )
 from streamiter_files.options import file_errors, is_gzip
 
@@ -251,7 +251,7 @@ class AppendFile:
 
     def append(self, lines: bytes) -> None:
         """Append lines, each with its line feed: all of them or none."""
-        with file_errors(self._path), exclusive_lock(self._handle):
+        with file_errors(self._path), locked(self._handle):
             lacks_line_feed = self._mend()
             if self._header is not None and os.fstat(self._handle).st_size == 0:
                 self._write(self._header)
@@ -298,11 +298,7 @@ class AppendFile:
         """Make the name of a new file durable, which needs a sync of its folder, see fsync(2)."""
         if self._folder_synced:
             return
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self._path.parent)
         self._folder_synced = True
 
     def _is_in_place(self) -> bool:

@@ -21,7 +21,7 @@ import contextlib
 import functools
 import os
 import sqlite3
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,16 +154,6 @@ def _file_id(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return status.st_dev, status.st_ino
-
-
-async def uninterrupted(work: Coroutine[object, object, Result]) -> Result:
-    """Await ``work``; a cancellation is raised only when ``work`` has ended, so its effect on the file is known."""
-    task = asyncio.create_task(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise
 
 
 # "Stit" in ASCII: tells the file from the databases of other applications, here and in the tool `file`.

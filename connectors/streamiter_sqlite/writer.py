@@ -19,16 +19,10 @@ from typing import Concatenate, Final, ParamSpec
 
 from streamiter.clock import Clock
 from streamiter.errors import ProducerFenced, TopicError, TransactionExpired
+from streamiter.files import uninterrupted
 from streamiter.topics.connecting import TransactionState, check_outgoing, check_record_sizes, closed_error, spread
 from streamiter.topics.topic import OutgoingBatch, Topic, TopicWriter, Transactions
-from streamiter_sqlite.file import (
-    DamagedFile,
-    Database,
-    SqliteOptions,
-    checked_numbers,
-    uninterrupted,
-    write_transaction,
-)
+from streamiter_sqlite.file import DamagedFile, Database, SqliteOptions, checked_numbers, write_transaction
 from streamiter_sqlite.log import (
     PackedBlock,
     PendingRecords,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -19,15 +20,6 @@ from typing import IO, Final
 
 import msgspec
 
-from streamiter.checkpoints.files import (
-    alone,
-    errors_of_reading,
-    errors_of_writing,
-    in_thread,
-    is_free,
-    shared,
-    sync_folder,
-)
 from streamiter.checkpoints.snapshot import (
     BATCH_BYTES,
     CheckpointId,
@@ -38,9 +30,11 @@ from streamiter.checkpoints.snapshot import (
     SnapshotPart,
     SnapshotWriter,
     StoredSnapshot,
+    errors_of_reading,
 )
 from streamiter.checkpoints.store import CheckpointStore, ClaimedRuns, CommitPointer, FlowRecord
-from streamiter.errors import CheckpointError, ConfigurationError, InternalError
+from streamiter.errors import CheckpointError, ConfigurationError, InternalError, StorageFull
+from streamiter.files import FULL_DISK, alone, in_thread, is_free, shared, sync_folder
 
 
 class DirectoryStore(CheckpointStore):
@@ -525,3 +519,35 @@ def _flow_named_in(path: Path) -> str | None:
             snapshot.close_now()
             return snapshot.header.flow
     return None
+
+
+# A wrong folder or a wrong user: errors that do not go away with time.
+_NOT_ALLOWED: Final = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG}
+)
+
+
+@contextlib.contextmanager
+def errors_of_writing(what: str, root: Path) -> Iterator[None]:
+    """Convert errors of the system to errors that say what to do, while the store in ``root`` is written.
+
+    ``what`` (the flow) begins the message.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        if error.errno in FULL_DISK:
+            raise StorageFull(
+                f"{what}: expected room for checkpoints in {root}, given {reason}; what was committed before is as "
+                f"it was: free space on that disk, or keep fewer (`streamiter checkpoints prune {root}`)"
+            ) from error
+        if error.errno in _NOT_ALLOWED:
+            raise ConfigurationError(
+                f"{what}: expected a directory for checkpoints that this process may write to, given {root} "
+                f"({error.filename or root}: {reason}); choose another, or give it to this process's user"
+            ) from error
+        raise CheckpointError(
+            f"{what}: expected to write checkpoints to {root}, given an error of the system "
+            f"({error.filename or root}: {reason}); check that disk, or choose another directory"
+        ) from error

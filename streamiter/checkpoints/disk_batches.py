@@ -19,10 +19,10 @@ from typing import ClassVar, Final, NamedTuple, TypeAlias, final
 
 import numpy as np
 
-from streamiter.checkpoints.files import FULL_DISK
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import Deferred, DeferredEntries, PlainValue
 from streamiter.errors import ConfigurationError, InternalError, LoopOverflow, PlainDataError, StorageFull
+from streamiter.files import FULL_DISK
 from streamiter.records import Batch
 
 Content: TypeAlias = bytes | memoryview

@@ -25,9 +25,9 @@ from typing import Annotated, BinaryIO, Final, TypeVar
 
 import msgspec
 
-from streamiter.checkpoints.files import errors_of_reading, in_thread
 from streamiter.deferred import Deferred
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError
+from streamiter.files import in_thread
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -591,3 +591,16 @@ class SnapshotWriter:
         if self._file is None:
             raise InternalError(f"{self.path.name}: written before it was opened")
         return self._file
+
+
+@contextmanager
+def errors_of_reading(path: Path) -> Iterator[None]:
+    """Convert errors of the system to ``CheckpointError``, while a file is read."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise CheckpointError(
+            f"{path}: expected a file that can be read, given an error of the system ({reason}); check that "
+            "disk and the file's owner, or start from another checkpoint"
+        ) from error

@@ -13,7 +13,7 @@ import pytest
 from checkpoints.snapshots import Frames, header, ids, parts, save, save_and_commit
 from checkpoints.store_contract import MakeStore, StoreContract
 
-from streamiter.checkpoints import files as file_locks
+from streamiter import files as file_locks
 from streamiter.checkpoints.directory_store import DirectoryStore, FlowFolder
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart
 from streamiter.errors import CheckpointError, ConfigurationError

@@ -1,0 +1,141 @@
+"""Locks of files, names that the disk has stored, and work that a cancellation does not interrupt.
+
+:func:`alone`, :func:`shared`, :func:`is_free` and :func:`locked` lock files, so that several processes can use them. On
+Windows, which has no such locks, the package works without :class:`~streamiter.checkpoints.DirectoryStore`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Final, ParamSpec, TypeVar
+
+from streamiter.errors import CheckpointError
+
+# A full disk, a full quota, a limit on the size of files (RLIMIT_FSIZE).
+FULL_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+# `fcntl` is imported where it is used: Windows does not have it, and everything else works there.
+
+# A process needs the lock for some milliseconds, on a slow disk for a second; a stopped process keeps it forever.
+_TRIES: Final = 1000
+_TRY_S: Final = 0.01
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Hold the exclusive lock of a file. Raises ``CheckpointError`` if another process does not release it.
+
+    The system releases the lock of a process that is killed.
+    """
+    import fcntl
+
+    with open(path, "ab") as handle:
+        for _ in range(_TRIES):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(_TRY_S)
+        else:
+            raise CheckpointError(
+                f"{path}: expected it to be free for a moment, given a process that has locked it for "
+                f"{_TRIES * _TRY_S:.0f} s; is it stopped? `fuser {path}` names it: end it"
+            )
+        yield
+
+
+def shared(path: Path) -> IO[bytes]:
+    """Return a handle that shares a lock of the file with others, until it is closed or its process ends.
+
+    ``is_free`` must not be called at the same time.
+    """
+    import fcntl
+
+    handle = open(path, "ab")  # noqa: SIM115 the caller closes it
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BaseException:
+        handle.close()
+        raise
+    return handle
+
+
+def is_free(path: Path) -> bool:
+    """Return whether no process has locked the file, or the file does not exist."""
+    import fcntl
+
+    try:
+        with open(path, "rb") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except FileNotFoundError:
+        pass
+    return True
+
+
+# File systems without locks, such as some network file systems, answer with one of these.
+_WITHOUT_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL})
+
+
+@contextmanager
+def locked(handle: int, *, shared: bool = False) -> Iterator[None]:
+    """Hold the lock of an open file, alone or together with other readers; wait for it. No effect on Windows.
+
+    A shared lock has no effect on a file system without locks.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    except OSError as error:
+        if not shared or error.errno not in _WITHOUT_LOCKS:
+            raise
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the disk store the names in a folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def uninterrupted(work: Awaitable[T]) -> T:
+    """Await ``work``; a cancellation is raised only when ``work`` has ended, so its effect on files is known."""
+    working = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not working.done():
+        try:
+            await asyncio.wait([working])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not working.cancelled():
+            working.exception()  # marks it as retrieved, so that asyncio logs nothing
+        raise cancelled
+    return working.result()
+
+
+async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run ``call(*args, **kwargs)`` in a thread of the event loop's pool, uninterrupted, and return its result."""
+    return await uninterrupted(asyncio.to_thread(call, *args, **kwargs))
