@@ -6,7 +6,6 @@ Options for drawings and the list of examples in a help text are shared with oth
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import sys
 import traceback
@@ -21,6 +20,7 @@ import typer
 from streamiter.cli.figures import INTERRUPTED, errors_of_output, print_statistics, watched
 from streamiter.errors import ConfigurationError, StreamiterError
 from streamiter.flow.flow import Flow
+from streamiter.importing import module_of_file
 from streamiter.numbers import whole_number_in
 from streamiter.runtime.running import OnInterrupt, run_in_own_loop, run_jobs
 from streamiter.runtime.statistics import JobStatistics
@@ -132,13 +132,7 @@ def _import_file(file: str) -> ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_of_file(path.stem, file)
 
 
 def _users(call: Callable[[], Result], trouble: str) -> Result:

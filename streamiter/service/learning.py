@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from streamiter.errors import ConfigurationError
 from streamiter.flow.stream import Stream
+from streamiter.importing import imported
 from streamiter.learn import (
     ADWIN,
     AdaptiveLinearModel,
@@ -144,14 +143,7 @@ def decoder_of(name: str) -> Decoder | None:
     """
     if name in ("default", "json"):
         return Json() if name == "json" else None
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(
-            f"input.decoder: expected a decoder as module:name, given {name!r}, which cannot be imported ({error}); "
-            "add its folder to PYTHONPATH"
-        ) from error
+    found = imported(name, "input.decoder", "a decoder")
     decoder: Decoder = found() if isinstance(found, type) else found
     return decoder
 

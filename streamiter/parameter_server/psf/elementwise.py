@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 import numpy as np
 
 from streamiter.errors import ConfigurationError, ParameterServerError
+from streamiter.importing import importable_name, imported
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.psf.function import (
     NUMBER,
@@ -30,8 +31,6 @@ from streamiter.parameter_server.psf.function import (
     aligned,
     check_fractions_fit,
     fields_with,
-    importable_name,
-    imported,
     same_numbers,
     where,
     without_default,

@@ -2,14 +2,12 @@
 
 A psf (parameter server function) runs on the shards, where the parameters are stored: :class:`UpdateFunction` changes
 parameters, :class:`GetFunction` computes a result from them. The functions behind them check settings where a psf is
-written, check settings against a matrix, compute with the rows of sparse blocks, and name functions so that another
-process can import them.
+written, check settings against a matrix, and compute with the rows of sparse blocks.
 """
 
 from __future__ import annotations
 
 import abc
-import importlib
 import math
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -21,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError
+from streamiter.importing import importable_name
 from streamiter.numbers import is_number, not_negative, plain_float, positive, whole_number
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
 from streamiter.parameter_server.storage.block import Block, Columns, DTypeOfNumbers, Numbers, SparseRow
@@ -464,52 +463,3 @@ def _at(columns: Columns, row: SparseRow, dtype: DTypeOfNumbers) -> Numbers:
     else:
         values[np.searchsorted(columns, row.columns)] = row.values
     return values
-
-
-# -- functions by name ---------------------------------------------------------------------------------------
-
-
-def imported(name: str, who: str) -> Any:
-    """Return the object that ``"module:name"`` names; raise ConfigurationError (beginning with ``who``) if it fails.
-
-    >>> imported("math:sqrt", "psf.Map")(4.0)
-    2.0
-    """
-    module, colon, qualified_name = name.partition(":")
-    if not (module and colon and qualified_name):
-        raise ConfigurationError(f"{who}: expected a function or its name as 'module:function', given {name!r}")
-    try:
-        return reduce(getattr, qualified_name.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"{who}: expected a function that can be imported, given {name!r}: {error}") from error
-
-
-def importable_name(thing: Callable[..., Any], who: str, what: str) -> str:
-    """Return the ``"module:name"`` of a function or class; raise ConfigurationError if it has none.
-
-    >>> importable_name(np.exp, "psf.Map", "its function")
-    'numpy:exp'
-    """
-    module = "numpy" if isinstance(thing, np.ufunc) else getattr(thing, "__module__", None)
-    qualified_name = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)
-    reason = _why_not_importable(thing, module, qualified_name)
-    if reason is not None:
-        raise ConfigurationError(
-            f"{who}: expected {what} at the top level of a module, so that another process can import it, given "
-            f"{thing!r}, which {reason}"
-        )
-    return f"{module}:{qualified_name}"
-
-
-def _why_not_importable(thing: object, module: str | None, qualified_name: str | None) -> str | None:
-    if not module or not qualified_name:
-        return "has no name of its own"
-    if module == "__main__":
-        return "is part of the program that was started; move it to a module"
-    if "<" in qualified_name:  # <lambda>, <locals>
-        return "is a lambda or is made inside a function; move it to the top level"
-    try:
-        found = imported(f"{module}:{qualified_name}", "")
-    except ConfigurationError:
-        found = None
-    return None if found is thing else f"is not what '{module}:{qualified_name}' names"

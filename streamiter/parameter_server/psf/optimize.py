@@ -27,6 +27,7 @@ from typing import Final, Self
 import numpy as np
 
 from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError
+from streamiter.importing import importable_name
 from streamiter.numbers import whole_number
 from streamiter.optimizers import Optimizer, checked_optimizer
 from streamiter.parameter_server.matrix import Matrix
@@ -38,7 +39,6 @@ from streamiter.parameter_server.psf.function import (
     Positive,
     UpdateFunction,
     check_fractions_fit,
-    importable_name,
     where,
 )
 from streamiter.parameter_server.storage.block import Block, Numbers, SparseRow

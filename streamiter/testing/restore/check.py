@@ -23,6 +23,7 @@ from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError
 from streamiter.flow.flow import Flow, connect, listed_items
 from streamiter.flow.stream import Stream
+from streamiter.importing import describe
 from streamiter.iteration.api import iterate_unbounded_streams
 from streamiter.iteration.config import IterationBodyResult
 from streamiter.iteration.stamping import epochs_every
@@ -42,7 +43,7 @@ from streamiter.testing.restore.driving import (
     run_freely,
     run_in_steps,
 )
-from streamiter.testing.restore.process import RestoreProcess, describe, restored_run
+from streamiter.testing.restore.process import RestoreProcess, restored_run
 
 Factory = Callable[[], Operator] | Callable[[], Source] | str
 """An operator or source class, a callable that makes one, or the ``"module:name"`` of such."""
@@ -299,7 +300,7 @@ class Comparison:
             return restored_run(self.build, self.structs, options, cut.snapshot, plan)
         answer = self.process.ask(
             [ModelSnapshot, *self.structs],
-            [describe(struct, "structs") for struct in (ModelSnapshot, *self.structs)],
+            [_described(struct, "structs") for struct in (ModelSnapshot, *self.structs)],
             {
                 "build": self._described(),
                 "seed": options.seed,
@@ -314,7 +315,7 @@ class Comparison:
         return JobOutcome(**answer)
 
     def _described(self) -> tuple[PlainValue, ...]:
-        return describe(self.build, self.what)
+        return _described(self.build, self.what)
 
     def _chosen(self, cuts: Sequence[T], count: int | None) -> list[T]:
         if count is None or count >= len(cuts):
@@ -503,3 +504,10 @@ def _source_of(records: Batch, batch: int) -> Callable[[], Source]:
 
 def _nothing(record: Any) -> bool:
     return False
+
+
+def _described(value: object, what: str) -> tuple[PlainValue, ...]:
+    try:
+        return describe(value, what)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}; or pass fresh_process=False") from None

@@ -1,16 +1,12 @@
 """The fresh process in which a check restores: its owner, and the program that runs in it.
 
 ``RestoreProcess`` starts a Python interpreter and sends it requests; ``main`` runs there and answers. Requests and
-answers are plain data, sent through a pipe. ``describe`` and ``resolve`` send functions and classes by their names, as
-another process can import them; no pickle.
+answers are plain data, sent through a pipe. Functions and classes are sent by their names (`streamiter.importing`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import importlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -19,14 +15,15 @@ import threading
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe
-from types import ModuleType, TracebackType
-from typing import Any, Final
+from types import TracebackType
+from typing import Final
 
 import msgspec
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError
+from streamiter.importing import resolve
 from streamiter.testing.restore.driving import Build, BuiltFlow, JobOutcome, RunOptions, run_freely, run_in_steps
 
 # Longer than the limit of a restored run (PATIENCE_S), so that the run itself reports what is stuck.
@@ -160,99 +157,3 @@ def restored_run(
     if plan is None:
         return asyncio.run(run_freely(built, options, snapshot=snapshot))
     return asyncio.run(run_in_steps(built, options, plan=plan, snapshot=snapshot))
-
-
-def describe(value: object, what: str) -> tuple[PlainValue, ...]:
-    """Return a value as plain data: a function or class as its name, ``functools.partial`` part by part.
-
-    ``what`` names the value in errors. Raises ConfigurationError for a function or class that cannot be imported.
-
-    >>> import operator
-    >>> described = describe(functools.partial(operator.add, 3), "add")
-    >>> resolve(described)(4)
-    7
-    """
-    if isinstance(value, functools.partial):
-        arguments = [describe(argument, what) for argument in value.args]
-        named = {name: describe(argument, what) for name, argument in value.keywords.items()}
-        return ("partial", describe(value.func, what), arguments, named)
-    if not callable(value):
-        return ("value", value)
-    module = getattr(value, "__module__", None)
-    name = getattr(value, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(name, str):
-        raise _not_importable(what, f"an instance of {type(value).__name__}")
-    loaded = sys.modules.get(module)
-    file = getattr(loaded, "__file__", None)
-    if "<" in name:
-        raise _not_importable(what, f"{name.rpartition('.')[2]} of {module}, made inside a function")
-    if loaded is None or _attribute(loaded, name) is not value:
-        raise _not_importable(what, f"{name}, which {module} does not have under that name")
-    if module == _MAIN and (file is None or not os.path.exists(file)):
-        raise _not_importable(what, f"{name} of a program without a file")
-    return ("name", module, None if file is None else os.path.abspath(file), name)
-
-
-def resolve(described: tuple[PlainValue, ...]) -> Any:
-    """Return the value that :func:`describe` described; import what it names."""
-    match described:
-        case ("value", value):
-            return value
-        case ("partial", function, arguments, named):
-            given = {name: resolve(argument) for name, argument in named.items()}
-            return functools.partial(resolve(function), *map(resolve, arguments), **given)
-        case ("name", module, file, name):
-            found = _attribute(_module(module, file), name)
-            if found is None:
-                raise ConfigurationError(
-                    f"expected {name!r} in module {module!r} of a fresh process, given a module without it; "
-                    "define it at the top level, whatever imports the module"
-                )
-            return found
-    raise ConfigurationError(f"expected the description of a function or value, given {described!r:.100}")
-
-
-def _attribute(module: ModuleType, name: str) -> Any:
-    found: Any = module
-    for part in name.split("."):
-        # None stands for a missing attribute.
-        found = getattr(found, part, None)
-    return found
-
-
-# There, the main program has another name, so that its "if __name__ == '__main__'" block does not run.
-_MAIN: Final = "__main__"
-_MAIN_THERE: Final = "streamiter_restored_main"
-
-
-def _module(name: str, file: str | None) -> ModuleType:
-    name = _MAIN_THERE if name == _MAIN else name
-    loaded = sys.modules.get(name)
-    if loaded is None:
-        try:
-            loaded = importlib.import_module(name)
-        except ImportError:
-            if file is None:
-                raise
-    if loaded is not None and (file is None or _is_of(loaded, file)):
-        return loaded
-    assert file is not None
-    # A test file is in no package, or another file of its name comes first on the path.
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ConfigurationError(f"expected a Python file, given {file!r}")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _is_of(module: ModuleType, file: str) -> bool:
-    given = getattr(module, "__file__", None)
-    return given is not None and os.path.realpath(given) == os.path.realpath(file)
-
-
-def _not_importable(what: str, given: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"{what}: expected an object that a fresh process can import (a class or function at the top level of a "
-        f"module, or functools.partial of one), given {given}; define it there, or pass fresh_process=False"
-    )

@@ -197,7 +197,7 @@ WRONG_FOR_THE_MATRIX: dict[str, tuple[Any, type[Exception], str]] = {
         psf.Map("w", 0, 1, "no_such_module:f"),
         ConfigurationError,
         "psf.Map(function=): expected a function that can be imported, given 'no_such_module:f': "
-        "No module named 'no_such_module'",
+        "No module named 'no_such_module'; if the module exists, add its folder to PYTHONPATH",
     ),
     "no name": (
         psf.Map("w", 0, 1, "exp"),
