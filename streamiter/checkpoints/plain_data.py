@@ -24,10 +24,10 @@ bytes is in :mod:`streamiter.checkpoints.plain_format`.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import NoneType
-from typing import Final
+from types import MappingProxyType, NoneType
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -219,39 +219,32 @@ def _listed(batch: PlainValue) -> list[PlainValue]:
 # ---- control records
 
 
+# The types of the fields of each kind, in the order of its __slots__.
+_CONTROLS: Final[Mapping[type[Any], tuple[Any, ...]]] = MappingProxyType(
+    {EpochWatermark: (int,), CheckpointBarrier: (int, bool), EndOfData: (int,), EndOfInput: (int | None,), Idle: ()}
+)
+
+
 def control_to_plain(control: Control) -> tuple[PlainValue, ...]:
-    """Return a control record as plain data, for the snapshot of a queue: its kind, then its fields.
+    """Return a control record as plain data: its kind, then its fields.
 
     >>> control_to_plain(EpochWatermark(3)), control_from_plain(("watermark", 3))
     (('watermark', 3), EpochWatermark(3))
     """
-    match control:
-        case EpochWatermark():
-            return (control.kind, control.epoch)
-        case CheckpointBarrier():
-            return (control.kind, control.checkpoint, control.suspend)
-        case EndOfData():
-            return (control.kind, control.epoch)
-        case EndOfInput():
-            return (control.kind, control.epoch)
-        case Idle():
-            return (control.kind,)
-    raise InternalError(f"{control!r} has no form as plain data")
+    kind: Any = type(control)
+    if kind not in _CONTROLS:
+        raise InternalError(f"{control!r} has no form as plain data")
+    return (kind.kind, *(getattr(control, name) for name in kind.__slots__))
 
 
 def control_from_plain(plain: PlainValue) -> Control:
     """Return the control record that :func:`control_to_plain` converted. Raises ``PlainDataError`` for other data."""
     match plain:
-        case [EpochWatermark.kind, int() as epoch]:
-            return EpochWatermark(epoch)
-        case [CheckpointBarrier.kind, int() as checkpoint, bool() as suspend]:
-            return CheckpointBarrier(checkpoint, suspend=suspend)
-        case [EndOfData.kind, int() as epoch]:
-            return EndOfData(epoch)
-        case [EndOfInput.kind, int() | None as epoch]:
-            return EndOfInput(epoch)
-        case [Idle.kind]:
-            return Idle()
+        case [name, *fields]:
+            for kind, types in _CONTROLS.items():
+                if kind.kind == name and len(fields) == len(types) and all(map(isinstance, fields, types)):
+                    control: Control = kind(**dict(zip(kind.__slots__, fields, strict=True)))
+                    return control
     raise PlainDataError(
         f"expected the plain data of a control record, given {plain!r:.100}; it is other data, or of a newer version"
     )

@@ -15,8 +15,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Final, Literal, final
 
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.errors import InternalError, RecordTooLarge, TopicError, shortened
+from streamiter.checkpoints.plain_data import PlainData, control_from_plain, control_to_plain
+from streamiter.errors import RecordTooLarge, TopicError, shortened
 from streamiter.operators.output import Origin
 from streamiter.records import (
     Batch,
@@ -285,22 +285,13 @@ class Message:
 
 def kind_and_number(control: Control) -> tuple[Kind, int]:
     """Return the kind of a control record, and its number."""
-    if isinstance(control, EpochWatermark):
-        return control.kind, control.epoch
-    if isinstance(control, EndOfData):
-        return control.kind, control.epoch
-    if isinstance(control, CheckpointBarrier):
-        return SUSPEND if control.suspend else control.kind, control.checkpoint
-    raise InternalError(f"{control!r} has no form in a topic")
+    kind, number, *suspend = control_to_plain(control)
+    return (SUSPEND if any(suspend) else kind), number
 
 
 def control_from_kind(kind: Kind, number: int) -> Control:
     """Return the control record of a kind; the kind is neither data nor a start."""
-    if kind == EpochWatermark.kind:
-        return EpochWatermark(number)
-    if kind == EndOfData.kind:
-        return EndOfData(number)
-    return CheckpointBarrier(number, suspend=kind == SUSPEND)
+    return control_from_plain((_BARRIERS[0], number, kind == SUSPEND) if kind in _BARRIERS else (kind, number))
 
 
 def foreign_record_error(topic: Topic, partition: int, offset: int, error: ValueError) -> TopicError:
