@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from datetime import date, time
 from typing import Any, Final
 
@@ -446,7 +447,7 @@ def _value(record: object) -> bytes | None:
     try:
         return orjson.dumps(record, default=_json_type_or_repr, option=_OPTIONS)
     except Exception:  # too deep, too large, not a text; or user code in it raises
-        return _value_by_value(record)
+        return json.dumps(_plain(record, ()), ensure_ascii=False, separators=(",", ":")).encode()
 
 
 # Dates go through ``default``: a time zone that raises would end the process within orjson.
@@ -460,79 +461,42 @@ def _json_type_or_repr(value: object) -> object:
         return safe_repr(value)
 
 
-# An object that makes new objects on each access has no end. The limit is 100 times as deep as JSON that can be read.
-_LEVELS_MAX: Final = 100_000
+# Each level takes two of the 1,000 calls that Python allows within one another.
+_LEVELS_MAX: Final = 100
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """A piece of JSON, and the container that ends with it."""
+def _plain(value: object, within: tuple[int, ...]) -> object:
+    """Return a value that ``json`` can write, with a repr for values without JSON, and "…" for the deepest ones.
 
-    text: str
-    ends: object = None
-
-
-def _value_by_value(record: object) -> bytes:
-    """Return JSON for any value, of any depth, with whole numbers of any size, and a repr for values without JSON."""
-    written: list[str] = []
-    open_now: set[int] = set()
-    pending: list[object] = [record]
-    while pending:
-        value = pending.pop()
-        if type(value) is _Written:
-            written.append(value.text)
-            open_now.discard(id(value.ends))
-        elif id(value) in open_now or len(open_now) > _LEVELS_MAX:
-            written.append('"…"')
-        elif isinstance(plain := _plain(value), (dict, list, tuple)):
-            open_now.add(id(value))
-            pending += reversed([*_pieces(plain, value)])
-        else:
-            written.append(_scalar(plain))
-    return "".join(written).encode()
-
-
-def _pieces(container: dict[object, object] | list[object] | tuple[object, ...], value: object) -> Iterator[object]:
-    """Yield the pieces of JSON of a container, and the values between them, in order."""
-    is_object = isinstance(container, dict)
-    yield _Written("{" if is_object else "[")
-    items = container.items() if isinstance(container, dict) else enumerate(container)
-    for number, (key, item) in enumerate(items):
-        yield _Written(f"{',' if number else ''}{f'{_key(key)}:' if is_object else ''}")
-        yield item
-    yield _Written("}" if is_object else "]", value)
-
-
-def _plain(value: object) -> object:
-    """Return the value as a type of JSON where it has one, otherwise its repr."""
+    ``within`` are the ids of the containers that it is in.
+    """
+    if id(value) in within or len(within) > _LEVELS_MAX:
+        return "…"
+    inside = (*within, id(value))
     if not isinstance(value, _JSON_TYPES):
         if is_dataclass(value) and not isinstance(value, type):
-            return {field.name: getattr(value, field.name, None) for field in fields(value)}
-        value = _json_type_or_repr(value)
-    return value if isinstance(value, _JSON_TYPES) else safe_repr(value)
+            value = {field.name: getattr(value, field.name, None) for field in fields(value)}
+        else:
+            value = _json_type_or_repr(value)
+    if isinstance(value, dict):
+        return {_key(key): _plain(item, inside) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, inside) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, int):
+        try:
+            int.__repr__(value)
+        except ValueError:  # Python writes at most 4,300 decimal digits, and any number of hexadecimal ones
+            return hex(value)
+        return value
+    return value if value is None else _utf8(value if isinstance(value, str) else safe_repr(value)).decode()
 
 
 _JSON_TYPES: Final = (str, int, float, dict, list, tuple, type(None))
 
 
-def _scalar(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, str):
-        return _text(value)
-    if isinstance(value, float):
-        return float.__repr__(value) if math.isfinite(value) else "null"
-    try:
-        return int.__repr__(value)
-    except ValueError:  # Python writes at most 4,300 decimal digits, and any number of hexadecimal ones
-        return _text(hex(value))
-
-
 def _key(key: object) -> str:
-    if isinstance(key, str):
-        return _text(key)
-    return _text(_scalar(key).strip('"') if isinstance(key, (int, float, type(None))) else safe_repr(key))
-
-
-def _text(text: str) -> str:
-    return orjson.dumps(_utf8(text).decode()).decode()
+    if isinstance(key, (int, float, type(None))):
+        return json.dumps(_plain(key, ())).strip('"')
+    return _utf8(key if isinstance(key, str) else safe_repr(key)).decode()
