@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Final, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart, StoredSnapshot
-from streamiter.checkpoints.store import CheckpointStore, CommitPointer
+from streamiter.checkpoints.snapshot import SnapshotHeader, SnapshotPart
+from streamiter.checkpoints.store import CheckpointStore
 from streamiter.errors import StorageFull, TopicUnavailable
 from streamiter.numbers import whole_number
 from streamiter.testing.simulated_time import Crashed, SimulatedTime, Trace
@@ -26,7 +26,6 @@ from streamiter.topics.topic import (
     SizeLimit,
     Topic,
     TopicBatch,
-    TopicDescription,
     TopicReader,
     TopicWriter,
     Transactions,
@@ -129,6 +128,7 @@ class SimulatedStorageFull(StorageFull):
     """A fault: the store is full."""
 
 
+P = ParamSpec("P")
 T = TypeVar("T")
 # This share of the calls that are not slow lets other tasks run in between; a crash may happen there.
 _PAUSES: Final = 0.3
@@ -230,6 +230,23 @@ class NetworkConnection:
         return await effect()
 
 
+def by_network(
+    what: str, method: Callable[Concatenate[Any, P], Awaitable[T]], *, fails: bool = True
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Return a method that awaits ``method`` of ``self._stored`` by way of ``self._connection``.
+
+    ``what`` is a format string; it gets the object as ``{0}``. Without ``fails``, the call is only late.
+    """
+
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        send = self._connection.call if fails else self._connection.slow_call
+        stored = getattr(self._stored, method.__name__)
+        result: T = await send(what.format(self), lambda: stored(*args, **kwargs))
+        return result
+
+    return call
+
+
 class SimulatedTopics:
     """The topics of a simulation, as one run of the job sees them."""
 
@@ -298,19 +315,12 @@ class SimulatedTopic(Topic):
         )
         return SimulatedTransactions(stored, self._connection, self._cluster.broker, self._cluster.on_commit)
 
-    async def create(self, *, partitions: int = 1, settings: Mapping[str, str] | None = None) -> None:
-        await self._connection.call(
-            f"create {self.name}", lambda: self._stored.create(partitions=partitions, settings=settings)
-        )
-
-    async def describe(self) -> TopicDescription:
-        return await self._connection.call(f"describe {self.name}", self._stored.describe)
+    create = by_network("create {0.name}", Topic.create)
+    describe = by_network("describe {0.name}", Topic.describe)
+    delete = by_network("delete {0.name}", Topic.delete)
 
     async def size_limit(self) -> SizeLimit | None:
         return await self._stored.size_limit()
-
-    async def delete(self) -> None:
-        await self._connection.call(f"delete {self.name}", self._stored.delete)
 
     def __repr__(self) -> str:
         return f"SimulatedTopic({self.name!r})"
@@ -386,11 +396,8 @@ class SimulatedWriter(TopicWriter):
             network.event(f"written twice: {len(batch)} records to {self._name}")
             await self._stored.write(batch)
 
-    async def flush(self) -> None:
-        await self._connection.call(f"flush {self._name}", self._stored.flush)
-
-    async def close(self) -> None:
-        await self._connection.slow_call(f"close the writer of {self._name}", self._stored.close)
+    flush = by_network("flush {0._name}", TopicWriter.flush)
+    close = by_network("close the writer of {0._name}", TopicWriter.close, fails=False)
 
 
 class SimulatedTransactions(Transactions):
@@ -404,8 +411,9 @@ class SimulatedTransactions(Transactions):
         self._broker = broker
         self._on_commit = on_commit
 
-    async def begin(self) -> None:
-        await self._connection.call("begin a transaction", self._stored.begin)
+    begin = by_network("begin a transaction", Transactions.begin)
+    abort = by_network("abort the transaction", Transactions.abort)
+    close = by_network("close the transactions", Transactions.close, fails=False)
 
     async def write(self, topic: Topic, batch: OutgoingBatch) -> None:
         stored = self._broker.topic(topic.name)
@@ -421,12 +429,6 @@ class SimulatedTransactions(Transactions):
         self._connection.network.event("committed")
         self._on_commit()
 
-    async def abort(self) -> None:
-        await self._connection.call("abort the transaction", self._stored.abort)
-
-    async def close(self) -> None:
-        await self._connection.slow_call("close the transactions", self._stored.close)
-
 
 class SimulatedStore(CheckpointStore):
     """A checkpoint store, as one run of the job sees it: calls may be late or fail, and the store may be full."""
@@ -435,13 +437,13 @@ class SimulatedStore(CheckpointStore):
         self._stored = stored
         self._connection = connection
 
-    async def claim(self, flow: str, run: str, *, begin_anew: bool = False) -> CommitPointer | None:
-        return await self._connection.call(
-            "claim the store", lambda: self._stored.claim(flow, run, begin_anew=begin_anew)
-        )
-
-    async def pointer(self, flow: str) -> CommitPointer | None:
-        return await self._connection.call("ask the store for its pointer", lambda: self._stored.pointer(flow))
+    claim = by_network("claim the store", CheckpointStore.claim)
+    pointer = by_network("ask the store for its pointer", CheckpointStore.pointer)
+    commit = by_network("set the pointer of the store", CheckpointStore.commit)
+    prune = by_network("prune the store", CheckpointStore.prune)
+    list = by_network("list the store", CheckpointStore.list)
+    open = by_network("open a snapshot", CheckpointStore.open)
+    close = by_network("close the store", CheckpointStore.close, fails=False)
 
     async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
         network = self._connection.network
@@ -453,18 +455,3 @@ class SimulatedStore(CheckpointStore):
         network.event(f"saved snapshot {header.id.number}")
         await self._connection.on_the_way_back("save a snapshot")
         return size_bytes
-
-    async def commit(self, flow: str, checkpoint: CheckpointId) -> None:
-        await self._connection.call("set the pointer of the store", lambda: self._stored.commit(flow, checkpoint))
-
-    async def prune(self, flow: str, *, keep: int) -> list[CheckpointId]:
-        return await self._connection.call("prune the store", lambda: self._stored.prune(flow, keep=keep))
-
-    async def list(self, flow: str | None = None) -> Sequence[SnapshotHeader]:
-        return await self._connection.call("list the store", lambda: self._stored.list(flow))
-
-    async def open(self, flow: str, checkpoint: CheckpointId) -> StoredSnapshot:
-        return await self._connection.call("open a snapshot", lambda: self._stored.open(flow, checkpoint))
-
-    async def close(self) -> None:
-        await self._connection.slow_call("close the store", self._stored.close)
