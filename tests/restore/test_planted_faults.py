@@ -77,7 +77,7 @@ def test_a_factory_that_cannot_be_imported_elsewhere_is_refused(restore_process:
     class Local(Momentum): ...
 
     for factory in (Local, lambda: Momentum(), functools.partial(Local)):
-        with pytest.raises(ConfigurationError, match="made inside a function; move it to the top level; or pass fresh_pro"):
+        with pytest.raises(ConfigurationError, match=r"made inside a function; move it .*; or pass fresh_process"):
             check_restore(factory, NUMBERS, process=restore_process)
         check_restore(factory, NUMBERS, fresh_process=False)
 

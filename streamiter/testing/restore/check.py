@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import pkgutil
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError
 from streamiter.flow.flow import Flow, connect, listed_items
 from streamiter.flow.stream import Stream
-from streamiter.importing import describe
+from streamiter.importing import describe, imported
 from streamiter.iteration.api import iterate_unbounded_streams
 from streamiter.iteration.config import IterationBodyResult
 from streamiter.iteration.stamping import epochs_every
@@ -202,11 +201,7 @@ def _check(what: str, build: Build, *, fresh_process: bool, process: RestoreProc
 
 def _named(factory: Any) -> Any:
     """Return the object that ``"module:name"`` names; return any other argument as it is."""
-    if not isinstance(factory, str):
-        return factory
-    if ":" not in factory:
-        raise ConfigurationError(f'check_restore: expected a factory or its name as "module:name", given {factory!r}')
-    return pkgutil.resolve_name(factory)
+    return imported(factory, "check_restore", "a factory") if isinstance(factory, str) else factory
 
 
 def _name_of(build: Any) -> str:

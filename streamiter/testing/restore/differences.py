@@ -23,6 +23,7 @@ from streamiter.errors import PlainDataError, shortened
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Columns
+from streamiter.runtime.checkpointing.task_barriers import held_in_memory
 from streamiter.runtime.graph import Step
 
 
@@ -91,7 +92,7 @@ class Watch:
             if _has_deferred(state):
                 self._deferring.add(type(operator))
             content, deferred = self._plain.encode_state(state, name=f"state of step {step!r}")
-            frames = [frame for piece in deferred for frame in _frames_of(piece)]
+            frames = [frame for piece in deferred for frame in held_in_memory(piece)]
             states[f"{step}[{subtask}]"] = self._plain.encode((content, frames))
         return states
 
@@ -183,13 +184,6 @@ async def _then(awaited: PlainValue, note: Callable[[PlainValue], None]) -> Plai
     state = await awaited
     note(state)
     return state
-
-
-def _frames_of(deferred: Deferred) -> list[bytes]:
-    try:
-        return list(deferred.frames())
-    finally:
-        deferred.release()
 
 
 def _has_deferred(state: object) -> bool:
