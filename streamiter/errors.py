@@ -59,46 +59,6 @@ from collections.abc import Iterable, Mapping
 from types import FrameType
 from typing import Any, Final
 
-__all__ = [
-    "CheckpointError",
-    "ConfigurationError",
-    "DecodeError",
-    "EncodeError",
-    "GraphError",
-    "InternalError",
-    "JobFailed",
-    "LoopOverflow",
-    "ModelError",
-    "OffsetOutOfRange",
-    "OutOfRange",
-    "OutOfTurn",
-    "OutputOverflow",
-    "ParameterServerError",
-    "PlainDataError",
-    "ProducerFenced",
-    "RecordTooLarge",
-    "RejectRecords",
-    "RolledBack",
-    "RowsInDifferentBlocks",
-    "ServerReset",
-    "ShardLost",
-    "StorageFull",
-    "StreamiterError",
-    "TopicDenied",
-    "TopicError",
-    "TopicNotFound",
-    "TopicUnavailable",
-    "TransactionExpired",
-    "UnknownMatrix",
-    "UnknownWorker",
-    "WorkerHasLeft",
-    "described",
-    "did_you_mean",
-    "safe_repr",
-    "shortened",
-    "user_line",
-]
-
 
 class StreamiterError(Exception):
     """The base class of all errors that streamiter raises."""

@@ -35,25 +35,6 @@ from typing import Any, Final, NamedTuple, final, overload
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "Batch",
-    "BatchOrigin",
-    "CheckpointBarrier",
-    "Columns",
-    "Control",
-    "DataBatch",
-    "EndOfData",
-    "EndOfInput",
-    "EpochWatermark",
-    "Idle",
-    "OutputTag",
-    "can_concatenate",
-    "concatenate",
-    "estimated_bytes",
-    "slice_batch",
-    "take",
-]
-
 Array = npt.NDArray[Any]
 
 

@@ -59,48 +59,6 @@ from aiokafka.record.control_record import ABORT_MARKER, ControlRecord  # type: 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as RecordBatchBuilder  # type: ignore[import-untyped]
 from aiokafka.record.memory_records import MemoryRecords  # type: ignore[import-untyped]
 
-__all__ = [
-    "ABORT_MARKER",
-    "TOPIC_RESOURCE",
-    "AddPartitionsToTxnRequest",
-    "AuthenticationFailedError",
-    "CloseReason",
-    "Connection",
-    "ControlRecord",
-    "CreatePartitionsRequest",
-    "CreateTopicsRequest",
-    "DeleteTopicsRequest",
-    "DescribeConfigsRequest",
-    "EndTxnRequest",
-    "FetchTopicRequest",
-    "FindCoordinatorRequest",
-    "IllegalSaslStateError",
-    "IncompatibleBrokerVersion",
-    "InitProducerIdRequest",
-    "KafkaError",
-    "KafkaRecord",
-    "MemoryRecords",
-    "MetadataRequest",
-    "OffsetCommitRequest",
-    "OffsetRequest",
-    "ProduceRequest",
-    "RecordBatchBuilder",
-    "RenewProducerRequest",
-    "Response",
-    "Row",
-    "SaslAuthenticationFailed",
-    "TopicMetadataRequest",
-    "UnsupportedCodecError",
-    "UnsupportedSaslMechanismError",
-    "WireBatch",
-    "batch_bytes",
-    "buffer_whole_answers",
-    "create_conn",
-    "fetched_partitions",
-    "topic_metadata",
-]
-
-
 TOPIC_RESOURCE: int = ConfigResourceType.TOPIC.value
 
 
