@@ -188,8 +188,11 @@ class FlowRecord:
         """The last run and the last commit, for a job; None if it is unknown what is committed."""
         if self.run is None or self.is_lost:
             return None
-        committed = {each.run: each.committed for each in self.runs if each.committed is not None}
-        return CommitPointer(self.run, self.committed, committed)
+        return CommitPointer(self.run, self.committed, self._committed_by_run)
+
+    @property
+    def _committed_by_run(self) -> dict[str, int]:
+        return {each.run: each.committed for each in self.runs if each.committed is not None}
 
     def claimed_by(self, run: str, *, begin_anew: bool = False) -> FlowRecord:
         """Return the record with ``run`` as the owner. Raises ``ProducerFenced`` if a newer run has claimed the
@@ -231,16 +234,11 @@ class FlowRecord:
         committed = self.committed
         if committed is None or committed not in ids:
             return []
-        before = sorted(each for each in ids if each.number < committed.number and self._led_to_commit(each))
+        # A checkpoint whose run committed neither it nor a later one led to no commit: a later run started before it.
+        led = self._committed_by_run
+        before = sorted(each for each in ids if each.number < committed.number and each.number <= led.get(each.run, -1))
         kept = {committed, *before[max(0, len(before) - (keep - 1)) :]}
         return sorted(each for each in ids if each not in kept and (newer or each.number <= committed.number))
-
-    def _led_to_commit(self, checkpoint: CheckpointId) -> bool:
-        """Return whether its run committed this or a later checkpoint; if not, a later run started before it."""
-        return any(
-            each.run == checkpoint.run and each.committed is not None and checkpoint.number <= each.committed
-            for each in self.runs
-        )
 
 
 class ClaimedRuns(dict[str, str]):
