@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, final
@@ -123,13 +123,8 @@ class CsvBatch(TopicBatch):
         self.columns = columns
         self.delimiter = delimiter
 
-    def __getitem__(self, which: slice) -> CsvBatch:
-        return self._with_columns(super().__getitem__(which))
-
-    def take(self, indices: Sequence[int]) -> CsvBatch:
-        return self._with_columns(super().take(indices))
-
-    def _with_columns(self, part: TopicBatch) -> CsvBatch:
+    def _part(self, part_of: Callable[[Sequence[Any]], Sequence[Any]]) -> CsvBatch:
+        part = super()._part(part_of)
         return CsvBatch(
             values=part.values,
             partition=part.partition,

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ProducerFenced, RecordTooLarge, StreamiterError, TopicError
 from streamiter.topics.connecting import check_outgoing
-from streamiter.topics.topic import Headers, OutgoingBatch, SizeLimit
+from streamiter.topics.topic import Headers, OutgoingBatch, SizeLimit, longest
 from streamiter_kafka.cluster import NO_LEADER
 from streamiter_kafka.trouble import BrokerTrouble, Code, failure_of
 from streamiter_kafka.wire import RecordBatchBuilder
@@ -251,8 +251,8 @@ class Packing:
         # Records that compress well may be larger; the batch is measured after compression.
         if self._codec or not len(batch):
             return
-        longest = _longest(batch.values) + _longest(batch.keys or ())
-        if longest + _BATCH_HEADER_BYTES + _RECORD_OVERHEAD_BYTES > self.limit_bytes or batch.headers:
+        largest_bytes = longest(batch.values) + longest(batch.keys)
+        if largest_bytes + _BATCH_HEADER_BYTES + _RECORD_OVERHEAD_BYTES > self.limit_bytes or batch.headers:
             self._check_each_size(batch)
 
     def _check_each_size(self, batch: OutgoingBatch) -> None:
@@ -277,13 +277,6 @@ def rows(batch: OutgoingBatch, now_ms: int) -> Iterable[Row]:
         repeat(now_ms) if batch.timestamps_ms is None else batch.timestamps_ms,
         strict=False,  # repeat has no end
     )
-
-
-def _longest(column: Sequence[bytes | None]) -> int:
-    try:
-        return max(map(len, column), default=0)  # type: ignore[arg-type]
-    except TypeError:  # some are None
-        return max((len(entry) for entry in column if entry is not None), default=0)
 
 
 def _named(key: bytes | None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from streamiter.compiled import is_loaded, saying_that_it_compiles
 from streamiter.errors import ConfigurationError, TopicError
@@ -304,11 +304,8 @@ class KafkaBatch(TopicBatch):
     def next_offset(self) -> int:
         return self._records[-1].offset + 1
 
-    def __getitem__(self, which: slice) -> KafkaBatch:
-        return KafkaBatch(self.partition, self._records[which])
-
-    def take(self, indices: Sequence[int]) -> KafkaBatch:
-        return KafkaBatch(self.partition, [self._records[index] for index in indices])
+    def _part(self, part_of: Callable[[Sequence[Any]], Sequence[Any]]) -> KafkaBatch:
+        return KafkaBatch(self.partition, list(part_of(self._records)))
 
 
 def _headers(given: list[tuple[str, bytes | None]]) -> Headers:

@@ -19,7 +19,7 @@ from typing import Final, Literal, Protocol, TypeVar
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, ProducerFenced, RecordTooLarge, TopicError
 from streamiter.numbers import whole_number_in
 from streamiter.tables import rows_of_table
-from streamiter.topics.topic import Headers, OutgoingBatch, ReadRequest, Topic
+from streamiter.topics.topic import Headers, OutgoingBatch, ReadRequest, SizeLimit, Topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,13 +324,11 @@ def check_record_sizes(batch: OutgoingBatch, limit_bytes: int, *, topic: str) ->
     """Raise ``RecordTooLarge`` for the first record whose key, value and headers exceed the limit."""
     if batch_bytes(batch) <= limit_bytes:
         return
-    for index in range(len(batch)):
-        size_bytes = _record_bytes(batch, index)
-        if size_bytes > limit_bytes:
-            raise RecordTooLarge(
-                f"topic {topic!r}: record {index} of the batch has {size_bytes} bytes, "
-                f"expected at most {limit_bytes} (setting max_record_bytes); nothing of the batch was written"
-            )
+    for index, size_bytes in SizeLimit(limit_bytes).exceeded_by(batch).items():
+        raise RecordTooLarge(
+            f"topic {topic!r}: record {index} of the batch has {size_bytes} bytes, "
+            f"expected at most {limit_bytes} (setting max_record_bytes); nothing of the batch was written"
+        )
 
 
 def batch_bytes(batch: OutgoingBatch) -> int:
@@ -349,12 +347,6 @@ def batch_bytes(batch: OutgoingBatch) -> int:
 
 def _column_bytes(column: Sequence[bytes | None]) -> int:
     return sum(map(len, filter(None, column)))
-
-
-def _record_bytes(batch: OutgoingBatch, index: int) -> int:
-    key = batch.keys[index] if batch.keys is not None else None
-    headers = batch.headers[index] if batch.headers is not None else ()
-    return len(batch.values[index] or b"") + len(key or b"") + _headers_bytes(headers)
 
 
 def _headers_bytes(headers: Headers) -> int:

@@ -17,12 +17,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain
 from types import MappingProxyType
-from typing import ClassVar, Final, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeVar
 
 from streamiter.clock import Clock, SystemClock
 from streamiter.records import Batch, estimated_bytes
 
 Entry = TypeVar("Entry")
+_PartOf = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class Topic(abc.ABC):
@@ -330,13 +331,20 @@ class TopicBatch:
         return len(self.values)
 
     def __getitem__(self, which: slice) -> TopicBatch:
+        return self._part(lambda column: column[which])
+
+    def take(self, indices: Sequence[int]) -> TopicBatch:
+        """Return the records at ``indices``, in that order."""
+        return self._part(lambda column: [column[index] for index in indices])
+
+    def _part(self, part_of: _PartOf) -> TopicBatch:
         return TopicBatch(
             partition=self.partition,
-            values=self.values[which],
-            offsets=self.offsets[which],
-            timestamps_ms=None if self._timestamps_ms is None else self._timestamps_ms[which],
-            keys=None if self._keys is None else self._keys[which],
-            headers=None if self._headers is None else self._headers[which],
+            values=part_of(self.values),
+            offsets=part_of(self.offsets),
+            timestamps_ms=None if self._timestamps_ms is None else part_of(self._timestamps_ms),
+            keys=None if self._keys is None else part_of(self._keys),
+            headers=None if self._headers is None else part_of(self._headers),
         )
 
     @staticmethod
@@ -356,17 +364,6 @@ class TopicBatch:
             timestamps_ms=joined_column([part._timestamps_ms for part in parts], lengths, 0),
             keys=joined_column([part._keys for part in parts], lengths, None),
             headers=joined_column([part._headers for part in parts], lengths, ()),
-        )
-
-    def take(self, indices: Sequence[int]) -> TopicBatch:
-        """Return the records at ``indices``, in that order."""
-        return TopicBatch(
-            partition=self.partition,
-            values=_entries(self.values, indices),
-            offsets=_entries(self.offsets, indices),
-            timestamps_ms=None if self._timestamps_ms is None else _entries(self._timestamps_ms, indices),
-            keys=None if self._keys is None else _entries(self._keys, indices),
-            headers=None if self._headers is None else _entries(self._headers, indices),
         )
 
     def records(self) -> list[TopicRecord]:
@@ -412,34 +409,28 @@ class OutgoingBatch:
 
     def __getitem__(self, which: slice) -> OutgoingBatch:
         """Return the records of a slice."""
-        return replace(
-            self,
-            values=self.values[which],
-            keys=None if self.keys is None else self.keys[which],
-            headers=None if self.headers is None else self.headers[which],
-            timestamps_ms=None if self.timestamps_ms is None else self.timestamps_ms[which],
-        )
+        return self._part(lambda column: column[which])
 
     def take(self, indices: Sequence[int]) -> OutgoingBatch:
         """Return the records at ``indices``, in that order."""
+        return self._part(lambda column: [column[index] for index in indices])
+
+    def _part(self, part_of: _PartOf) -> OutgoingBatch:
         return replace(
             self,
-            values=_entries(self.values, indices),
-            keys=None if self.keys is None else _entries(self.keys, indices),
-            headers=None if self.headers is None else _entries(self.headers, indices),
-            timestamps_ms=None if self.timestamps_ms is None else _entries(self.timestamps_ms, indices),
+            values=part_of(self.values),
+            keys=None if self.keys is None else part_of(self.keys),
+            headers=None if self.headers is None else part_of(self.headers),
+            timestamps_ms=None if self.timestamps_ms is None else part_of(self.timestamps_ms),
         )
-
-
-def _entries(column: Sequence[Entry], indices: Sequence[int]) -> list[Entry]:
-    return [column[index] for index in indices]
 
 
 # A topic may add so much to the key and value of a record without headers: Kafka adds 92 bytes for batch and record.
 _FRAMING_BYTES: Final = 128
 
 
-def _longest(column: Sequence[bytes | None] | None) -> int:
+def longest(column: Sequence[bytes | None] | None) -> int:
+    """Return the length of the longest entry."""
     return max(map(len, filter(None, column or ())), default=0)
 
 
@@ -467,7 +458,7 @@ class SizeLimit:
 
     def exceeded_by(self, batch: OutgoingBatch) -> dict[int, int]:
         """Return the size in bytes of each record of the batch that is too large, by index."""
-        if not batch.headers and _longest(batch.values) + _longest(batch.keys) < self.size_bytes - _FRAMING_BYTES:
+        if not batch.headers and longest(batch.values) + longest(batch.keys) < self.size_bytes - _FRAMING_BYTES:
             return {}
         nothing = [None] * len(batch)
         headers = [()] * len(batch) if batch.headers is None else batch.headers
