@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Concatenate, Final, Literal, ParamSpec, TypeVar
+from typing import Concatenate, Final, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from streamiter.clock import Clock, SystemClock
@@ -51,11 +51,6 @@ class SqliteOptions:
     """"full": a flush or commit survives a power cut. "normal": it survives the end of the process only."""
     lock_timeout_s: float = field(default=60.0, metadata={"least": 0})
     """A commit waits for other writers of the file for so long."""
-
-    @property
-    def synchronous_mode(self) -> Synchronous:
-        """The option as SQLite names it."""
-        return "FULL" if self.synchronous == "full" else "NORMAL"
 
 
 Parameters = ParamSpec("Parameters")
@@ -137,7 +132,7 @@ class Database:
         self._connection = connect(
             self._path,
             create=create,
-            synchronous=self._options.synchronous_mode,
+            synchronous=self._options.synchronous,
             lock_timeout_s=self._options.lock_timeout_s,
         )
         self._file_id = _file_id(self._path)
@@ -194,10 +189,8 @@ _TABLES: Final = (
     "CREATE INDEX staged_by_id ON staged (transactional_id)",
 )
 
-Synchronous = Literal["FULL", "NORMAL"]
 
-
-def connect(path: Path, *, create: bool, synchronous: Synchronous, lock_timeout_s: float) -> sqlite3.Connection:
+def connect(path: Path, *, create: bool, synchronous: str, lock_timeout_s: float) -> sqlite3.Connection:
     """Return a connection to the file, for use by the calling thread only.
 
     Without ``create``, a missing or empty file raises ``TopicNotFound``. The function raises ``sqlite3.Error`` and
@@ -212,16 +205,11 @@ def connect(path: Path, *, create: bool, synchronous: Synchronous, lock_timeout_
     )
     try:
         _prepare(connection, path, create=create)
-        set_synchronous(connection, synchronous)
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
     except BaseException:
         connection.close()
         raise
     return connection
-
-
-def set_synchronous(connection: sqlite3.Connection, synchronous: Synchronous) -> None:
-    """Set whether later commits survive a power cut (FULL) or only the end of the process (NORMAL)."""
-    connection.execute(f"PRAGMA synchronous = {synchronous}")
 
 
 def _check_path(path: Path, *, create: bool) -> None:
