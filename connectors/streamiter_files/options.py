@@ -14,7 +14,6 @@ The characters ``?``, ``#`` and ``%`` of a path are written ``%3F``, ``%23`` and
 
 from __future__ import annotations
 
-import difflib
 import errno
 import glob
 import os
@@ -26,15 +25,12 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, unquote
 
-from streamiter.errors import ConfigurationError, StorageFull, TopicDenied, TopicError, TopicNotFound
+from streamiter.errors import ConfigurationError, StorageFull, TopicDenied, TopicError, TopicNotFound, did_you_mean
 from streamiter.files import FULL_DISK
 from streamiter.topics.urls import shown_url, split_url
 
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _MISSING: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
-
-# The number of names in an error message: a reader can take in about so many at a glance.
-_NAMES_SHOWN: Final = 3
 
 
 @contextmanager
@@ -65,7 +61,7 @@ def translated(error: OSError, path: str | Path) -> TopicError:
 
 
 def not_found(path: str | Path) -> TopicNotFound:
-    """Return a ``TopicNotFound`` that lists files of similar names, or names the first missing folder."""
+    """Return a ``TopicNotFound`` that names a file of a similar name, or the first missing folder."""
     path = Path(path)
     folder = path.parent
     if not folder.is_dir():
@@ -76,13 +72,12 @@ def not_found(path: str | Path) -> TopicNotFound:
 
 
 def nearby(path: Path) -> str:
-    """Return similar names in the folder of ``path``, as the end of a message."""
+    """Return a similar name in the folder of ``path``, as the end of a message."""
     try:
-        siblings = sorted(entry.name for entry in path.parent.iterdir())
+        siblings = sorted(os.listdir(path.parent))
     except OSError:
         return ""
-    close = difflib.get_close_matches(path.name, siblings, n=_NAMES_SHOWN, cutoff=0.5)
-    return f"; similar names are {', '.join(map(repr, close))}" if close else f" in {str(path.parent)!r}"
+    return did_you_mean(path.name, siblings, likeness=0.5) or f" in {str(path.parent)!r}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ def test_a_terminal_of_unknown_width_gets_the_output(folder: Path) -> None:
         (
             ("--data", "none.dummy"),
             "error: flow '--data', step 'none.dummy' (the command line): file '{folder}/none.dummy': there is no such "
-            "file; similar names are ",
+            "file; did you mean ",
         ),
         (
             ("--data", "torn.dummy"),

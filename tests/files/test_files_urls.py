@@ -111,14 +111,14 @@ async def test_options_may_be_in_the_url(tmp_path: Path) -> None:
 async def test_a_missing_file_is_reported_with_names_near_it(tmp_path: Path) -> None:
     """The error about a misspelt file did not name similar files."""
     (tmp_path / "clicks.jsonl").touch()
-    with pytest.raises(TopicNotFound, match=r"clikcs.jsonl': there is no such file; similar names are 'clicks.jsonl'"):
+    with pytest.raises(TopicNotFound, match=r"clikcs.jsonl': there is no such file; did you mean 'clicks.jsonl'"):
         await values_of(topic_at(tmp_path / "clikcs.jsonl"))
 
 
 async def test_a_missing_folder_is_named_by_its_first_missing_part(tmp_path: Path) -> None:
     """The error about a path of five folders did not name the wrong one."""
     (tmp_path / "data").mkdir()
-    with pytest.raises(TopicNotFound, match=r"no folder '.*/dta'; similar names are 'data'"):
+    with pytest.raises(TopicNotFound, match=r"no folder '.*/dta'; did you mean 'data'"):
         await values_of(topic_at(tmp_path / "dta" / "2024" / "clicks.jsonl"))
 
 
