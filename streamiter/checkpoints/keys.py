@@ -133,12 +133,17 @@ def key_group(key: object, groups: int = KEY_GROUPS) -> int:
     """
     normalized = normalize_key(key)
     if type(normalized) is int and -(2**63) <= normalized < 2**64:
-        return _mix(normalized & _MASK) % groups
-    return _mix(zlib.crc32(_encode(normalized))) % groups
+        return mixed(normalized) % groups
+    return mixed(zlib.crc32(_encode(normalized))) % groups
 
 
-def _mix(number: int) -> int:
-    """Return the finalizer of splitmix64: each bit of the result depends on all bits of the number."""
+def mixed(number: int) -> int:
+    """Return the finalizer of splitmix64: each of the 64 bits of the result depends on all bits of the number.
+
+    >>> hex(mixed(1))
+    '0x5692161d100b05e5'
+    """
+    number &= _MASK
     number = ((number ^ number >> 30) * 0xBF58476D1CE4E5B9) & _MASK
     number = ((number ^ number >> 27) * 0x94D049BB133111EB) & _MASK
     return number ^ number >> 31
@@ -183,7 +188,7 @@ def _groups_of_array(keys: npt.NDArray[Any], groups: int) -> npt.NDArray[np.int6
 
 
 def _groups_of_numbers(numbers: npt.NDArray[np.uint64], groups: int) -> npt.NDArray[np.int64]:
-    """Apply :func:`_mix` to all numbers; unsigned arithmetic wraps, as the masks there do."""
+    """Apply :func:`mixed` to all numbers; unsigned arithmetic wraps, as the masks there do."""
     numbers = (numbers ^ numbers >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ numbers >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     numbers = numbers ^ numbers >> np.uint64(31)

@@ -30,7 +30,8 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, TypeVarTuple, final
 
-from streamiter.testing.simulated_time import SIXTY_FOUR_BITS, SimulatedTime, Trace, unwind
+from streamiter.checkpoints.keys import mixed
+from streamiter.testing.simulated_time import SimulatedTime, Trace, unwind
 
 # The time of a turn of a task: as long as some hundred records take through a chain. If turns took no time, no timer
 # would become due before the end.
@@ -345,17 +346,3 @@ class SimulatedFuture(asyncio.Future[Any]):
 
     def __hash__(self) -> int:
         return self.number
-
-
-def mixed(number: int) -> int:
-    """Return 64 bits that look random and follow from the number.
-
-    The finalizer of splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
-
-    >>> hex(mixed(1))
-    '0x5692161d100b05e5'
-    """
-    number &= SIXTY_FOUR_BITS
-    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & SIXTY_FOUR_BITS
-    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & SIXTY_FOUR_BITS
-    return number ^ (number >> 31)
