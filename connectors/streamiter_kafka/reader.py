@@ -222,7 +222,8 @@ class KafkaReader(TopicReader):
             self._patience.succeeded(each.number for each in wanted if each.number not in ailing)
             self._arrived.set()
             if ailing:
-                await self._recover(ailing, begun_s)
+                await self._patience.recover(ailing, self._refresh, begun_s)
+                self._fetch_from_leaders()
 
     async def _fetch(self, node: int, offsets: Mapping[int, int]) -> Response:
         asked = [(number, offset, _PARTITION_BYTES) for number, offset in offsets.items()]
@@ -260,16 +261,6 @@ class KafkaReader(TopicReader):
         ends = (await self._finder.ends([partition.number]))[partition.number]
         message = out_of_range_message(self._topic, partition.number, partition.fetch_offset, ends)
         return OffsetOutOfRange(message)
-
-    async def _recover(self, ailing: Mapping[int, BrokerTrouble], begun_s: float) -> None:
-        """Ask which broker leads now and whether the topic still exists, then wait a moment."""
-        trouble = next(iter(ailing.values()))
-        try:
-            await self._refresh()
-        except BrokerTrouble as worse:
-            trouble = worse
-        await self._patience.failed(trouble, ailing, begun_s=begun_s)
-        self._fetch_from_leaders()
 
     async def _refresh(self) -> Mapping[int, int]:
         """Ask for the leaders; raise ``OffsetOutOfRange`` if the topic was deleted and created again."""

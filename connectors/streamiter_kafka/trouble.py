@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
 from streamiter.clock import Clock, SystemClock
@@ -230,6 +230,17 @@ class RetryLimit:
         self._log(trouble, now_s - self._since_s, now_s, left_s)
         await self._clock.sleep(min(self._backoff_s, left_s))
         self._backoff_s = min(2 * self._backoff_s, _LONGEST_BACKOFF_S)
+
+    async def recover(
+        self, ailing: Mapping[T, BrokerTrouble], refresh: Callable[[], Awaitable[object]], begun_s: float
+    ) -> None:
+        """Ask which brokers lead now and whether the topics still exist, then wait a moment as in ``failed``."""
+        trouble = next(iter(ailing.values()))
+        try:
+            await refresh()
+        except BrokerTrouble as worse:
+            trouble = worse
+        await self.failed(trouble, ailing, begun_s=begun_s)
 
     def given_up(self) -> StreamiterError:
         """Return the error for trouble that has lasted too long."""

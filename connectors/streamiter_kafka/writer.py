@@ -168,7 +168,7 @@ class Sender:
             self._patience.succeeded(queue.key for queue in queues if queue.key not in ailing)
             self._progress.set()
             if ailing:
-                await self._recover(ailing, begun_s)
+                await self._patience.recover(ailing, lambda: self._refresh(ailing), begun_s)
         except StreamiterError as failure:
             self._fail(failure)
         except Exception as error:  # a bug here must not become a silent stall
@@ -236,15 +236,9 @@ class Sender:
         else:
             del self._waiting[queue.key]
 
-    async def _recover(self, ailing: Mapping[Key, BrokerTrouble], begun_s: float) -> None:
-        """Ask which brokers lead now and whether the topics still exist, then wait a moment."""
-        trouble = next(iter(ailing.values()))
-        try:
-            for topic in dict.fromkeys(topic for topic, _number in ailing):
-                await self._cluster.refresh(topic)
-        except BrokerTrouble as worse:
-            trouble = worse
-        await self._patience.failed(trouble, ailing, begun_s=begun_s)
+    async def _refresh(self, ailing: Iterable[Key]) -> None:
+        for topic in dict.fromkeys(topic for topic, _number in ailing):
+            await self._cluster.refresh(topic)
 
     # -- Waiting
 
