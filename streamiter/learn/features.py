@@ -166,10 +166,6 @@ class FeatureHasher:
     the same on every machine and in every version of Python. There is no feature for a constant: models have an
     intercept.
 
-    A categorical field in ``tables`` has a table of that many places, after the shared places. Its features share
-    places only with each other, and the model may treat them differently (``places_of(field)`` returns the places; see
-    ``SGD(l2=)``).
-
     Up to ``cached`` values of each field are kept with their places, for speed only.
 
     >>> hasher = FeatureHasher(["color", "size"], numeric={"price": 0.01}, crosses=[("color", "size")], bits=10)
@@ -189,7 +185,6 @@ class FeatureHasher:
         *,
         numeric: Sequence[str] | Mapping[str, float] = (),
         crosses: Sequence[Sequence[str]] | Mapping[tuple[str, ...], float] = (),
-        tables: Mapping[str, int] | None = None,
         bits: int = 18,
         seed: int = 0,
         cached: int = 65536,
@@ -198,17 +193,11 @@ class FeatureHasher:
         cached = whole_number("FeatureHasher(cached=)", cached, 0)
         if isinstance(categorical, str) or isinstance(numeric, str):
             raise ConfigurationError(f"FeatureHasher: expected lists of fields, given {categorical!r} and {numeric!r}")
-        self._shared = slice(0, 1 << bits)
-        self._tables = _tables(tables or {}, start=1 << bits)
-        self.width = max(places.stop for places in (self._shared, *self._tables.values()))
+        self.width = 1 << bits
         self.categorical = tuple(categorical)
         self.crosses = tuple(tuple(cross) for cross in crosses)
         self.numeric = _scales(numeric)
         _check_fields(self.categorical, tuple(numeric), crosses)
-        if not self._tables.keys() <= set(self.categorical):
-            raise ConfigurationError(
-                f"FeatureHasher(tables=): expected categorical fields, given {sorted(self._tables)}"
-            )
         seed = whole_number("FeatureHasher(seed=)", seed, -(2**63), 2**63 - 1)
         self._key = seed.to_bytes(8, "little", signed=True)
         self._places = {field: _Places(self._place_of(field), cached) for field in self.categorical}
@@ -223,15 +212,13 @@ class FeatureHasher:
 
     def index(self, field: str | tuple[str, ...], value: Any = None) -> int:
         """Return the place of a feature: of a numeric field, a field and its value, or a cross and its values."""
-        self._check_known(field)
+        known = [*self.categorical, *self.numeric, *self.crosses]
+        if field not in known:
+            listed = ", ".join(map(repr, known))
+            raise ConfigurationError(f"FeatureHasher: expected one of {listed}, given {field!r}")
         if isinstance(field, tuple):
             return self._cross_place_of(field)(value)
         return self._hashed(field) if field in self.numeric else self._place_of(field)(value)
-
-    def places_of(self, field: str | tuple[str, ...]) -> slice:
-        """Return the places that features of a field or a cross may have: its table, or the shared places."""
-        self._check_known(field)
-        return self._among(field)
 
     def rows(self, records: Columns | Sequence[Mapping[str, Any]]) -> SparseRows:
         """Return the features of each record: of dicts, ``Columns``, or a table of pandas, polars or Arrow.
@@ -246,15 +233,6 @@ class FeatureHasher:
         places = [self._column_places(field, columns[field]) for field in self.categorical]
         places += [self._cross_column_places(cross, columns) for cross in self.crosses]
         return self._assembled(len(records), places, [columns[field] for field in self.numeric])
-
-    def _check_known(self, field: str | tuple[str, ...]) -> None:
-        known = [*self.categorical, *self.numeric, *self.crosses]
-        if field not in known:
-            listed = ", ".join(map(repr, known))
-            raise ConfigurationError(f"FeatureHasher: expected one of {listed}, given {field!r}")
-
-    def _among(self, field: str | tuple[str, ...]) -> slice:
-        return self._tables.get(field, self._shared) if isinstance(field, str) else self._shared
 
     def _fields(self) -> dict[str, None]:
         crossed = [field for cross in self.crosses for field in cross]
@@ -305,21 +283,18 @@ class FeatureHasher:
 
     # ---- hashing
 
-    def _hashed(self, *parts: str, among: slice | None = None) -> int:
+    def _hashed(self, *parts: str) -> int:
         digest = blake2b(digest_size=8, key=self._key)
         for part in parts:
             text = part.encode("utf-8", "surrogatepass")
             # The length in front makes the parts unambiguous: "a", "bc" differs from "ab", "c".
             digest.update(b"%d:%b" % (len(text), text))
-        places = among or self._shared
-        return places.start + int.from_bytes(digest.digest(), "little") % (places.stop - places.start)
+        return int.from_bytes(digest.digest(), "little") % self.width
 
     def _place_of(self, field: str) -> Callable[[Any], int]:
-        among = self._among(field)
-
         def place(value: Any) -> int:
             text = as_text(value)
-            return _ABSENT if text is None else self._hashed(field, text, among=among)
+            return _ABSENT if text is None else self._hashed(field, text)
 
         return place
 
@@ -331,16 +306,6 @@ class FeatureHasher:
             return self._hashed(*cross, *[text for text in texts if text is not None])
 
         return place
-
-
-def _tables(sizes: Mapping[str, int], *, start: int) -> dict[str, slice]:
-    """Return the places of the fields' own tables, one table after the other."""
-    tables = {}
-    for field, size in sizes.items():
-        size = whole_number(f"FeatureHasher(tables=): field {field!r}", size, 1, 1 << _BITS_MAX)
-        tables[field] = slice(start, start + size)
-        start += size
-    return tables
 
 
 def _largest(scale: float, features: int) -> float:

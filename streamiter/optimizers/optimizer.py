@@ -108,15 +108,6 @@ class Optimizer(abc.ABC):
         at = np.asarray(indices, dtype=np.intp)
         self.update_at(at, _array_of(weights), np.asarray(gradient, dtype=np.float64), arrays, step)
 
-    def check_width(self, width: int) -> None:
-        """Raise ConfigurationError if a setting has a number for each weight, but not ``width`` of them."""
-        del width
-
-    def part(self, weights: slice | npt.NDArray[np.intp]) -> Optimizer:
-        """Return the rule for some of the weights: a setting with a number for each weight is cut, too."""
-        del weights
-        return self
-
     def without_regularization(self) -> Optimizer:
         """Return the rule for weights that must not be shrunk, such as an intercept."""
         return self

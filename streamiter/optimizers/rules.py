@@ -9,14 +9,12 @@ from __future__ import annotations
 import abc
 import math
 from dataclasses import dataclass, field, replace
-from itertools import repeat
-from typing import ClassVar, Self, cast
+from typing import ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
-from streamiter.numbers import fraction, is_number, not_negative, positive
+from streamiter.numbers import fraction, not_negative, positive
 from streamiter.optimizers.optimizer import (
     FloatArray,
     FloatView,
@@ -82,110 +80,6 @@ class GradientDescent(_RateRule):
 
 
 @dataclass(frozen=True)
-class SGD(_RateRule):
-    """Stochastic gradient descent: ``w −= lr·(g + l2·w)``, then ``w = soft(w, lr·l1)``.
-
-    ``learning_rate`` is a number or a :class:`~streamiter.optimizers.LearningRate`. With sparse gradients l1 and l2
-    shrink only the weights of the features that occur in the mini-batch: rare features are shrunk less often.
-
-    ``l2`` may be an array, a number for each weight: then some weights forget quickly, such as weights that follow
-    current conditions, and others do not.
-
-    >>> weights = np.array([1.0, 1.0])
-    >>> SGD(0.5, l2=[0.0, 1.0]).update(weights, np.zeros(2), {}, step=1)
-    >>> weights.tolist()
-    [1.0, 0.5]
-    """
-
-    learning_rate: float | LearningRate = 0.5
-    l1: float = 0.0
-    l2: float | npt.ArrayLike = field(default=0.0, hash=False)  # An array has no hash.
-
-    name: ClassVar[str] = "sgd"
-
-    def __post_init__(self) -> None:
-        self._check_settings(not_negative, "l1")
-        object.__setattr__(self, "learning_rate", rate_of(self.learning_rate))
-        object.__setattr__(self, "l2", _checked_l2(self.l2))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, SGD):
-            return NotImplemented
-        same_numbers = (self.learning_rate, self.l1) == (other.learning_rate, other.l1)
-        return same_numbers and np.array_equal(self.l2, other.l2)
-
-    def new_slots(self, weights: FloatArray) -> dict[str, FloatArray]:
-        self.check_width(weights.size)
-        return super().new_slots(weights)
-
-    def check_width(self, width: int) -> None:
-        l2 = self._l2()
-        if isinstance(l2, np.ndarray) and l2.size != width:
-            raise ConfigurationError(f"SGD(l2=): expected one number for each of the {width} weights, given {l2.size}")
-
-    def _l2(self) -> float | FloatArray:
-        return cast("float | FloatArray", self.l2)
-
-    def update(self, weights: FloatArray, gradient: FloatArray, slots: Slots, step: int) -> None:
-        self._move(weights, gradient, self._l2(), self._rate(step))
-
-    def update_at(
-        self, indices: npt.NDArray[np.intp], weights: FloatArray, gradient: FloatArray, slots: Slots, step: int
-    ) -> None:
-        l2, gathered = self._l2(), weights[indices]
-        self._move(gathered, gradient, l2[indices] if isinstance(l2, np.ndarray) else l2, self._rate(step))
-        weights[indices] = gathered
-
-    def _move(self, weights: FloatArray, gradient: FloatArray, l2: float | FloatArray, rate: float) -> None:
-        shrinks = isinstance(l2, np.ndarray) or l2 > 0.0
-        if shrinks:
-            move = with_l2(gradient, weights, l2)
-            move *= rate
-            weights -= move
-        else:
-            weights -= rate * gradient
-        if self.l1:
-            soften(weights, rate * self.l1)
-
-    def update_few(self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, step: int) -> None:
-        rate, l2, threshold = self._rate(step), self._l2(), self._rate(step) * self.l1
-        shrinking = map(cast("FloatView", l2.data).__getitem__, indices) if isinstance(l2, np.ndarray) else repeat(l2)
-        for index, slope, shrink in zip(indices, gradient, shrinking, strict=False):
-            weight = weights[index]
-            weight -= rate * (slope + shrink * weight)
-            if threshold:
-                weight = math.copysign(max(abs(weight) - threshold, 0.0), weight) + 0.0
-            weights[index] = weight
-
-    def part(self, weights: slice | npt.NDArray[np.intp]) -> SGD:
-        l2 = self._l2()
-        return replace(self, l2=l2[weights]) if isinstance(l2, np.ndarray) else self
-
-    def without_regularization(self) -> SGD:
-        return replace(self, l1=0.0, l2=0.0)
-
-
-def _checked_l2(l2: float | npt.ArrayLike) -> float | FloatArray:
-    """Return a number, or a read-only array."""
-    if is_number(l2):
-        return not_negative("SGD(l2=)", l2)
-    try:
-        each = np.array(l2, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):  # It holds no numbers, or rows of different lengths.
-        raise _refused_l2(repr(l2)) from None
-    if each.ndim != 1 or not each.size:
-        raise _refused_l2(f"an array of shape {each.shape}")
-    if not ((each >= 0.0) & (each < math.inf)).all():
-        raise _refused_l2(f"an array with values from {each.min()} to {each.max()}")
-    each.flags.writeable = False
-    return each
-
-
-def _refused_l2(given: str) -> ConfigurationError:
-    return ConfigurationError(f"SGD(l2=): expected a number of 0 or more, or one for each weight, given {given}")
-
-
-@dataclass(frozen=True)
 class RegularizedRule(_RateRule):
     """A rule with a learning rate, with l2 in the gradient and l1 after the step.
 
@@ -228,6 +122,30 @@ class RegularizedRule(_RateRule):
 
     def without_regularization(self) -> Self:
         return replace(self, l1=0.0, l2=0.0)
+
+
+@dataclass(frozen=True)
+class SGD(RegularizedRule):
+    """Stochastic gradient descent: ``w −= lr·(g + l2·w)``, then ``w = soft(w, lr·l1)``.
+
+    ``learning_rate`` is a number or a :class:`~streamiter.optimizers.LearningRate`. With sparse gradients l1 and l2
+    shrink only the weights of the features that occur in the mini-batch: rare features are shrunk less often.
+    """
+
+    learning_rate: float | LearningRate = 0.5
+    l1: float = 0.0
+    l2: float = 0.0
+
+    name: ClassVar[str] = "sgd"
+
+    def _move(self, weights: FloatArray, gradient: FloatArray, slots: Slots, rate: float, step: int) -> None:
+        weights -= rate * gradient
+
+    def _move_few(
+        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, rate: float, step: int
+    ) -> None:
+        for index, g in zip(indices, gradient, strict=True):
+            weights[index] -= rate * g
 
 
 @dataclass(frozen=True)
@@ -563,8 +481,8 @@ def soften(weights: FloatArray, threshold: float) -> None:
     weights += 0.0  # Adding 0 turns −0.0 into 0.0.
 
 
-def with_l2(gradient: FloatArray, weights: FloatArray, l2: float | FloatArray) -> FloatArray:
-    """Return ``g + l2·w``, a new array of the dtype of the weights, also if l2 is an array of another dtype."""
-    total = np.multiply(weights, l2, dtype=weights.dtype, casting="same_kind")
+def with_l2(gradient: FloatArray, weights: FloatArray, l2: float) -> FloatArray:
+    """Return ``g + l2·w``, a new array."""
+    total = weights * l2
     total += gradient
     return total

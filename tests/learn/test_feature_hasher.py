@@ -215,9 +215,6 @@ def test_a_missing_column_is_an_error_of_the_whole_batch():
             lambda: FeatureHasher(["a"], crosses=[("a", "b"), ["a", "b"]]),
             r"crosses=\): expected each cross once, given \[\('a', 'b'\), \['a', 'b'\]\]",
         ),
-        (lambda: FeatureHasher(["a"], tables={"b": 4}), r"\(tables=\): expected categorical fields, given"),
-        (lambda: FeatureHasher(["a"], tables={"a": 0}), r"field 'a': expected a whole number from 1 .*, given 0"),
-        (lambda: FeatureHasher(["a"], tables={"a": 10.5}), r"\(tables=\): field 'a': .*, given 10.5"),
         (lambda: FeatureHasher({"a": 10**400}), r"expected finite scales, given \[1000"),
         (lambda: FeatureHasher({"a": "2"}), r"expected finite scales, given \['2'\]"),
         (lambda: FeatureHasher(numeric={"a": math.nan}), r"expected finite scales, given \[nan\]"),
@@ -242,48 +239,20 @@ def test_scales_multiply_the_values_of_categorical_fields_and_crosses() -> None:
     }
 
 
-def test_a_field_with_a_table_of_its_own_shares_no_place_with_others() -> None:
-    """A common feature shared its place with an airport, so the model forgot the feature quickly."""
-    made = hasher(tables={"city": 3, "hour": 5}, bits=4)
-    assert made.width == 16 + 3 + 5
-    assert (made.places_of("city"), made.places_of("hour")) == (slice(16, 19), slice(19, 24))
-    cities = {made.index("city", f"city {number}") for number in range(100)}
-    hours = {made.index("hour", number) for number in range(100)}
-    others = {made.index(("city", "hour"), (f"city {number}", number)) for number in range(200)}
-    assert (cities, hours, others) == (set(range(16, 19)), set(range(19, 24)), set(range(16)))
-    rows = made.rows(RECORDS)
-    assert rows.width == 24
-    assert made.index("city", "Bern") in rows.indices
-
-
-def test_a_field_without_a_table_stays_where_it_was() -> None:
-    """A table for one field must not move the features of other fields to other weights."""
-    plain, made = hasher(bits=4), hasher(tables={"city": 3}, bits=4)
-    assert [made.index("hour", number) for number in range(24)] == [plain.index("hour", number) for number in range(24)]
-    assert made.places_of("hour") == slice(0, 16)
-
-
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda made: made.places_of("typo"),
         lambda made: made.index("typo", 3),
         lambda made: made.index("typo"),
-        lambda made: made.places_of(("hour", "city")),
+        lambda made: made.index(("hour", "city"), (3, "Bern")),
         lambda made: made.index(("city", "rush"), ("Bern", 1)),
     ],
 )
 def test_an_unknown_field_is_refused(ask) -> None:
-    """A misspelt field gave the shared places, so l2 was set for every feature except the intended one."""
+    """A misspelt field gave the place of a feature that no row has, so its weight was always 0."""
     given = r"expected one of 'city', 'hour', 'rush', 'price', \('city', 'hour'\), given .*"
     with pytest.raises(ConfigurationError, match=given):
-        ask(hasher(tables={"city": 3}))
-
-
-def test_numeric_fields_and_crosses_are_among_the_shared_places() -> None:
-    """Only categorical fields have tables; a numeric field or a cross must not be refused as misspelt."""
-    made = hasher(tables={"city": 3}, bits=4)
-    assert made.places_of("price") == made.places_of(("city", "hour")) == slice(0, 16)
+        ask(hasher())
 
 
 @pytest.mark.parametrize("value", [1e308, -1e308])

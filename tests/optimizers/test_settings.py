@@ -30,16 +30,6 @@ def test_without_regularization_keeps_the_rest():
         assert rule(0.2, l1=1.0, l2=1.0, **other).without_regularization() == rule(0.2, **other)
 
 
-def test_numbers_for_each_weight_are_a_read_only_copy():
-    """A restored learner shrank its weights by values that the caller had changed later."""
-    given = np.array([0.1, 0.2])
-    rule = SGD(l2=given)
-    given[:] = 9.0
-    assert rule.l2.tolist() == [0.1, 0.2]
-    with pytest.raises(ValueError, match="read-only"):
-        rule.l2[0] = 9.0
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -51,17 +41,10 @@ def test_numbers_for_each_weight_are_a_read_only_copy():
         (lambda: SGD("fast"), "learning_rate: expected a number above 0, given 'fast'"),
         (lambda: SGD(l1=[0.1]), r"SGD\(l1=\): expected a number of 0 or more, given \[0.1\]"),
         (lambda: SGD(l1=10**400), r"SGD\(l1=\): expected a number of 0 or more, given 1000"),
-        (lambda: SGD(l2=[10**400]), r"SGD\(l2=\): .* one for each weight, given \[1000"),
-        (lambda: SGD(l2="abc"), r"SGD\(l2=\): .* one for each weight, given 'abc'"),
-        (lambda: SGD(l2=["abc"]), r"SGD\(l2=\): .* one for each weight, given \['abc'\]"),
-        (lambda: SGD(l2=[[0.1], [0.1, 0.2]]), r"SGD\(l2=\): .* one for each weight, given \[\[0.1\], "),
-        (lambda: SGD(l2=[]), r"SGD\(l2=\): .* one for each weight, given an array of shape \(0,\)"),
-        (lambda: SGD(l2=None), r"SGD\(l2=\): .* one for each weight, given "),
+        (lambda: SGD(l2=[0.1, 0.2]), r"SGD\(l2=\): expected a number of 0 or more, given \[0.1, 0.2\]"),
+        (lambda: SGD(l2=None), r"SGD\(l2=\): expected a number of 0 or more, given None"),
         (lambda: SGD(l2=np.float32(-1.0)), r"SGD\(l2=\): expected a number of 0 or more, given .*-1.0"),
-        (lambda: SGD(l2=[0.1, -1.0]), r"SGD\(l2=\): .* one for each weight, given .* from -1.0 to 0.1"),
-        (lambda: SGD(l2=[[0.1]]), r"SGD\(l2=\): .* one for each weight, given an array of shape \(1, 1\)"),
         (lambda: FTRL(alpha=0.0), r"FTRL\(alpha=\): expected a number above 0, given 0.0"),
-        (lambda: SGD(l2=[0.1, math.inf]), r"SGD\(l2=\): .* one for each weight, given .* from 0.1 to inf"),
         (lambda: FTRL(beta=-1.0), r"FTRL\(beta=\): expected a number of 0 or more, given -1.0"),
         (lambda: FTRL(l2=-1.0), r"FTRL\(l2=\): expected a number of 0 or more, given -1.0"),
         (lambda: FTRL(l1=math.inf), r"FTRL\(l1=\): expected a number of 0 or more, given inf"),

@@ -64,48 +64,6 @@ def test_ftrl_changes_nothing_where_the_gradient_is_0(optimizer):
     assert all(np.array_equal(slots[name], before[name]) for name in before)
 
 
-@pytest.mark.parametrize("l1", [0.0, 0.05])
-def test_each_weight_may_have_an_l2_of_its_own(l1):
-    """The updates of all, some and few weights took different numbers from the array."""
-    start, l2 = [1.0, -2.0, 3.0, -4.0], [0.0, 0.1, 0.5, 2.0]
-    gradient = [0.3, -0.2, 0.1, 0.7]
-    optimizer = SGD(0.1, l1=l1, l2=l2)
-    alone = [
-        written_out.learn(written_out.sgd, [weight], [[slope]], l1=l1, l2=shrink)[0][0]
-        for weight, slope, shrink in zip(start, gradient, l2, strict=True)
-    ]
-    whole, some, few = (np.array(start) for _ in range(3))
-    slots = optimizer.new_slots(whole)
-    optimizer.update(whole, np.array(gradient), slots, 1)
-    optimizer.update_at(np.array([1, 3]), some, np.array(gradient)[[1, 3]], slots, 1)
-    optimizer.update_few([1, 3], view_of(few), [gradient[1], gradient[3]], [], 1)
-    assert whole == pytest.approx(alone)
-    assert some.tolist() == few.tolist() == [1.0, whole[1], 3.0, whole[3]]
-    with pytest.raises(ConfigurationError, match=r"one number for each of the 3 weights, given 4"):
-        optimizer.new_slots(np.zeros(3))
-
-
-def test_the_optimizer_copies_the_l2_of_each_weight():
-    """The caller reused its array, which changed how a running model learned."""
-    l2 = np.array([0.0, 1.0])
-    optimizer = SGD(0.5, l2=l2)
-    l2[:] = 5.0
-    weights, _ = run(optimizer, [1.0, 1.0], [[0.0, 0.0]])
-    assert weights.tolist() == [1.0, 0.5]
-
-
-def test_optimizers_are_compared_by_value_also_with_an_l2_for_each_weight():
-    """A comparison of two optimizers, or one as a key, raised numpy's error about the truth of an array."""
-    optimizer = SGD(0.1, l1=0.2, l2=[0.0, 1.0])
-    same = SGD(0.1, l1=0.2, l2=np.array([0.0, 1.0]))
-    assert optimizer == same
-    assert hash(optimizer) == hash(same)
-    others = [SGD(0.1, l1=0.2, l2=l2) for l2 in (0.0, 1.0, [0.0], [0.0, 2.0], [0.0, 1.0, 1.0])]
-    others += [SGD(0.2, l1=0.2, l2=[0.0, 1.0]), SGD(0.1, l2=[0.0, 1.0])]
-    assert optimizer not in [*others, FTRL()]
-    assert SGD(0.1, l2=np.float32(0.5)) == SGD(0.1, l2=0.5)
-
-
 def test_ftrl_discards_its_start_at_the_first_gradient_by_default():
     """A warm start from a published model was forgotten with the first small gradient of each feature.
 
@@ -158,15 +116,3 @@ def test_shrunk_weights_are_a_plain_0():
         slots = optimizer.new_slots(few)
         optimizer.update_few([0, 1], view_of(few), [0.1, -0.1], [view_of(slots[n]) for n in optimizer.slot_names], 1)
         assert few.tobytes() == np.zeros(2).tobytes()
-
-
-def test_a_part_of_the_weights_takes_its_part_of_the_l2():
-    """A shard with columns 2 and 3 shrank them by the l2 of columns 0 and 1."""
-    optimizer = SGD(0.5, l2=[0.0, 1.0, 0.5, 2.0])
-    assert optimizer.part(slice(2, 4)) == SGD(0.5, l2=[0.5, 2.0])
-    assert optimizer.part(np.array([3, 0])) == SGD(0.5, l2=[2.0, 0.0])
-    plain = SGD(0.5, l2=1.0)
-    assert plain.part(slice(2, 4)) is plain
-    optimizer.check_width(4)
-    with pytest.raises(ConfigurationError, match=r"one number for each of the 5 weights, given 4"):
-        optimizer.check_width(5)

@@ -26,7 +26,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError
+from streamiter.errors import OutOfRange, ParameterServerError
 from streamiter.importing import importable_name
 from streamiter.numbers import whole_number
 from streamiter.optimizers import Optimizer, checked_optimizer
@@ -107,10 +107,6 @@ class OptimizerRows(Checked, UpdateFunction):
                 f"{where(self, matrix)}: expected default=0.0, the first value of gradients and slots, given "
                 f"{matrix.default}; give the weights their default with psf.Fill"
             )
-        try:
-            self.optimizer.check_width(matrix.columns)
-        except ConfigurationError as error:
-            raise ParameterServerError(f"{where(self, matrix)}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -175,15 +171,13 @@ class Optimize(OptimizerRows):
             named = np.flatnonzero(some_gradient) if self.sparse else None
             if named is not None and not len(named):
                 continue
-            first = block.columns.start
-            rule = self.optimizer.part(slice(first + chunk.start, first + chunk.stop))
             if self.scale != 1.0:
                 some_gradient /= self.scale
             some_slots = {name: slot[chunk] for name, slot in slots.items()}
             if named is None:
-                rule.update(weights[chunk], some_gradient, some_slots, step)
+                self.optimizer.update(weights[chunk], some_gradient, some_slots, step)
             else:
-                rule.update_at(named, weights[chunk], some_gradient[named], some_slots, step)
+                self.optimizer.update_at(named, weights[chunk], some_gradient[named], some_slots, step)
             some_gradient.fill(0.0)
 
     def _update_sparse(self, block: Block, weight_row: int, step: int) -> None:
@@ -195,7 +189,7 @@ class Optimize(OptimizerRows):
         rows = {name: self.slot_row(name, weight_row) for name in self.optimizer.slot_names}
         weights = block.get(weight_row, columns)
         slots = {name: block.get(row, columns) for name, row in rows.items()}
-        self.optimizer.part(columns).update(weights, given.values / self.scale, slots, step)
+        self.optimizer.update(weights, given.values / self.scale, slots, step)
         block.put(weight_row, columns, weights)
         for name, row in rows.items():
             block.put(row, columns, slots[name])

@@ -25,7 +25,6 @@ from streamiter.parameter_server.storage.block import SparseRow
 COLUMNS = 23
 RULES = [
     SGD(InverseSquareRoot(0.3), l1=0.02, l2=0.1),
-    SGD(0.3, l2=np.linspace(0.0, 2.0, COLUMNS)),
     GradientDescent(0.1, l1=0.02, l2=0.3),
     FTRL(0.3, 0.1, l1=0.05, l2=0.1),
     Momentum(0.1, l1=0.02, l2=0.1),
@@ -366,12 +365,6 @@ def test_a_gradient_for_all_absent_columns_is_refused_before_anything_changes():
             ParameterServerError,
             r"psf.Optimize on matrix 'w': expected default=0.0, .* given 0.5; give the weights .* with psf.Fill",
         ),
-        (
-            Optimize("w", SGD(l2=[0.1, 0.2])),
-            {"rows": 2},
-            ParameterServerError,
-            r"psf.Optimize on matrix 'w': SGD\(l2=\): expected one number for each of the 23 weights, given 2",
-        ),
         (Optimize("w", Adam()), {"rows": 4, "block_rows": 2}, RowsInDifferentBlocks, r"rows 0, 1, 2, 3"),
     ],
 )
@@ -443,7 +436,6 @@ def test_impossible_settings_are_refused_by_name(make, error, message):
 def test_equal_settings_are_equal():
     """A second worker made the same matrix, and its equal ``on_clock`` was refused as different."""
     assert Optimize("w", Adam(0.1), scale=2) == Optimize("w", Adam(0.1), scale=2.0)
-    assert Optimize("w", SGD(0.1, l2=[0.1, 0.2])) == Optimize("w", SGD(0.1, l2=[0.1, 0.2]))
     assert Optimize("w", Adam(0.1)) != Optimize("w", Adam(0.2))
 
 
