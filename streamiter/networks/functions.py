@@ -1,4 +1,4 @@
-"""Transfer functions of layers and losses of networks, in tables by their names in configuration files.
+"""Transfer functions of layers and losses of networks; ``configuration.sections`` has tables of them.
 
 A transfer function is applied to each output of a layer; on the way back, ``Applied.backward`` turns the gradient by
 its output into the gradient by its input. A loss compares the scores of the last layer with the labels: it gives the
@@ -8,9 +8,8 @@ loss of each row, its derivative, and the predictions that the scores stand for.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -188,21 +187,6 @@ class TanhWithDropout(WithDropout):
     """dropout(tanh(x)); in prediction tanh(x)."""
 
     inner: ClassVar[TransferFunction] = Tanh()
-
-
-TRANSFER_FUNCTIONS: Final[Mapping[str, type[TransferFunction]]] = MappingProxyType(
-    {
-        "identity": IdentityFunction,
-        "sigmoid": Sigmoid,
-        "relu": Relu,
-        "tanh": Tanh,
-        "softmax": Softmax,
-        "dropout": Dropout,
-        "sigmoidwithdropout": SigmoidWithDropout,
-        "tanhwithdropout": TanhWithDropout,
-    }
-)
-"""The transfer functions by their names in configuration files, in lower case."""
 
 
 @dataclass(frozen=True)
@@ -517,17 +501,3 @@ class KMeansLoss(NetworkLoss):
 
     def correct(self, predictions: Predictions, labels: Array) -> None:
         """Return None: clusters are no classes."""
-
-
-_LOSSES: Final[tuple[type[NetworkLoss], ...]] = (
-    L2Loss,
-    NetworkLogLoss,
-    NetworkHingeLoss,
-    CrossEntropyLoss,
-    SoftmaxLoss,
-    NetworkHuberLoss,
-    KMeansLoss,
-)
-
-LOSSES: Final[Mapping[str, type[NetworkLoss]]] = MappingProxyType({known.type_name: known for known in _LOSSES})
-"""The losses by their names in configuration files, in lower case."""

@@ -21,11 +21,11 @@ from streamiter.flow.drawing.formats import DrawingFormat, draw_picture
 from streamiter.flow.drawing.picture import Link, Node, Picture
 from streamiter.learn.rows import BadRows
 from streamiter.networks.configuration import Configuration, as_text, canonical, read_configuration
+from streamiter.networks.configuration.layer_kinds import LAYER_KINDS
 from streamiter.networks.configuration.settings import LayerConfiguration
 from streamiter.networks.data import PlaceHolder
-from streamiter.networks.functions import LOSSES, TRANSFER_FUNCTIONS, Predictions
-from streamiter.networks.layers import LAYER_TYPES
-from streamiter.networks.layers.layer import Layer, LayerSettings, LossLayer, Parameter, initial_values
+from streamiter.networks.functions import Predictions
+from streamiter.networks.layers.layer import Layer, LossLayer, Parameter, initial_values
 from streamiter.numbers import whole_number
 from streamiter.records import Array
 
@@ -173,25 +173,10 @@ def build(configuration: Configuration, features: int, dtype: npt.DTypeLike, *, 
     layers: dict[str, Layer] = {}
     for layer in configuration.layers:
         inputs = [layers[name] for name in layer.inputs]
-        layers[layer.name] = LAYER_TYPES[layer.key](_settings(layer), inputs, place_holder)
+        layers[layer.name] = LAYER_KINDS[layer.type].layer(layer, inputs, place_holder)
     loss_layer = layers[configuration.loss_layer.name]
     assert isinstance(loss_layer, LossLayer)
     return LayerGraph(list(layers.values()), place_holder, loss_layer, seed=seed)
-
-
-def _settings(layer: LayerConfiguration) -> LayerSettings:
-    settings = LayerSettings(
-        name=layer.name,
-        output_dim=layer.output_dim,
-        optimizer=layer.optimizer,
-        factors=layer.num_factors,
-        weight_dim=layer.weight_dim,
-    )
-    if (function := layer.transfer_function) is not None:
-        settings = replace(settings, transfer_function=TRANSFER_FUNCTIONS[function.key](**function.parameters))
-    if (loss := layer.loss) is not None:
-        settings = replace(settings, loss=LOSSES[loss.key](**loss.parameters))
-    return settings
 
 
 class LayerGraph:
@@ -200,14 +185,11 @@ class LayerGraph:
     A training step is: ``feed_data(rows, labels, training=True)``, set ``values`` of all ``parameters``, ``loss()``,
     ``backward()``, ``gradients()``, and after the optimizer's step ``update()``. Dropout draws from ``seed``.
 
-    >>> from streamiter.networks.layers import LAYER_TYPES
-    >>> from streamiter.networks.layers.layer import LayerSettings
-    >>> from streamiter.optimizers import SGD
-    >>> place_holder = PlaceHolder(features=2, dtype="float64")
-    >>> wide = LAYER_TYPES["simpleinputlayer"](
-    ...     LayerSettings("wide", output_dim=1, optimizer=SGD(0.5)), [], place_holder)
-    >>> end = LAYER_TYPES["simplelosslayer"](LayerSettings("end"), [wide], place_holder)
-    >>> graph = LayerGraph([wide, end], place_holder, end)
+    >>> configuration = read_configuration({"layers": [
+    ...     {"type": "SimpleInputLayer", "name": "wide", "outputdim": 1},
+    ...     {"type": "LossLayer", "name": "end", "inputlayer": "wide"},
+    ... ]})
+    >>> graph = build(configuration, features=2, dtype="float64", seed=0)
     >>> graph.feed_data([[1.0, 0.0], [1.0, 2.0]], [1, -1], training=True)
     >>> for parameter in graph.parameters:
     ...     parameter.values = np.zeros(graph.shape_of(parameter))

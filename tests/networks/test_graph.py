@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from networks.finite_differences import assert_gradients_agree, give_values, gradients_of
+from networks.functions_by_name import LOSSES, TRANSFER_FUNCTIONS
 from networks.layers.cases import FIELDS, Nodes
 from networks.rows_at_hand import rows_of
 
 from streamiter.errors import ModelError
 from streamiter.learn.rows import BadRows
 from streamiter.networks.data import PlaceHolder
-from streamiter.networks.functions import LOSSES, TRANSFER_FUNCTIONS
 from streamiter.networks.network import LayerGraph
 from streamiter.networks.serving import Diverged, finite_loss
 from streamiter.sparse_rows import SparseRows

@@ -7,27 +7,25 @@ the dimensions of all layers fit. Each error names the file, the layer and the k
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Final, NoReturn
 
 from streamiter.errors import ConfigurationError
+from streamiter.networks.configuration.layer_kinds import LAYER_KINDS, LayerContext
 from streamiter.networks.configuration.sections import (
     LOSSES,
     OPTIMIZERS,
+    REGULARIZATION,
     TRANSFER_FUNCTIONS,
     Defaults,
     FunctionKinds,
     LayerReader,
-    read_data,
     read_function,
-    read_model,
-    read_train,
 )
 from streamiter.networks.configuration.settings import (
-    LAYER_KINDS,
     Configuration,
     DataSettings,
     FunctionSettings,
@@ -37,9 +35,10 @@ from streamiter.networks.configuration.settings import (
     TrainSettings,
     Where,
     nearest,
+    read_section,
 )
 
-_PROBABILITIES: Final = ("sigmoid", "sigmoidwithdropout", "softmax")
+_PROBABILITIES: Final = ("Sigmoid", "SigmoidWithDropout", "Softmax")
 
 
 def likely_mistakes(layers: Sequence[LayerConfiguration], file: Where) -> list[str]:
@@ -49,9 +48,9 @@ def likely_mistakes(layers: Sequence[LayerConfiguration], file: Where) -> list[s
         f"{file.layer(layer.declared).key('inputlayer')}: expected probabilities for {layer.loss.type}, given "
         f"{source.name!r}, which ends with {source.transfer_function.type}; end it with Sigmoid, or take LogLoss"
         for layer in layers
-        if layer.loss is not None and layer.loss.key == "crossentropyloss"
+        if layer.loss is not None and layer.loss.type == "CrossEntropyLoss"
         for source in map(by_name.__getitem__, layer.inputs)
-        if source.transfer_function is not None and source.transfer_function.key not in _PROBABILITIES
+        if source.transfer_function is not None and source.transfer_function.type not in _PROBABILITIES
     ]
 
 
@@ -188,212 +187,18 @@ def _place_of_input(layer: LayerConfiguration, number: int, file: Where) -> Wher
     return where.key("inputlayers").item(number)
 
 
-@dataclass(frozen=True, slots=True)
-class _LayerContext:
-    """The graph around a layer, for checks."""
+def with_vector_widths(
+    layers: Sequence[LayerConfiguration], data: DataSettings, file: Where
+) -> tuple[LayerConfiguration, ...]:
+    """Return the layers with the widths of their vectors.
 
-    file: Where
-    data: DataSettings
-    layers: Mapping[str, LayerConfiguration]
-    vector_widths: dict[str, int]
-    """The width of vectors by the name of a layer whose output is vectors, such as an embedding."""
-
-    def inputs(self, layer: LayerConfiguration) -> list[LayerConfiguration]:
-        return [self.layers[name] for name in layer.inputs]
-
-    def key(self, layer: LayerConfiguration, key: str = "outputdim") -> Where:
-        where = self.file.layer(layer.declared)
-        if key == "outputdim" and layer.part is not None:
-            return where.key("outputdims").item(layer.part)
-        return where.key(key)
-
-    def require(self, layer: LayerConfiguration, expected: int, because: str) -> None:
-        """Raise ConfigurationError for another output dimension."""
-        if layer.output_dim != expected:
-            raise self.key(layer).error(
-                f"expected {expected}, {because}, given {layer.output_dim}; change it, or its input"
-            )
-
-    def vectors(self, layer: LayerConfiguration) -> tuple[int, int]:
-        """Return the number of vectors in the input, and their width."""
-        (source,) = self.inputs(layer)
-        width = self.vector_widths.get(source.name)
-        if width is None:
-            raise self.key(layer, "inputlayer").error(
-                f"expected vectors, such as an embedding gives, given {source.name!r} ({source.type})"
-            )
-        count = source.output_dim // width
-        if count < 2:
-            raise self.key(layer, "inputlayer").error(
-                f"expected at least 2 vectors to cross, given {count} of {source.name!r}"
-            )
-        return count, width
-
-
-def check_dimensions(layers: Sequence[LayerConfiguration], data: DataSettings, file: Where) -> None:
-    """Raise ConfigurationError for the first layer whose output dimension does not fit its inputs."""
-    graph = _LayerContext(file, data, {layer.name: layer for layer in layers}, {})
+    Raises ConfigurationError for the first layer whose output dimension does not fit its inputs.
+    """
+    graph = LayerContext(file, data, {layer.name: layer for layer in layers}, {})
     for layer in layers:
-        check = _CHECKS.get(layer.type)
-        if check is not None:
+        if check := LAYER_KINDS[layer.type].check:
             check(layer, graph)
-
-
-# -- inputs
-
-
-def _embedding(layer: LayerConfiguration, graph: _LayerContext) -> None:
-    factors, fields = layer.num_factors or 1, graph.data.num_field
-    if fields > 0:
-        graph.require(layer, fields * factors, f"{fields} fields (numfield) × {factors} factors (numfactors)")
-    elif layer.output_dim % factors:
-        raise graph.key(layer).error(
-            f"expected fields × factors, a multiple of {factors} (numfactors), given {layer.output_dim}"
-        )
-    graph.vector_widths[layer.name] = factors
-
-
-# -- layers with one input
-
-
-def _scalar_cross(layer: LayerConfiguration, graph: _LayerContext) -> None:
-    graph.vectors(layer)
-    graph.require(layer, 1, "the one number that it gives")
-
-
-def _inner_cross(layer: LayerConfiguration, graph: _LayerContext) -> None:
-    count, _ = graph.vectors(layer)
-    graph.require(layer, count * (count - 1) // 2, f"one number for each pair of {count} vectors")
-
-
-def _interaction_cross(layer: LayerConfiguration, graph: _LayerContext) -> None:
-    _, width = graph.vectors(layer)
-    graph.require(layer, width, "the width of the vectors of its input")
-
-
-def _interaction_cross_tiled(layer: LayerConfiguration, graph: _LayerContext) -> None:
-    count, width = graph.vectors(layer)
-    pairs = count * (count - 1) // 2
-    graph.require(layer, pairs * width, f"{width} numbers for each of the {pairs} pairs of {count} vectors")
-    graph.vector_widths[layer.name] = width
-
-
-def _outer_cross(layer: LayerConfiguration, graph: _LayerContext) -> None:
-    count, width = graph.vectors(layer)
-    pairs = count * (count - 1) // 2
-    because = f"{width} × {width} numbers for each of the {pairs} pairs of {count} vectors"
-    graph.require(layer, pairs * width * width, because)
-
-
-def _shared(layer: LayerConfiguration, graph: _LayerContext) -> None:
-    """Check a layer that is applied to each vector: it has as many vectors as its input."""
-    (source,), width = graph.inputs(layer), layer.weight_dim or 1
-    count, rest = divmod(layer.output_dim, width)
-    if rest:
-        raise graph.key(layer).error(f"expected a multiple of {width} (weightdim), given {layer.output_dim}")
-    known = graph.vector_widths.get(source.name)
-    if known is not None:
-        vectors = source.output_dim // known
-        because = f"{width} (weightdim) for each of the {vectors} vectors of {source.name!r}"
-        graph.require(layer, vectors * width, because)
-    elif source.output_dim % count:
-        raise graph.key(layer).error(
-            f"expected as many times {width} (weightdim) as its input has vectors, given {layer.output_dim}, "
-            f"{count} times, which do not divide the {source.output_dim} of {source.name!r}"
-        )
-    graph.vector_widths[layer.name] = width
-
-
-# -- layers with several inputs
-
-
-def _concatenated(layer: LayerConfiguration, graph: _LayerContext) -> None:
-    _inherit_width(layer, graph)
-    dims = [source.output_dim for source in graph.inputs(layer)]
-    graph.require(layer, sum(dims), f"the sum of its inputs ({' + '.join(map(str, dims))})")
-
-
-def _inherit_width(layer: LayerConfiguration, graph: _LayerContext) -> None:
-    """Note that vectors of one width, added or side by side, are vectors of that width."""
-    widths = {graph.vector_widths.get(name) for name in layer.inputs}
-    width = widths.pop()
-    if width is not None and not widths:
-        graph.vector_widths[layer.name] = width
-
-
-def _pooled(layer: LayerConfiguration, graph: _LayerContext) -> None:
-    _inherit_width(layer, graph)
-    _crossed(layer, graph)
-
-
-def _crossed(layer: LayerConfiguration, graph: _LayerContext) -> None:
-    for source in graph.inputs(layer):
-        graph.require(layer, source.output_dim, f"the dimension of its input {source.name!r}")
-
-
-def _dot(layer: LayerConfiguration, graph: _LayerContext) -> None:
-    first, *others = graph.inputs(layer)
-    for number, source in enumerate(others, 1):
-        if source.output_dim != first.output_dim:
-            raise (
-                graph.file.layer(layer.name)
-                .key("inputlayers")
-                .item(number)
-                .error(
-                    f"expected the dimension of {first.name!r}, {first.output_dim}, "
-                    f"given {source.name!r} with {source.output_dim}"
-                )
-            )
-    graph.require(layer, 1, "the one number that it gives")
-
-
-def _weighted_sum(layer: LayerConfiguration, graph: _LayerContext) -> None:
-    weights, vectors = graph.inputs(layer)
-    known = graph.vector_widths.get(vectors.name, layer.output_dim)
-    if weights.output_dim * layer.output_dim != vectors.output_dim or known != layer.output_dim:
-        raise graph.key(layer).error(
-            f"expected the width of {weights.output_dim} vectors, one for each weight of {weights.name!r}, "
-            f"in the {vectors.output_dim} of {vectors.name!r}, given {layer.output_dim}"
-        )
-
-
-# -- the loss
-
-
-def _loss(layer: LayerConfiguration, graph: _LayerContext) -> None:
-    (source,), loss = graph.inputs(layer), layer.loss
-    assert loss is not None
-    if loss.type == "SoftmaxLoss":
-        if source.output_dim < 2:
-            raise graph.key(layer, "inputlayer").error(
-                f"expected a layer with an output for each class, 2 or more, for {loss.type}, "
-                f"given {source.name!r} with {source.output_dim}"
-            )
-    elif loss.type not in _OF_ANY_WIDTH and source.output_dim != 1:
-        raise graph.key(layer, "inputlayer").error(
-            f"expected a layer with 1 output for {loss.type}, given {source.name!r} with {source.output_dim}"
-        )
-
-
-_OF_ANY_WIDTH: Final = frozenset({"KmeansLoss"})
-
-_CHECKS: Final[Mapping[str, Callable[[LayerConfiguration, _LayerContext], None]]] = {
-    "Embedding": _embedding,
-    "ParamSharedFC": _shared,
-    "BiInnerSumCross": _scalar_cross,
-    "BiInnerCross": _inner_cross,
-    "BiInteractionCross": _interaction_cross,
-    "BiInteractionCrossTiled": _interaction_cross_tiled,
-    "BiOuterCross": _outer_cross,
-    "ConcatLayer": _concatenated,
-    "SumPooling": _pooled,
-    "MulPooling": _pooled,
-    "DotPooling": _dot,
-    "CrossLayer": _crossed,
-    "WeightedSumLayer": _weighted_sum,
-    "SimpleLossLayer": _loss,
-    "LossLayer": _loss,
-}
+    return tuple(replace(layer, vector_width=graph.vector_widths.get(layer.name)) for layer in layers)
 
 
 # Older files of Angel misspell this key.
@@ -421,14 +226,14 @@ def read_configuration(source: str | PathLike[str] | Mapping[str, object]) -> Co
     keys = Keys(document, file)
     warnings: list[str] = []
 
-    data = read_data(keys.raw("data", {}), file.section("data"), warnings)
-    model = read_model(keys.raw("model", {}), file.section("model"), warnings)
-    train = read_train(keys.raw("train", {}), file.section("train"), warnings)
+    data = read_section(DataSettings, keys.raw("data", {}), file.section("data"), warnings)
+    model = read_section(ModelSettings, keys.raw("model", {}), file.section("model"), warnings)
+    train = read_section(TrainSettings, keys.raw("train", {}), file.section("train"), warnings)
     defaults = Defaults(*(_default(keys, key, *kind, warnings) for key, kind in _DEFAULTS.items()))
     if "layers" not in keys:
         raise file.error(f"expected the key 'layers', given {keys.listed()}; add it")
     layers = in_order(LayerReader(file, defaults, train, warnings).read(keys.raw("layers")), file)
-    check_dimensions(layers, data, file)
+    layers = with_vector_widths(layers, data, file)
     return Configuration(
         source=file.file,
         data=data,
@@ -516,6 +321,5 @@ def _layer(parts: list[LayerConfiguration]) -> dict[str, object]:
 
 
 def _function(settings: FunctionSettings) -> dict[str, object]:
-    unsaid = OPTIMIZERS.unsaid_when_0
-    said = {name: number for name, number in settings.parameters.items() if number or name not in unsaid}
+    said = {name: number for name, number in settings.parameters.items() if number or name not in REGULARIZATION}
     return {"type": settings.type, **said}

@@ -1,102 +1,26 @@
-"""Reads the parts of a configuration file: optimizers and other functions, the sections, and the layers."""
+"""Reads parts of a configuration file: optimizers and other functions, and the layers."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, get_args
+from typing import Any, Final
 
+from streamiter.networks import functions
+from streamiter.networks.configuration.layer_kinds import LAYER_KINDS, LayerKind, find_kind
 from streamiter.networks.configuration.settings import (
-    LAYER_KINDS,
-    DataFormat,
-    DataSettings,
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
     FunctionSettings,
-    InitialWay,
     Keys,
-    LabelTransformation,
     LayerConfiguration,
-    LayerKind,
-    ModelSettings,
+    Number,
     TrainSettings,
     Where,
-    find_kind,
     nearest,
 )
-from streamiter.optimizers import (
-    FTRL,
-    SGD,
-    AdaDelta,
-    Adam,
-    Constant,
-    Correction,
-    InverseSquareRoot,
-    LearningRate,
-    Momentum,
-    Optimizer,
-    RMSProp,
-    WarmRestarts,
-)
-
-_LEARNING_RATES: Final[Mapping[str, Callable[[TrainSettings], LearningRate]]] = {
-    "ConstantLearningRate": lambda train: Constant(train.lr),
-    "StandardDecay": lambda train: InverseSquareRoot(train.lr, train.decay_alpha),
-    "CorrectionDecay": lambda train: Correction(train.lr, train.decay_alpha, train.decay_beta),
-    "WarmRestarts": lambda train: WarmRestarts(train.lr, train.decay_alpha),
-}
-
-DECAYS: Final = tuple(_LEARNING_RATES)
-"""The values of ``decayclass`` in Angel's spelling."""
-
-DECAY_ALIASES: Final = {"Constant": "ConstantLearningRate"}
-"""Other spellings of them."""
-
-# Angel's "AdaGrad" forgets old gradients, as RMSProp does.
-_OPTIMIZERS: Final[Mapping[str, Callable[..., Optimizer]]] = {
-    "SGD": SGD,
-    "Momentum": Momentum,
-    "AdaGrad": RMSProp,
-    "AdaDelta": AdaDelta,
-    "Adam": Adam,
-    "FTRL": FTRL,
-    # With the gradient of the k-means loss, a step moves a centre towards the mean of its nearest rows.
-    "KmeansOptimizer": SGD,
-}
-_WITH_A_RATE_OF_ITS_OWN: Final = frozenset({"FTRL"})
-_NAMES: Final = {"reg1": "l1", "reg2": "l2"}
-
-
-def learning_rate(train: TrainSettings) -> LearningRate:
-    """Return the learning rate, which starts with ``lr`` and decays with the number of updates."""
-    return _LEARNING_RATES[train.decay_class](train)
-
-
-def optimizer(settings: FunctionSettings, train: TrainSettings) -> Optimizer:
-    """Return the optimizer. FTRL has the learning rate ``alpha``; all others have ``lr``."""
-    numbers = {_NAMES.get(name, name): number for name, number in settings.parameters.items()}
-    rule = _OPTIMIZERS[settings.type]
-    return rule(**numbers) if settings.type in _WITH_A_RATE_OF_ITS_OWN else rule(learning_rate(train), **numbers)
-
-
-@dataclass(frozen=True, slots=True)
-class _Number:
-    """A parameter of a function: its default and its allowed numbers."""
-
-    default: float
-    expected: str
-    is_allowed: Callable[[float], bool]
-
-
-def _fraction(default: float) -> _Number:
-    return _Number(default, "a number from 0 to below 1", lambda number: 0.0 <= number < 1.0)
-
-
-def _positive(default: float) -> _Number:
-    return _Number(default, "a number above 0", lambda number: 0.0 < number < math.inf)
-
-
-def _not_negative(default: float) -> _Number:
-    return _Number(default, "a number of 0 or more", lambda number: 0.0 <= number < math.inf)
+from streamiter.optimizers import FTRL, SGD, AdaDelta, Adam, Momentum, Optimizer, RMSProp
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,45 +32,44 @@ class FunctionKinds:
 
     purpose: str
     """The purpose with its article, for messages."""
-    kinds: Mapping[str, Mapping[str, _Number]]
-    unsaid_when_0: frozenset[str] = frozenset()
-    """Parameters of all functions that canonical JSON leaves out if they are 0."""
+    kinds: Mapping[str, tuple[Callable[..., Any], Mapping[str, tuple[float, Number]]]]
+    """For each function its class, and its parameters, each with its default and its allowed numbers."""
     overruled: frozenset[str] = frozenset()
     """Keys of Angel that have no effect, because the engine knows their value."""
 
-    def find(self, name: str) -> str | None:
-        """Return the spelling of a type that is given in any case."""
-        return next((known for known in self.kinds if known.lower() == name.lower()), None)
-
 
 # Angel has the same defaults (docs/basic/optimizer_on_angel_en.md).
-_REGULARIZATION: Final = {"reg1": _not_negative(0.0), "reg2": _not_negative(0.0)}
+REGULARIZATION: Final = {"reg1": (0.0, NOT_NEGATIVE), "reg2": (0.0, NOT_NEGATIVE)}
+"""Parameters of optimizers that canonical JSON leaves out if they are 0."""
+
+_DROPOUT: Final = {"proba": (0.5, FRACTION)}
 
 OPTIMIZERS: Final = FunctionKinds(
     "an optimizer",
     {
-        "SGD": _REGULARIZATION,
-        "Momentum": {"momentum": _fraction(0.9), **_REGULARIZATION},
-        "AdaGrad": {"beta": _fraction(0.9), **_REGULARIZATION},
-        "AdaDelta": {"alpha": _fraction(0.9), "beta": _fraction(0.9), **_REGULARIZATION},
-        "Adam": {"beta": _fraction(0.9), "gamma": _fraction(0.99), **_REGULARIZATION},
-        "FTRL": {"alpha": _positive(0.1), "beta": _not_negative(1.0), **_REGULARIZATION},
-        "KmeansOptimizer": {},
+        "SGD": (SGD, REGULARIZATION),
+        "Momentum": (Momentum, {"momentum": (0.9, FRACTION), **REGULARIZATION}),
+        # Angel's "AdaGrad" forgets old gradients, as RMSProp does.
+        "AdaGrad": (RMSProp, {"beta": (0.9, FRACTION), **REGULARIZATION}),
+        "AdaDelta": (AdaDelta, {"alpha": (0.9, FRACTION), "beta": (0.9, FRACTION), **REGULARIZATION}),
+        "Adam": (Adam, {"beta": (0.9, FRACTION), "gamma": (0.99, FRACTION), **REGULARIZATION}),
+        "FTRL": (FTRL, {"alpha": (0.1, POSITIVE), "beta": (1.0, NOT_NEGATIVE), **REGULARIZATION}),
+        # With the gradient of the k-means loss, a step moves a centre towards the mean of its nearest rows.
+        "KmeansOptimizer": (SGD, {}),
     },
-    unsaid_when_0=frozenset(_REGULARIZATION),
 )
 
 TRANSFER_FUNCTIONS: Final = FunctionKinds(
     "a transfer function",
     {
-        "Identity": {},
-        "Sigmoid": {},
-        "Relu": {},
-        "Tanh": {},
-        "Softmax": {},
-        "Dropout": {"proba": _fraction(0.5)},
-        "SigmoidWithDropout": {"proba": _fraction(0.5)},
-        "TanhWithDropout": {"proba": _fraction(0.5)},
+        "Identity": (functions.IdentityFunction, {}),
+        "Sigmoid": (functions.Sigmoid, {}),
+        "Relu": (functions.Relu, {}),
+        "Tanh": (functions.Tanh, {}),
+        "Softmax": (functions.Softmax, {}),
+        "Dropout": (functions.Dropout, _DROPOUT),
+        "SigmoidWithDropout": (functions.SigmoidWithDropout, _DROPOUT),
+        "TanhWithDropout": (functions.TanhWithDropout, _DROPOUT),
     },
     # Training or prediction, which the network knows.
     overruled=frozenset({"actiontype"}),
@@ -155,22 +78,31 @@ TRANSFER_FUNCTIONS: Final = FunctionKinds(
 LOSSES: Final = FunctionKinds(
     "a loss function",
     {
-        "L2Loss": {},
-        "LogLoss": {},
-        "HingeLoss": {},
-        "CrossEntropyLoss": {},
-        "SoftmaxLoss": {},
-        "HuberLoss": {"delta": _positive(1.0)},
-        "KmeansLoss": {},
+        "L2Loss": (functions.L2Loss, {}),
+        "LogLoss": (functions.NetworkLogLoss, {}),
+        "HingeLoss": (functions.NetworkHingeLoss, {}),
+        "CrossEntropyLoss": (functions.CrossEntropyLoss, {}),
+        "SoftmaxLoss": (functions.SoftmaxLoss, {}),
+        "HuberLoss": (functions.NetworkHuberLoss, {"delta": (1.0, POSITIVE)}),
+        "KmeansLoss": (functions.KMeansLoss, {}),
     },
 )
+
+
+def optimizer(settings: FunctionSettings, train: TrainSettings) -> Optimizer:
+    """Return the optimizer. FTRL has the learning rate ``alpha``; all others have ``lr``."""
+    names = {"reg1": "l1", "reg2": "l2"}
+    numbers = {names.get(name, name): number for name, number in settings.parameters.items()}
+    rule: Callable[..., Optimizer] = OPTIMIZERS.kinds[settings.type][0]
+    return rule(**numbers) if settings.type == "FTRL" else rule(train.learning_rate, **numbers)
 
 
 def read_function(given: object, kinds: FunctionKinds, where: Where, warnings: list[str]) -> FunctionSettings:
     """Return the function with the defaults of its parameters; add a warning for each unknown key."""
     if isinstance(given, str):
         spelled = _known(given, kinds, where)
-        return FunctionSettings(spelled, {name: number.default for name, number in kinds.kinds[spelled].items()})
+        make, parameters = kinds.kinds[spelled]
+        return FunctionSettings(spelled, {name: default for name, (default, _) in parameters.items()}, make)
     if not isinstance(given, Mapping):
         raise where.wrong_kind(f"{kinds.purpose}: its name, or an object with 'type'", given)
     keys = Keys(given, where)
@@ -182,84 +114,17 @@ def read_function(given: object, kinds: FunctionKinds, where: Where, warnings: l
     spelled = _known(given_type, kinds, keys.place("type"))
     for key in kinds.overruled:
         keys.raw(key)
-    numbers = {
-        name: keys.number(name, number.default, number.expected, number.is_allowed)
-        for name, number in kinds.kinds[spelled].items()
-    }
+    make, parameters = kinds.kinds[spelled]
+    numbers = {name: read(keys, name, default) for name, (default, read) in parameters.items()}
     warnings += keys.unknown()
-    return FunctionSettings(spelled, numbers)
+    return FunctionSettings(spelled, numbers, make)
 
 
 def _known(name: str, kinds: FunctionKinds, where: Where) -> str:
-    spelled = kinds.find(name)
+    spelled = next((known for known in kinds.kinds if known.lower() == name.lower()), None)
     if spelled is None:
         raise where.error(f"expected {kinds.purpose}, given {name!r}{nearest(name, kinds.kinds)}")
     return spelled
-
-
-_MODEL_TYPES: Final = [
-    f"T_{number}_{storage}" for number in ("FLOAT", "DOUBLE") for storage in ("DENSE", "SPARSE", "SPARSE_LONGKEY")
-]
-
-
-def read_data(given: object, where: Where, warnings: list[str]) -> DataSettings:
-    """Read the section ``data``; add a warning for each unknown key."""
-    keys, default = Keys(given, where), DataSettings()
-    settings = DataSettings(
-        format=keys.choice("format", default.format, get_args(DataFormat)),  # type: ignore[arg-type]
-        path=keys.text("path", default.path),
-        index_range=keys.whole("indexrange", default.index_range, 1, off=-1),
-        num_field=keys.whole("numfield", default.num_field, 1, off=-1),
-        validate_ratio=keys.number(
-            "validateratio", default.validate_ratio, "a number from 0 to below 1", lambda ratio: 0.0 <= ratio < 1.0
-        ),
-        sample_ratio=keys.number(
-            "sampleratio", default.sample_ratio, "a number above 0, of at most 1", lambda ratio: 0.0 < ratio <= 1.0
-        ),
-        use_shuffle=keys.flag("useshuffle", default.use_shuffle),
-        pos_neg_ratio=keys.number(
-            "posnegratio", default.pos_neg_ratio, "a number above 0, or -1", lambda ratio: ratio > 0.0 or ratio == -1.0
-        ),
-        trans_label=keys.choice(  # type: ignore[arg-type]
-            "translabel", default.trans_label, get_args(LabelTransformation)
-        ),
-    )
-    warnings += keys.unknown()
-    return settings
-
-
-def read_model(given: object, where: Where, warnings: list[str]) -> ModelSettings:
-    """Read the section ``model``; add a warning for each unknown key."""
-    keys, default = Keys(given, where), ModelSettings()
-    settings = ModelSettings(
-        model_type=keys.choice("modeltype", default.model_type, _MODEL_TYPES),
-        model_size=keys.whole("modelsize", default.model_size, 1, off=-1),
-        block_size=keys.whole("blockSize", default.block_size, 1),
-        load_path=keys.text("loadpath", default.load_path),
-        save_path=keys.text("savepath", default.save_path),
-        init=keys.choice("init", default.init, get_args(InitialWay)),  # type: ignore[arg-type]
-    )
-    warnings += keys.unknown()
-    return settings
-
-
-def read_train(given: object, where: Where, warnings: list[str]) -> TrainSettings:
-    """Read the section ``train``; add a warning for each unknown key."""
-    keys, default = Keys(given, where), TrainSettings()
-    decay = keys.choice("decayclass", default.decay_class, (*DECAYS, *DECAY_ALIASES))
-    settings = TrainSettings(
-        epoch=keys.whole("epoch", default.epoch, 1),
-        num_update_per_epoch=keys.whole("numupdateperepoch", default.num_update_per_epoch, 1),
-        batch_size=keys.whole("batchsize", default.batch_size, 1),
-        lr=keys.number("lr", default.lr, "a number above 0", lambda rate: 0.0 < rate < math.inf),
-        decay_class=DECAY_ALIASES.get(decay, decay),
-        decay_alpha=keys.number("decayalpha", default.decay_alpha, "a number of 0 or more", lambda alpha: alpha >= 0.0),
-        decay_beta=keys.number(
-            "decaybeta", default.decay_beta, "a number from 0 to below 1", lambda beta: 0.0 <= beta < 1.0
-        ),
-    )
-    warnings += keys.unknown()
-    return settings
 
 
 _NO_DIM: Final = -1

@@ -7,151 +7,12 @@ file, and ``Keys`` reads the keys of one JSON object.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_type_hints
 
 from streamiter.errors import ConfigurationError, did_you_mean
-from streamiter.optimizers import Optimizer
-
-DataFormat = Literal["libsvm", "dummy", "dense"]
-LabelTransformation = Literal["NoTrans", "PosNegTrans", "ZeroOneTrans", "AddOneTrans", "SubOneTrans"]
-InitialWay = Literal["xavier", "angel"]
-
-
-@dataclass(frozen=True, slots=True)
-class DataSettings:
-    """The section ``data``: the rows, and how they are read."""
-
-    format: DataFormat = "dummy"
-    """``libsvm``: indices from 1, with values; ``dummy``: indices from 0, all values 1; ``dense``: all values."""
-    path: str | None = None
-    """The file or topic of the rows."""
-    index_range: int = -1
-    """The number of features; −1: the number in the data."""
-    num_field: int = -1
-    """The number of features in each row; −1: unknown."""
-    validate_ratio: float = 0.05
-    """Every ⌈1/ratio⌉-th row is for validation; 0: none."""
-    sample_ratio: float = 1.0
-    """Below 1: each mini-batch is a random sample of this share of the rows."""
-    use_shuffle: bool = False
-    """Whether each epoch has another order of rows."""
-    pos_neg_ratio: float = -1.0
-    """The ratio of positive rows to the others in an epoch; −1: all rows."""
-    trans_label: LabelTransformation = "NoTrans"
-    """How labels are translated."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSettings:
-    """The section ``model``: the parameters, and the folders of saved models."""
-
-    model_type: str = "T_FLOAT_DENSE"
-    """``T_FLOAT_…``: float32, ``T_DOUBLE_…``: float64. The parameter server chooses dense or sparse storage."""
-    model_size: int = -1
-    block_size: int = 1_000_000
-    load_path: str | None = None
-    save_path: str | None = None
-    init: InitialWay = "xavier"
-    """The initial weights; "angel" draws them with a standard deviation of 1e-4, so that deep networks hardly learn."""
-
-    @property
-    def dtype(self) -> Literal["float32", "float64"]:
-        """Return the dtype of all parameters and all arithmetic."""
-        return "float64" if self.model_type.startswith("T_DOUBLE") else "float32"
-
-
-@dataclass(frozen=True, slots=True)
-class TrainSettings:
-    """The section ``train``: epochs, mini-batches and the learning rate."""
-
-    epoch: int = 30
-    num_update_per_epoch: int = 10
-    """A mini-batch has ⌈rows/num_update_per_epoch⌉ rows."""
-    batch_size: int = 128
-    """The number of rows of a mini-batch in prediction."""
-    lr: float = 0.5
-    decay_class: str = "StandardDecay"
-    decay_alpha: float = 0.001
-    decay_beta: float = 0.001
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionSettings:
-    """An optimizer, a transfer function or a loss: its type, and its parameters with defaults filled in."""
-
-    type: str
-    """The type in Angel's spelling: ``Momentum``, ``Relu``, ``LogLoss``."""
-    parameters: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def key(self) -> str:
-        """Return the type in lower case, the key of registries."""
-        return self.type.lower()
-
-    def __str__(self) -> str:
-        """Return type and parameters for people, without parameters that are 0.
-
-        >>> print(FunctionSettings("Momentum", {"momentum": 0.9, "reg1": 0.0, "reg2": 0.001}))
-        Momentum(momentum 0.9, reg2 0.001)
-        """
-        said = ", ".join(f"{name} {number:g}" for name, number in self.parameters.items() if number)
-        return f"{self.type}({said})" if said else self.type
-
-
-@dataclass(frozen=True, slots=True)
-class LayerConfiguration:
-    """One layer of the graph; a folded ``fclayer`` becomes the layers ``name_0``, ``name_1``, …, ``name``."""
-
-    name: str
-    type: str
-    """The type in Angel's spelling."""
-    output_dim: int
-    """The output dimension; −1 for a loss layer whose file gives none, as in Angel."""
-    inputs: tuple[str, ...] = ()
-    """The names of the input layers, in the order of the file."""
-    num_factors: int | None = None
-    weight_dim: int | None = None
-    transfer_function: FunctionSettings | None = None
-    loss: FunctionSettings | None = None
-    optimizer_settings: FunctionSettings | None = None
-    optimizer: Optimizer | None = None
-    """The optimizer of a layer with parameters, with the learning rate of the file."""
-    declared: str = ""
-    """The name of the layer in the file."""
-    part: int | None = field(default=None, compare=False)
-    """The place of this layer in ``outputdims``, for messages; None for a layer with ``outputdim``."""
-
-    @property
-    def key(self) -> str:
-        """Return the type in lower case, the key of registries."""
-        return self.type.lower()
-
-
-@dataclass(frozen=True, slots=True)
-class Configuration:
-    """The content of a configuration file. Layers come after their inputs, the loss layer last."""
-
-    source: str
-    """The name of the file, for messages."""
-    data: DataSettings
-    model: ModelSettings
-    train: TrainSettings
-    layers: tuple[LayerConfiguration, ...]
-    warnings: tuple[str, ...] = ()
-    """A warning for each unknown key and each likely mistake."""
-
-    @property
-    def features(self) -> int | None:
-        """Return the number of features; None if it depends on the data."""
-        return next((n for n in (self.data.index_range, self.model.model_size) if n > 0), None)
-
-    @property
-    def loss_layer(self) -> LayerConfiguration:
-        """Return the loss layer, which all other layers lead to."""
-        return self.layers[-1]
-
+from streamiter.optimizers import Constant, Correction, InverseSquareRoot, LearningRate, Optimizer, WarmRestarts
 
 _JSON_KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (bool, "true or false"),
@@ -237,60 +98,6 @@ def nearest(given: str, known: Iterable[str]) -> str:
     return did_you_mean(given, names) or there_are
 
 
-@dataclass(frozen=True, slots=True)
-class LayerKind:
-    """The keys that a type of layer has in a file, apart from ``name`` and ``type``."""
-
-    inputs: Literal["none", "one", "many"] = "one"
-    """``none``: the layer reads the mini-batch; ``one``: ``inputlayer``; ``many``: ``inputlayers``."""
-    least_inputs: int = 1
-    most_inputs: int | None = None
-    folded: bool = False
-    """Whether ``outputdims`` and ``transfuncs`` make several layers of it."""
-    has_transfer_function: bool = False
-    is_trainable: bool = False
-    has_factors: bool = False
-    has_weight_dims: bool = False
-    default_dim: int | None = None
-    """The output dimension if the file gives none; None: the file must give one."""
-    is_loss: bool = False
-
-
-_JOIN: Final = LayerKind(inputs="many", least_inputs=2)
-_LOSS: Final = LayerKind(is_loss=True)
-
-LAYER_KINDS: Final[Mapping[str, LayerKind]] = {
-    "SimpleInputLayer": LayerKind(inputs="none", has_transfer_function=True, is_trainable=True),
-    "Embedding": LayerKind(inputs="none", has_factors=True, is_trainable=True),
-    "KmeansInputLayer": LayerKind(inputs="none", has_transfer_function=True, is_trainable=True),
-    "FCLayer": LayerKind(folded=True, has_transfer_function=True, is_trainable=True),
-    "ParamSharedFC": LayerKind(folded=True, has_transfer_function=True, is_trainable=True, has_weight_dims=True),
-    "BiInnerSumCross": LayerKind(default_dim=1),
-    "BiInnerCross": LayerKind(),
-    "BiInteractionCross": LayerKind(),
-    "BiInteractionCrossTiled": LayerKind(),
-    "BiOuterCross": LayerKind(),
-    "ConcatLayer": LayerKind(inputs="many"),
-    "SumPooling": _JOIN,
-    "MulPooling": _JOIN,
-    "DotPooling": _JOIN,
-    "CrossLayer": LayerKind(inputs="many", least_inputs=2, most_inputs=2, is_trainable=True),
-    "WeightedSumLayer": LayerKind(inputs="many", least_inputs=2, most_inputs=2),
-    "SimpleLossLayer": _LOSS,
-    "LossLayer": _LOSS,
-}
-"""The types of layers by their names in Angel's spelling."""
-
-ALIASES: Final = {"biouttercross": "BiOuterCross"}
-"""Other spellings of types, in lower case."""
-
-
-def find_kind(name: str) -> str | None:
-    """Return the spelling of a type that is given in any case or another spelling."""
-    lower = name.lower()
-    return ALIASES.get(lower) or next((known for known in LAYER_KINDS if known.lower() == lower), None)
-
-
 _MISSING: Final = object()
 
 # Many keys begin alike (decayalpha, decaybeta); only a key that is more similar is a likely typing error.
@@ -360,16 +167,6 @@ class Keys:
         expected = f"a whole number of at least {least}"
         raise where.wrong_kind(expected if off is None else f"{expected}, or {off}", value)
 
-    def number(self, key: str, default: float, expected: str, is_allowed: Callable[[float], bool]) -> float:
-        """Return a finite number that ``is_allowed``; ``expected`` describes such numbers in the error."""
-        value = self.raw(key, default)
-        number = math.nan
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            number = _as_float(value)
-        if math.isfinite(number) and is_allowed(number):
-            return number
-        raise self.place(key).wrong_kind(expected, value)
-
     def choice(self, key: str, default: str, choices: Iterable[str]) -> str:
         """Return one of the choices, which the file may spell in any case."""
         value, names = self.raw(key, default), list(choices)
@@ -403,3 +200,213 @@ def _as_float(value: float) -> float:
         return float(value)
     except OverflowError:  # an integer can be too large for a float
         return math.inf
+
+
+Reader = Callable[[Keys, str, Any], Any]
+"""Reads the value of a key, given its default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """Reads a finite number that ``is_allowed``; ``expected`` describes such numbers in the error."""
+
+    expected: str
+    is_allowed: Callable[[float], bool]
+
+    def __call__(self, keys: Keys, key: str, default: float) -> float:
+        value = keys.raw(key, default)
+        number = math.nan
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            number = _as_float(value)
+        if math.isfinite(number) and self.is_allowed(number):
+            return number
+        raise keys.place(key).wrong_kind(self.expected, value)
+
+
+FRACTION: Final = Number("a number from 0 to below 1", lambda number: 0.0 <= number < 1.0)
+POSITIVE: Final = Number("a number above 0", lambda number: number > 0.0)
+NOT_NEGATIVE: Final = Number("a number of 0 or more", lambda number: number >= 0.0)
+
+
+def _whole(least: int, *, off: int | None = None) -> Reader:
+    return lambda keys, key, default: keys.whole(key, default, least, off=off)
+
+
+def _choice(choices: Sequence[str]) -> Reader:
+    return lambda keys, key, default: keys.choice(key, default, choices)
+
+
+def _decay(keys: Keys, key: str, default: str) -> str:
+    decay = keys.choice(key, default, (*LEARNING_RATES, "Constant"))
+    return "ConstantLearningRate" if decay == "Constant" else decay
+
+
+SectionT = TypeVar("SectionT", bound="DataSettings | ModelSettings | TrainSettings")
+
+
+def read_section(section: type[SectionT], given: object, where: Where, warnings: list[str]) -> SectionT:
+    """Read a section, whose keys are the names of its settings without underscores; warn of each unknown key."""
+    keys, default = Keys(given, where), section()
+    found = {
+        name: hint.__metadata__[0](keys, name.replace("_", ""), getattr(default, name))
+        for name, hint in get_type_hints(section, include_extras=True).items()
+    }
+    warnings += keys.unknown()
+    return section(**found)
+
+
+_MODEL_TYPES: Final = [
+    f"T_{number}_{storage}" for number in ("FLOAT", "DOUBLE") for storage in ("DENSE", "SPARSE", "SPARSE_LONGKEY")
+]
+
+
+DataFormat = Literal["libsvm", "dummy", "dense"]
+LabelTransformation = Literal["NoTrans", "PosNegTrans", "ZeroOneTrans", "AddOneTrans", "SubOneTrans"]
+InitialWay = Literal["xavier", "angel"]
+
+
+@dataclass(frozen=True, slots=True)
+class DataSettings:
+    """The section ``data``: the rows, and how they are read."""
+
+    format: Annotated[DataFormat, _choice(get_args(DataFormat))] = "dummy"
+    """``libsvm``: indices from 1, with values; ``dummy``: indices from 0, all values 1; ``dense``: all values."""
+    path: Annotated[str | None, Keys.text] = None
+    """The file or topic of the rows."""
+    index_range: Annotated[int, _whole(1, off=-1)] = -1
+    """The number of features; −1: the number in the data."""
+    num_field: Annotated[int, _whole(1, off=-1)] = -1
+    """The number of features in each row; −1: unknown."""
+    validate_ratio: Annotated[float, FRACTION] = 0.05
+    """Every ⌈1/ratio⌉-th row is for validation; 0: none."""
+    sample_ratio: Annotated[float, Number("a number above 0, of at most 1", lambda ratio: 0.0 < ratio <= 1.0)] = 1.0
+    """Below 1: each mini-batch is a random sample of this share of the rows."""
+    use_shuffle: Annotated[bool, Keys.flag] = False
+    """Whether each epoch has another order of rows."""
+    pos_neg_ratio: Annotated[float, Number("a number above 0, or -1", lambda ratio: ratio > 0 or ratio == -1)] = -1.0
+    """The ratio of positive rows to the others in an epoch; −1: all rows."""
+    trans_label: Annotated[LabelTransformation, _choice(get_args(LabelTransformation))] = "NoTrans"
+    """How labels are translated."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """The section ``model``: the parameters, and the folders of saved models."""
+
+    model_type: Annotated[str, _choice(_MODEL_TYPES)] = "T_FLOAT_DENSE"
+    """``T_FLOAT_…``: float32, ``T_DOUBLE_…``: float64. The parameter server chooses dense or sparse storage."""
+    model_size: Annotated[int, _whole(1, off=-1)] = -1
+    block_size: Annotated[int, _whole(1)] = 1_000_000
+    load_path: Annotated[str | None, Keys.text] = None
+    save_path: Annotated[str | None, Keys.text] = None
+    init: Annotated[InitialWay, _choice(get_args(InitialWay))] = "xavier"
+    """The initial weights; "angel" draws them with a standard deviation of 1e-4, so that deep networks hardly learn."""
+
+    @property
+    def dtype(self) -> Literal["float32", "float64"]:
+        """Return the dtype of all parameters and all arithmetic."""
+        return "float64" if self.model_type.startswith("T_DOUBLE") else "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """The section ``train``: epochs, mini-batches and the learning rate."""
+
+    epoch: Annotated[int, _whole(1)] = 30
+    num_update_per_epoch: Annotated[int, _whole(1)] = 10
+    """A mini-batch has ⌈rows/num_update_per_epoch⌉ rows."""
+    batch_size: Annotated[int, _whole(1)] = 128
+    """The number of rows of a mini-batch in prediction."""
+    lr: Annotated[float, POSITIVE] = 0.5
+    decay_class: Annotated[str, _decay] = "StandardDecay"
+    decay_alpha: Annotated[float, NOT_NEGATIVE] = 0.001
+    decay_beta: Annotated[float, FRACTION] = 0.001
+
+    @property
+    def learning_rate(self) -> LearningRate:
+        """Return the learning rate, which starts with ``lr`` and decays with the number of updates."""
+        return LEARNING_RATES[self.decay_class](self)
+
+
+LEARNING_RATES: Final[Mapping[str, Callable[[TrainSettings], LearningRate]]] = {
+    "ConstantLearningRate": lambda train: Constant(train.lr),
+    "StandardDecay": lambda train: InverseSquareRoot(train.lr, train.decay_alpha),
+    "CorrectionDecay": lambda train: Correction(train.lr, train.decay_alpha, train.decay_beta),
+    "WarmRestarts": lambda train: WarmRestarts(train.lr, train.decay_alpha),
+}
+"""The values of ``decayclass`` in Angel's spelling."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionSettings:
+    """An optimizer, a transfer function or a loss: its type, and its parameters with defaults filled in."""
+
+    type: str
+    """The type in Angel's spelling: ``Momentum``, ``Relu``, ``LogLoss``."""
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    make: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+    """The function's class."""
+
+    def made(self) -> Any:
+        """Return the function with these parameters."""
+        assert self.make is not None
+        return self.make(**self.parameters)
+
+    def __str__(self) -> str:
+        """Return type and parameters for people, without parameters that are 0.
+
+        >>> print(FunctionSettings("Momentum", {"momentum": 0.9, "reg1": 0.0, "reg2": 0.001}))
+        Momentum(momentum 0.9, reg2 0.001)
+        """
+        said = ", ".join(f"{name} {number:g}" for name, number in self.parameters.items() if number)
+        return f"{self.type}({said})" if said else self.type
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfiguration:
+    """One layer of the graph; a folded ``fclayer`` becomes the layers ``name_0``, ``name_1``, …, ``name``."""
+
+    name: str
+    type: str
+    """The type in Angel's spelling."""
+    output_dim: int
+    """The output dimension; −1 for a loss layer whose file gives none, as in Angel."""
+    inputs: tuple[str, ...] = ()
+    """The names of the input layers, in the order of the file."""
+    num_factors: int | None = None
+    weight_dim: int | None = None
+    transfer_function: FunctionSettings | None = None
+    loss: FunctionSettings | None = None
+    optimizer_settings: FunctionSettings | None = None
+    optimizer: Optimizer | None = None
+    """The optimizer of a layer with parameters, with the learning rate of the file."""
+    declared: str = ""
+    """The name of the layer in the file."""
+    part: int | None = field(default=None, compare=False)
+    """The place of this layer in ``outputdims``, for messages; None for a layer with ``outputdim``."""
+    vector_width: int | None = field(default=None, compare=False)
+    """The width of one vector if the output is several vectors, such as the output of an embedding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The content of a configuration file. Layers come after their inputs, the loss layer last."""
+
+    source: str
+    """The name of the file, for messages."""
+    data: DataSettings
+    model: ModelSettings
+    train: TrainSettings
+    layers: tuple[LayerConfiguration, ...]
+    warnings: tuple[str, ...] = ()
+    """A warning for each unknown key and each likely mistake."""
+
+    @property
+    def features(self) -> int | None:
+        """Return the number of features; None if it depends on the data."""
+        return next((n for n in (self.data.index_range, self.model.model_size) if n > 0), None)
+
+    @property
+    def loss_layer(self) -> LayerConfiguration:
+        """Return the loss layer, which all other layers lead to."""
+        return self.layers[-1]

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from streamiter.networks.layers.inputs import column_sums
-from streamiter.networks.layers.layer import Joining, Layer, LayerSettings
+from streamiter.networks.layers.layer import Layer
 from streamiter.records import Array
 
 if TYPE_CHECKING:
+    from streamiter.networks.configuration.settings import LayerConfiguration
     from streamiter.networks.data import PlaceHolder
 
 
@@ -42,9 +43,8 @@ def products_of_others(factors: Sequence[Array]) -> list[Array]:
 class FCLayer(Layer):
     """The fully connected layer: σ(xW + b)."""
 
-    def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
+    def __init__(self, settings: LayerConfiguration, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
         super().__init__(settings, inputs, place_holder)
-        self.transfer = settings.transfer_function
         # With ``weightdim`` the input and the output are as many vectors, each with these widths.
         outputs = settings.weight_dim or self.output_dim
         self._width = inputs[0].output_dim * outputs // self.output_dim
@@ -73,12 +73,8 @@ class ParamSharedFC(FCLayer):
     (Xiao et al., 2017). The input has ``outputdim / weightdim`` vectors.
     """
 
-    def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
-        super().__init__(settings, inputs, place_holder)
-        self.vector_width = settings.weight_dim
 
-
-class SumPooling(Joining):
+class SumPooling(Layer):
     """The sum x₁ + x₂ + … of inputs of one dimension."""
 
     def _forward(self, inputs: list[Array]) -> Array:
@@ -91,7 +87,7 @@ class SumPooling(Joining):
         return [gradient] * len(self.inputs)
 
 
-class MulPooling(Joining):
+class MulPooling(Layer):
     """The product x₁ ∘ x₂ ∘ …, number by number, of inputs of one dimension."""
 
     def _forward(self, inputs: list[Array]) -> Array:
@@ -107,10 +103,6 @@ class MulPooling(Joining):
 
 class DotPooling(MulPooling):
     """The sum over the row of the product of the inputs, Σ (x₁ ∘ x₂ ∘ …): the inner product of two inputs."""
-
-    def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
-        super().__init__(settings, inputs, place_holder)
-        self.vector_width = None
 
     def _forward(self, inputs: list[Array]) -> Array:
         dots: Array = super()._forward(inputs).sum(axis=1, keepdims=True)
@@ -136,7 +128,7 @@ class WeightedSumLayer(Layer):
         return values.reshape(len(values), -1, self.output_dim)
 
 
-class ConcatLayer(Joining):
+class ConcatLayer(Layer):
     """The inputs side by side: [x₁ x₂ …]."""
 
     def _forward(self, inputs: list[Array]) -> Array:
@@ -153,7 +145,7 @@ class CrossLayer(Layer):
     The inputs are x₀ and x in this order; they may be the same layer.
     """
 
-    def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
+    def __init__(self, settings: LayerConfiguration, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
         super().__init__(settings, inputs, place_holder)
         # Each output depends on all numbers of x, through the one number xᵀw.
         self._add_weight_and_bias((self.output_dim,), self.output_dim, self.output_dim, 1)
@@ -203,7 +195,7 @@ def pairs_by_first(count: int) -> Iterator[tuple[int, slice, slice]]:
 class Crossing(Layer):
     """The base of layers that cross the vectors of one input; a type implements ``_cross`` and ``_uncross``."""
 
-    def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
+    def __init__(self, settings: LayerConfiguration, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
         super().__init__(settings, inputs, place_holder)
         self._width = inputs[0].vector_width or 1
 
@@ -286,10 +278,6 @@ class BiInteractionCross(Crossing):
 
 class BiInteractionCrossTiled(Crossing):
     """The product u_i ∘ u_j of each pair i < j, number by number; attention weights them (Xiao et al., 2017)."""
-
-    def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
-        super().__init__(settings, inputs, place_holder)
-        self.vector_width = self._width
 
     def _cross(self, vectors: Array) -> Array:
         count, width = vectors.shape[1:]

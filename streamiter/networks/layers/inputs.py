@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from streamiter.learn.rows import BadRows
-from streamiter.networks.data import PlaceHolder
-from streamiter.networks.layers.layer import Layer, LayerSettings
+from streamiter.networks.layers.layer import Layer
 from streamiter.numbers import Indices
 from streamiter.records import Array
+
+if TYPE_CHECKING:
+    from streamiter.networks.configuration.settings import LayerConfiguration
+    from streamiter.networks.data import PlaceHolder
 
 
 def column_sums(values: Array) -> Array:
@@ -76,9 +80,8 @@ def squares_of_rows(place_holder: PlaceHolder) -> Array:
 class InputLayer(Layer):
     """The base of layers that read the features of the mini-batch and have no inputs; a type implements ``_begin``."""
 
-    def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
+    def __init__(self, settings: LayerConfiguration, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
         super().__init__(settings, inputs, place_holder)
-        self.transfer = settings.transfer_function
         self._begin(place_holder.feature_dimension)
 
     @abc.abstractmethod
@@ -157,17 +160,16 @@ class Embedding(Layer):
     that width has all its features; a wider one has those that are not 0.
     """
 
-    def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
+    def __init__(self, settings: LayerConfiguration, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
         super().__init__(settings, inputs, place_holder)
-        assert settings.factors is not None
+        assert settings.num_factors is not None
         features = place_holder.feature_dimension
-        self.vector_width = settings.factors
-        self._fields = self.output_dim // settings.factors
+        self._fields = self.output_dim // settings.num_factors
         # All inputs and all outputs count, as in any layer. A cross adds up products of all vectors of a row, and is
         # steep if they are large: with the factors alone as outputs, the published DeepFM (momentum, a rate of 0.5)
         # diverged in 4 of 80 runs on census; with all outputs it diverged in none.
         self._weight = self._parameter(
-            "weight", (features, settings.factors), features, self.output_dim, by_feature=True
+            "weight", (features, settings.num_factors), features, self.output_dim, by_feature=True
         )
 
     def _forward(self, inputs: list[Array]) -> Array:
@@ -208,5 +210,5 @@ class Embedding(Layer):
         raise BadRows(
             bad,
             f"layer {self.name!r}: expected {self._fields} features in each row (outputdim {self.output_dim} / "
-            f"numfactors {self.vector_width}), given {counts[bad[0]]}; change outputdim, or the rows",
+            f"numfactors {self.output_dim // self._fields}), given {counts[bad[0]]}; change outputdim, or the rows",
         )

@@ -11,19 +11,20 @@ import enum
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ModelError
-from streamiter.networks.functions import IdentityFunction, NetworkLogLoss, NetworkLoss, Predictions, TransferFunction
+from streamiter.networks.functions import NetworkLoss, Predictions, TransferFunction
 from streamiter.numbers import whole_number
 from streamiter.optimizers import Optimizer
 from streamiter.records import Array
 
 if TYPE_CHECKING:
+    from streamiter.networks.configuration.settings import LayerConfiguration
     from streamiter.networks.data import PlaceHolder
 
 
@@ -79,26 +80,6 @@ class Status(enum.IntEnum):
         return self.name.capitalize()
 
 
-@dataclass(frozen=True)
-class LayerSettings:
-    """The settings of one layer, of which its type reads those that it needs.
-
-    A layer with ``outputdims`` in the file is several layers here.
-    """
-
-    name: str
-    output_dim: int = -1
-    """−1 for a loss layer, which has the outputs of its input."""
-    transfer_function: TransferFunction = field(default_factory=IdentityFunction)
-    optimizer: Optimizer | None = None
-    """The optimizer of a layer with parameters."""
-    factors: int | None = None
-    """``numfactors`` of an embedding."""
-    weight_dim: int | None = None
-    """``weightdim`` of a layer that applies the same weights to each vector of its input."""
-    loss: NetworkLoss = field(default_factory=NetworkLogLoss)
-
-
 class StatusError(ModelError):
     """A step of a layer was called out of order."""
 
@@ -114,16 +95,16 @@ class Layer(abc.ABC):
     layers that it depends on.
     """
 
-    def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
+    def __init__(self, settings: LayerConfiguration, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
         self.name = settings.name
         self.output_dim = settings.output_dim
         self.inputs = list(inputs)
         self.consumers: list[Layer] = []
         self.parameters: list[Parameter] = []
         self.status = Status.NULL
-        self.vector_width: int | None = None
-        """The width of one vector if the output is several vectors, such as the output of an embedding."""
-        self.transfer: TransferFunction | None = None
+        self.vector_width = settings.vector_width
+        function = settings.transfer_function
+        self.transfer: TransferFunction | None = None if function is None else function.made()
         self.generator: np.random.Generator | None = None
         """The random generator of the transfer function; None in prediction."""
         self._output: Array | None = None
@@ -266,22 +247,14 @@ class Layer(abc.ABC):
         return f"{type(self).__name__}({self.name!r}, output_dim={self.output_dim}, status={self.status})"
 
 
-class Joining(Layer):
-    """The base of layers that join several inputs and have no parameters."""
-
-    def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
-        super().__init__(settings, inputs, place_holder)
-        widths = {layer.vector_width for layer in inputs}
-        self.vector_width = widths.pop() if len(widths) == 1 else None
-
-
 class LossLayer(Layer):
     """The end of the graph. Its output is the scores of its input; all gradients are gradients of the mean loss."""
 
-    def __init__(self, settings: LayerSettings, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
+    def __init__(self, settings: LayerConfiguration, inputs: Sequence[Layer], place_holder: PlaceHolder) -> None:
         super().__init__(settings, inputs, place_holder)
         self.output_dim = inputs[0].output_dim
-        self.loss = settings.loss
+        assert settings.loss is not None
+        self.loss: NetworkLoss = settings.loss.made()
 
     def check_labels(self) -> None:
         """Raise ``BadRows`` for labels that the loss does not know."""

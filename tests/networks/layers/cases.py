@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from networks.functions_by_name import LAYER_TYPES, LOSSES, TRANSFER_FUNCTIONS
+
+from streamiter.networks.configuration import FunctionSettings, LayerConfiguration
 from streamiter.networks.data import PlaceHolder
-from streamiter.networks.functions import LOSSES, TRANSFER_FUNCTIONS, NetworkLoss
-from streamiter.networks.layers import LAYER_TYPES, Layer, LossLayer
-from streamiter.networks.layers.layer import LayerSettings
+from streamiter.networks.functions import NetworkLoss
+from streamiter.networks.layers import Layer, LossLayer
 from streamiter.networks.network import LayerGraph
 from streamiter.optimizers import SGD
 
@@ -31,11 +33,12 @@ class Nodes:
     ) -> Layer:
         """Add a layer whose name is its type and its number."""
         layer = LAYER_TYPES[type_name](
-            LayerSettings(
-                name=f"{type_name}{len(self.layers)}",
-                output_dim=output_dim,
+            LayerConfiguration(
+                f"{type_name}{len(self.layers)}",
+                type_name,
+                output_dim,
                 optimizer=SGD(0.1),
-                transfer_function=TRANSFER_FUNCTIONS[transfer](),
+                transfer_function=FunctionSettings(transfer, make=TRANSFER_FUNCTIONS[transfer]),
                 **settings,
             ),
             inputs,
@@ -46,7 +49,7 @@ class Nodes:
 
     def vectors(self) -> Layer:
         """Add an embedding."""
-        return self.add("embedding", FIELDS * FACTORS, factors=FACTORS)
+        return self.add("embedding", FIELDS * FACTORS, num_factors=FACTORS, vector_width=FACTORS)
 
     def hidden(self, output_dim: int) -> Layer:
         """Add a layer of any dimension, with all features as its input."""
@@ -56,7 +59,7 @@ class Nodes:
         """Return a graph of all layers with a loss; several outputs first pass a fully connected layer."""
         if loss is None and last.output_dim > 1:
             last = self.add("fclayer", 1, last)
-        end = self.add(type_name, -1, last, loss=loss or LOSSES["l2loss"]())
+        end = self.add(type_name, -1, last, loss=FunctionSettings("loss", make=lambda: loss or LOSSES["l2loss"]()))
         assert isinstance(end, LossLayer)
         return LayerGraph(self.layers, self.place_holder, end)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from networks.finite_differences import assert_gradients_agree, give_values, gradients_of
+from networks.functions_by_name import LAYER_TYPES
 from networks.layers.cases import CASES, FACTORS, FIELDS, Nodes, graph_around
 from networks.rows_at_hand import KINDS, rows_of
 
 from streamiter.networks.data import PlaceHolder
-from streamiter.networks.layers import LAYER_TYPES
 from streamiter.networks.network import LayerGraph
 
 

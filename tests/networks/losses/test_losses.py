@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 from networks.finite_differences import assert_agree, differences
+from networks.functions_by_name import LOSSES
 
 from streamiter.learn.rows import BadRows
-from streamiter.networks.functions import LOSSES, NetworkHuberLoss
+from streamiter.networks.functions import NetworkHuberLoss
 
 CLASSES = 4
 

@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 from networks.finite_differences import assert_agree, differences
+from networks.functions_by_name import TRANSFER_FUNCTIONS
 
-from streamiter.networks.functions import TRANSFER_FUNCTIONS, Dropout, TransferFunction
+from streamiter.networks.functions import Dropout, TransferFunction
 
 
 def _sigmoid(x: float) -> float:
