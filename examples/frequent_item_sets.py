@@ -12,13 +12,15 @@ all baskets::
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from streamiter import Flow, Operator, connect, topic
-from streamiter.learn import ItemSet, apriori, association_rules
+from streamiter.learn import ItemSet, apriori
 
 WORKERS = 2
 
@@ -33,6 +35,46 @@ def made_up_baskets(count: int = 5_000) -> list[list[str]]:
         habit = [item for item in generator.choice(habits) if generator.random() < 0.9]
         baskets.append(sorted({*habit, *generator.sample(goods, generator.randrange(3))}))
     return baskets
+
+
+@dataclass(frozen=True)
+class AssociationRule:
+    """Transactions that hold the antecedent often hold the consequent, too."""
+
+    antecedent: ItemSet
+    """The items on the left side of the rule."""
+    consequent: ItemSet
+    """The items on the right side of the rule."""
+    count: int
+    """The number of transactions with both."""
+    confidence: float
+    """The share of the transactions with the antecedent that hold both."""
+    lift: float
+    """The confidence divided by the consequent's share of all transactions: 1 if the two are independent."""
+
+    def __str__(self) -> str:
+        left, right = ", ".join(map(str, self.antecedent)), ", ".join(map(str, self.consequent))
+        return f"{left} → {right} (confidence {self.confidence:.2f}, lift {self.lift:.2f})"
+
+
+def association_rules(
+    item_sets: Iterable[tuple[ItemSet, int]], *, transactions: int, minimum_confidence: float
+) -> list[AssociationRule]:
+    """Return the rules that follow from all item sets of ``apriori``, in descending order of confidence and count."""
+    rules = rules_of(dict(item_sets), transactions)
+    good = [rule for rule in rules if rule.confidence >= minimum_confidence]
+    return sorted(good, key=lambda rule: (-rule.confidence, -rule.count))
+
+
+def rules_of(counts: dict[ItemSet, int], transactions: int) -> Iterator[AssociationRule]:
+    """Yield all rules; each part of a frequent item set is frequent, so its count is there."""
+    for items, count in counts.items():
+        for size in range(1, len(items)):
+            for antecedent in itertools.combinations(items, size):
+                consequent = tuple(item for item in items if item not in antecedent)
+                confidence = count / counts[antecedent]
+                lift = confidence / (counts[consequent] / transactions)
+                yield AssociationRule(antecedent, consequent, count, confidence, lift)
 
 
 class Report(Operator):

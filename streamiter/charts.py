@@ -1,14 +1,11 @@
-"""Small charts of lines and bars, as SVG.
-
-``chart`` draws panels next to each other. A ``Panel`` has lines over common axes, a ``BarPanel`` has bars.
-"""
+"""Small charts of lines, as SVG: ``chart`` draws panels next to each other, each with lines over common axes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 from xml.sax.saxutils import escape
 
 # Distances between ticks that people count in.
@@ -57,16 +54,23 @@ def _is_whole(number: float) -> bool:
 _FONTS: Final = "DejaVu Sans, Verdana, sans-serif"
 
 
-def chart(panels: Sequence[Panel | BarPanel]) -> str:
+class Drawn(Protocol):
+    """A panel: :class:`Panel`, or one of your own."""
+
+    def parts(self, left: float, /) -> Iterator[str]:
+        """Return the parts of the drawing, which starts at ``left``."""
+
+
+def chart(panels: Sequence[Drawn]) -> str:
     """Return a drawing of panels next to each other, as SVG.
 
     :func:`~streamiter.flow.drawing.formats.png_of_svg` makes PNG of it.
 
-    >>> from streamiter.charts import BarPanel, Line, Panel
+    >>> from streamiter.charts import Line, Panel
     >>> loss = Panel("Loss", "epoch", [Line("training", [1, 2, 3], [0.5, 0.4, 0.35])])
-    >>> drawing = chart([loss, BarPanel("Seconds", {"BSP": 3.0, "ASP": 1.25})])
-    >>> drawing.count("<polyline"), "epoch" in drawing, "1.25" in drawing
-    (1, True, True)
+    >>> drawing = chart([loss])
+    >>> drawing.count("<polyline"), "epoch" in drawing
+    (1, True)
     """
     width = PANEL_WIDTH * len(panels)
     parts = [part for number, panel in enumerate(panels) for part in panel.parts(number * PANEL_WIDTH)]
@@ -88,7 +92,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 68, 24, 46, 56
 """The margins of a plot in its panel: room for numbers, the title and the name of the axis."""
 TEXT, GREY, _GRID, CANVAS = "#1f2328", "#59636e", "#d8dee4", "#ffffff"
 COLOURS: Final = ("#0969da", "#bf3989", "#1a7f37", "#9a6700", "#8250df")
-"""The colours of lines and bars, in order; the first follows the last."""
+"""The colours of lines, in order; the first follows the last."""
 
 
 @dataclass
@@ -203,32 +207,3 @@ class Panel:
             y = plot.top + 14 + _LEGEND_LINE * number
             yield f'<path d="M{start},{y} h24" stroke="{COLOURS[number % len(COLOURS)]}" stroke-width="3"/>'
             yield text(start + 32, y + 4, line.name, TEXT, anchor="start")
-
-
-# The share of a bar's place that stays empty, on each side of the bar.
-_MARGIN: Final = 0.22
-# The number above a bar has room below the highest line of the grid, or is little above it.
-_ROOM_ABOVE: Final = 1.08
-
-
-@dataclass(frozen=True)
-class BarPanel:
-    """A bar for each name (at least one), with its number above it. No number is below 0.
-
-    The bars have the colours of the lines of a :class:`Panel`, in order.
-    """
-
-    title: str
-    heights: Mapping[str, float]
-
-    def parts(self, left: float) -> Iterator[str]:
-        """Return the parts of the drawing, which starts at ``left``."""
-        y_ticks = ticks([0.0, _ROOM_ABOVE * max(self.heights.values()) or 1.0])
-        plot = Plot(left, (0.0, float(len(self.heights))), (y_ticks[0], y_ticks[-1]))
-        yield from plot.frame(self.title, y_ticks)
-        for number, (name, height) in enumerate(self.heights.items()):
-            x, right, top = plot.x(number + _MARGIN), plot.x(number + 1 - _MARGIN), plot.y(height)
-            yield f'<rect x="{x:.1f}" y="{top:.1f}" width="{right - x:.1f}" height="{plot.bottom - top:.1f}" '
-            yield f'fill="{COLOURS[number % len(COLOURS)]}" rx="2"/>'
-            yield text((x + right) / 2, top - 7, f"{height:.2f}", TEXT)
-            yield text((x + right) / 2, plot.bottom + 18, name, TEXT)

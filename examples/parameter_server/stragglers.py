@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ import numpy as np
 from tasks import Clustering, LogisticRegression, Task, examples_in, made_up_examples
 
 from streamiter import Flow, Stream
-from streamiter.charts import BarPanel, Line, Panel, chart
+from streamiter.charts import COLOURS, TEXT, Line, Panel, Plot, chart, text, ticks
 from streamiter.flow.drawing.formats import png_of_svg
 from streamiter.learn import ParameterServerWorker
 from streamiter.models import model_updates
@@ -166,6 +166,35 @@ def table(task: Task, results: dict[str, Result], scene: str, seconds: float) ->
         judged = "".join(f"{figure:>10.4f}" for figure in result.judged)
         lines.append(f"{how:8}{result.epochs_per_s:>9.3f}{judged}  {waits:<24}{losses}")
     return "\n".join(lines)
+
+
+# The share of a bar's place that stays empty, on each side of the bar.
+MARGIN = 0.22
+# The number above a bar has room below the highest line of the grid, or is little above it.
+ROOM_ABOVE = 1.08
+
+
+@dataclass(frozen=True)
+class BarPanel:
+    """A bar for each name (at least one), with its number above it. No number is below 0.
+
+    The bars have the colours of the lines of the other panel, in order.
+    """
+
+    title: str
+    heights: Mapping[str, float]
+
+    def parts(self, left: float) -> Iterator[str]:
+        """Return the parts of the drawing, which starts at ``left``."""
+        y_ticks = ticks([0.0, ROOM_ABOVE * max(self.heights.values()) or 1.0])
+        plot = Plot(left, (0.0, float(len(self.heights))), (y_ticks[0], y_ticks[-1]))
+        yield from plot.frame(self.title, y_ticks)
+        for number, (name, height) in enumerate(self.heights.items()):
+            x, right, top = plot.x(number + MARGIN), plot.x(number + 1 - MARGIN), plot.y(height)
+            yield f'<rect x="{x:.1f}" y="{top:.1f}" width="{right - x:.1f}" height="{plot.bottom - top:.1f}" '
+            yield f'fill="{COLOURS[number % len(COLOURS)]}" rx="2"/>'
+            yield text((x + right) / 2, top - 7, f"{height:.2f}", TEXT)
+            yield text((x + right) / 2, plot.bottom + 18, name, TEXT)
 
 
 def draw(task: Task, results: dict[str, Result], to: Path) -> None:

@@ -16,7 +16,7 @@ Each module imports only from the modules in the rows below it:
 ``row_steps``                            its arithmetic, compiled with Numba; imported when a model is made
 ``clustering``                           ``KMeans``, ``k_means``: clusters of bounded data
 ``decision_tree``                        ``DecisionTree``
-``item_sets``                            ``apriori``, association rules
+``item_sets``                            ``apriori``
 ``centroids``                            the arithmetic of k-means; ``online_k_means``
 ``features``                             ``FeatureHasher``, ``StandardScaler``: from records to features
 ``foreign_models``                       ``ForeignModel``: models of other libraries
@@ -42,7 +42,7 @@ from streamiter.learn.drift import ADWIN, DriftEvent, DriftWatch, PageHinkley
 from streamiter.learn.features import FeatureHasher, StandardScaler, online_standard_scaler, scaled
 from streamiter.learn.foreign_models import ForeignModel
 from streamiter.learn.gradients import Gradient
-from streamiter.learn.item_sets import AssociationRule, ItemSet, apriori, association_rules
+from streamiter.learn.item_sets import ItemSet, apriori
 from streamiter.learn.linear import LinearModel
 from streamiter.learn.losses import HingeLoss, HuberLoss, LogLoss, PoissonLoss, QuantileLoss, SquaredLoss
 from streamiter.learn.on_parameter_server import k_means_on_parameter_server, train_on_parameter_server
@@ -79,7 +79,6 @@ __all__ = [
     "AdaGrad",
     "Adam",
     "AdaptiveLinearModel",
-    "AssociationRule",
     "BadRows",
     "ComparedMetrics",
     "Constant",
@@ -124,7 +123,6 @@ __all__ = [
     "StandardScaler",
     "WarmRestarts",
     "apriori",
-    "association_rules",
     "compare_online",
     "k_means",
     "k_means_on_parameter_server",

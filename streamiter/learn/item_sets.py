@@ -1,4 +1,4 @@
-"""Frequent item sets by Apriori, and association rules made of them.
+"""Frequent item sets by Apriori.
 
 A *transaction* is a set of items, such as a shopping basket. Apriori (Agrawal and Srikant, 1994) finds the item sets
 that are in many transactions, in a bounded iteration: workers hold the transactions and count candidates in them; one
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -256,76 +255,3 @@ def _check_options(transactions: object, minimum_support: object) -> None:
 
 def _is_share(given: object) -> bool:
     return isinstance(given, (int, float)) and not isinstance(given, bool) and 0 < given <= 1
-
-
-@dataclass(frozen=True, slots=True)
-class AssociationRule:
-    """Transactions that hold the antecedent often hold the consequent, too."""
-
-    antecedent: ItemSet
-    """The items on the left side of the rule."""
-    consequent: ItemSet
-    """The items on the right side of the rule."""
-    count: int
-    """The number of transactions with both."""
-    confidence: float
-    """The share of the transactions with the antecedent that hold both."""
-    lift: float
-    """The confidence divided by the consequent's share of all transactions: 1 if the two are independent."""
-
-    def __str__(self) -> str:
-        left, right = ", ".join(map(str, self.antecedent)), ", ".join(map(str, self.consequent))
-        return f"{left} → {right} (confidence {self.confidence:.2f}, lift {self.lift:.2f})"
-
-
-def association_rules(
-    item_sets: Iterable[tuple[ItemSet, int]], *, transactions: int, minimum_confidence: float = 0.5
-) -> list[AssociationRule]:
-    """Return the rules with at least ``minimum_confidence`` that follow from the item sets of ``apriori``.
-
-    ``transactions`` is the number of all transactions. Rules are in descending order of confidence, then of count.
-
-    Raises ModelError for item sets without all their subsets, for a number of transactions that is too small, and for
-    a confidence that is not between 0 and 1.
-
-    >>> found = [(("beer",), 3), (("crisps",), 4), (("beer", "crisps"), 3)]
-    >>> for rule in association_rules(found, transactions=6, minimum_confidence=0.8):
-    ...     print(rule)
-    beer → crisps (confidence 1.00, lift 1.50)
-    """
-    if not 0 <= minimum_confidence <= 1:
-        raise ModelError(
-            f"association_rules: expected minimum_confidence between 0 and 1, given {minimum_confidence!r}; "
-            "it is the share of the antecedent's transactions that hold the consequent too"
-        )
-    counts = {tuple(items): count for items, count in item_sets}
-    if transactions < max(counts.values(), default=0):
-        raise ModelError(
-            f"association_rules: expected at least {max(counts.values())} transactions, the count of one item set, "
-            f"given {transactions}; give the number of all transactions"
-        )
-    rules = [
-        rule
-        for items in counts
-        for rule in _rules_of(items, counts, transactions)
-        if rule.confidence >= minimum_confidence
-    ]
-    return sorted(rules, key=lambda rule: (-rule.confidence, -rule.count))
-
-
-def _rules_of(items: ItemSet, counts: dict[ItemSet, int], transactions: int) -> Iterator[AssociationRule]:
-    for size in range(1, len(items)):
-        for antecedent in itertools.combinations(items, size):
-            consequent = tuple(item for item in items if item not in antecedent)
-            confidence = counts[items] / _count_of(antecedent, counts, items)
-            expected = _count_of(consequent, counts, items) / transactions
-            yield AssociationRule(antecedent, consequent, counts[items], confidence, confidence / expected)
-
-
-def _count_of(part: ItemSet, counts: dict[ItemSet, int], items: ItemSet) -> int:
-    if part not in counts:
-        raise ModelError(
-            f"association_rules: expected every part of a frequent item set, given {items!r} without {part!r}; give "
-            "all item sets of apriori"
-        )
-    return counts[part]

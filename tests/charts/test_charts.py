@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from streamiter.charts import BarPanel, Line, Panel, chart
+from streamiter.charts import Line, Panel, chart
 
 
 def labels(drawing: str) -> list[str]:
@@ -39,24 +39,6 @@ def test_points_are_marked_where_there_is_room(points: int, marks: int) -> None:
     xs = [float(x) for x in range(points)]
     few_and_many = [Line("few", xs[:20], xs[:20]), Line("many", xs, xs)]
     assert chart([Panel("Loss", "epoch", few_and_many)]).count("<circle") == marks
-
-
-def test_bars_are_as_high_as_their_numbers_and_have_the_colours_of_the_lines() -> None:
-    """A reader finds the colours of the bars in the legend of the next panel."""
-    lines = [Line(name, [0.0, 1.0], [1.0, 2.0]) for name in ("BSP", "ASP")]
-    bars = BarPanel("Speed", {"BSP": 1.0, "ASP": 3.0})
-    drawing = chart([Panel("Loss", "s", lines), bars])
-    heights = [float(height) for height in re.findall(r'height="([\d.]+)" \nfill=', drawing)]
-    assert heights[1] == pytest.approx(3 * heights[0], abs=0.2)
-    assert re.findall(r'\nfill="(#\w+)" rx', drawing) == re.findall(r'fill="none" stroke="(#\w+)"', drawing)
-    assert {"BSP", "ASP", "1.00", "3.00"} <= set(labels(drawing))
-
-
-def test_bars_of_nothing_have_no_height() -> None:
-    """A run without any progress must be drawn as other runs are."""
-    drawing = chart([BarPanel("Speed", {"BSP": 0.0})])
-    assert re.findall(r'height="([\d.]+)" \nfill=', drawing) == ["0.0"]
-    assert min(float(label) for label in labels(drawing) if label not in ("BSP", "Speed")) == 0.0
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 3, 4, 7, 12, 13, 26, 1000])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import runpy
 from collections.abc import Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,13 @@ from iteration.iteration_support import SMALL, cut_items, ended, run, run_shuffl
 from support.waiting import PATIENCE_S
 
 from streamiter import Flow
-from streamiter.errors import ConfigurationError, GraphError, JobFailed, ModelError
-from streamiter.learn import apriori, association_rules
+from streamiter.errors import ConfigurationError, GraphError, JobFailed
+from streamiter.learn import apriori
 from streamiter.topics import topic
+
+association_rules = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "frequent_item_sets.py"))[
+    "association_rules"
+]
 
 ELECTRONICS = [
     ["I1", "I2", "I5"],
@@ -247,7 +253,7 @@ def test_it_resumes_from_a_snapshot_as_if_nothing_had_happened() -> None:
     assert sum(running) > 5
 
 
-# -- rules ---------------------------------------------------------------------------------------------------
+# -- the rules of the example --------------------------------------------------------------------------------
 
 
 def test_the_rules_of_the_textbook() -> None:
@@ -305,17 +311,3 @@ def test_rules_equal_counted_shares(transactions: list[list[Any]], percent: int)
         for part in itertools.combinations(items, size)
     ]
     assert len(rules) == sum(share(items) / share(part) >= Fraction(percent, 100) for items, part in possible)
-
-
-@pytest.mark.parametrize(
-    ("item_sets", "options", "message"),
-    [
-        ([((1, 2), 3)], {"transactions": 5}, r"every part of a frequent item set, given \(1, 2\) without \(1,\)"),
-        ([((1,), 3)], {"transactions": 2}, "at least 3 transactions, the count of one item set, given 2"),
-        ([((1,), 3)], {"transactions": 3, "minimum_confidence": 1.5}, "minimum_confidence between 0 and 1, given 1.5"),
-    ],
-)
-def test_rules_refuse_incomplete_item_sets(item_sets: Any, options: Any, message: str) -> None:
-    """Rules that are made of only some of the item sets have wrong confidences."""
-    with pytest.raises(ModelError, match=message):
-        association_rules(item_sets, **options)
