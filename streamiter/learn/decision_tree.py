@@ -30,6 +30,7 @@ from streamiter.learn.rows import (
     checked_rows,
     dense_features,
     holds,
+    joined_examples,
     refuse_not_finite,
     refuse_rows,
     row_vector,
@@ -38,7 +39,6 @@ from streamiter.learn.rows import (
 from streamiter.learn.tree_growing import Growing, TreeOptions, grow_tree
 from streamiter.numbers import Floats, Indices, whole_number
 from streamiter.records import Columns
-from streamiter.sparse_rows import SparseRows
 from streamiter.tables import array_of, as_floats
 from streamiter.topics.topic import Decoder, Topic
 
@@ -131,7 +131,7 @@ class DecisionTree:
         check_count(parallelism, "a parallelism", step=title)
         if isinstance(features, Topic):
             refuse_arrays_with_topic(title, features, labels=labels, sample_weights=sample_weights)
-            examples = _joined_examples(examples_in_topic(features, decode, extract, owner=title))
+            examples = joined_examples(_NAME, examples_in_topic(features, decode, extract, owner=title))
         else:
             refuse_options_of_topics(title, decode=decode, extract=extract)
             if isinstance(features, str):
@@ -296,37 +296,6 @@ def _training_rows(examples: Examples, task: Task, feature_names: Sequence[str] 
             )
         matrix, labels, weights = matrix[counting], labels[counting], weights[counting]
     return _TrainingRows(Columns({"features": matrix, "label": labels, "weight": weights}), classes)
-
-
-def _joined_examples(parts: Sequence[Examples]) -> Examples:
-    """Join all examples, with dense features; sparse rows may have different widths."""
-    width = max((part.features.width for part in parts if isinstance(part.features, SparseRows)), default=0)
-    weights = None
-    if any(part.weights is not None for part in parts):
-        weights = _stacked(
-            [np.ones(len(np.asarray(part.targets))) if part.weights is None else part.weights for part in parts]
-        )
-    return Examples(
-        _stacked([_dense(part.features, width) for part in parts]), _stacked([part.targets for part in parts]), weights
-    )
-
-
-def _stacked(parts: Sequence[npt.ArrayLike]) -> npt.NDArray[Any]:
-    if not parts:
-        return np.zeros(0)
-    try:
-        return np.concatenate([np.asarray(part) for part in parts])
-    except ValueError as error:
-        raise ModelError(
-            f"{_NAME}: expected examples of one shape in all batches of the topic, given others: {error}; check "
-            "the function extract="
-        ) from None
-
-
-def _dense(features: Features, width: int) -> npt.ArrayLike:
-    if isinstance(features, SparseRows):
-        features = SparseRows(features.indptr, features.indices, features.values, width)
-    return dense_features(features)
 
 
 def _matrix(features: Features, feature_names: Sequence[str] | None) -> Floats:

@@ -362,11 +362,8 @@ class CheckedExamples:
         """Join all parts, at least one. Rows are dense or sparse like those of the first part."""
         if len(parts) == 1:
             return parts[0]
-        weights = None
-        if any(part.weights is not None for part in parts):
-            weights = np.concatenate([np.ones(len(part)) if part.weights is None else part.weights for part in parts])
         rows = concatenated_rows([part.rows for part in parts])
-        return cls(rows, np.concatenate([part.targets for part in parts]), weights)
+        return cls(rows, np.concatenate([part.targets for part in parts]), _joined_weights(parts))
 
     def to_record(self) -> RowsRecord:
         """Return the examples as plain data."""
@@ -376,6 +373,36 @@ class CheckedExamples:
     def from_record(cls, record: RowsRecord) -> CheckedExamples:
         """Return the examples of a record that :meth:`to_record` returned."""
         return cls(rows_from_record(record["rows"]), record["targets"], record["weights"])
+
+
+def joined_examples(owner: str, parts: Sequence[Examples]) -> Examples:
+    """Join all examples; sparse rows become as wide as the widest. Raises ModelError for examples of several shapes."""
+    if not parts:
+        return Examples(np.zeros(0), np.zeros(0))
+    width = max((part.features.width for part in parts if isinstance(part.features, SparseRows)), default=0)
+    rows = [_widened(owner, part.features, width) for part in parts]
+    try:
+        targets = np.concatenate([np.asarray(part.targets) for part in parts])
+        return Examples(concatenated_rows(rows), targets, _joined_weights(parts))
+    except ValueError as error:
+        raise ModelError(
+            f"{owner}: expected examples of one shape in all batches of the topic, given others: {error}; check "
+            "the function extract="
+        ) from None
+
+
+def _widened(owner: str, features: Features, width: int) -> Rows:
+    if isinstance(features, SparseRows):
+        return SparseRows(features.indptr, features.indices, features.values, width)
+    return as_floats(owner, "features", features)
+
+
+def _joined_weights(parts: Sequence[Examples] | Sequence[CheckedExamples]) -> Floats | None:
+    if all(part.weights is None for part in parts):
+        return None
+    return np.concatenate(
+        [np.ones(len(np.asarray(part.targets))) if part.weights is None else np.asarray(part.weights) for part in parts]
+    )
 
 
 def as_examples(owner: str, given: object) -> Examples:

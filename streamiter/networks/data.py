@@ -8,7 +8,7 @@ stream, ``prepared`` makes a mini-batch of the rows that have arrived.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from streamiter.errors import DecodeError, ModelError, shortened
 from streamiter.learn.estimators import examples_in_topic
-from streamiter.learn.rows import Examples, rows_from_record, rows_to_record
+from streamiter.learn.rows import joined_examples, row_vector, rows_from_record, rows_to_record
 from streamiter.networks.configuration.settings import DataSettings, LabelTransformation
 from streamiter.numbers import Indices, fraction
 from streamiter.records import Array, Batch, Columns
@@ -156,21 +156,19 @@ def read_rows(source: Topic | str | Path, settings: DataSettings, *, owner: str 
     parts = examples_in_topic(source, decode, None, owner=owner)
     if not parts:
         raise ModelError(f"{owner}: expected rows in {source.name!r}, given none; look at the file")
-    data = _joined(parts, owner)
+    joined = joined_examples(owner, parts)
+    data = LabelledRows(joined.features, np.asarray(joined.targets, dtype=np.float64))  # type: ignore[arg-type]
     if settings.index_range > 0:
         data = data.widened(settings.index_range, owner)
     return LabelledRows(data.rows, translated(data.labels, settings.trans_label))
 
 
-def as_labelled_rows(owner: str, rows: object, labels: object, features: int | None = None) -> LabelledRows:
+def as_labelled_rows(owner: str, rows: object, labels: npt.ArrayLike, features: int | None = None) -> LabelledRows:
     """Return the arrays as rows with labels. Raises ModelError for shapes that do not fit."""
     given = rows if isinstance(rows, SparseRows) else as_floats(owner, "rows", rows)
-    vector = as_floats(owner, "labels", labels)
     if not isinstance(given, SparseRows) and given.ndim != 2:
         raise ModelError(f"{owner}: expected rows as (rows, features), given shape {given.shape}")
-    if vector.shape != (len(given),):
-        raise ModelError(f"{owner}: expected {len(given)} labels, one for each row, given shape {vector.shape}")
-    data = LabelledRows(given, vector)
+    data = LabelledRows(given, row_vector(owner, "labels", labels, len(given)))
     return data if features is None else data.widened(features, owner)
 
 
@@ -244,20 +242,6 @@ def _topic_of(source: str | Path, settings: DataSettings, decode: DenseLines | N
     return topic(url, format="txt" if decode is not None else settings.format), decode
 
 
-def _joined(parts: Sequence[Examples], owner: str) -> LabelledRows:
-    """Join the rows; sparse rows become as wide as the widest."""
-    labels = np.concatenate([np.asarray(part.targets, dtype=np.float64) for part in parts])
-    features: list[Any] = [part.features for part in parts]
-    if all(isinstance(rows, SparseRows) for rows in features):
-        width = max(rows.width for rows in features)
-        same = [LabelledRows(rows, labels[: len(rows)]).widened(width, owner).rows for rows in features]
-        return LabelledRows(SparseRows.concatenate(same), labels)  # type: ignore[arg-type]
-    widths = {rows.shape[1] for rows in features}
-    if len(widths) > 1:
-        raise ModelError(f"{owner}: expected dense rows of one width, given {sorted(widths)}")
-    return LabelledRows(np.concatenate(features), labels)
-
-
 class PlaceHolder:
     """The current mini-batch, as the layers see it: rows, labels, and the features that occur in the rows.
 
@@ -297,7 +281,8 @@ class PlaceHolder:
         fed, present = self._as_rows(rows, indices)
         if not len(fed):
             raise ModelError("PlaceHolder: expected at least one row, given none; leave empty mini-batches out")
-        self.labels = self._as_labels(labels, len(fed))
+        vector = None if labels is None else row_vector("PlaceHolder", "labels", labels, len(fed))
+        self.labels = None if vector is None else vector.astype(self.dtype, copy=False)
         self._rows, self._indices, self.training = fed, present, training
         for known in ("values", "features_per_row"):
             self.__dict__.pop(known, None)
@@ -376,20 +361,6 @@ class PlaceHolder:
                 f"{self.feature_dimension}) or SparseRows), given shape {dense.shape}; change indexrange, or the rows"
             )
         return dense, None
-
-    def _as_labels(self, labels: npt.ArrayLike | None, rows: int) -> Array | None:
-        if labels is None:
-            return None
-        try:
-            vector: Array = np.asarray(labels, dtype=self.dtype)
-        except (TypeError, ValueError) as error:
-            raise ModelError(f"PlaceHolder: expected labels as numbers, given {error}") from None
-        if vector.shape != (rows,):
-            raise ModelError(
-                f"PlaceHolder: expected {rows} labels, one for each row, given shape {vector.shape}; "
-                "give one number for each row of the mini-batch"
-            )
-        return vector
 
 
 # Up to this number of features for each value in the rows, a table of all features is faster than sorting.

@@ -15,6 +15,7 @@ from typing import ClassVar, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from streamiter.learn.losses import HuberLoss, LinearLoss, SquaredLoss
 from streamiter.learn.rows import holds, refuse_rows
 from streamiter.records import Array
 
@@ -277,8 +278,23 @@ def sign_labels(values: Array, at: float) -> Array:
     return labels
 
 
+class RegressionLoss(NetworkLoss):
+    """The base of losses of numbers: ``linear`` is the same loss of a linear model."""
+
+    linear: LinearLoss
+
+    def losses(self, scores: Array, labels: Array) -> Array:
+        return self.linear.values(scores[:, 0], labels)
+
+    def slopes(self, scores: Array, labels: Array) -> Array:
+        return self.linear.slopes(scores[:, 0].copy(), labels)[:, None]
+
+    def predictions(self, scores: Array) -> Predictions:
+        return Predictions(scores[:, 0].copy())
+
+
 @dataclass(frozen=True)
-class L2Loss(NetworkLoss):
+class L2Loss(RegressionLoss):
     """Least squares: ½(f − y)².
 
     >>> L2Loss().losses(np.array([[3.0]]), np.array([1.0])).tolist()
@@ -286,19 +302,7 @@ class L2Loss(NetworkLoss):
     """
 
     type_name: ClassVar[str] = "l2loss"
-
-    def losses(self, scores: Array, labels: Array) -> Array:
-        losses: Array = scores[:, 0] - labels
-        losses *= losses
-        losses *= 0.5
-        return losses
-
-    def slopes(self, scores: Array, labels: Array) -> Array:
-        slopes: Array = scores - labels[:, None]
-        return slopes
-
-    def predictions(self, scores: Array) -> Predictions:
-        return Predictions(scores[:, 0].copy())
+    linear = SquaredLoss()
 
 
 class SignLoss(NetworkLoss):
@@ -448,7 +452,7 @@ def _softmax(scores: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class NetworkHuberLoss(NetworkLoss):
+class NetworkHuberLoss(RegressionLoss):
     """A loss of regression that is robust to outliers: ½d² if |d| ≤ δ, else δ|d| − ½δ², d = f − y (Huber, 1964).
 
     >>> NetworkHuberLoss(delta=1.0).losses(np.array([[0.5], [3.0]]), np.zeros(2)).tolist()
@@ -458,19 +462,9 @@ class NetworkHuberLoss(NetworkLoss):
     type_name: ClassVar[str] = "huberloss"
     delta: float = 1.0
 
-    def losses(self, scores: Array, labels: Array) -> Array:
-        distances = np.abs(scores[:, 0] - labels)
-        # The loss is ½d² up to δ; above δ it grows by δ for each unit.
-        within = np.minimum(distances, self.delta)
-        losses: Array = within * (distances - 0.5 * within)
-        return losses
-
-    def slopes(self, scores: Array, labels: Array) -> Array:
-        slopes: Array = np.clip(scores - labels[:, None], -self.delta, self.delta)
-        return slopes
-
-    def predictions(self, scores: Array) -> Predictions:
-        return Predictions(scores[:, 0].copy())
+    @property
+    def linear(self) -> LinearLoss:  # type: ignore[override]
+        return HuberLoss(self.delta)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def test_dense_rows_have_all_features():
         ([1.0, 2.0, 3.0, 4.0], None, r"expected rows of 4 features .*, given shape \(4,\)"),
         ([["a", "b", "c", "d"]], None, "expected rows of numbers, given could not convert"),
         (_sparse([{1: 1.0}], 4), [1, 1], r"expected 1 labels, one for each row, given shape \(2,\)"),
-        (_sparse([{1: 1.0}], 4), ["a"], "expected labels as numbers, given could not convert"),
+        (_sparse([{1: 1.0}], 4), ["a"], "expected labels as numbers, given list: could not convert"),
         (np.zeros((0, 4)), None, "expected at least one row, given none"),
     ],
 )
