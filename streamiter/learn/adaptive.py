@@ -77,13 +77,10 @@ class AdaptiveLinearModel:
     standardized; of two texts, a feature for each pair of texts; of a text and a number, a slope for each text. The
     numbers of crosses are standardized with the statistics of all rows, whatever their weight.
 
-    ``rates`` are up to three learning rates of AdaGrad; None: three of AdaGrad and three constant ones. A single rate
-    makes a plain learner: 60% of the time, 40% of the memory, and a loss that depends on the rate.
+    ``rates`` are up to three learning rates of AdaGrad; None: three of AdaGrad and three constant ones.
 
-    A model is for one thread at a time: compiled code changes its arrays without a lock.
-
-    Compiled with Numba (``pip install "streamiter[fast]"``) it learns from about a million rows of ten columns a
-    second; without Numba, from some hundred.
+    A model is for one thread at a time: compiled code changes its arrays without a lock. Without Numba (``pip install
+    "streamiter[fast]"``) it learns from some hundred rows a second.
 
     >>> model = AdaptiveLinearModel()
     >>> rows = [{"km": 900.0, "sky": "rain"}, {"km": 250.0, "sky": "sun"}] * 20

@@ -134,12 +134,11 @@ def k_means(
     the first round in which no centroid moved further than the tolerance.
 
     ``initial`` are the initial centroids, a row for each. Without it, centroids are chosen among the points by greedy
-    k-means++ (the best of several attempts), from a sample that depends on the ``seed`` and the set of points, not on
-    their order or the parallelism; the data is then read once more.
+    k-means++, from a sample that depends on the ``seed`` and the set of points, not on their order or the parallelism;
+    the data is then read once more.
 
-    The iteration has as many subtasks as ``points``. Their number changes the last digits of the result; timing and
-    batches change nothing. Points are kept as float64, in memory and beyond a limit on disk (``config``:
-    ``IterationConfig(replay_memory_bytes=…)``). ``name`` is put in front of the names of the steps.
+    The number of subtasks, that of ``points``, changes the last digits of the result; timing changes nothing. Points
+    are kept as float64, in memory and beyond a limit on disk (``config``: ``IterationConfig(replay_memory_bytes=…)``).
 
     The parameters of the snapshot are ``centroids``, an array (clusters, coordinates), and ``counts``, the number of
     points that were nearest to each centroid before its last move; ``records`` is the number of points. Its metrics are

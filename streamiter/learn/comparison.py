@@ -100,14 +100,10 @@ def compare_online(
     dict of options instead of a model has those of one learner, ``{"model": …, "features": …}``.
 
     The first learner is the champion. After each block of ``report_every`` records another learner becomes the best if
-    its loss over the last ``window`` rows is lower by the share ``margin`` at least, so that two learners of about the
-    same loss do not take turns. Only rows that all learners have predicted count. So that these are the same rows, the
-    stream goes through one subtask, and each learner has one reader; a stream of several subtasks has the order in
-    which its records arrive there.
-
-    Predictions wait until all learners have made theirs. A learner can be ahead of the slowest by the records between
-    the source and the slowest: its mini-batch and its channels, which are bounded. A learner without predictions in a
-    block, because it refuses all rows, is left out of that block; a million records later a warning is logged.
+    its loss over the last ``window`` rows is lower by the share ``margin`` at least. Only rows that all learners have
+    predicted count, so the stream goes through one subtask, and each learner has one reader. A learner without
+    predictions in a block, because it refuses all rows, is left out of that block; a million records later a warning is
+    logged.
 
     Raises GraphError for options that cannot be used.
 

@@ -157,14 +157,11 @@ class FeatureHasher:
     A *categorical* field gives one feature of value 1 for each of its texts; 5, 5.0 and "5" are the same text, True
     and False are 1 and 0. A *numeric* field gives one feature whose value is the number. A *cross* gives one feature
     for each combination of the values of its fields. Each of the three arguments may be a mapping to scales, which
-    multiply the values: with SGD the weights of a field then move scale² times as fast, so that fields which change
-    from day to day are learned quickly and others slowly. None and NaN mean that a field has no value: its feature and
-    its crosses are left out.
+    multiply the values: with SGD the weights of a field then move scale² times as fast. None and NaN mean that a field
+    has no value: its feature and its crosses are left out.
 
-    Two features may have the same place, and then share a weight. Among f features at 2**b places there are about
-    f²/2**(b+1) such pairs: with 2,000 features and 18 bits, 8 pairs. Another ``seed`` makes other pairs. The hash is
-    the same on every machine and in every version of Python. There is no feature for a constant: models have an
-    intercept.
+    Two features may have the same place, and then share a weight: among f features at 2**b places about f²/2**(b+1)
+    pairs do. Another ``seed`` makes other pairs. The hash is the same on every machine and in every version of Python.
 
     Up to ``cached`` values of each field are kept with their places, for speed only.
 

@@ -97,40 +97,31 @@ def train_online(
     ``label`` is the field of the label, or a function that returns the label of a record. ``features`` are the fields
     to learn from (None: all others), or a function that returns a matrix or ``SparseRows`` for a mini-batch of records.
     ``weight`` is the field, or the function, of the sample weight. Instead of these, ``extract(mini_batch)`` may return
-    the :class:`Examples` of a mini-batch; and where labels come later than the questions, ``labels`` says how to read
-    both. ``task`` says whether labels are classes or numbers; None: the first label does. ``crosses`` are pairs of
-    fields whose effects are not simply added, see :class:`~streamiter.learn.adaptive.AdaptiveLinearModel`.
+    the :class:`Examples` of a mini-batch, or ``labels`` says how to read labels that come later than their questions.
 
-    Without a ``model`` this trains an :class:`~streamiter.learn.adaptive.AdaptiveLinearModel`, which needs no tuning
-    and learns row by row: ``mini_batch`` (4,000 rows, or those of 25 ms) and ``mode`` decide how often a
-    version is published, and have no influence on the quality. One owner learns, the workers read the rows.
-
-    ``model()`` may make another linear model, such as ``lambda: LogisticRegression(width, optimizer=SGD(0.1))``. It
-    makes one step for the mean gradient of a mini-batch (100 rows). The owner and each worker call ``model``, and must
-    get equal models. With a ``scaler`` its features are standardized with the statistics of the rows so far, which are
-    published with the weights; a scaler that has learned is a start. ``initial`` is a stream of one record to start
-    from: parameters, bare weights, or None.
+    Without a ``model`` this trains an :class:`~streamiter.learn.adaptive.AdaptiveLinearModel` (``task``, ``crosses``)
+    row by row: ``mini_batch`` (4,000 rows, or those of 25 ms) and ``mode`` decide how often a version is
+    published. ``model()`` may make another linear model, such as ``lambda: LogisticRegression(width)``, which makes one
+    step for the mean gradient of a mini-batch (100 rows). The owner and each worker call ``model``, and must get equal
+    models. A ``scaler`` standardizes its features with the statistics of the rows so far; a scaler that has learned is
+    a start. ``initial`` is a stream of one record to start from: parameters, bare weights, or None.
 
     ``mode="asynchronous"``: the owner learns from each mini-batch as it arrives. Workers that compute gradients
     continue with the parameters they have, for eight mini-batches at most.
-    ``mode="synchronous"``: the owner learns from one mini-batch of each subtask of ``examples`` at a time, in their
-    order, or makes one step with the gradients of all workers; the result does not depend on timing. An epoch is
-    ``mini_batch`` records of each subtask of ``examples``. A subtask that has partitions but receives no records blocks
-    the others, so read a topic with quiet partitions with ``parallelism=1``.
+    ``mode="synchronous"``: in each epoch, ``mini_batch`` records of each subtask of ``examples``, the owner learns from
+    the subtasks in their order, or makes one step with the gradients of all workers; the result does not depend on
+    timing. A subtask that receives no records blocks the others: read quiet partitions with ``parallelism=1``.
 
     A version is published after every ``publish_every`` mini-batches or epochs. None: after each of them; but an
-    asynchronous version of many columns waits for a quarter as many rows, or for a second. Where rows are learned one
-    by one, the metrics of a version are the ``loss`` of the rows since the last one, and their ``missing_values``.
-    Validation counts each prediction before the model learns from its row, over the last ``window`` rows too, and
-    reports every ``report_every`` rows, or instead ``report_every_s`` seconds after a row; it warns once, in the log
-    ``streamiter.learn``, of a model that is far worse than the mean. ``drift`` is a detector,
-    :class:`~streamiter.learn.drift.ADWIN` or ``PageHinkley``, for a model that learns in the owner: it watches the loss
-    of each row, and updates have the metrics ``drifts`` and ``rows_since_drift``. ``on_drift="raise rates"``: after a
-    mini-batch with a drift, the ready-made model multiplies its rates of AdaGrad by almost 6. A model with a single
-    rate has a smaller loss then; six rates follow a drift without it. With ``rollbacks=Rollbacks(topic, model)``, where
-    the models are published, the owner resumes from a version that :func:`~streamiter.models.roll_back` publishes
-    again, with new learning rates. Rows that are not examples follow ``on_error`` or go to ``dead_letter``. ``name`` is
-    put in front of the names of the steps, for a flow with more than one training.
+    asynchronous version of many columns waits for a quarter as many rows, or for a second. Validation counts each
+    prediction before the model learns from its row, over the last ``window`` rows too, and reports every
+    ``report_every`` rows, or instead ``report_every_s`` seconds after a row; it warns once, in the log
+    ``streamiter.learn``, of a model that is far worse than the mean. ``drift`` is a detector for a model that learns in
+    the owner; updates have the metrics ``drifts`` and ``rows_since_drift``. ``on_drift="raise rates"``: after a
+    mini-batch with a drift, the ready-made model multiplies its rates of AdaGrad by almost 6. With
+    ``rollbacks=Rollbacks(topic, model)`` the owner resumes from a version that :func:`~streamiter.models.roll_back`
+    publishes again. Rows that are not examples follow ``on_error`` or go to ``dead_letter``. ``name`` is put in front
+    of the names of the steps.
 
     Raises GraphError for options that cannot be used.
 

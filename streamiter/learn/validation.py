@@ -187,9 +187,8 @@ class ProgressiveValidation:
     loss of predicting the mean target of the window for each of its rows. A metric that is not defined (yet) is left
     out, such as ``auc`` before both targets have arrived.
 
-    All metrics are exact except ``auc``, which comes from a fixed histogram of scores. Its error is mostly below 2e-4.
-    Sums are taken row by row, so the metrics do not depend on how the rows are cut into batches. Memory does not grow:
-    24 bytes for each row of the window, and half a MB. A row of weight 0 does not count.
+    All metrics are exact except ``auc``, which comes from a fixed histogram of scores; its error is mostly below 2e-4.
+    Memory does not grow: 24 bytes for each row of the window, and half a MB. A row of weight 0 does not count.
 
     >>> validation = ProgressiveValidation(window=100)
     >>> validation.update([0.9, 0.2, 0.6, 0.4], [1, 0, 0, 1])
