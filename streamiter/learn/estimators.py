@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -254,16 +255,6 @@ def run_offline(
 
     The function also works inside a running event loop, such as the loop of a notebook; this loop waits meanwhile.
     Raises JobFailed if a step failed.
-
-    >>> from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination
-    >>> flow = Flow("halve")
-    >>> def body(variables, data):
-    ...     halved = variables[0].map(lambda x: x / 2)
-    ...     return IterationBodyResult([halved.filter(lambda x: x > 1)], [halved])
-    >>> [halved] = iterate_bounded_streams_until_termination([flow.from_items([4.0])], [], body)
-    >>> collected = halved.collect()
-    >>> run_offline(flow, title="halving").loops[0].ended_in, collected.items
-    (2, [2.0, 1.0])
     """
     with displayed_rounds(title, rounds, wanted=progress, noun=noun) as display:
         of_loop = functools.partial(rounds_done, first=first_round, most=rounds)
@@ -302,42 +293,34 @@ def _is_in_event_loop() -> bool:
     return True
 
 
+@dataclass
 class _OfflineRun:
     """One run of one flow, with its display and its signals."""
 
-    def __init__(
-        self,
-        flow: Flow,
-        rounds_done: Callable[[JobStatistics], int],
-        display: RoundsDisplay | None,
-        describe: Callable[[], str],
-        first_stop: StopMode,
-        channel_limits: ChannelLimits | None,
-    ) -> None:
-        self._flow = flow
-        self._rounds_done = rounds_done
-        self._display = display
-        self._describe = describe
-        self._first_stop = first_stop
-        self._channel_limits = channel_limits
-        self._is_stopping_in_thread = False
-        self._started: tuple[Job, asyncio.AbstractEventLoop] | None = None
+    flow: Flow
+    rounds_done: Callable[[JobStatistics], int]
+    display: RoundsDisplay | None
+    describe: Callable[[], str]
+    first_stop: StopMode
+    channel_limits: ChannelLimits | None
+    _is_stopping_in_thread: bool = False
+    _started: tuple[Job, asyncio.AbstractEventLoop] | None = None
 
     async def until_end(self) -> JobStatistics:
         """Start the job, wait for its end and return its statistics; the job may have failed or been stopped."""
-        job = await self._flow.start(channel_limits=self._channel_limits)
+        job = await self.flow.start(channel_limits=self.channel_limits)
         self._started = job, asyncio.get_running_loop()
-        with stopping_on_signals(job, first=self._first_stop) as stops:
-            if self._display is None:
+        with stopping_on_signals(job, first=self.first_stop) as stops:
+            if self.display is None:
                 return await job.wait()
-            showing = asyncio.create_task(self._show_for_ever(self._display, job, stops), name="progress")
+            showing = asyncio.create_task(self._show_for_ever(self.display, job, stops), name="progress")
             try:
                 return await job.wait()
             finally:
                 showing.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await showing
-                self._show(self._display, job, is_stopping=False)
+                self._show(self.display, job, is_stopping=False)
 
     async def _show_for_ever(self, display: RoundsDisplay, job: Job, stops: object) -> None:
         while True:
@@ -345,13 +328,13 @@ class _OfflineRun:
             await asyncio.sleep(display.refresh_s)
 
     def _show(self, display: RoundsDisplay, job: Job, *, is_stopping: bool) -> None:
-        described = self._describe()
+        described = self.describe()
         notes = [described, _STOPPING] if is_stopping else [described]
-        display.show(self._rounds_done(job.statistics()), ", ".join(filter(None, notes)))
+        display.show(self.rounds_done(job.statistics()), ", ".join(filter(None, notes)))
 
     def in_thread(self) -> JobStatistics:
         """Run the job in another thread: an event loop cannot run inside another event loop."""
-        with ThreadPoolExecutor(1, thread_name_prefix=self._flow.name) as executor:
+        with ThreadPoolExecutor(1, thread_name_prefix=self.flow.name) as executor:
             running = executor.submit(lambda: run_in_own_loop(self.until_end()))
             with self._stopping_on_signals():
                 return running.result()
@@ -359,7 +342,7 @@ class _OfflineRun:
     @contextlib.contextmanager
     def _stopping_on_signals(self) -> Iterator[None]:
         """Stop the job on signals. Only the main thread receives signals, and the main thread waits here."""
-        modes: list[StopMode] = [self._first_stop, "abort"]
+        modes: list[StopMode] = [self.first_stop, "abort"]
 
         def stop(*_: object) -> None:
             if self._started is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +53,14 @@ def targets_from_signs(owner: str, signs: Floats) -> Floats:
 
 # A larger weight is most likely a mistake, and so many single steps would look like a hang.
 _STEPS_LIMIT: Final = 10_000
+
+
+class LinearOptions(TypedDict, total=False):
+    """Options of :class:`LinearModel` that the classes derived from it have, too."""
+
+    intercept: bool
+    initial_weights: npt.ArrayLike | None
+    initial_intercept: float
 
 
 class LinearModel:

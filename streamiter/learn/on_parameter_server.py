@@ -12,12 +12,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, GraphError, ModelError
+from streamiter.flow.building import check_options
 from streamiter.flow.flow import all_or_nothing, check_stream
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
@@ -38,16 +39,14 @@ from streamiter.learn.rows import (
     rows_from_record,
 )
 from streamiter.learn.server_training import (
-    REPEAT_MEMORY_BYTES,
     Computed,
     Learner,
     ParameterServerTraining,
-    ParameterServerWorker,
+    ServerOptions,
     ServerTraining,
     count_of,
 )
 from streamiter.numbers import Floats, Indices
-from streamiter.operators.output import RejectionPolicy
 from streamiter.optimizers import FTRL, Optimizer, checked_optimizer
 from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.matrix import DType, Matrix
@@ -57,7 +56,6 @@ from streamiter.parameter_server.server import ParameterServer
 from streamiter.parameter_server.storage.block import Block
 from streamiter.records import Batch
 from streamiter.sparse_rows import SparseRows
-from streamiter.topics.topic import Topic
 
 if TYPE_CHECKING:
     from streamiter.parameter_server.client import Client
@@ -229,21 +227,12 @@ def train_on_parameter_server(
     extract: Extract | None = None,
     batch: int = 100,
     epochs: int = 1,
-    workers: int | None = None,
-    publish_every: int | None = None,
-    dtype: DType = "float64",
-    worker: type[ParameterServerWorker] = ParameterServerWorker,
-    memory_bytes: int = REPEAT_MEMORY_BYTES,
-    on_error: RejectionPolicy = "fail",
-    dead_letter: Topic | None = None,
-    name: str | None = None,
+    **options: Unpack[ServerOptions],
 ) -> ParameterServerTraining:
     """Train a linear model whose weights are on a parameter server: logistic, or with ``"squared"`` linear regression.
 
-    Each of the ``workers`` (unless given, as many as ``examples`` has subtasks) has a part of the examples, and reads
-    it ``epochs`` times in mini-batches of ``batch`` rows. For each mini-batch a worker pulls the weights of the
-    features that occur, pushes the gradient, and clocks; after the last mini-batch the worker leaves. ``consistency``
-    says which workers wait:
+    Each of the ``workers`` has a part of the examples, and reads it ``epochs`` times in mini-batches of ``batch`` rows.
+    ``consistency`` says which workers wait:
 
     - ``BSP()``: one step for one mini-batch of each worker, with the mean of their gradients (a mini-batch that is
       shorter or missing counts less). Timing and the number of shards change at most the last digits of the result.
@@ -257,15 +246,9 @@ def train_on_parameter_server(
     ``"-1/1"``.
 
     While the flow runs, no other step may use the server. The matrix stays on the server when the flow ends: another
-    flow with the same settings continues from it.
-
-    The first worker sends a version of the model after every ``publish_every`` of its clocks, and the last version is
-    made when all workers have left. Each worker keeps its mini-batches for later epochs, up to ``memory_bytes`` in
-    memory, then on disk. With one epoch the stream may be endless. ``worker`` is a class derived from
-    :class:`ParameterServerWorker`, to do more for each mini-batch. Rows that are not examples follow ``on_error`` or go
-    to ``dead_letter``. ``name`` is put in front of the names of the steps.
-
-    Raises GraphError for options that cannot be used. A job without examples fails.
+    flow with the same settings continues from it. With one epoch the stream may be endless. The other ``options`` are
+    :class:`~streamiter.learn.server_training.ServerOptions`. Raises GraphError for options that cannot be used. A job
+    without examples fails.
 
     >>> import numpy as np
     >>> from streamiter import Flow
@@ -283,20 +266,8 @@ def train_on_parameter_server(
     """
     check_stream(_LINEAR, examples, "examples")
     _check_kinds(loss, labels, extract)
-    training = ServerTraining(
-        _LINEAR,
-        examples,
-        server,
-        consistency,
-        batch=batch,
-        workers=workers,
-        epochs=epochs,
-        publish_every=publish_every,
-        dtype=dtype,
-        worker=worker,
-        memory_bytes=memory_bytes,
-        name=name,
-    )
+    check_options(_LINEAR, options, ServerOptions)
+    training = ServerTraining(_LINEAR, examples, server, consistency, options, batch=batch, epochs=epochs)
     learner = LinearLearner(
         matrix=matrix,
         features=count_of(_LINEAR, "features", features),
@@ -305,7 +276,7 @@ def train_on_parameter_server(
         labels=labels,
         optimizer=_optimizer(optimizer),
         consistency=consistency,
-        dtype=dtype,
+        dtype=training.dtype,
         rows_in_step=training.batch * training.workers,
     )
 
@@ -313,7 +284,7 @@ def train_on_parameter_server(
         examples = learner.checked(_LINEAR, examples_of(_LINEAR, records, extract, learner.features))
         return prepared(examples, intercept=learner.intercept) if len(examples) else None
 
-    return training.steps(learner, mini_batch, on_error, dead_letter)
+    return training.steps(learner, mini_batch)
 
 
 def _optimizer(given: Optimizer | None) -> Optimizer:
@@ -490,33 +461,19 @@ def k_means_on_parameter_server(
     decay: float = 0.0,
     batch: int | None = None,
     epochs: int = 10,
-    workers: int | None = None,
-    publish_every: int | None = None,
-    dtype: DType = "float64",
-    worker: type[ParameterServerWorker] = ParameterServerWorker,
-    memory_bytes: int = REPEAT_MEMORY_BYTES,
-    on_error: RejectionPolicy = "fail",
-    dead_letter: Topic | None = None,
-    name: str | None = None,
+    **options: Unpack[ServerOptions],
 ) -> ParameterServerTraining:
     """k-means with the centroids on a parameter server; ``initial`` are the initial centroids, a row for each.
 
-    A point is a record: an array or list of its coordinates. Each of the ``workers`` (unless given, as many as
-    ``points`` has subtasks) has a part of the points, and reads it ``epochs`` times in mini-batches of ``batch`` points
-    (None: all points of the part). For each mini-batch a worker pulls the centroids, adds each point to the sum and the
-    count of the nearest centroid, and clocks; after the last mini-batch the worker leaves. On the server sums and
-    counts become centroids: with ``BSP()`` from all workers together, otherwise from each worker when they arrive.
-
-    A centroid with the weight w and n new points gets the weight w·decay + n, and moves to the mean of both. With all
-    points in one mini-batch, BSP and a decay of 0 this is a round of :func:`~streamiter.learn.k_means`. With small
-    mini-batches take a decay below 1, so that older points are forgotten slowly. A centroid without points does not
-    move.
+    A point is a record: an array or list of its coordinates. Each worker has a part of the points, and reads it
+    ``epochs`` times in mini-batches of ``batch`` points (None: all points of the part). It adds each point to the sum
+    and the count of the nearest centroid; on the server they become centroids: with ``BSP()`` from all workers
+    together, otherwise from each worker when they arrive. :class:`MoveCentroids` describes the move.
 
     The parameters of a version are ``centroids`` (clusters, coordinates) and ``weights``. Its metric is ``distance``,
-    the mean squared distance of points to their centroid before the move. The other options are described at
-    :func:`~streamiter.learn.train_on_parameter_server`.
-
-    Raises GraphError for options that cannot be used. A job without points fails.
+    the mean squared distance of points to their centroid before the move. The other ``options`` are
+    :class:`~streamiter.learn.server_training.ServerOptions`. Raises GraphError for options that cannot be used. A job
+    without points fails.
 
     >>> from streamiter import Flow
     >>> from streamiter.parameter_server import BSP, ParameterServer
@@ -530,28 +487,19 @@ def k_means_on_parameter_server(
     ('finished', [[[0.1, 0.1], [9.2, 0.2]]])
     """
     check_stream(_K_MEANS, points, "points", bounded=True)
-    training = ServerTraining(
-        _K_MEANS,
-        points,
-        server,
-        consistency,
-        batch=_all(points) if batch is None else batch,
-        workers=workers,
-        epochs=epochs,
-        publish_every=publish_every,
-        dtype=dtype,
-        worker=worker,
-        memory_bytes=memory_bytes,
-        name=name,
-    )
+    check_options(_K_MEANS, options, ServerOptions)
+    batch = _all(points) if batch is None else batch
+    training = ServerTraining(_K_MEANS, points, server, consistency, options, batch=batch, epochs=epochs)
     centroids = initial_centroids(_K_MEANS, initial)
     decay = checked_decay(_K_MEANS, decay, GraphError)
-    learner = CentroidLearner(matrix=matrix, initial=centroids, decay=decay, consistency=consistency, dtype=dtype)
+    learner = CentroidLearner(
+        matrix=matrix, initial=centroids, decay=decay, consistency=consistency, dtype=training.dtype
+    )
 
     def columns(records: Batch) -> Floats:
         return as_columns(records, centroids.shape[1], owner=_K_MEANS)
 
-    return training.steps(learner, columns, on_error, dead_letter)
+    return training.steps(learner, columns)
 
 
 def _all(points: Stream) -> int:

@@ -16,7 +16,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy.typing as npt
 
@@ -38,7 +38,7 @@ from streamiter.learn.estimators import (
     run_offline,
     was_interrupted,
 )
-from streamiter.learn.linear import LinearModel, targets_from_signs
+from streamiter.learn.linear import LinearModel, LinearOptions, targets_from_signs
 from streamiter.learn.losses import LogLoss, SquaredLoss
 from streamiter.learn.rows import (
     CheckedExamples,
@@ -242,32 +242,16 @@ class LinearRegression(OfflineModel):
     [5.0]
     """
 
-    def __init__(
-        self,
-        width: int,
-        *,
-        optimizer: Optimizer | None = None,
-        intercept: bool = True,
-        initial_weights: npt.ArrayLike | None = None,
-        initial_intercept: float = 0.0,
-    ) -> None:
-        super().__init__(
-            width,
-            loss=SquaredLoss(),
-            optimizer=optimizer or SGD(0.01),
-            intercept=intercept,
-            initial_weights=initial_weights,
-            initial_intercept=initial_intercept,
-        )
+    def __init__(self, width: int, *, optimizer: Optimizer | None = None, **options: Unpack[LinearOptions]) -> None:
+        super().__init__(width, loss=SquaredLoss(), optimizer=optimizer or SGD(0.01), **options)
 
 
 class LogisticRegression(OfflineModel):
     """Online logistic regression: log loss; predicts the probability of target 1.
 
-    The default optimizer is ``FTRL(alpha=0.3, beta=0.1)``: it finds the scale of each feature by itself, and learns row
-    by row about as well as in mini-batches of 100. Its steps become shorter with time. For a stream that changes, take
-    ``SGD`` with a constant rate (0.05 for rows with about ten features of 0 or 1, more for mini-batches) or a larger
-    alpha.
+    The default optimizer is ``FTRL(alpha=0.3, beta=0.1)``, whose steps become shorter with time. For a stream that
+    changes, take ``SGD`` with a constant rate (0.05 for rows with about ten features of 0 or 1, more for mini-batches)
+    or a larger alpha.
 
     ``labels`` says which targets are given: ``"0/1"`` or ``"-1/1"``. All other arguments are those of
     :class:`~streamiter.learn.linear.LinearModel`.
@@ -279,9 +263,6 @@ class LogisticRegression(OfflineModel):
     ...     model.learn(features, [0, 1, 0])
     >>> model.version, model.records, model.predict(features).round().tolist()
     (100, 300, [0.0, 1.0, 0.0])
-    >>> model = LogisticRegression(2)
-    >>> model.fit(features, [0, 1, 0], rounds=100, learning_rate=2.0).steps, model.predict(features).round().tolist()
-    (100, [0.0, 1.0, 0.0])
     """
 
     def __init__(
@@ -289,22 +270,13 @@ class LogisticRegression(OfflineModel):
         width: int,
         *,
         optimizer: Optimizer | None = None,
-        intercept: bool = True,
         labels: Literal["0/1", "-1/1"] = "0/1",
-        initial_weights: npt.ArrayLike | None = None,
-        initial_intercept: float = 0.0,
+        **options: Unpack[LinearOptions],
     ) -> None:
         if labels not in ("0/1", "-1/1"):
             raise ConfigurationError(f'LogisticRegression(labels=): expected "0/1" or "-1/1", given {labels!r}')
         self.labels = labels
-        super().__init__(
-            width,
-            loss=LogLoss(),
-            optimizer=optimizer or FTRL(alpha=0.3, beta=0.1),
-            intercept=intercept,
-            initial_weights=initial_weights,
-            initial_intercept=initial_intercept,
-        )
+        super().__init__(width, loss=LogLoss(), optimizer=optimizer or FTRL(alpha=0.3, beta=0.1), **options)
 
     def predict_probability(self, features: Features) -> Floats:
         """Return the probability of target 1 for each row, as ``predict`` does."""
@@ -358,11 +330,8 @@ def train_offline(
     after ``rounds`` rounds, or after the first round in which the mean loss, before its step, is ``tolerance`` or less.
 
     ``mode="synchronous"``: one step a round, with the mean of the gradients of all rows. The result does not depend on
-    timing. Except for the last digits it does not depend on the number of workers either, if each round takes all rows,
-    or if the number of workers divides the mini-batch, the mini-batch divides the number of rows, and the rows are
-    dealt out in turn (``workers=`` does so).
-    ``mode="asynchronous"``: a step for each worker's share as soon as it arrives. The worker continues with the new
-    parameters while other workers compute their gradients.
+    timing, and if each round takes all rows, the number of workers changes only its last digits.
+    ``mode="asynchronous"``: a step for each worker's share as soon as it arrives.
 
     Workers keep their examples in memory. With ``replay`` the examples are read again in every round, from memory
     and beyond a limit from disk (``IterationConfig(replay_memory_bytes=…)``): synchronous only.

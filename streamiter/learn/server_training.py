@@ -55,6 +55,33 @@ class ParameterServerTraining:
     ``records``, and the seconds ``waited_s`` that the worker waited for the parameters."""
 
 
+class OnlineServerOptions(TypedDict, total=False):
+    """The options that trainings on a parameter server share."""
+
+    workers: int | None
+    """The number of workers; None, the default: as many as the stream has subtasks."""
+    publish_every: int | None
+    """After so many of its clocks the first worker sends a version of the model. The last version is made when all
+    workers have left; None, the default: only that one."""
+    on_error: RejectionPolicy
+    """What happens to records that are no rows; "fail" by default."""
+    dead_letter: Topic | None
+    """The topic that such records go to."""
+    name: str | None
+    """Put in front of the names of the steps."""
+
+
+class ServerOptions(OnlineServerOptions, total=False):
+    """More options of trainings in epochs."""
+
+    dtype: DType
+    """The dtype of the matrix, "float64" by default, or "float32"."""
+    worker: type[ParameterServerWorker]
+    """A class derived from ``ParameterServerWorker``, to do more for each mini-batch."""
+    memory_bytes: int
+    """The memory of each worker for mini-batches that it reads again, 512 MiB by default; others are on disk."""
+
+
 class ServerTraining:
     """The checked options that the trainings on a parameter server share. Raises GraphError for bad options."""
 
@@ -64,31 +91,29 @@ class ServerTraining:
         stream: Stream,
         server: ParameterServer,
         consistency: Consistency,
+        options: ServerOptions,
         *,
         batch: int,
-        workers: int | None = None,
         epochs: int = 1,
-        publish_every: int | None = None,
-        dtype: DType = "float64",
-        worker: type[ParameterServerWorker] | None = None,
-        memory_bytes: int = REPEAT_MEMORY_BYTES,
-        name: str | None = None,
     ) -> None:
         check_server(owner, server, stream.flow)
         check_consistency(owner, consistency)
+        self.dtype = dtype = options.get("dtype", "float64")
         floats = [known for known in DTYPES if known.startswith("float")]
         if dtype not in floats:
             raise GraphError(f"{owner}(dtype=): expected {' or '.join(map(repr, floats))}, given {dtype!r}")
-        self.worker = ParameterServerWorker if worker is None else worker
-        if not (isinstance(self.worker, type) and issubclass(self.worker, ParameterServerWorker)):
+        worker: object = options.get("worker", ParameterServerWorker)
+        if not (isinstance(worker, type) and issubclass(worker, ParameterServerWorker)):
             raise GraphError(
                 f"{owner}(worker=): expected a class derived from ParameterServerWorker, given {shortened(worker)}; "
                 "write class MyWorker(ParameterServerWorker)"
             )
+        self.worker = worker
         self.epochs = count_of(owner, "epochs", epochs)
         self.batch = count_of(owner, "batch", batch)
+        workers, publish_every = options.get("workers"), options.get("publish_every")
         self.workers = stream.parallelism if workers is None else count_of(owner, "workers", workers)
-        self.memory_bytes = count_of(owner, "memory_bytes", memory_bytes)
+        self.memory_bytes = count_of(owner, "memory_bytes", options.get("memory_bytes", REPEAT_MEMORY_BYTES))
         self.publish_every = None if publish_every is None else count_of(owner, "publish_every", publish_every)
         if epochs > 1 and not stream.is_bounded:
             raise GraphError(
@@ -96,22 +121,20 @@ class ServerTraining:
                 'with stop="latest", or set epochs=1'
             )
         self.owner, self.stream, self.server = owner, stream, server
-        self.label = step_names(stream.flow, name)
+        self.label = step_names(stream.flow, options.get("name"))
+        self._on_error, self._dead_letter = options.get("on_error", "fail"), options.get("dead_letter")
 
-    def steps(
-        self,
-        learner: AnyLearner,
-        mini_batch: Callable[[Batch], object | None],
-        on_error: RejectionPolicy,
-        dead_letter: Topic | None,
-    ) -> ParameterServerTraining:
+    def steps(self, learner: AnyLearner, mini_batch: Callable[[Batch], object | None]) -> ParameterServerTraining:
         """Add all steps.
 
         ``mini_batch(records)`` returns a mini-batch for the learner as plain data, None for no rows; records that it
         refuses follow ``on_error`` or go to ``dead_letter``.
         """
         mini_batches = self.stream.batch(self.batch, parallelism=self.workers, name=self.label("mini-batches")).process(
-            lambda: Prepare(mini_batch), name=self.label("prepare"), on_error=on_error, dead_letter=dead_letter
+            lambda: Prepare(mini_batch),
+            name=self.label("prepare"),
+            on_error=self._on_error,
+            dead_letter=self._dead_letter,
         )
         if self.epochs > 1:
             mini_batches = repeated(

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, final
+from typing import Final, Literal, Unpack, cast, final
 
 import msgspec
 import numpy as np
 
 from streamiter.errors import GraphError, JobFailed, ModelError, shortened
+from streamiter.flow.building import check_options
 from streamiter.flow.flow import Flow, all_or_nothing, check_stream, step_names
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
 from streamiter.learn.estimators import examples_of, run_offline
 from streamiter.learn.rows import BadRows, Extract, refuse_not_finite
-from streamiter.learn.server_training import ServerTraining, check_consistency, check_server, count_of, trained
+from streamiter.learn.server_training import (
+    OnlineServerOptions,
+    ServerOptions,
+    ServerTraining,
+    check_consistency,
+    check_server,
+    count_of,
+    trained,
+)
 from streamiter.models.update import ModelSnapshot
 from streamiter.networks.data import LabelledRows, TrainingSteps, as_labelled_rows, prepared, to_record, translated
 from streamiter.networks.learner import NetworkLearner, NetworkWorker, Start, check_start
@@ -35,14 +44,13 @@ from streamiter.networks.serving import (
 )
 from streamiter.numbers import Indices, whole_number
 from streamiter.operators.operator import Context, Operator
-from streamiter.operators.output import Output, RejectionPolicy
+from streamiter.operators.output import Output
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.parameter_server.consistency import BSP, Consistency
 from streamiter.parameter_server.server import ParameterServer
 from streamiter.records import Batch
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.sparse_rows import SparseRows
-from streamiter.topics.topic import Topic
 
 
 @final
@@ -128,13 +136,9 @@ def train_network(
     """Train a network on rows in memory; each epoch ends with a version of the network.
 
     ``epochs`` is the number of epochs; None: the number in the configuration. An epoch has ``numupdateperepoch`` steps.
-    With n ``workers``, each has every n-th row of a step: it pulls the parameters of these rows, computes, pushes the
-    gradients, and clocks.
-
-    - ``BSP()``: the optimizers make one step for each step of all workers, with the mean gradient over its rows. The
-      number of workers changes only the last digits.
-    - ``ASP()``: the optimizers make a step for each push, and no worker waits.
-    - ``SSP(staleness=s)``: the same, but no worker is more than s steps ahead of the slowest.
+    With n ``workers``, each has every n-th row of a step. With ``BSP()`` the optimizers make one step for each step of
+    all workers, with the mean gradient over its rows, so the number of workers changes only the last digits; with
+    ``ASP()`` and ``SSP(staleness=s)`` they make a step for each push.
 
     ``start`` is arrays by name, or :class:`Published` for the last published version; the state of the optimizers is
     new. ``seed`` determines initial parameters, shuffling, sampling and dropout: with one worker the same seed gives
@@ -359,25 +363,18 @@ def train_network_online(
     *,
     consistency: Consistency,
     batch: int = 100,
-    publish_every: int | None = None,
-    workers: int | None = None,
     extract: Extract | None = None,
     start: Start = None,
     seed: int = 0,
-    on_error: RejectionPolicy = "fail",
-    dead_letter: Topic | None = None,
-    name: str | None = None,
+    **options: Unpack[OnlineServerOptions],
 ) -> NetworkTraining:
     """Train a network once on each record of a stream, which may be endless.
 
-    Each of the ``workers`` (None: as many as ``examples`` has subtasks) learns from mini-batches of ``batch`` records.
-    Records of libsvm and dummy files need nothing more; from others ``extract(records)`` makes
-    :class:`~streamiter.learn.Examples`. Labels are translated as ``translabel`` of the network says. Rows that are no
-    examples follow ``on_error`` or go to ``dead_letter``.
-
-    The first worker emits a version after every ``publish_every`` of its mini-batches, and a last one at the end of the
-    stream. ``start=Published(topic, model)`` resumes from the last published version. ``consistency``, ``seed`` and
-    ``start`` are those of :func:`~streamiter.networks.train_network`. The network must set the number of features
+    Each worker learns from mini-batches of ``batch`` records. Records of libsvm and dummy files need nothing more; from
+    others ``extract(records)`` makes :class:`~streamiter.learn.Examples`. Labels are translated as ``translabel`` of
+    the network says. ``start=Published(topic, model)`` resumes from the last published version. ``consistency``,
+    ``seed`` and ``start`` are those of :func:`~streamiter.networks.train_network`, the other ``options`` are
+    :class:`~streamiter.learn.server_training.OnlineServerOptions`. The network must set the number of features
     (``indexrange``).
 
     Raises GraphError and ModelError for arguments that cannot work. A job without examples fails, and one that
@@ -401,17 +398,9 @@ def train_network_online(
     >>> training.models.publish_model(topic("memory://models"), model="clicks")
     """
     check_stream(_ONLINE_OWNER, examples, "examples")
-    options = ServerTraining(
-        _ONLINE_OWNER,
-        examples,
-        server,
-        consistency,
-        batch=batch,
-        workers=workers,
-        publish_every=publish_every,
-        worker=NetworkWorker,
-        name=name,
-    )
+    check_options(_ONLINE_OWNER, options, OnlineServerOptions)
+    given = cast(ServerOptions, {**options, "worker": NetworkWorker})
+    shared = ServerTraining(_ONLINE_OWNER, examples, server, consistency, given, batch=batch)
     seed = whole_number(f"{_ONLINE_OWNER}(seed=)", seed, 0, error=GraphError)
     if network.features is None:
         raise GraphError(
@@ -422,7 +411,7 @@ def train_network_online(
         check_function(extract, f"{_ONLINE_OWNER}(extract=)", ["records"])
     check_start(start, network)
     learner = NetworkLearner(network=network, consistency=consistency, start=start, seed=seed)
-    rows_in_step = options.batch * options.workers
+    rows_in_step = shared.batch * shared.workers
     checks = RowChecks(network)
 
     def mini_batch(records: Batch) -> dict[str, object] | None:
@@ -432,5 +421,5 @@ def train_network_online(
         checks.check(_ONLINE_OWNER, data)
         return to_record(prepared(data, checks.features, rows_in_step)) if len(data) else None
 
-    training = options.steps(learner, mini_batch, on_error, dead_letter)
+    training = shared.steps(learner, mini_batch)
     return NetworkTraining(training.models, training.losses)
