@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from streamiter.errors import GraphError, ModelError
 from streamiter.flow.flow import Flow, all_or_nothing, check_stream, step_names
-from streamiter.flow.graph_checks import check_count
 from streamiter.flow.stream import Stream
 from streamiter.iteration.api import iterate_bounded_streams_until_termination
 from streamiter.iteration.config import IterationBodyResult, IterationConfig, OperatorLifeCycle
@@ -39,7 +38,7 @@ from streamiter.learn.centroids import (
     spread_of,
     sums_by_cluster,
 )
-from streamiter.learn.estimators import no_path, read_topic, refuse_options_of_topics, run_offline
+from streamiter.learn.estimators import check_fit, read_topic, run_offline
 from streamiter.learn.rows import as_points
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import Floats, plain_float, whole_number
@@ -372,13 +371,12 @@ class KMeans:
         the previous fit is kept.
         """
         title = "KMeans.fit"
-        check_count(parallelism, "a parallelism", step=title)
+        check_fit(title, points, parallelism, decode=decode, extract=extract)
         flow = Flow(title, parallelism)
         if isinstance(points, Topic):
             records = read_topic(flow, points, decode, parallelism=parallelism)
             stream = records if extract is None else records.map_batch(extract)
         else:
-            refuse_options_of_topics(title, decode=decode, extract=extract)
             stream = flow.from_items(self._checked(title, points))
         clustering = cluster(stream, self._options)
         fitted = clustering.model.collect()
@@ -396,8 +394,6 @@ class KMeans:
         return self
 
     def _checked(self, title: str, points: npt.ArrayLike) -> Floats:
-        if isinstance(points, str):
-            raise no_path(title, points)
         checked = as_points(title, points)
         initial = self._options.centroids
         if not len(checked):

@@ -15,14 +15,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.flow.flow import Flow
-from streamiter.flow.graph_checks import check_count
-from streamiter.learn.estimators import (
-    examples_in_topic,
-    no_path,
-    refuse_arrays_with_topic,
-    refuse_options_of_topics,
-    run_offline,
-)
+from streamiter.learn.estimators import check_fit, examples_in_topic, run_offline
 from streamiter.learn.rows import (
     Examples,
     Extract,
@@ -128,14 +121,11 @@ class DecisionTree:
         tree is kept.
         """
         title = f"{_NAME}.fit"
-        check_count(parallelism, "a parallelism", step=title)
+        arrays = {"labels": labels, "sample_weights": sample_weights}
+        check_fit(title, features, parallelism, decode=decode, extract=extract, **arrays)
         if isinstance(features, Topic):
-            refuse_arrays_with_topic(title, features, labels=labels, sample_weights=sample_weights)
             examples = joined_examples(_NAME, examples_in_topic(features, decode, extract, owner=title))
         else:
-            refuse_options_of_topics(title, decode=decode, extract=extract)
-            if isinstance(features, str):
-                raise no_path(title, features)
             if labels is None:
                 raise ModelError(f"{title}: expected labels, one for each row, given none; pass them second")
             examples = Examples(features, labels, sample_weights)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, GraphError, ModelError, shortened
 from streamiter.flow.flow import Flow
+from streamiter.flow.graph_checks import check_count
 from streamiter.flow.stream import Stream
 from streamiter.iteration.progress import EndReason
 from streamiter.learn.rows import BadRows, Examples, Extract, Features, as_examples
@@ -38,32 +39,32 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
-def no_path(owner: str, given: str) -> ModelError:
-    """Return the error for a text that was given instead of data; the text is most likely the name of a file."""
-    shown = shown_url(given) if ":" in given else given
-    url = shown if ":" in given else f"file:{given}"
-    return ModelError(
-        f'{owner}: expected arrays or a topic, given the text {shortened(shown)}; to read a file, pass topic("{url}")'
-    )
+def check_fit(owner: str, data: object, parallelism: int, *, decode: object, extract: object, **arrays: object) -> None:
+    """Check the arguments of a ``fit`` on a topic or on arrays.
 
-
-def refuse_arrays_with_topic(owner: str, topic: Topic, **arrays: object) -> None:
-    """Raise ModelError for an array (not None) that was given with a topic: the records of the topic contain it."""
-    for what, given in arrays.items():
-        if given is not None:
-            raise ModelError(
-                f"{owner}: expected {what.replace('_', ' ')} in the records of topic {topic.name!r}, given an array; "
-                "write extract= to take them from the records"
-            )
-
-
-def refuse_options_of_topics(owner: str, **options: object) -> None:
-    """Raise GraphError for an option of topics (not None) that was given with an array."""
-    for option, given in options.items():
+    Raises ModelError for a text, which is most likely the name of a file, and for ``arrays`` that are given with a
+    topic, whose records contain them; GraphError for options of topics that are given with arrays.
+    """
+    check_count(parallelism, "a parallelism", step=owner)
+    if isinstance(data, Topic):
+        for what, given in arrays.items():
+            if given is not None:
+                raise ModelError(
+                    f"{owner}: expected {what.replace('_', ' ')} in the records of topic {data.name!r}, given an "
+                    "array; write extract= to take them from the records"
+                )
+        return
+    for option, given in (("decode", decode), ("extract", extract)):
         if given is not None:
             raise GraphError(
                 f"{owner}({option}=): expected this option with a topic only, given it with an array; leave it out"
             )
+    if isinstance(data, str):
+        shown = shown_url(data) if ":" in data else data
+        raise ModelError(
+            f"{owner}: expected arrays or a topic, given the text {shortened(shown)}; to read a file, pass "
+            f'topic("{shown if ":" in data else f"file:{data}"}")'
+        )
 
 
 def read_topic(flow: Flow, topic: Topic, decode: Decoder | None, *, parallelism: int = 1) -> Stream:

@@ -22,22 +22,13 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, GraphError, ModelError
 from streamiter.flow.flow import Flow, all_or_nothing, check_stream, connect, step_names
-from streamiter.flow.graph_checks import check_count, check_function
+from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
 from streamiter.iteration.api import iterate_bounded_streams_until_termination
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.helpers import terminate_after
 from streamiter.iteration.marked_streams import replayed
-from streamiter.learn.estimators import (
-    examples_of,
-    no_path,
-    read_topic,
-    refuse_arrays_with_topic,
-    refuse_options_of_topics,
-    rounds_done,
-    run_offline,
-    was_interrupted,
-)
+from streamiter.learn.estimators import check_fit, examples_of, read_topic, rounds_done, run_offline, was_interrupted
 from streamiter.learn.linear import LinearModel, LinearOptions, targets_from_signs
 from streamiter.learn.losses import LogLoss, SquaredLoss
 from streamiter.learn.rows import (
@@ -148,14 +139,13 @@ class OfflineModel(LinearModel):
         ('tolerance', [21.0])
         """
         title = f"{self._name}.fit"
-        check_count(parallelism, "a parallelism", step=title)
+        arrays = {"targets": targets, "sample_weights": sample_weights}
+        check_fit(title, examples, parallelism, decode=decode, extract=extract, **arrays)
         flow = Flow(title)
         checked: Callable[[Any], CheckedExamples]
         if isinstance(examples, Topic):
-            refuse_arrays_with_topic(title, examples, targets=targets, sample_weights=sample_weights)
             stream, checked = read_topic(flow, examples, decode), self._checking(extract)
         else:
-            refuse_options_of_topics(title, decode=decode, extract=extract)
             stream = self._of_arrays(flow, examples, targets, sample_weights, parallelism)
             checked = CheckedExamples.concatenate
         if optimizer is None:
@@ -203,8 +193,6 @@ class OfflineModel(LinearModel):
         parallelism: int,
     ) -> Stream:
         """Return a stream of one record for each of n workers, which holds every n-th row."""
-        if isinstance(features, str):
-            raise no_path(f"{self._name}.fit", features)
         if targets is None:
             raise ModelError(f"{self._name}.fit: expected targets, one for each row, given none; pass them second")
         examples = self.checked_examples(Examples(features, targets, sample_weights))
