@@ -37,6 +37,7 @@ from streamiter.learn.rows import (
     holds,
     row_vector,
     rows_from_record,
+    with_named_columns,
 )
 from streamiter.learn.server_training import (
     Computed,
@@ -81,11 +82,10 @@ def prepared(examples: CheckedExamples, *, intercept: bool) -> LinearMiniBatch:
     """
     rows, columns = examples.rows, None
     if isinstance(rows, SparseRows):
-        columns, places = np.unique(rows.indices, return_inverse=True)
-        columns = columns.astype(np.int64)
+        behind = np.int64(rows.width)
+        rows, columns = with_named_columns(rows)
         if intercept:
-            columns = np.append(columns, np.int64(rows.width))
-        rows = SparseRows(rows.indptr, places, rows.values, len(columns) - intercept)
+            columns = np.append(columns, behind)
     record = CheckedExamples(rows, examples.targets, examples.weights).to_record()
     return {**record, "columns": columns}
 

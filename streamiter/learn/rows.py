@@ -340,6 +340,28 @@ def rows_from_record(record: SparseRecord | Floats) -> Rows:
     return SparseRows(**record) if isinstance(record, dict) else record
 
 
+# Up to this number of features for each value in the rows, a table of all features is faster than sorting.
+_FEATURES_PER_VALUE: Final = 4
+
+
+def with_named_columns(rows: SparseRows) -> tuple[SparseRows, npt.NDArray[np.int64]]:
+    """Return the rows with columns only for the features that occur, and these features in ascending order."""
+    indices: npt.NDArray[np.int64]
+    places: Indices
+    if rows.width <= _FEATURES_PER_VALUE * len(rows.indices):
+        there = np.zeros(rows.width, dtype=np.bool_)
+        there[rows.indices] = True
+        indices = np.flatnonzero(there).astype(np.int64, copy=False)
+        if len(indices) == rows.width:
+            return rows, indices
+        place_of = np.cumsum(there) - 1
+        places = place_of[rows.indices]
+    else:
+        found, places = np.unique(rows.indices, return_inverse=True)
+        indices = found.astype(np.int64, copy=False)
+    return SparseRows(rows.indptr, places, rows.values, len(indices)), indices
+
+
 @dataclass(frozen=True, slots=True)
 class CheckedExamples:
     """Examples that a model has checked: finite features of its width, targets in the form that its loss expects."""

@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from streamiter.errors import DecodeError, ModelError, shortened
 from streamiter.learn.estimators import examples_in_topic
-from streamiter.learn.rows import joined_examples, row_vector, rows_from_record, rows_to_record
+from streamiter.learn.rows import joined_examples, row_vector, rows_from_record, rows_to_record, with_named_columns
 from streamiter.networks.configuration.settings import DataSettings, LabelTransformation
-from streamiter.numbers import Indices, fraction
+from streamiter.numbers import fraction
 from streamiter.records import Array, Batch, Columns
 from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats
@@ -350,7 +350,7 @@ class PlaceHolder:
                     f"PlaceHolder: expected sparse rows of width {expected}, given width {rows.width}; "
                     "change indexrange, or the width of the rows"
                 )
-            return (rows, indices) if indices is not None else _compact(rows)
+            return (rows, indices) if indices is not None else with_named_columns(rows)
         try:
             dense = np.asarray(rows, dtype=self.dtype)
         except (TypeError, ValueError) as error:
@@ -361,28 +361,6 @@ class PlaceHolder:
                 f"{self.feature_dimension}) or SparseRows), given shape {dense.shape}; change indexrange, or the rows"
             )
         return dense, None
-
-
-# Up to this number of features for each value in the rows, a table of all features is faster than sorting.
-_FEATURES_PER_VALUE = 4
-
-
-def _compact(rows: SparseRows) -> tuple[SparseRows, npt.NDArray[np.int64]]:
-    """Return the rows with columns only for the features that occur, and these features."""
-    indices: npt.NDArray[np.int64]
-    places: Indices
-    if rows.width <= _FEATURES_PER_VALUE * len(rows.indices):
-        there = np.zeros(rows.width, dtype=np.bool_)
-        there[rows.indices] = True
-        indices = np.flatnonzero(there).astype(np.int64, copy=False)
-        if len(indices) == rows.width:
-            return rows, indices
-        place_of = np.cumsum(there) - 1
-        places = place_of[rows.indices]
-    else:
-        found, places = np.unique(rows.indices, return_inverse=True)
-        indices = found.astype(np.int64, copy=False)
-    return SparseRows(rows.indptr, places, rows.values, len(indices)), indices
 
 
 Positions = npt.NDArray[np.intp]
