@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.kafka_fixtures import skip_without_java
-from support.kafka_server import KafkaServer, running_kafka
+from support.kafka_fixtures import GivenKafka
+from support.kafka_server import KafkaServer
 
 from streamiter import Flow
 from streamiter.errors import JobFailed
@@ -33,27 +33,6 @@ class Trouble:
 
 
 Preparation = Callable[[], Awaitable[Trouble]]
-
-
-@pytest.fixture(scope="module")
-def own_broker() -> Iterator[KafkaServer]:
-    """Start a broker that these tests freeze and stop; its second port asks for a password."""
-    skip_without_java()
-    settings = {
-        "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.password.plain.sasl.jaas.config": (
-            'org.apache.kafka.common.security.plain.PlainLoginModule required user_alice="right-horse";'
-        ),
-    }
-    with running_kafka(settings=settings, listeners={"PASSWORD": "SASL_PLAINTEXT"}) as server:
-        yield server
-
-
-@pytest.fixture
-def broker(own_broker: KafkaServer) -> KafkaServer:
-    """Return the broker, and start it again if the test before has stopped it."""
-    own_broker.start()
-    return own_broker
 
 
 def record_too_large(clicks: Topic, limit: str) -> Preparation:
@@ -79,8 +58,8 @@ def sqlite_record_too_large(tmp_path: Path) -> Preparation:
 
 
 @pytest.fixture
-def kafka_record_too_large(broker: KafkaServer) -> Preparation:
-    return record_too_large(topic(f"kafka://{broker.bootstrap}/large"), "max.message.bytes")
+def kafka_record_too_large(kafka_broker: KafkaServer | GivenKafka, topic_prefix: str) -> Preparation:
+    return record_too_large(topic(f"kafka://{kafka_broker.bootstrap}/{topic_prefix}large"), "max.message.bytes")
 
 
 @pytest.fixture
@@ -98,58 +77,58 @@ def sqlite_disk_full(small_disk: tuple[Path, Any]) -> Preparation:
 
 
 @pytest.fixture
-def kafka_wrong_password(broker: KafkaServer) -> Preparation:
+def kafka_wrong_password(breakable_broker: KafkaServer) -> Preparation:
     """Return a source whose login the broker refuses."""
 
     async def make() -> Trouble:
         clicks = topic(
-            f"kafka://{broker.address('PASSWORD')}/clicks",
+            f"kafka://{breakable_broker.address('PASSWORD')}/clicks",
             security_protocol="SASL_PLAINTEXT",
             sasl_username="alice",
             sasl_password="wrong-horse",
         )
         flow = Flow("letters")
         flow.source(clicks, name="in").collect()
-        return Trouble(flow, "in", f"{broker.address('PASSWORD')}.*sasl_password")
+        return Trouble(flow, "in", f"{breakable_broker.address('PASSWORD')}.*sasl_password")
 
     return make
 
 
 @pytest.fixture
-def kafka_gone_from_the_sink(broker: KafkaServer) -> Iterator[Preparation]:
+def kafka_gone_from_the_sink(breakable_broker: KafkaServer, topic_prefix: str) -> Preparation:
     """Return a sink whose broker freezes while more records are written."""
 
     async def make() -> Trouble:
-        clicks, written = MemoryBroker().topic("clicks"), topic(f"kafka://{broker.bootstrap}/sink", **QUICK)
+        clicks = MemoryBroker().topic("clicks")
+        written = topic(f"kafka://{breakable_broker.bootstrap}/{topic_prefix}sink", **QUICK)
         await clicks.create()
         await written.create()
         flow = Flow("letters")
         flow.source(clicks, decode=Raw(), name="in").sink(written, encode=Raw(), name="out")
 
         async def strike() -> None:
-            broker.pause()
+            breakable_broker.pause()
             await write(clicks, b"lost")
 
-        return Trouble(flow, "out", broker.bootstrap, strike)
+        return Trouble(flow, "out", breakable_broker.bootstrap, strike)
 
-    yield make
-    broker.resume()
+    return make
 
 
 @pytest.fixture
-def kafka_gone_from_the_source(broker: KafkaServer) -> Preparation:
-    """Return a source whose broker stops while no records arrive."""
+def kafka_gone_from_the_source(breakable_broker: KafkaServer, topic_prefix: str) -> Preparation:
+    """Return a source whose broker freezes while no records arrive."""
 
     async def make() -> Trouble:
-        clicks = topic(f"kafka://{broker.bootstrap}/source", **QUICK)
+        clicks = topic(f"kafka://{breakable_broker.bootstrap}/{topic_prefix}source", **QUICK)
         await clicks.create()
         flow = Flow("letters")
         flow.source(clicks, decode=Raw(), name="in").collect()
 
         async def strike() -> None:
-            await asyncio.to_thread(broker.kill)
+            breakable_broker.pause()
 
-        return Trouble(flow, "in", broker.bootstrap, strike)
+        return Trouble(flow, "in", breakable_broker.bootstrap, strike)
 
     return make
 

@@ -299,26 +299,6 @@ def handle(breakable_broker: KafkaServer, topic_prefix: str) -> MakeTopic:
     return make
 
 
-async def test_a_broker_killed_at_the_commit_commits_once(breakable_broker: KafkaServer, handle: MakeTopic) -> None:
-    """The answer to a commit was lost with the broker, and the transaction was committed twice or not at all."""
-    made = handle(**PATIENT)
-    await made.create(partitions=2)
-    transactions = await made.open_transactions(f"{made.name}-t", timeout_s=60.0)
-    await patiently(transactions.begin())
-    for number in range(10):
-        await patiently(transactions.write(made, OutgoingBatch(numbered([number]), partition=number % 2)))
-    committing = asyncio.ensure_future(transactions.commit())
-    await asyncio.sleep(0)
-    await asyncio.to_thread(breakable_broker.kill)
-    await asyncio.to_thread(breakable_broker.start)
-    await patiently(committing)
-    await patiently(transactions.begin())
-    await patiently(transactions.write(made, OutgoingBatch(numbered([10]))))
-    await patiently(transactions.commit())
-    await transactions.close()
-    assert sorted(numbers_of(await read_to_end(made))) == list(range(11))
-
-
 @pytest.mark.parametrize("timeout_s", [60.0, 0.5])
 async def test_a_commit_to_a_frozen_broker_is_done_once_or_not_at_all(
     breakable_broker: KafkaServer, handle: MakeTopic, timeout_s: float

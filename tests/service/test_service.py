@@ -211,7 +211,7 @@ async def test_a_stop_while_the_broker_is_away_ends_in_time_and_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """SIGTERM while the broker was being updated: the service tried for a minute to commit, and was killed."""
+    """SIGTERM while the broker did not answer: the service tried for a minute to commit, and was killed."""
     monkeypatch.setattr("streamiter.service.service._STOP_S", 1.0)
     monkeypatch.setattr("streamiter.service.service._ANSWER_S", 0.5)
     setting = Setting(breakable_broker.bootstrap, topic_prefix, tmp_path, "?request_timeout_s=0.5")
@@ -220,12 +220,12 @@ async def test_a_stop_while_the_broker_is_away_ends_in_time_and_loses_nothing(
     service = setting.service()
     async with running(service) as task:
         await until_ready(service)
-        breakable_broker.stop()
+        breakable_broker.pause()
         os.kill(os.getpid(), signal.SIGTERM)
         async with asyncio.timeout(20.0):
             assert await task == ABORTED
     assert re.search(r"no last checkpoint after \d s: the next run resumes from the one before", caplog.text)
-    breakable_broker.start()
+    breakable_broker.resume()
     await setting.write(ROWS)
     service = setting.service()
     async with running(service):

@@ -51,9 +51,18 @@ def kafka_broker() -> Iterator[KafkaServer | GivenKafka]:
 
 @pytest.fixture(scope="session")
 def broker_to_break() -> Iterator[KafkaServer]:
-    """Start a broker that tests stop and freeze in turn; its start takes as long as several tests."""
+    """Start a broker that tests stop and freeze in turn; its start takes as long as several tests.
+
+    Its listener ``PASSWORD`` asks for a password.
+    """
     skip_without_java()
-    with running_kafka() as server:
+    settings = {
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.password.plain.sasl.jaas.config": (
+            'org.apache.kafka.common.security.plain.PlainLoginModule required user_alice="right-horse";'
+        ),
+    }
+    with running_kafka(settings=settings, listeners={"PASSWORD": "SASL_PLAINTEXT"}) as server:
         yield server
 
 
