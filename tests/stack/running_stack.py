@@ -71,8 +71,10 @@ class Program:
 class Stack:
     """The programs of the file at one broker, with topics, folders and ports of their own."""
 
-    def __init__(self, bootstrap: str, prefix: str, folder: Path) -> None:
+    def __init__(self, bootstrap: str, prefix: str, folder: Path, flights: str) -> None:
+        """``flights`` is a folder with a package of flights, which the producer reads."""
         self._bootstrap = bootstrap
+        self._flights = flights
         self._prefix = prefix
         self.model = f"{prefix}late-flights"
         self._names = {
@@ -154,7 +156,7 @@ class Stack:
             is_forked=is_python and not is_confined,
             limit_s=2 * PATIENCE_S,
             cwd=ROOT,
-            env={"PATH": os.environ["PATH"], **given, **self._names, **environment},
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": self._flights, **given, **self._names, **environment},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )

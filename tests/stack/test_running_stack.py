@@ -21,6 +21,7 @@ import orjson
 import pytest
 from stack.running_stack import PATIENCE_S, ComposeBroker, Stack
 from stack.stack_files import EXAMPLE, environment_of
+from support.flights import first_flights
 from support.kafka_fixtures import skip_without_java
 from support.kafka_server import free_ports
 from support.programs import system_program
@@ -28,11 +29,13 @@ from support.programs import system_program
 from streamiter.models import ModelUpdate
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicRecord
 
+__all__ = ["first_flights"]
+
 
 @pytest.fixture
-async def stack(kafka_broker: Any, topic_prefix: str, tmp_path: Path) -> AsyncIterator[Stack]:
+async def stack(kafka_broker: Any, topic_prefix: str, tmp_path: Path, first_flights: str) -> AsyncIterator[Stack]:
     """Return the programs on the broker of all tests."""
-    programs = Stack(kafka_broker.bootstrap, topic_prefix, tmp_path)
+    programs = Stack(kafka_broker.bootstrap, topic_prefix, tmp_path, first_flights)
     yield programs
     await programs.stop()
 
@@ -141,9 +144,11 @@ async def test_bad_events_go_to_the_dead_letters_and_the_rest_is_learned(stack: 
     assert letters[b"not json"]["offset"] == b"2000"
 
 
-async def test_programs_wait_for_kafka_and_can_be_stopped_meanwhile(topic_prefix: str, tmp_path: Path) -> None:
+async def test_programs_wait_for_kafka_and_can_be_stopped_meanwhile(
+    topic_prefix: str, tmp_path: Path, first_flights: str
+) -> None:
     """A program that started before the broker gave up, or could be ended only by force."""
-    absent = Stack(f"127.0.0.1:{free_ports(1)[0]}", topic_prefix, tmp_path)
+    absent = Stack(f"127.0.0.1:{free_ports(1)[0]}", topic_prefix, tmp_path, first_flights)
     try:
         programs = [await absent.start(name, is_sigint_ignored=True) for name in ("prepare", "producer", "consumer")]
         for program in programs:
@@ -212,7 +217,7 @@ def compose_broker(tmp_path: Path) -> Iterator[ComposeBroker]:
 
 
 async def test_the_broker_of_the_file_serves_programs_inside_and_outside(
-    compose_broker: ComposeBroker, topic_prefix: str, tmp_path: Path
+    compose_broker: ComposeBroker, topic_prefix: str, tmp_path: Path, first_flights: str
 ) -> None:
     """A variable was missing, so the broker did not start, or sent clients an address that they could not reach."""
     properties = (compose_broker.directory / "server.properties").read_text()
@@ -220,7 +225,7 @@ async def test_the_broker_of_the_file_serves_programs_inside_and_outside(
     assert len(properties.split()) == len(settings), properties
     for name in ("inside", "outside"):
         (tmp_path / name).mkdir()
-    inside = Stack(compose_broker.inside, topic_prefix, tmp_path / "inside")
+    inside = Stack(compose_broker.inside, topic_prefix, tmp_path / "inside", first_flights)
     try:
         await prepared(inside)
         producer = await inside.start("producer", EVENTS="3000", EVENTS_PER_SECOND="0")
@@ -232,7 +237,7 @@ async def test_the_broker_of_the_file_serves_programs_inside_and_outside(
         assert await service.terminated() == 0, service.printed
     finally:
         await inside.stop()
-    outside = Stack(compose_broker.outside, topic_prefix, tmp_path / "outside")
+    outside = Stack(compose_broker.outside, topic_prefix, tmp_path / "outside", first_flights)
     assert len(await read_all(outside.topic("EVENTS_TOPIC"))) == 3_000
     versions = [update.version for update in await outside.updates()]
     assert versions == list(range(1, len(versions) + 1)) != []
