@@ -119,15 +119,19 @@ NAMED = [
 LISTED = [[0.1, 2.5, -3.0], [0.0, 0.0, 0.0], [1e3, -7.25, 1e-9]]
 WEIGHTS = np.array([0.3, -1.7, 0.1])
 
-MODELS: list[tuple[Any, list[Any]]] = [
-    (WEIGHTS, LISTED),
-    ({"weights": WEIGHTS, "intercept": 0.25, "link": "logit"}, LISTED),
-    ({"weights": WEIGHTS, "link": "log", "mean": np.ones(3), "deviation": np.array([2.0, 0.0, 0.5])}, LISTED),
-    (adaptive(lambda km, n: km > 400), NAMED),
-    (adaptive(lambda km, n: km / 7 + n), NAMED),
-    (adaptive(lambda km, n: ["früh", "late", "gone"][n % 3]), NAMED),
-    (of_lists(), LISTS),
-]
+
+@pytest.fixture(scope="module")
+def models_and_rows() -> list[tuple[Any, list[Any]]]:
+    """Return the parameters of each kind of model, with rows to predict."""
+    return [
+        (WEIGHTS, LISTED),
+        ({"weights": WEIGHTS, "intercept": 0.25, "link": "logit"}, LISTED),
+        ({"weights": WEIGHTS, "link": "log", "mean": np.ones(3), "deviation": np.array([2.0, 0.0, 0.5])}, LISTED),
+        (adaptive(lambda km, n: km > 400), NAMED),
+        (adaptive(lambda km, n: km / 7 + n), NAMED),
+        (adaptive(lambda km, n: ["früh", "late", "gone"][n % 3]), NAMED),
+        (of_lists(), LISTS),
+    ]
 
 
 def same(given: Any, expected: Any, classes: list[Any] | None) -> bool:
@@ -162,7 +166,10 @@ async def consuming(command: Command, *arguments: str) -> Any:
 
 
 async def test_a_consumer_predicts_what_python_predicts(
-    command: Command, kafka_broker: KafkaServer | GivenKafka, topic_prefix: str
+    command: Command,
+    kafka_broker: KafkaServer | GivenKafka,
+    topic_prefix: str,
+    models_and_rows: list[tuple[Any, list[Any]]],
 ) -> None:
     """A service in another language served other probabilities than those that validation had measured."""
     name = f"{topic_prefix}models"
@@ -171,7 +178,7 @@ async def test_a_consumer_predicts_what_python_predicts(
     await write(models, encoder(1, model="other").encode([np.zeros(1)]))
     async with consuming(command, kafka_broker.bootstrap, name, "m") as consumer:
         version = 0
-        for parameters, rows in MODELS:
+        for parameters, rows in models_and_rows:
             predict = LinearPredictor(parameters)
             # In one record as JSON, and as safetensors in chunks.
             for form, limit in (("json", 1_000_000), ("safetensors", 700)):
