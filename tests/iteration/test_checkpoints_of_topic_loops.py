@@ -23,6 +23,7 @@ from iteration.topic_loops_support import (
     token_flow,
     values_in,
 )
+from support.soak import ForEachSeed
 from support.waiting import PATIENCE_S, until
 
 from streamiter import (
@@ -141,9 +142,16 @@ async def crashing(seed: int, kind: Kind) -> list[list[TopicRange]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_feedback_survives_several_crashes(kind: Kind) -> None:
     """Feedback of an earlier run was lost when the next run crashed before it had read this feedback."""
-    found = [ranges for seed in range(6) for ranges in run_shuffled(crashing(seed, kind), seed)]
+    found = [ranges for seed in range(3) for ranges in run_shuffled(crashing(seed, kind), seed)]
     runs = max(len({lying.run for lying in ranges}) for ranges in found)
     assert runs > (1 if kind in ("asynchronous", "unbounded") else 0)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", KINDS)
+def test_feedback_survives_several_crashes_under_further_seeds(for_each_soak_seed: ForEachSeed, kind: Kind) -> None:
+    """The order of a crash and the writes of feedback is rarely the wrong one."""
+    for_each_soak_seed(lambda seed: run_shuffled(crashing(seed, kind), seed))
 
 
 @pytest.mark.parametrize("kind", KINDS)
