@@ -332,7 +332,7 @@ def test_the_networks_of_the_examples_reach_their_documented_quality(name: str, 
     assert fitted.evaluate(held_out).auc >= 0.914  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(("name", "seeds"), [("deepfm", (13, 21, 38)), ("graph", (0,)), ("daw", (0,))])
+@pytest.mark.parametrize(("name", "seeds"), [("deepfm", (13, 21, 38)), ("graph", (0,))])
 def test_the_published_networks_run_as_they_are(name: str, seeds: tuple[int, ...]) -> None:
     """With larger initial embeddings and a rate of .5, DeepFM diverged for one seed in twenty: 13, 21, 38."""
     made = Network.from_json(published(name))
