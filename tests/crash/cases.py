@@ -35,7 +35,7 @@ Pieces = Sequence[OutgoingBatch]
 _EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "online_service" / "trainer.py"
 _INTERVAL_S: Final = 0.1
 MINI_BATCH: Final = 20
-PIECE_EVENTS: Final = 20
+PIECE_EVENTS: Final = 10
 # The number of departures between a flight's departure and its arrival.
 _FLIGHTS_UNDER_WAY: Final = 30
 

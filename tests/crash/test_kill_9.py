@@ -34,8 +34,8 @@ from streamiter.topics import Topic
 
 KILLS: Final = 10
 FEWER_KILLS: Final = 4
-# A process works for at most half a second, in which a piece of twenty events arrives each hundredth of a second.
-EVENTS_PER_LIFE: Final = 800
+# A process works for at most half a second, in which a piece of ten events arrives each hundredth of a second.
+EVENTS_PER_LIFE: Final = 400
 PARTITIONS: Final = 3
 ALL_PLACES: Final = [*RESTORE, *CHECKPOINT, *KAFKA_COMMIT, *SQLITE_COMMIT, *STORE_COMMIT, *SHUTDOWN]
 
