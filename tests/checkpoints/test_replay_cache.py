@@ -116,7 +116,7 @@ def directory(tmp_path_factory):
     return tmp_path_factory.mktemp("replay")
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(batches=st.lists(BATCHES, max_size=12), memory_limit_bytes=st.sampled_from([0, 500, 5_000, 100_000, 10**9]))
 def test_the_joined_batches_are_the_same_in_every_replay(directory, batches, memory_limit_bytes):
     """A record changed its type or its place between two epochs, and was trained on as another record."""
@@ -128,7 +128,7 @@ def test_the_joined_batches_are_the_same_in_every_replay(directory, batches, mem
             assert same(joined(replayed(cache)), joined(batches))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(
     batches=st.lists(BATCHES, max_size=12), memory_limit_bytes=st.sampled_from([0, 500, 5_000, 10**9]), data=st.data()
 )
@@ -145,7 +145,7 @@ def test_reading_between_appends_changes_no_batch_that_was_read(directory, batch
         assert same(joined(replayed(cache)), joined(batches))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(
     batches=st.lists(BATCHES, max_size=12),
     limit_before=st.sampled_from([0, 500, 5_000, 10**9]),
@@ -225,7 +225,7 @@ def test_changes_of_batches_from_disk_do_not_change_the_cache(make_cache):
 )
 def test_batches_of_one_record_are_joined(make_cache, small, memory_limit_bytes):
     """A slow source emits one record at a time, and millions of small objects took most of the memory."""
-    count = 30_000
+    count = 20_000
     cache = make_cache(memory_limit_bytes=memory_limit_bytes)
     gc.collect()
     before = len(gc.get_objects())

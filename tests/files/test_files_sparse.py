@@ -98,7 +98,7 @@ def finite_or_none(text: str) -> float | None:
         return None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(texts=st.lists(_number, min_size=1, max_size=12))
 @example(
     texts=["9.548659716638049", "9.921269018413419", "9.512243180921393", "9.649702243319893"]
@@ -136,7 +136,7 @@ def plainly_or_none(line: str) -> tuple[float, list[int], list[float]] | None:
     return (label, [index for index, _ in entries], [value for _, value in entries]) if good else None
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(lines=st.lists(_line, min_size=1, max_size=4))
 def test_good_and_bad_lines_are_distinguished_as_by_a_plain_reader(lines: list[str]) -> None:
     """A bad line changed the numbers of its neighbours, because all lines of a batch are parsed together."""

@@ -113,7 +113,7 @@ def test_a_snapshot_is_the_state_at_its_barrier_whatever_happens_meanwhile(
     """If a count changed between barrier and encoding, the replayed records would count twice."""
     small_slices(monkeypatch, remember=remember)
     machine = type("Machine", (AnyInterleaving,), {"time_to_live_s": time_to_live_s})
-    run_state_machine_as_test(machine, settings=settings(max_examples=80, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=50, stateful_step_count=40, deadline=None))
 
 
 def remember_all(seen: list[int], record: int) -> tuple[list[int], int]:

@@ -212,7 +212,7 @@ def test_any_sequence_of_calls_gives_the_same_as_on_an_array(is_sparse: bool, mo
     """Duplicates counted once, a column went to the next block, or an absent column was 0 instead of the default."""
     small_frames(monkeypatch)
     machine = type("Machine", (_BlockMachine,), {"is_sparse": is_sparse})
-    run_state_machine_as_test(machine, settings=settings(max_examples=45, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=25, deadline=None))
 
 
 @pytest.mark.parametrize(("is_sparse", "dtype"), KINDS)
