@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
@@ -81,28 +82,9 @@ class Place:
         self._server = server
         self._opened: list[int] = []
         os.mkfifo(folder / "pipe")
-
-    async def prepare(self) -> None:
-        """Make flows, topics with a record, files of services, and networks."""
-        (self.folder / "flows.py").write_text(FLOWS)
-        for name, record in (("events", b"1"), ("clicks", b'{"n": 1}')):
-            made = topic(f"sqlite:///{self.folder}/{name}.db?topic={name}")
-            await made.create()
-            writer = await made.open_writer()
-            await writer.write(OutgoingBatch([record]))
-            await writer.close()
-        await topic(f"sqlite:///{self.folder}/clicks.db?topic=updates").create()
-        served = {name: f"sqlite:///clicks.db?topic={name}" for name in ("clicks", "updates")}
-        (self.folder / "service.toml").write_text(SERVICE.format(**served))
-        (self.folder / "away.toml").write_text(SERVICE.format(clicks=self.url, updates=f"{self.url}-updates"))
-        settings = document(train={"epoch": 1_000_000})
-        (self.folder / "network.json").write_text(json.dumps(settings))
-        network = Network.from_json(settings)
-        save_network(self.folder / "saved", network, network.initial_parameters(seed=0))
-        lines = (f"{n % 2 * 2 - 1} {n % 6} {6 + n % 5} {12 + n % 4} {18 + n % 3}\n" for n in range(50))
-        (self.folder / "train.dummy").write_text("".join(lines))
-        (self.folder / "kept" / "flow").mkdir(parents=True)
-        os.mkfifo(self.folder / "kept" / "flow" / "record.json")
+        (folder / "kept" / "flow").mkdir(parents=True)
+        os.mkfifo(folder / "kept" / "flow" / "record.json")
+        (folder / "away.toml").write_text(SERVICE.format(clicks=self.url, updates=f"{self.url}-updates"))
 
     @property
     def url(self) -> str:
@@ -129,6 +111,26 @@ class Place:
     def close(self) -> None:
         for descriptor in self._opened:
             os.close(descriptor)
+
+
+async def prepare(folder: Path) -> None:
+    """Make flows, topics with a record, the file of a service, and networks."""
+    (folder / "flows.py").write_text(FLOWS)
+    for name, record in (("events", b"1"), ("clicks", b'{"n": 1}')):
+        made = topic(f"sqlite:///{folder}/{name}.db?topic={name}")
+        await made.create()
+        writer = await made.open_writer()
+        await writer.write(OutgoingBatch([record]))
+        await writer.close()
+    await topic(f"sqlite:///{folder}/clicks.db?topic=updates").create()
+    served = {name: f"sqlite:///clicks.db?topic={name}" for name in ("clicks", "updates")}
+    (folder / "service.toml").write_text(SERVICE.format(**served))
+    settings = document(train={"epoch": 1_000_000})
+    (folder / "network.json").write_text(json.dumps(settings))
+    network = Network.from_json(settings)
+    save_network(folder / "saved", network, network.initial_parameters(seed=0))
+    lines = (f"{n % 2 * 2 - 1} {n % 6} {6 + n % 5} {12 + n % 4} {18 + n % 3}\n" for n in range(50))
+    (folder / "train.dummy").write_text("".join(lines))
 
 
 Program = asyncio.subprocess.Process
@@ -297,12 +299,19 @@ def test_each_command_has_a_case_here() -> None:
     assert {case.command for case in CASES} == set(commands(typer.main.get_command(app)))
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prepared")
+    asyncio.run(prepare(folder))
+    return folder
+
+
 @pytest.fixture
-async def place(tmp_path: Path) -> Any:
+async def place(prepared: Path, tmp_path: Path) -> Any:
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         made = Place(tmp_path, server)
-        await made.prepare()
         yield made
         made.close()
 
