@@ -83,6 +83,7 @@ NAMES = {
         "PoissonLoss",
         "PredictedRows",
         "ProgressiveValidation",
+        "PublishSchedule",
         "QuantileLoss",
         "RMSProp",
         "SGD",

@@ -51,6 +51,7 @@ from streamiter.learn.regression import Fit, LinearRegression, LogisticRegressio
 from streamiter.learn.row_reading import DelayedLabels
 from streamiter.learn.rows import BadRows, Examples
 from streamiter.learn.server_training import ParameterServerTraining, ParameterServerWorker
+from streamiter.learn.training import PublishSchedule
 from streamiter.learn.validation import PredictedRows, ProgressiveValidation
 from streamiter.optimizers import (
     FTRL,
@@ -116,6 +117,7 @@ __all__ = [
     "PoissonLoss",
     "PredictedRows",
     "ProgressiveValidation",
+    "PublishSchedule",
     "QuantileLoss",
     "RMSProp",
     "SparseRows",

@@ -25,7 +25,7 @@ from streamiter.learn.foreign_models import ForeignModel
 from streamiter.learn.online import OnlineTraining, train_online
 from streamiter.learn.row_reading import DelayedLabels
 from streamiter.learn.rows import Extract
-from streamiter.learn.training import MakeModel
+from streamiter.learn.training import MakeModel, PublishSchedule
 from streamiter.learn.validation import PredictedRows, ProgressiveValidation
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import Floats, whole_number
@@ -55,7 +55,8 @@ class LearnerOptions(TypedDict, total=False):
     mode: Literal["asynchronous", "synchronous"]
     initial: Stream | None
     drift: DriftDetector | None
-    publish_every: int | None
+    publish_every: int | PublishSchedule | None
+    publish_every_s: float | None
     on_error: RejectionPolicy
     dead_letter: Topic | None
 

@@ -15,16 +15,14 @@ from typing import Any, Final, Generic, Literal, TypeVar
 import numpy as np
 
 from streamiter.errors import ConfigurationError, ModelError, shortened
-from streamiter.learn.drift import DriftDetector, DriftWatch
 from streamiter.learn.row_reading import UnnamedFields
 from streamiter.learn.rows import BadRows, blaming_rows, of_numbered_rows
-from streamiter.learn.training import MODELS
+from streamiter.learn.training import ModelOwner, OwnerOptions
 from streamiter.learn.validation import PREDICTIONS, PredictedRows, ValidationKind
 from streamiter.models.documents import Parameters
-from streamiter.models.rollbacks import Rollbacks, RollbackWatch
-from streamiter.models.update import ModelSnapshot, ModelUpdate
+from streamiter.models.update import ModelUpdate
 from streamiter.numbers import Floats, Indices, plain_scalar
-from streamiter.operators.operator import Context, IterationListener, Operator
+from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.records import Batch, Columns
 
@@ -179,8 +177,8 @@ def checked_labels(labels: list[Any]) -> list[Any]:
 # ---- the owner
 
 
-class ForeignOwner(Operator, IterationListener, Generic[Model]):
-    """Has the model of another library: predicts, learns, publishes versions. Parallelism 1.
+class ForeignOwner(ModelOwner, Generic[Model]):
+    """Has the model of another library: predicts and learns.
 
     Mini-batches are learned as they arrive: in the order of the stream, if the stream has one subtask.
     """
@@ -188,55 +186,39 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
     needs_epochs = False
 
     def __init__(
-        self,
-        model: ForeignModel[Model],
-        read: ReadForeign,
-        features: object = None,
-        *,
-        publish_every: int,
-        drift: DriftDetector | None = None,
-        rollbacks: Rollbacks | None = None,
+        self, model: ForeignModel[Model], read: ReadForeign, options: OwnerOptions, features: object = None
     ) -> None:
-        self._rollbacks = RollbackWatch(rollbacks)
+        super().__init__(options)
         self._functions = model
         self._model = model.make()
         self._read = read
         self._features = features
-        self._publish_every = publish_every
         self._records = 0
         self._read_records = 0
         """The number of records, refused ones included."""
         self._may_predict = False
         """Whether the model has learned: many libraries refuse to predict before."""
-        self._steps = 0
-        """The number of mini-batches since a version was published."""
-        self._is_started = False
-        self._drift = None if drift is None else DriftWatch(drift)
         self._classes: dict[Any, int] = {}
         """The number of each class."""
 
     async def open(self, context: Context) -> None:
-        self._context = context
         self._unnamed = UnnamedFields(context.name, self._features)
-        await self._rollbacks.open(context.clock)
+        await super().open(context)
 
-    async def close(self) -> None:
-        await self._rollbacks.close()
+    def start_from(self, parameters: Any) -> None:
+        self._model = self._functions.load(_bytes_of(parameters))
+        self._may_predict = True
 
-    def wanted_inputs(self) -> tuple[str, ...] | None:
-        """Read the start before any rows."""
-        return None if self._is_started else ("start",)
+    def records(self) -> int:
+        return self._records
 
-    def process_start(self, parameters: Any, out: Output) -> None:
-        """Start from these published parameters, or as the model was made."""
-        self._is_started = True
-        if parameters is not None:
-            self._model = self._functions.load(_bytes_of(parameters))
-            self._may_predict = True
+    def parameters(self) -> object:
+        return {"saved": np.frombuffer(self._functions.save(self._model), dtype=np.uint8)}
 
     def _start_again(self, update: ModelUpdate) -> None:
-        self._model = self._functions.load(_bytes_of(update.parameters))
-        self._may_predict, self._records = True, update.records or 0
+        self.start_from(update.parameters)
+        self._records = update.records or 0
+        self.begin_version()
 
     def process_rows(self, mini_batch: Batch, out: Output) -> None:
         """Predict and learn; records that are no rows follow the policy of the step."""
@@ -248,12 +230,10 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
             predictions = self._learn_rows(features, labels, weights, out)
             known = len(labels) - len(predictions)
             self._emit(predictions, labels[known:], None if weights is None else weights[known:], numbers[known:], out)
-            self._steps += 1
+            self.count_step(out)
 
         of_numbered_rows(learn, mini_batch, self._read_records, out)
         self._read_records += len(mini_batch)
-        if self._steps >= self._publish_every:
-            self._publish(out)
 
     def _learn_rows(self, features: Sequence[Any], labels: list[Any], weights: Floats | None, out: Output) -> list[Any]:
         """Learn; return the predictions made before, without those before the model had learned at all."""
@@ -304,39 +284,21 @@ class ForeignOwner(Operator, IterationListener, Generic[Model]):
         if self._drift is not None:
             self._drift.tell(rows, out)
 
-    def _publish(self, out: Output) -> None:
-        if self._steps:
-            self._steps = 0
-            metrics = {} if self._drift is None else self._drift.metrics()
-            saved = np.frombuffer(self._functions.save(self._model), dtype=np.uint8)
-            since = self._rollbacks.taken
-            out.emit(ModelSnapshot({"saved": saved}, self._records, metrics, self._context.epoch, since), tag=MODELS)
-
-    def finish(self, out: Output) -> None:
-        self._publish(out)
-
     def snapshot(self) -> dict[str, object]:
-        return {
+        return super().snapshot() | {
             "model": self._functions.save(self._model),
             "records": self._records,
             "records read": self._read_records,
             "may predict": self._may_predict,
-            "steps": self._steps,
-            "started": self._is_started,
             "classes": list(self._classes),
-            "drift": None if self._drift is None else self._drift.state(),
-            "rollback": self._rollbacks.taken,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
         self._model = self._functions.load(state["model"])
-        self._rollbacks.restore(state["rollback"])
         self._records, self._read_records = state["records"], state["records read"]
         self._may_predict = state["may predict"]
-        self._steps, self._is_started = state["steps"], state["started"]
         self._classes = {label: number for number, label in enumerate(state["classes"])}
-        if self._drift is not None:
-            self._drift.restore(state["drift"])
 
 
 def _probabilities(predictions: list[Any], labels: list[Any]) -> tuple[ValidationKind, Floats, Floats]:

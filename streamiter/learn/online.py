@@ -39,7 +39,16 @@ from streamiter.learn.row_reading import (
 )
 from streamiter.learn.row_training import RowOwner
 from streamiter.learn.rows import Examples, Extract, row_weights
-from streamiter.learn.training import MODELS, BroadcastSteps, EpochSteps, MakeModel, StartedOwner, check_makes_model
+from streamiter.learn.training import (
+    MODELS,
+    BroadcastSteps,
+    EpochSteps,
+    MakeModel,
+    OwnerOptions,
+    PublishSchedule,
+    StartedOwner,
+    check_makes_model,
+)
 from streamiter.learn.validation import PREDICTIONS, Validate
 from streamiter.models.rollbacks import Rollbacks
 from streamiter.numbers import Floats, positive, whole_number
@@ -82,7 +91,8 @@ def train_online(
     drift: DriftDetector | None = None,
     on_drift: Literal["report", "raise rates"] = "report",
     rollbacks: Rollbacks | None = None,
-    publish_every: int | None = None,
+    publish_every: int | PublishSchedule | None = None,
+    publish_every_s: float | None = None,
     window: int = 10_000,
     report_every: int = 10_000,
     report_every_s: float | None = None,
@@ -112,9 +122,11 @@ def train_online(
     the subtasks in their order, or makes one step with the gradients of all workers; the result does not depend on
     timing. A subtask that receives no records blocks the others: read quiet partitions with ``parallelism=1``.
 
-    A version is published after every ``publish_every`` mini-batches or epochs. None: after each of them; but an
-    asynchronous version of many columns waits for a quarter as many rows, or for a second. Validation counts each
-    prediction before the model learns from its row, over the last ``window`` rows too, and reports every
+    A version is published after every ``publish_every`` mini-batches or epochs, or instead when ``publish_every_s``
+    seconds have passed since the last one; ``publish_every`` may also be a
+    :class:`~streamiter.learn.training.PublishSchedule`, which may be changed while the job runs. None: after each of
+    them; but an asynchronous version of many columns waits for a quarter as many rows, or for a second. Validation
+    counts each prediction before the model learns from its row, over the last ``window`` rows too, and reports every
     ``report_every`` rows, or instead ``report_every_s`` seconds after a row; it warns once, in the log
     ``streamiter.learn``, of a model that is far worse than the mean. ``drift`` is a detector for a model that learns in
     the owner; updates have the metrics ``drifts`` and ``rows_since_drift``. ``on_drift="raise rates"``: after a
@@ -135,8 +147,7 @@ def train_online(
     check_stream("train_online", examples, "examples")
     _check_options(mode, label, features, weight, extract, labels)
     _check_crosses(crosses, model, labels.features if labels else features)
-    if publish_every is not None:
-        publish_every = whole_number("train_online(publish_every=)", publish_every, 1, error=GraphError)
+    schedule = _schedule(publish_every, publish_every_s)
     window = whole_number("train_online(window=)", window, 1, error=GraphError)
     report_every = whole_number("train_online(report_every=)", report_every, 1, error=GraphError)
     if report_every_s is not None:
@@ -155,19 +166,8 @@ def train_online(
     _check_drift(drift, on_drift, model, is_by_row=is_by_row)
     if not isinstance(rollbacks, (Rollbacks, type(None))):
         raise GraphError(f"train_online(rollbacks=): expected Rollbacks(topic, model), given {shortened(rollbacks)}")
-    shared = _TrainingOptions(
-        mini_batch,
-        synchronous,
-        publish_every,
-        workers,
-        on_error,
-        dead_letter,
-        labels,
-        drift,
-        on_drift == "raise rates",
-        rollbacks,
-        named,
-    )
+    owner = OwnerOptions(schedule, synchronous, drift, on_drift == "raise rates", rollbacks)
+    shared = _TrainingOptions(mini_batch, workers, on_error, dead_letter, labels, owner, named)
     if isinstance(model, ForeignModel):
         if synchronous:
             raise GraphError(
@@ -227,16 +227,24 @@ class _TrainingOptions(NamedTuple):
     """The options that all ways of training share."""
 
     mini_batch: int
-    synchronous: bool
-    publish_every: int | None
     workers: int | None
     on_error: RejectionPolicy
     dead_letter: Topic | None
     labels: DelayedLabels | None
-    drift: DriftDetector | None
-    raises_rates: bool
-    rollbacks: Rollbacks | None
+    owner: OwnerOptions
     named: Callable[[str], str]
+
+
+def _schedule(publish_every: int | PublishSchedule | None, publish_every_s: float | None) -> PublishSchedule:
+    """Return when versions are published."""
+    if publish_every is not None and publish_every_s is not None:
+        raise GraphError("train_online: expected publish_every= or publish_every_s=, given both; choose one of them")
+    if publish_every_s is not None:
+        return PublishSchedule(every_s=positive("train_online(publish_every_s=)", publish_every_s))
+    if publish_every is None or isinstance(publish_every, PublishSchedule):
+        return publish_every or PublishSchedule()
+    every = whole_number("train_online(publish_every=)", publish_every, 1, error=GraphError)
+    return PublishSchedule(mini_batches=every)
 
 
 def _rows_of_mini_batch(model: object, *, is_by_row: bool, synchronous: bool) -> int:
@@ -257,14 +265,14 @@ def _outputs(owner: Stream, predicted: Stream) -> IterationBodyResult:
 def _by_gradients(shared: _TrainingOptions, model: MakeModel, extract: Extract | None) -> Body:
     """Return the loop in which workers compute gradients, and the owner makes steps and sends parameters back."""
     labels, named = shared.labels, shared.named
-    options = OnlineWorkerOptions(model, extract or _never_extracts, shared.synchronous)
+    options = OnlineWorkerOptions(model, extract or _never_extracts, shared.owner.in_epochs)
 
     def make_worker() -> OnlineWorker:
         return OnlineWorker(options) if labels is None else DelayedLabelsWorker(options, labels)
 
     def make_owner() -> StartedOwner:
-        rule = EpochSteps(requires_examples=False) if shared.synchronous else BroadcastSteps()
-        return StartedOwner(model, rule, shared.publish_every or 1, shared.rollbacks)
+        rule = EpochSteps(requires_examples=False) if shared.owner.in_epochs else BroadcastSteps()
+        return StartedOwner(model, rule, shared.owner)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         rows = data[0] if labels is None else data[0].key_by(labels.key_of)
@@ -285,22 +293,13 @@ def _by_rows(
 ) -> Body:
     """Return the loop in which workers read rows, and the owner learns row by row."""
     labels, named = shared.labels, shared.named
-    timeout_s = None if shared.synchronous else _SECONDS_A_MINI_BATCH
+    timeout_s = None if shared.owner.in_epochs else _SECONDS_A_MINI_BATCH
 
     def make_owner() -> RowOwner:
-        waiting_max = 0 if labels is None else labels.waiting_max
-        return RowOwner(
-            make_model,
-            in_epochs=shared.synchronous,
-            publish_every=shared.publish_every,
-            waiting_max=waiting_max,
-            drift=shared.drift,
-            raises_rates=shared.raises_rates,
-            rollbacks=shared.rollbacks,
-        )
+        return RowOwner(make_model, shared.owner, waiting_max=0 if labels is None else labels.waiting_max)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        if labels is None or shared.synchronous:
+        if labels is None or shared.owner.in_epochs:
             mini_batches = data[0].batch(shared.mini_batch, timeout_s, name=named("mini-batches"))
         else:
             # The events of a question go through one worker, so that an answer does not overtake its question.
@@ -310,7 +309,7 @@ def _by_rows(
                 .batch(shared.mini_batch, timeout_s, parallelism=shared.workers, name=named("mini-batches"))
             )
         numbered = mini_batches.process(NumberMiniBatches, name=named("number"))
-        if (labels is None or shared.synchronous) and shared.workers is not None:
+        if (labels is None or shared.owner.in_epochs) and shared.workers is not None:
             numbered = numbered.rebalance()
         rows = numbered.process(
             make_reader,
@@ -334,14 +333,7 @@ def _by_foreign(shared: _TrainingOptions, model: ForeignModel[Any], read: ReadFo
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         mini_batches = data[0].batch(shared.mini_batch, _SECONDS_A_MINI_BATCH, name=named("mini-batches"))
         owner = connect(start=variables[0], rows=mini_batches.rebalance()).process(
-            lambda: ForeignOwner(
-                model,
-                read,
-                features,
-                publish_every=shared.publish_every or 1,
-                drift=shared.drift,
-                rollbacks=shared.rollbacks,
-            ),
+            lambda: ForeignOwner(model, read, shared.owner, features),
             name=named("learn"),
             parallelism=1,
             on_error=shared.on_error,

@@ -51,7 +51,9 @@ from streamiter.learn.training import (
     GradientSum,
     GradientWorker,
     MakeModel,
+    OwnerOptions,
     ParameterOwner,
+    PublishSchedule,
     ReplySteps,
     check_makes_model,
 )
@@ -335,6 +337,7 @@ def train_offline(
     rounds = _count("rounds", rounds)
     workers = examples.parallelism if workers is None else _count("workers", workers)
     every = sys.maxsize if publish_every is None else _count("publish_every", publish_every)
+    of_owner = OwnerOptions(PublishSchedule(mini_batches=every))
     if mini_batch is not None:
         mini_batch = _checked_mini_batch(mini_batch, workers)
     _check_tolerance(tolerance)
@@ -349,7 +352,7 @@ def train_offline(
 
     def make_owner() -> ParameterOwner:
         rule = EpochSteps(requires_examples=True) if synchronous else ReplySteps(workers, tolerance)
-        return ParameterOwner(model, rule, every)
+        return ParameterOwner(model, rule, of_owner)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         [answers] = variables

@@ -16,22 +16,19 @@ from collections.abc import Callable, Hashable, Sequence
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, cast
 
-import msgspec
 import numpy as np
 
 from streamiter.errors import ModelError
 from streamiter.learn.adaptive import AdaptiveLinearModel, Label
-from streamiter.learn.drift import DriftDetector, DriftWatch
 from streamiter.learn.expert_weights import ExpertWeights, ModelRows, RowSteps
 from streamiter.learn.row_reading import EventsToLearn, RowsToLearn, features_of_record, missing_values_of
 from streamiter.learn.rows import BadRows, without
-from streamiter.learn.training import MODELS
+from streamiter.learn.training import ModelOwner, OwnerOptions
 from streamiter.learn.validation import PREDICTIONS, PredictedRows, ValidationKind, loss_of
-from streamiter.models.rollbacks import Rollbacks, RollbackWatch
 from streamiter.models.update import ModelUpdate
 from streamiter.named_rows import is_missing
 from streamiter.numbers import Floats, Indices
-from streamiter.operators.operator import Context, IterationListener, Operator
+from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.records import Batch
 
@@ -58,68 +55,42 @@ class _Waiting(NamedTuple):
         return _Waiting([column for column, _ in kept], [value for _, value in kept], [math.nan], [])
 
 
-class RowOwner(Operator, IterationListener):
-    """Has the model: predicts each row, learns from it, publishes versions. Parallelism 1.
+class RowOwner(ModelOwner):
+    """Predicts each row, and learns from it.
 
-    Input ``start`` brings the one record to start from: None, or the parameters of a published model. Input ``rows``
-    brings what the workers have read. ``in_epochs``: the mini-batches of an epoch are learned at its end, in the order
-    of the stream.
+    Input ``rows`` brings what the workers have read. ``in_epochs``: the mini-batches of an epoch are learned at its
+    end, in the order of the stream.
     """
 
     def __init__(
-        self,
-        make_model: Callable[[], AdaptiveLinearModel],
-        *,
-        in_epochs: bool,
-        publish_every: int | None,
-        waiting_max: int,
-        drift: DriftDetector | None = None,
-        raises_rates: bool = False,
-        rollbacks: Rollbacks | None = None,
+        self, make_model: Callable[[], AdaptiveLinearModel], options: OwnerOptions, *, waiting_max: int = 0
     ) -> None:
+        super().__init__(options)
         self._make_model = make_model
         self._model = make_model()
-        self._rollbacks = RollbackWatch(rollbacks)
-        self._in_epochs = self.needs_epochs = self.epochs_in_order = in_epochs
-        self._publish_every = publish_every
+        self._in_epochs = self.needs_epochs = self.epochs_in_order = options.in_epochs
         self._waiting_max = waiting_max
-        self._drift = None if drift is None else DriftWatch(drift)
-        self._raises_rates = raises_rates
-        self._is_started = False
-        self._published = 0
-        """The version of the model that was published last."""
-        self._records_published = 0
-        """The rows that this version had learned from."""
-        self._steps = 0
-        """The number of mini-batches, or epochs, since a version was published."""
+        self._raises_rates = options.raises_rates
         self._held: list[RowsToLearn | EventsToLearn] = []
         """Mini-batches of the epoch under way."""
         self._waiting: dict[Hashable, _Waiting] = {}
         """Questions without an answer, the oldest first."""
-        self._loss = self._weight = 0.0
-        """The sums of the losses and weights of the rows since a version was published."""
         self._missing = 0
         """The number of missing values since a version was published."""
 
     async def open(self, context: Context) -> None:
         """Compile in a thread, where that is needed: it takes ten seconds, in which all other tasks continue."""
         await asyncio.to_thread(ExpertWeights, "binary", scores=1, hashed=1, rates=self._model.rates)
-        self._context = context
-        self._published_at_s = context.clock.monotonic_s()
-        await self._rollbacks.open(context.clock)
+        await super().open(context)
 
-    async def close(self) -> None:
-        await self._rollbacks.close()
+    def start_from(self, parameters: Any) -> None:
+        self._model.start_from(parameters)
 
-    def wanted_inputs(self) -> tuple[str, ...] | None:
-        """Read the start before any rows."""
-        return None if self._is_started else ("start",)
+    def records(self) -> int:
+        return self._model.records
 
-    def process_start(self, parameters: Any, out: Output) -> None:
-        """Start from these parameters, or as the model was made."""
-        self._is_started = True
-        if parameters is not None:
-            self._model.start_from(parameters)
+    def parameters(self) -> object:
+        return self._model.parameters()
 
     def process_rows(self, given: RowsToLearn | EventsToLearn, out: Output) -> None:
         """Learn from a mini-batch, or keep it until its epoch ends."""
@@ -127,7 +98,7 @@ class RowOwner(Operator, IterationListener):
             self._held.append(given)
         else:
             self._learn(given, out)
-            self._publish_sometimes(out)
+            self.count_step(out)
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
         self._learn_held(out)
@@ -140,7 +111,7 @@ class RowOwner(Operator, IterationListener):
             held, self._held = sorted(self._held, key=itemgetter("position")), []
             for given in held:
                 self._learn(given, out)
-            self._publish_sometimes(out)
+            self.count_step(out)
 
     def _learn(self, given: RowsToLearn | EventsToLearn, out: Output) -> None:
         self._rollbacks.take_over(self._start_again)
@@ -155,9 +126,8 @@ class RowOwner(Operator, IterationListener):
         model.start_from(cast(dict[str, Any], update.parameters), records=update.records or 0)
         column_of = model.columns_from(self._model)
         self._waiting = {key: question.by(column_of) for key, question in self._waiting.items()}
-        self._model, self._published, self._records_published = model, 0, model.records
-        self._loss = self._weight = 0.0
-        self._missing = 0
+        self._model = model
+        self.begin_version()
 
     # ---- rows with their labels
 
@@ -280,64 +250,40 @@ class RowOwner(Operator, IterationListener):
 
     # ---- publishing, state
 
-    def _publish_sometimes(self, out: Output) -> None:
-        self._steps += 1
-        if self._steps >= (self._publish_every or 1) and not self._is_too_early():
-            self._publish(out)
-
-    def _is_too_early(self) -> bool:
-        """Whether a version would cost too much now: a large part of the learning since the last one."""
-        if self._publish_every is not None or self._in_epochs:
-            return False
+    def due_in_s(self) -> float:
+        """Return in how many seconds a version is due, and does not cost a large part of the time of learning."""
+        due_s = super().due_in_s()
         columns, rows = self._model.columns, self._model.records - self._records_published
-        if columns < _MANY_COLUMNS or rows >= _ROWS_FOR_A_COLUMN * columns:
-            return False
-        return self._context.clock.monotonic_s() - self._published_at_s < _PUBLISHED_AFTER_S
+        is_cheap = columns < _MANY_COLUMNS or rows >= _ROWS_FOR_A_COLUMN * columns
+        if is_cheap or self._in_epochs or self._schedule.mini_batches is not None:
+            return due_s
+        return max(due_s, self.seconds_left(_PUBLISHED_AFTER_S))
 
-    def _publish(self, out: Output) -> None:
-        if self._model.version > self._published:
-            self._steps, self._published = 0, self._model.version
-            self._records_published = self._model.records
-            self._published_at_s = self._context.clock.monotonic_s()
-            update = self._model.to_update()
-            metrics = {} if self._drift is None else self._drift.metrics()
-            metrics["missing_values"] = float(self._missing)
-            if self._weight:
-                metrics["loss"] = self._loss / self._weight
-            self._loss = self._weight = 0.0
-            self._missing = 0
-            since = self._rollbacks.taken
-            fields = {"epoch": self._context.epoch, "metrics": metrics, "since_rollback": since}
-            out.emit(msgspec.structs.replace(update, **fields), tag=MODELS)
+    def metrics(self) -> dict[str, float]:
+        return {"missing_values": float(self._missing)} | super().metrics()
+
+    def begin_version(self) -> None:
+        super().begin_version()
+        self._missing = 0
 
     def finish(self, out: Output) -> None:
         self._learn_held(out)
-        self._publish(out)
+        super().finish(out)
 
     def snapshot(self) -> dict[str, object]:
-        return {
+        return super().snapshot() | {
             "model": self._model.state(),
-            "started": self._is_started,
-            "steps": self._steps,
-            "published": self._published,
-            "records published": self._records_published,
             "held": list(self._held),
             "waiting": [(key, *question) for key, question in self._waiting.items()],
-            "since published": [self._loss, self._weight, self._missing],
-            "drift": None if self._drift is None else self._drift.state(),
-            "rollback": self._rollbacks.taken,
+            "missing": self._missing,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
         self._model.restore(state["model"])
-        self._rollbacks.restore(state["rollback"])
-        self._is_started, self._steps, self._published = state["started"], state["steps"], state["published"]
-        self._records_published = state["records published"]
         self._held = list(state["held"])
         self._waiting = {key: _Waiting(*question) for key, *question in state["waiting"]}
-        self._loss, self._weight, self._missing = state["since published"]
-        if self._drift is not None:
-            self._drift.restore(state["drift"])
+        self._missing = state["missing"]
 
 
 class _Asked(NamedTuple):

@@ -23,7 +23,7 @@ from streamiter.learn import (
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.drift import DRIFTS
 from streamiter.learn.row_training import RowOwner
-from streamiter.learn.training import MODELS
+from streamiter.learn.training import MODELS, OwnerOptions, PublishSchedule
 from streamiter.learn.validation import PREDICTIONS
 from streamiter.models import ModelSnapshot
 from streamiter.testing import check_restore
@@ -300,7 +300,7 @@ def test_raised_rates_follow_a_drift(rates, at_most):
 
 @pytest.mark.parametrize(
     ("detector", "options"),
-    [(ADWIN, {}), (PageHinkley, {}), (ADWIN, {"raises_rates": True})],
+    [(ADWIN, {}), (PageHinkley, {"records": 130}), (ADWIN, {"raises_rates": True, "every_s": 2.5})],
     ids=["ADWIN", "PageHinkley", "raised rates"],
 )
 def test_an_owner_under_watch_resumes_exactly(detector, options):
@@ -326,9 +326,11 @@ def test_an_owner_under_watch_resumes_exactly(detector, options):
         for start in range(0, 600, 60)
     ]
 
+    raises = options.pop("raises_rates", False)
+
     def owner():
         return RowOwner(
-            AdaptiveLinearModel, in_epochs=False, publish_every=1, waiting_max=0, drift=detector(), **options
+            AdaptiveLinearModel, OwnerOptions(PublishSchedule(**options), drift=detector(), raises_rates=raises)
         )
 
     check_restore(
@@ -343,9 +345,8 @@ def test_an_owner_under_watch_resumes_exactly(detector, options):
 
 def test_an_owner_restores_a_snapshot_without_drift():
     """A running job could not be restarted with ``drift=``, because its snapshot had no state for it."""
-    options = {"in_epochs": False, "publish_every": 1, "waiting_max": 0}
-    state = RowOwner(AdaptiveLinearModel, **options).snapshot()
-    watched = RowOwner(AdaptiveLinearModel, **options, drift=ADWIN())
+    state = RowOwner(AdaptiveLinearModel, OwnerOptions()).snapshot()
+    watched = RowOwner(AdaptiveLinearModel, OwnerOptions(drift=ADWIN()))
     fresh = repr(watched.snapshot())
     watched.restore(state)
     assert repr(watched.snapshot()) == fresh

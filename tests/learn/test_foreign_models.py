@@ -16,6 +16,7 @@ from streamiter import Columns, Flow, topic
 from streamiter.errors import ConfigurationError, GraphError, JobFailed, ModelError
 from streamiter.learn import ForeignModel, train_online
 from streamiter.learn.foreign_models import ForeignOwner, fields_of
+from streamiter.learn.training import OwnerOptions, PublishSchedule
 from streamiter.models import ServedModel
 from streamiter.testing import check_restore
 
@@ -173,7 +174,7 @@ def owner() -> ForeignOwner[Any]:
     def read(mini_batch: Any) -> Any:
         return mini_batch, [row["y"] for row in mini_batch], None
 
-    return ForeignOwner(mean(save=save), read, publish_every=10**6)
+    return ForeignOwner(mean(save=save), read, OwnerOptions(PublishSchedule(mini_batches=10**6)))
 
 
 async def test_a_published_model_is_loaded_once_and_served() -> None:

@@ -17,7 +17,15 @@ from support.waiting import turn
 from streamiter import Checkpoints, Flow
 from streamiter.clock import SystemClock
 from streamiter.errors import GraphError, JobFailed
-from streamiter.learn import SGD, AdaptiveLinearModel, DelayedLabels, Examples, ForeignModel, LinearRegression
+from streamiter.learn import (
+    SGD,
+    AdaptiveLinearModel,
+    DelayedLabels,
+    Examples,
+    ForeignModel,
+    LinearRegression,
+    PublishSchedule,
+)
 from streamiter.learn import train_online as online
 from streamiter.models import ModelSnapshot, ModelUpdate, ModelUpdateEncoder, Rollbacks, last_update, roll_back
 from streamiter.models.update import UpdateHeaders
@@ -175,6 +183,27 @@ async def test_what_a_crash_takes_back_is_not_missed(tmp_path: Path) -> None:
     # It continues from 2.2, the newest state since the rollback.
     assert (update.records, update.since_rollback) == (4, (2, 1))
     assert MEAN.predictor(update.parameters)({}) == 2.0  # type: ignore[arg-type]
+    await job.stop("abort")
+
+
+@pytest.mark.parametrize("kind", ["rows", "another library"])
+async def test_versions_after_a_rollback_do_not_wait_for_the_records_of_the_bad_one(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a rollback nothing was published for as many records as the bad version had learned from."""
+    topic = MemoryBroker().topic("models")
+    await topic.create()
+    job, source = await started(topic, tmp_path, LEARNERS[kind] | {"publish_every": PublishSchedule(records=30)})
+    source.give(*lines(10, 1.0))
+    await newest(topic, lambda update: update.records == 10, job)
+    source.give(*lines(1_000, 100.0))
+    await newest(topic, lambda update: update.records == 1_010, job)
+    await roll_back(topic, "m", "1.1")
+    await until_resumed(job, lambda: source.give(*lines(1, 1.0)), caplog)
+    source.give(*lines(40, 1.0))
+    resumed = await newest(topic, lambda update: update.rank > (2, 1), job)
+    assert resumed.records is not None
+    assert 40 <= resumed.records < 1_000
     await job.stop("abort")
 
 

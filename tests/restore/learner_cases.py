@@ -58,9 +58,9 @@ from streamiter.learn.training import (
     EpochSteps,
     GradientWorker,
     LearnMiniBatches,
+    ModelOwner,
     ParameterOwner,
     ReplySteps,
-    StartedOwner,
 )
 from streamiter.learn.tree_growing import HistogramWorker, TreeOptions, TreeOwner, grow_tree
 from streamiter.learn.validation import MeanComparison, ScoreHistogram, Validate
@@ -470,7 +470,7 @@ def parameter_server_clustering(flow: Flow) -> dict[str, Stream]:
 _ROWS = (("dense", "sparse"), ("sparse", "dense"))
 
 BY_ROWS = (AdaptiveLinearModel, ExpertWeights, CrossStatistics, RowOwner, NumberMiniBatches, Validate, MeanComparison)
-ONLINE = (GradientWorker, OnlineWorker, ParameterOwner, StartedOwner, LinearModel, Validate)
+ONLINE = (GradientWorker, OnlineWorker, ModelOwner, ParameterOwner, LinearModel, Validate)
 OFFLINE = (GradientWorker, OfflineWorker, ParameterOwner)
 ON_SERVER = (ParameterServerWorker, Versions, Repeater, Arrivals, ProgressTracker)
 

@@ -1,4 +1,4 @@
-"""The training of a service: labels in time, features by kind, versions in time, settings that change."""
+"""The training of a service: labels in time, features by kind, settings that change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streamiter.learn import BadRows
 from streamiter.models import ModelSnapshot
 from streamiter.service.features import FeatureRows
 from streamiter.service.labels import MatchAnswers, delayed_labels_of, label_of, milliseconds_of
-from streamiter.service.learning import PublishInTime, PublishSchedule, ServiceLearning, decoder_of
+from streamiter.service.learning import ServiceLearning, decoder_of
 from streamiter.service.service import OnlineLearningService
 from streamiter.service.settings import (
     FieldComparison,
@@ -305,62 +305,6 @@ def test_a_decoder_of_ones_own_is_found_or_named() -> None:
     for name in ("nowhere:Decoder", "streamiter.topics:Nothing"):
         with pytest.raises(ConfigurationError, match=f"given '{name}': .* add its folder to PYTHONPATH"):
             decoder_of(name)
-
-
-# ---- versions in time
-
-
-def version(records: int, loss: float, missing: float = 1.0) -> ModelSnapshot:
-    return ModelSnapshot([float(records)], records, {"loss": loss, "missing_values": missing})
-
-
-async def test_versions_are_published_in_time_with_the_loss_of_all_their_records() -> None:
-    """A model of a quiet night was published in the morning; the loss was that of its last mini-batch."""
-    schedule, given, clock = PublishSchedule(PublishSettings("memory://out", 10.0)), Fed(), VirtualClock()
-    flow = Flow("f")
-    seen = flow.from_source(lambda: given).process(lambda: PublishInTime(schedule)).collect()
-    job = await flow.start(clock=clock)
-    given.give(version(10, 0.5))
-    await clock.advance(1)
-    assert [model.records for model in seen.items] == [10]
-    given.give(version(20, 0.4), version(50, 0.8))
-    await clock.advance(8)
-    assert len(seen.items) == 1
-    await clock.advance(2)
-    assert [model.records for model in seen.items] == [10, 50]
-    assert seen.items[-1].metrics == {"loss": pytest.approx(0.7), "missing_values": 2.0}
-    schedule.settings = PublishSettings("memory://out", None, 100)  # As after SIGHUP.
-    given.give(version(140, 0.1), version(150, 0.1))
-    await clock.advance(60)
-    assert [model.records for model in seen.items] == [10, 50, 150]
-    await job.stop("abort")
-
-
-async def test_versions_after_a_rollback_are_not_held() -> None:
-    """After a rollback nothing was published for as many records as the bad version had learned from."""
-    given, flow = Fed(), Flow("f")
-    seen = flow.from_source(lambda: given).process(by_records).collect()
-    job = await flow.start(clock=(clock := VirtualClock()))
-    given.give(version(10, 0.5), version(1_000, 9.0), version(40, 0.5), version(75, 0.25))
-    await clock.advance(0)
-    assert [model.records for model in seen.items] == [10, 1_000, 75]
-    assert seen.items[-1].metrics == {"loss": pytest.approx((0.5 + 35 * 0.25) / 36), "missing_values": 2.0}
-    await job.stop("abort")
-
-
-def by_records() -> PublishInTime:
-    return PublishInTime(PublishSchedule(PublishSettings("memory://out", None, 30)))
-
-
-def in_time() -> PublishInTime:
-    return PublishInTime(PublishSchedule(PublishSettings("memory://out", 2.5)))
-
-
-@pytest.mark.parametrize("make", [by_records, in_time])
-def test_a_version_that_waits_is_restored(make: Any) -> None:
-    """The last version before a restart was never published."""
-    models = [version(10 * n, 1 / n) for n in range(1, 9)]
-    check_restore(make, models, structs=[ModelSnapshot], fresh_process=False)
 
 
 def test_a_training_with_late_labels_ends_with_all_its_answers() -> None:

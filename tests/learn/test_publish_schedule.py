@@ -1,0 +1,80 @@
+"""When a training publishes a version: after mini-batches, records or seconds, by a schedule that may change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flow.small_flows import Fed
+
+from streamiter import Flow
+from streamiter.errors import ConfigurationError, GraphError
+from streamiter.learn import Examples, LogisticRegression, ProgressiveValidation, PublishSchedule, train_online
+from streamiter.testing import VirtualClock
+
+Record = dict[str, Any]
+ROWS = [{"x": float(x), "y": bool(x > 0)} for x in np.random.default_rng(7).normal(size=200)]
+
+
+def examples(rows: list[Record]) -> Examples:
+    return Examples(np.array([[row["x"]] for row in rows]), np.array([float(row["y"]) for row in rows]))
+
+
+LEARNERS: dict[str, dict[str, Any]] = {
+    "rows": {"label": "y"},
+    "gradients": {"model": lambda: LogisticRegression(1), "extract": examples},
+}
+
+
+@pytest.mark.parametrize("kind", list(LEARNERS))
+async def test_versions_are_published_in_time_with_the_loss_of_all_their_rows(kind: str) -> None:
+    """A model of a quiet night was published in the morning; the loss was that of its last mini-batch."""
+    schedule, given, clock, flow = PublishSchedule(every_s=10.0), Fed(), VirtualClock(), Flow("f")
+    stream = flow.from_source(lambda: given, parallelism=1)
+    training = train_online(stream, mini_batch=10, workers=1, publish_every=schedule, **LEARNERS[kind])
+    models, predicted = training.models.collect(), training.predictions.collect()
+    job = await flow.start(clock=clock)
+    given.give(*ROWS[:10])
+    await clock.advance(1)
+    given.give(*ROWS[10:60])
+    await clock.advance(8)
+    assert [model.records for model in models.items] == [10]
+    await clock.advance(2)
+    assert [model.records for model in models.items] == [10, 60]
+    since = ProgressiveValidation()
+    for rows in predicted.items[1:]:
+        since.update(rows["predictions"], rows["targets"])
+    assert models.items[-1].metrics["loss"] == pytest.approx(since.metrics()["loss"])
+    schedule.change(records=100)
+    given.give(*ROWS[60:150])
+    await clock.advance(60)
+    assert len(models.items) == 2
+    given.give(*ROWS[150:170])
+    await clock.advance(1)
+    assert [model.records for model in models.items] == [10, 60, 160]
+    given.end()
+    await job.wait()
+    assert models.items[-1].records == 170
+
+
+def test_seconds_are_an_option_of_their_own() -> None:
+    """Whoever wanted a version a minute had to know how many rows a minute brings."""
+    flow = Flow("f")
+    models = train_online(flow.from_items(ROWS, parallelism=1), label="y", mini_batch=10, publish_every_s=60.0).models
+    published = models.collect()
+    flow.run()
+    assert [model.records for model in published.items] == [10, 200]
+
+
+def test_two_ways_to_publish_are_refused() -> None:
+    """Of two ways, the one that a user had forgotten to remove decided."""
+    rows = Flow("f").from_items(ROWS)
+    with pytest.raises(GraphError, match="expected publish_every= or publish_every_s=, given both"):
+        train_online(rows, label="y", publish_every=2, publish_every_s=1.0)
+    with pytest.raises(ConfigurationError, match=r"\(publish_every_s=\): expected a number above 0, given 0"):
+        train_online(rows, label="y", publish_every_s=0)
+    with pytest.raises(ConfigurationError, match="expected one option, given records= and every_s=; choose one"):
+        PublishSchedule(records=5, every_s=1.0)
+    with pytest.raises(ConfigurationError, match=r"\(records=\): expected .* given 0"):
+        PublishSchedule(every_s=1.0).change(records=0)
