@@ -125,7 +125,8 @@ def train_online(
     A version is published after every ``publish_every`` mini-batches or epochs, or instead when ``publish_every_s``
     seconds have passed since the last one; ``publish_every`` may also be a
     :class:`~streamiter.learn.training.PublishSchedule`, which may be changed while the job runs. None: after each of
-    them; but an asynchronous version of many columns waits for a quarter as many rows, or for a second. Validation
+    them, or ten times a second if ``mini_batch`` is None, too, and rows are learned one by one; but an asynchronous
+    version of many columns waits for a quarter as many rows, or for a second. Validation
     counts each prediction before the model learns from its row, over the last ``window`` rows too, and reports every
     ``report_every`` rows, or instead ``report_every_s`` seconds after a row; it warns once, in the log
     ``streamiter.learn``, of a model that is far worse than the mean. ``drift`` is a detector for a model that learns in
@@ -156,6 +157,8 @@ def train_online(
     is_by_row = model is None or isinstance(model, ForeignModel) or _makes_adaptive(model)
     if mini_batch is None:
         mini_batch = _rows_of_mini_batch(model, is_by_row=is_by_row, synchronous=synchronous)
+        if mini_batch == _ROWS_A_MINI_BATCH and publish_every is None and publish_every_s is None:
+            schedule = PublishSchedule(every_s=_SECONDS_A_VERSION)
     if scaler is not None:
         model = _scaling(model, scaler, is_by_row=is_by_row)
     flow = examples.flow
@@ -219,6 +222,8 @@ _ROWS_A_STEP: Final = 100
 _ROWS_A_MINI_BATCH: Final = 4_000
 _ROWS_AN_EPOCH: Final = 1_000
 _SECONDS_A_MINI_BATCH: Final = 0.025
+# A version costs as much time as some hundred rows, and much more where other programs read it.
+_SECONDS_A_VERSION: Final = 0.1
 
 Body = Callable[[list[Stream], list[Stream]], IterationBodyResult]
 
