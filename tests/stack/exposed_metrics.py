@@ -44,7 +44,7 @@ async def _scraped(folder: Path, label_of: object) -> dict[str, set[str]]:
         await job.wait()
         await served.ready()
         observations.drifted({"row": 1, "old_loss": 0.1, "new_loss": 0.2, "detector": "PageHinkley"})
-        observations.predicted("clicks", "predicted", 1, 0.001)
+        observations.predicted(0.001, predicted=1)
         observations.requested("/predict", 200)
         body, _ = exposition(observations, "")
     families = text_string_to_metric_families(body.decode())
