@@ -283,6 +283,9 @@ class Routes:
         except NoModel:
             rows = {"no_model": len(given)}
             raise self._no_model() from None
+        except asyncio.CancelledError:  # The client has left.
+            rows = {}
+            raise
         finally:
             observations.predicted(observations.clock.monotonic_s() - began_s, **rows)
 

@@ -208,6 +208,25 @@ async def test_a_client_that_leaves_gives_back_its_place() -> None:
             await turn()
 
 
+def is_answering() -> bool:
+    """Whether the server is at work on an answer, or waits for a client to read it."""
+    return any("run_asgi" in task.get_coro().__qualname__ for task in asyncio.all_tasks())  # type: ignore[union-attr]
+
+
+async def test_rows_of_a_client_that_leaves_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients gave up early on a busy machine, and an alert said that their rows were wrong."""
+
+    async def busy(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("streamiter.service.http.predict", busy)
+    async with case() as service:
+        with pytest.raises(httpx.ReadTimeout):
+            await service.client.post("/predict", json={"km": 1.0}, timeout=0.2)
+        await until(lambda: not is_answering())
+        assert not service.observations.predictions
+
+
 async def test_slow_clients_are_cut_off_and_delay_no_one() -> None:
     """A few clients that sent one byte a minute held all requests that a service allows."""
     async with case(timeout_s=1.0, requests_max=10) as service:
@@ -223,11 +242,6 @@ async def test_slow_clients_are_cut_off_and_delay_no_one() -> None:
             assert answer.split(b" ")[1:2] == ([status] if status else [])
         assert service.observations.requests["none", 408] == 4
         assert service.observations.requests["/predict", 408] == 2
-
-
-def is_answering() -> bool:
-    """Whether the server is at work on an answer, or waits for a client to read it."""
-    return any("run_asgi" in task.get_coro().__qualname__ for task in asyncio.all_tasks())  # type: ignore[union-attr]
 
 
 async def test_a_client_that_does_not_read_is_cut_off() -> None:
