@@ -270,26 +270,22 @@ class KafkaBatch(TopicBatch):
 
     @property
     def offsets(self) -> Sequence[int]:
-        if self._offsets is None:
-            self._offsets = [record.offset for record in self._records]
+        self._offsets = self._offsets or [record.offset for record in self._records]
         return self._offsets
 
     @property
     def timestamps_ms(self) -> Sequence[int]:
-        if self._timestamps_ms is None:
-            self._timestamps_ms = [record.timestamp for record in self._records]
+        self._timestamps_ms = self._timestamps_ms or [record.timestamp for record in self._records]
         return self._timestamps_ms
 
     @property
     def keys(self) -> Sequence[bytes | None]:
-        if self._keys is None:
-            self._keys = [record.key for record in self._records]
+        self._keys = self._keys or [record.key for record in self._records]
         return self._keys
 
     @property
     def headers(self) -> Sequence[Headers]:
-        if self._headers is None:
-            self._headers = [_headers(record.headers) for record in self._records]
+        self._headers = self._headers or [_headers(record.headers) for record in self._records]
         return self._headers
 
     @property

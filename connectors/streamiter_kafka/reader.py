@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from streamiter.compiled import is_loaded
 from streamiter.errors import InternalError, OffsetOutOfRange, StreamiterError
@@ -38,9 +38,6 @@ from streamiter_kafka.cluster import (
 from streamiter_kafka.partition import ReadPartition, compiled_locate
 from streamiter_kafka.trouble import BrokerTrouble, Code, check, passing, persist
 from streamiter_kafka.wire import FetchTopicRequest, Response, fetched_partitions
-
-if TYPE_CHECKING:
-    pass
 
 # A broker waits so long for records before it answers that it has none. It answers at once when a record arrives, so
 # the wait delays no record. Each answer also proves that the broker works.

@@ -263,7 +263,9 @@ class Comparison:
     def run(self) -> None:
         """Raise RestoreMismatch if a restored run differs from the undisturbed run."""
         if self.process is not None:
-            self._described()  # Raises an error for what cannot be imported there, before anything runs.
+            _described(
+                self.build, self.what
+            )  # Raises an error for what cannot be imported there, before anything runs.
         undisturbed = self._undisturbed()
         if self.free:
             for turns in self._chosen(range(1, undisturbed.turns), self.cuts or _FREE_CUTS):
@@ -297,7 +299,7 @@ class Comparison:
             [ModelSnapshot, *self.structs],
             [_described(struct, "structs") for struct in (ModelSnapshot, *self.structs)],
             {
-                "build": self._described(),
+                "build": _described(self.build, self.what),
                 "seed": options.seed,
                 "interval_s": options.interval_s,
                 "start_ms": options.start_ms,
@@ -308,9 +310,6 @@ class Comparison:
         if "error" in answer:
             raise self._mismatch(cut, f"the restored run failed: {answer['error']}", answer["trace"])
         return JobOutcome(**answer)
-
-    def _described(self) -> tuple[PlainValue, ...]:
-        return _described(self.build, self.what)
 
     def _chosen(self, cuts: Sequence[T], count: int | None) -> list[T]:
         if count is None or count >= len(cuts):
