@@ -51,6 +51,25 @@ def targets_from_signs(owner: str, signs: Floats) -> Floats:
     return (signs + 1.0) / 2.0
 
 
+def gradient_and_loss(
+    loss: LinearLoss, examples: CheckedExamples, weights: Floats, intercept: float
+) -> tuple[Gradient, float]:
+    """Return the gradient for all features, and the sum of the losses; both may be infinite or NaN."""
+    rows, targets, sample_weights = examples.rows, examples.targets, examples.weights
+    margins = dots(rows, weights)
+    margins += intercept
+    predictions = loss.predict(margins)
+    total_loss = loss.total(predictions, targets, sample_weights)
+    slopes = loss.slopes(predictions, targets)
+    if sample_weights is None:
+        weight, records = float(len(rows)), len(rows)
+    else:
+        weight, records = float(sample_weights.sum()), int(np.count_nonzero(sample_weights))
+        slopes *= sample_weights
+    total = dense_weighted_sum(rows, slopes)
+    return Gradient(total, float(slopes.sum()), weight, records, len(weights)), total_loss
+
+
 # A larger weight is most likely a mistake, and so many single steps would look like a hang.
 _STEPS_LIMIT: Final = 10_000
 
@@ -293,20 +312,8 @@ class LinearModel:
 
     def gradient_and_loss(self, examples: CheckedExamples) -> tuple[Gradient, float]:
         """Return the gradient for all features, and the sum of the losses; the model does not change."""
-        rows, targets, weights = examples.rows, examples.targets, examples.weights
         with np.errstate(over="ignore", invalid="ignore"):
-            margins = dots(rows, self._weights)
-            margins += self._bias_view[0]
-            predictions = self.loss.predict(margins)
-            loss = self.loss.total(predictions, targets, weights)
-            slopes = self.loss.slopes(predictions, targets)
-            if weights is None:
-                weight, records = float(len(rows)), len(rows)
-            else:
-                weight, records = float(weights.sum()), int(np.count_nonzero(weights))
-                slopes *= weights
-            total = dense_weighted_sum(rows, slopes)
-            gradient = Gradient(total, float(slopes.sum()), weight, records, self.width)
+            gradient, loss = gradient_and_loss(self.loss, examples, self._weights, self._bias_view[0])
             if is_tame(gradient):
                 return gradient, loss
         raise self._runaway("a gradient")

@@ -24,7 +24,7 @@ from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
 from streamiter.learn.centroids import as_columns, checked_decay, initial_centroids, nearest, scoring_of
 from streamiter.learn.estimators import examples_of
-from streamiter.learn.linear import targets_from_signs
+from streamiter.learn.linear import gradient_and_loss, targets_from_signs
 from streamiter.learn.losses import LinearLoss, LogLoss, SquaredLoss
 from streamiter.learn.rows import (
     CheckedExamples,
@@ -32,11 +32,8 @@ from streamiter.learn.rows import (
     Extract,
     RowsRecord,
     checked_examples,
-    dense_weighted_sum,
-    dots,
     holds,
     row_vector,
-    rows_from_record,
     with_named_columns,
 )
 from streamiter.learn.server_training import (
@@ -77,7 +74,7 @@ def prepared(examples: CheckedExamples, *, intercept: bool) -> LinearMiniBatch:
 
     >>> rows = SparseRows.from_rows([([7, 2], [1.0, 3.0]), ([7], [2.0])], width=1_000_000)
     >>> mini_batch = prepared(CheckedExamples(rows, np.array([0.0, 1.0])), intercept=True)
-    >>> mini_batch["columns"].tolist(), rows_from_record(mini_batch["rows"]).to_dense().tolist()
+    >>> mini_batch["columns"].tolist(), SparseRows(**mini_batch["rows"]).to_dense().tolist()
     ([2, 7, 1000000], [[3.0, 1.0], [0.0, 2.0]])
     """
     rows, columns = examples.rows, None
@@ -150,31 +147,18 @@ class LinearLearner(Learner[LinearMiniBatch, Floats, Floats]):
         return np.asarray(pulled, dtype=np.float64)
 
     def compute(self, mini_batch: LinearMiniBatch, pulled: Floats) -> Computed[Floats]:
-        rows, targets, weights = (rows_from_record(mini_batch["rows"]), mini_batch["targets"], mini_batch["weights"])
-        coefficients = pulled[: len(pulled) - self.intercept]
+        coefficients, intercept = (pulled[:-1], float(pulled[-1])) if self.intercept else (pulled, 0.0)
         with np.errstate(over="ignore", invalid="ignore"):
-            margins = dots(rows, coefficients)
-            if self.intercept:
-                margins += pulled[-1]
-            predictions = self.loss.predict(margins)
-            loss = self.loss.total(predictions, targets, weights)
-            slopes = self.loss.slopes(predictions, targets)
-            if weights is not None:
-                slopes *= weights
-            gradient = np.empty_like(pulled)
-            gradient[: len(coefficients)] = dense_weighted_sum(rows, slopes)
-            if self.intercept:
-                gradient[-1] = slopes.sum()
+            found, loss = gradient_and_loss(self.loss, CheckedExamples.from_record(mini_batch), coefficients, intercept)
+        gradient = np.append(found.total, found.intercept) if self.intercept else found.total
         if not holds(np.isfinite(gradient)):
             raise ModelError(
                 f"matrix {self.matrix!r}: expected weights that lead to finite gradients, given weights "
                 f"up to {np.abs(pulled).max():g}; lower the learning rate, or scale the features"
             )
-        weight = float(len(targets)) if weights is None else float(weights.sum())
-        records = len(targets) if weights is None else int(np.count_nonzero(weights))
-        if not weight:
+        if not found.weight:
             return Computed(None, 0.0, 0)
-        return Computed(gradient / (self.rows_in_step if self.is_in_step else weight), loss, records)
+        return Computed(gradient / (self.rows_in_step if self.is_in_step else found.weight), loss, found.records)
 
     async def push(self, client: Client, mini_batch: LinearMiniBatch, contribution: Floats) -> None:
         await client.add(
