@@ -325,6 +325,17 @@ def test_invalid_options_are_refused_when_the_flow_is_built(options: dict[str, A
         train_on_parameter_server(Flow("refused").from_items([1]), settings.pop("server"), **settings)
 
 
+def test_an_option_that_the_training_does_not_have_is_a_type_error() -> None:
+    """The error of a misspelt option named a class that the user had not called, or the flow kept its first steps."""
+    flow = Flow("flow")
+    rows = flow.from_items([1])
+    options: dict[str, Any] = {"features": 2, "consistency": BSP(), "wokrers": 2}
+    message = r"^train_on_parameter_server\(\) got an unexpected keyword argument 'wokrers'; its options are workers="
+    with pytest.raises(TypeError, match=message):
+        train_on_parameter_server(rows, ParameterServer(), **options)
+    assert len(flow.steps) == 1
+
+
 def test_an_endless_stream_is_read_once() -> None:
     """The second pass would wait for ever for the end of the first."""
     endless = Flow("endless").from_source(Endless)
