@@ -29,6 +29,8 @@ __all__ = ["PATIENCE_S", "ComposeBroker", "Program", "Stack"]
 
 # Python and numpy start in two seconds, and the flights of the year load in two more; a busy machine needs longer.
 PATIENCE_S = 60.0
+# Each check is a process of its own, which takes time from the program that starts.
+_LOOK_AGAIN_S = 0.2
 
 
 # Only this process and its children see the mounts. The folder of the test has the volumes.
@@ -168,7 +170,7 @@ class Stack:
         command = [sys.executable if program == "python" else program, *arguments]
         async with asyncio.timeout(PATIENCE_S):
             while await self._exit_code(command):
-                pass
+                await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _exit_code(self, command: list[str]) -> int:
         quiet = {"stdout": asyncio.subprocess.DEVNULL, "stderr": asyncio.subprocess.DEVNULL}
