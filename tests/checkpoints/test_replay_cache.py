@@ -225,7 +225,7 @@ def test_changes_of_batches_from_disk_do_not_change_the_cache(make_cache):
 )
 def test_batches_of_one_record_are_joined(make_cache, small, memory_limit_bytes):
     """A slow source emits one record at a time, and millions of small objects took most of the memory."""
-    count = 20_000
+    count = 16_000
     cache = make_cache(memory_limit_bytes=memory_limit_bytes)
     gc.collect()
     before = len(gc.get_objects())
@@ -560,7 +560,7 @@ batch_bytes = 4000 * 10 * 8 if kind != "list" else 4000 * 112
 count = limit_bytes * times // batch_bytes + 1
 for number in range(count):
     cache.append(batch(number))
-for epoch in range(3):
+for epoch in range(2):
     assert sum(len(cache.batch(index)) for index in range(len(cache))) == count * 4000
 assert cache.bytes_on_disk > 0
 with open("/proc/self/status") as status:

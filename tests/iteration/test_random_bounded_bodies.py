@@ -15,7 +15,7 @@ from support.waiting import PATIENCE_S
 from streamiter.errors import ConfigurationError
 from streamiter.runtime.checkpointing.commit import JobSnapshot
 
-SEEDS, SEEDS_OF_STOPS = 16, 8
+SEEDS, SEEDS_OF_STOPS = 10, 5
 
 
 def finished(seed: int, schedule: int, ahead: int | None = 0) -> MadeBody:

@@ -13,7 +13,7 @@ from streamiter import Flow
 from streamiter.checkpoints.store import MemoryStore
 from streamiter.errors import CheckpointError, JobFailed, ShardLost
 from streamiter.operators import Output
-from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
+from streamiter.parameter_server import ASP, BSP, ParameterServer
 from streamiter.parameter_server.consistency import Consistency
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits
@@ -35,7 +35,7 @@ LOST = (
 async def test_each_record_counts_once_wherever_the_flow_is_cut_off_and_resumes() -> None:
     """Requests after a barrier on one shard were before it on another, or a job waited for a lost shard."""
     async with ParameterServer(shards=2, on="ray") as server:
-        for consistency in (BSP(), SSP(staleness=2), ASP()):
+        for consistency in (BSP(), ASP()):
             await counts_once(server, consistency)
 
 
