@@ -18,7 +18,7 @@ from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.learn.row_reading import UnnamedFields
 from streamiter.learn.rows import BadRows, blaming_rows, of_numbered_rows
 from streamiter.learn.training import ModelOwner, OwnerOptions
-from streamiter.learn.validation import PREDICTIONS, PredictedRows, ValidationKind
+from streamiter.learn.validation import PredictedRows, ValidationKind
 from streamiter.models.documents import Parameters
 from streamiter.models.update import ModelUpdate
 from streamiter.numbers import Floats, Indices, plain_scalar
@@ -270,19 +270,11 @@ class ForeignOwner(ModelOwner, Generic[Model]):
         else:
             kind, found, targets = _probabilities(predictions, labels)
         given = np.ones(len(labels)) if weights is None else weights
-        rows: PredictedRows = {
-            "task": kind,
-            "predictions": found,
-            "targets": targets,
-            "weights": given,
-            "numbers": numbers,
-        }
+        rows = PredictedRows(task=kind, predictions=found, targets=targets, weights=given, numbers=numbers)
         if kind == "classes":
             classes = [self._classes.setdefault(label, len(self._classes)) for label in labels]
             rows["classes"] = np.array(classes, dtype=np.intp)
-        out.emit(rows, tag=PREDICTIONS)
-        if self._drift is not None:
-            self._drift.tell(rows, out)
+        self.emit_predictions(rows, out)
 
     def snapshot(self) -> dict[str, object]:
         return super().snapshot() | {

@@ -108,14 +108,9 @@ class OnlineWorker(GradientWorker):
         self._reported_epoch = self._context.epoch or 0
         self._gradients_since_model += 1
         self.report(GradientSum(gradient, loss), out)
-        rows: PredictedRows = {
-            "task": self._model.loss.task,
-            "predictions": self._model.loss.validated(predictions),
-            "targets": targets,
-            "weights": weights,
-            "numbers": numbers,
-            "is_mean": self._model.loss.predicts_mean,
-        }
+        validated, task = self._model.loss.validated(predictions), self._model.loss.task
+        rows = PredictedRows(task=task, predictions=validated, targets=targets, weights=weights, numbers=numbers)
+        rows["is_mean"] = self._model.loss.predicts_mean
         out.emit(rows, tag=PREDICTIONS)
 
     def snapshot(self) -> dict[str, object]:

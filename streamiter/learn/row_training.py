@@ -24,7 +24,7 @@ from streamiter.learn.expert_weights import ExpertWeights, ModelRows, RowSteps
 from streamiter.learn.row_reading import EventsToLearn, RowsToLearn, features_of_record, missing_values_of
 from streamiter.learn.rows import BadRows, without
 from streamiter.learn.training import ModelOwner, OwnerOptions
-from streamiter.learn.validation import PREDICTIONS, PredictedRows, ValidationKind, loss_of
+from streamiter.learn.validation import PredictedRows, ValidationKind, loss_of
 from streamiter.models.update import ModelUpdate
 from streamiter.named_rows import is_missing
 from streamiter.numbers import Floats, Indices
@@ -163,17 +163,10 @@ class RowOwner(ModelOwner):
             predictions, targets = _hits(predictions, classes)
         self._weight += float(weights.sum())
         self._loss += loss_of(task, predictions, targets, weights)
-        rows: PredictedRows = {
-            "task": task,
-            "predictions": predictions,
-            "targets": targets,
-            "weights": weights,
-            "numbers": numbers,
-        }
+        rows = PredictedRows(task=task, predictions=predictions, targets=targets, weights=weights, numbers=numbers)
         if classes is not None:
             rows["classes"] = classes
-        out.emit(rows, tag=PREDICTIONS)
-        if self._drift is not None and self._drift.tell(rows, out) and self._raises_rates:
+        if self.emit_predictions(rows, out) and self._raises_rates:
             self._model.raise_rates()
 
     # ---- questions and answers

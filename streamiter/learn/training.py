@@ -28,6 +28,7 @@ from streamiter.learn.drift import DriftDetector, DriftWatch
 from streamiter.learn.gradients import Gradient, GradientRecord
 from streamiter.learn.linear import LinearModel
 from streamiter.learn.rows import blaming_rows, of_good_rows
+from streamiter.learn.validation import PREDICTIONS, PredictedRows
 from streamiter.models.rollbacks import Rollbacks, RollbackWatch
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import positive, whole_number
@@ -424,6 +425,11 @@ class ModelOwner(Operator, IterationListener, abc.ABC):
             self._is_started = True
             if parameters is not None:
                 self.start_from(parameters)
+
+    def emit_predictions(self, rows: PredictedRows, out: Output) -> bool:
+        """Emit predictions that were made before learning, and drifts that they tell of; return whether there are."""
+        out.emit(rows, tag=PREDICTIONS)
+        return self._drift is not None and self._drift.tell(rows, out)
 
     def count_step(self, out: Output) -> None:
         """Count a step, a mini-batch or an epoch, and publish a version if it is due."""
