@@ -38,7 +38,9 @@ __all__ = ["service_http"]
 
 PREDICTIONS_PER_S = 3_000
 EVENTS_PER_S = 20_000
+PROBES_PER_S = 20
 RATE, P50, P99, EVENTS = "predictions/s", "ms p50", "ms p99", "events/s"
+LIVEZ = "ms p99 of /livez"
 CPU = "% of a core for the service"
 # The time for imports, compilation, and the first version.
 _PATIENCE_S = 120.0
@@ -75,6 +77,7 @@ def service_http(session: Session) -> Iterator[Figure]:
     for name in (paced, only, both):
         yield series.figure(name, P50)
         yield series.figure(name, P99, target=Target("figure", below=10.0) if name == paced else None)
+        yield series.figure(name, LIVEZ, target=Target("figure", below=50.0))
     yield series.figure(alone, EVENTS)
     yield series.figure(both, EVENTS, compared_with=alone, target=Target("ratio", at_least=2 / 3))
 
@@ -103,15 +106,16 @@ def _at_full_speed(session: Session, events: Topic, seconds: float, predictions_
 
 def _measured(service: _Service, seconds: float, predictions_per_s: int) -> Trial:
     began, began_cpu_s, began_s = service.learned(), service.cpu_s(), time.perf_counter()
-    load = service.load(seconds, predictions_per_s)
+    load, probes = service.load(seconds, predictions_per_s)
     elapsed_s = time.perf_counter() - began_s
     figures = {
         EVENTS: (service.learned() - began) / elapsed_s,
         CPU: 100.0 * (service.cpu_s() - began_cpu_s) / elapsed_s,
     }
-    assert not load.refused, f"{load.refused} requests were refused"
+    assert not load.refused + probes.refused, f"{load.refused + probes.refused} requests were refused"
     if load.seconds:
         figures |= {RATE: load.rate, P50: load.milliseconds(50), P99: load.milliseconds(99)}
+        figures[LIVEZ] = probes.milliseconds(99)
     return Trial(figures)
 
 
@@ -135,15 +139,23 @@ class _Service:
         """Whether the topic has more events."""
         return sum(self._task()["lag"].values()) > 0
 
-    def load(self, seconds: float, per_s: float) -> Load:
-        """Send predictions for some seconds; only wait if ``per_s`` is 0."""
+    def load(self, seconds: float, per_s: float) -> tuple[Load, Load]:
+        """Send predictions and probes for some seconds; only wait if ``per_s`` is 0."""
         if not per_s:
             time.sleep(seconds)
-            return Load()
+            return Load(), Load()
         body = orjson.dumps({name: value for name, value in json.loads(next(_events())).items() if name != "late"})
         head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-        load: Load = kafka.run(send("127.0.0.1", self.port, head.encode() + body, per_s=per_s, seconds=seconds))
-        return load
+
+        async def send_both() -> tuple[Load, Load]:
+            probe = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            return await asyncio.gather(
+                send("127.0.0.1", self.port, head.encode() + body, per_s=per_s, seconds=seconds),
+                send("127.0.0.1", self.port, probe, per_s=PROBES_PER_S, seconds=seconds, connections=1),
+            )
+
+        loads: tuple[Load, Load] = kafka.run(send_both())
+        return loads
 
     def wait_for_model(self) -> None:
         """Wait until it predicts."""

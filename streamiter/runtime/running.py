@@ -225,18 +225,19 @@ async def running_meanwhile(**coroutines: Coroutine[Any, Any, None]) -> AsyncIte
 
 
 @contextlib.contextmanager
-def signal_handlers(handler: Callable[..., None], *numbers: signal.Signals) -> Iterator[None]:
+def signal_handlers(
+    handler: Callable[..., None], *numbers: signal.Signals, even_ignored: bool = False
+) -> Iterator[None]:
     """Call ``handler`` for these signals in this block, and restore their handlers after it.
 
-    A signal that is ignored stays ignored: a shell ignores SIGINT in a program that a script starts in the background,
-    because Ctrl-C is not meant for it. Outside the main thread Python does not handle signals, and this does nothing.
+    A signal that is ignored stays ignored, unless ``even_ignored``: a shell ignores SIGINT in a program that a script
+    starts in the background, because Ctrl-C is not meant for it. Outside the main thread Python does not handle signals, and this does nothing.
     """
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
         # None is returned for a handler that is not Python's and cannot be restored.
-        before = {
-            number: given for number in numbers if (given := signal.getsignal(number)) not in (signal.SIG_IGN, None)
-        }
+        left_alone = (None,) if even_ignored else (signal.SIG_IGN, None)
+        before = {number: given for number in numbers if (given := signal.getsignal(number)) not in left_alone}
     try:
         for number in before:
             signal.signal(number, handler)

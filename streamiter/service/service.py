@@ -47,7 +47,7 @@ TAKEN_OVER: Final = 4
 ABORTED: Final = 130
 _CODES: Final[Mapping[str, int]] = {"stall": STALLED, "time": ABORTED}
 
-# Windows has no such signal.
+# Windows has no such signal. ``nohup`` ignores it, so that the end of a terminal ends no program; here it ends none.
 _HANGUP: Final = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
 
 # After an outage of a topic the job is started again: at first soon, since most outages are restarts of a broker.
@@ -129,7 +129,7 @@ class OnlineLearningService:
         try:
             with (
                 signal_handlers(self._on_signal, signal.SIGINT, signal.SIGTERM),
-                signal_handlers(self._on_hangup, *_HANGUP),
+                signal_handlers(self._on_hangup, *_HANGUP, even_ignored=True),
             ):
                 async with (
                     self._following(),

@@ -158,7 +158,7 @@ def test_the_printed_command_follows_the_updates_of_a_run(demo):
 def test_on_a_terminal_there_are_live_figures_and_the_same_lines(demo):
     """The figures of the run disappeared from the terminal together with the live picture."""
     code, printed = on_terminal(*SMALL, cwd=demo.folder, width=60)
-    assert code == 0
+    assert code == 0, printed
     assert "Training, 0 s" in printed
     assert "last 10,000" in printed
     last = printed.rpartition("Trained on 9,949 events in ")[2]
@@ -188,7 +188,7 @@ async def test_ctrl_c_suspends_and_prints_the_figures(demo, tmp_path):
 def test_ctrl_c_while_events_are_written_keeps_none_of_them(tmp_path, request):
     """After Ctrl-C, the events of half a year were taken for all events."""
     code, printed = on_terminal("demo", "--directory", "data", cwd=tmp_path, interrupt_at=["Writing events"])
-    assert code == 0
+    assert code == 0, printed
     assert "Stopped before the events were complete; nothing of them is kept." in printed
     assert "Traceback" not in printed
     request.getfixturevalue("fewer_flights")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 from service_soak.ask import Asked
 from service_soak.events import good_numbers
 from service_soak.oracle import Findings, TopicContents, check, read_topics, requests_of
@@ -54,7 +55,7 @@ def _faults_are_found(contents: TopicContents, asked: Sequence[Asked], lives: Se
         (replace(contents, dead_letters=contents.dead_letters[1:]), {"dead letters"}),
         (replace(contents, dead_letters=[*contents.dead_letters, contents.dead_letters[0]]), {"dead letters"}),
         (replace(contents, updates=[*rest[:5], *rest[6:], last]), {"versions", "answers"}),
-        (replace(contents, updates=[*rest, replace(last, parameters=other_weights)]), {"versions"}),
+        (replace(contents, updates=[*rest, msgspec.structs.replace(last, parameters=other_weights)]), {"versions"}),
     ):
         assert _kinds(check(tampered, asked, lives)) & faults
     for request in (
