@@ -116,7 +116,7 @@ class _Pool:
             self._free.append(client)
 
 
-async def send(host: str, port: int, request: bytes, *, per_s: float, seconds: float, connections: int = 32) -> Load:
+async def send(host: str, port: int, request: bytes, *, per_s: float, seconds: float, connections: int = 128) -> Load:
     """Send the request at a fixed rate for some seconds; wait for the last answers."""
     loop, load = asyncio.get_running_loop(), Load()
     pool = _Pool(request, load)

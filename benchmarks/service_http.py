@@ -56,7 +56,7 @@ def service_http(session: Session) -> Iterator[Figure]:
     """3,000 predictions a second over HTTP, while the service learns 20,000 events a second, or as many as it can."""
     seconds = session.size(20, 2)
     waiting = kafka.new_topic(session, "events")
-    kafka.fill(session, waiting, islice(cycle(_events()), session.size(6_000_000, 2_000_000)), partitions=1)
+    kafka.fill(session, waiting, islice(cycle(_events()), session.size(8_000_000, 2_000_000)), partitions=1)
     paced = "predictions while it learns 20,000 events/s"
     only = "predictions while it learns nothing"
     both = "learning while it predicts 3,000/s"
