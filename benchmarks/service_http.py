@@ -61,6 +61,8 @@ def service_http(session: Session) -> Iterator[Figure]:
     only = "predictions while it learns nothing"
     both = "learning while it predicts 3,000/s"
     alone = "learning while it predicts nothing"
+    # In its first minute the broker compiles its own code, on the processors that the service needs.
+    _at_fixed_rates(session, seconds, EVENTS_PER_S)
     series = alternate(
         {
             paced: lambda: _at_fixed_rates(session, seconds, EVENTS_PER_S),

@@ -231,7 +231,8 @@ def signal_handlers(
     """Call ``handler`` for these signals in this block, and restore their handlers after it.
 
     A signal that is ignored stays ignored, unless ``even_ignored``: a shell ignores SIGINT in a program that a script
-    starts in the background, because Ctrl-C is not meant for it. Outside the main thread Python does not handle signals, and this does nothing.
+    starts in the background, because Ctrl-C is not meant for it. Outside the main thread Python does not handle
+    signals, and this does nothing.
     """
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():

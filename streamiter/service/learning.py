@@ -33,6 +33,9 @@ from streamiter.topics import Decoder, Json, topic
 
 # Each report is a point of the page's charts.
 _REPORT_EVERY_S: Final = 1.0
+# While the service lags, it learns from so many rows at a time, some 10 ms: half as many as without HTTP, so that
+# predictions and probes wait for half as long. More would learn a lag 6 % faster.
+_ROWS_OF_A_LAG: Final = 2_000
 
 
 class ServiceLearning:
@@ -65,7 +68,7 @@ class ServiceLearning:
             events,
             self._make_model(),
             publish_every=self._schedule,
-            mini_batch=learn.learner_settings.get("mini_batch"),
+            mini_batch=learn.learner_settings.get("mini_batch", _ROWS_OF_A_LAG if learn.learner == "default" else None),
             drift=detectors[learn.drift]() if learn.drift else None,
             report_every_s=_REPORT_EVERY_S,
             rollbacks=rollbacks,
