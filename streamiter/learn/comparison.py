@@ -22,10 +22,11 @@ from streamiter.learn.adaptive import AdaptiveLinearModel, Label, Task
 from streamiter.learn.drift import DriftDetector
 from streamiter.learn.features import StandardScaler
 from streamiter.learn.foreign_models import ForeignModel
+from streamiter.learn.model_owner import PublishSchedule
 from streamiter.learn.online import OnlineTraining, train_online
 from streamiter.learn.row_reading import DelayedLabels
 from streamiter.learn.rows import Extract
-from streamiter.learn.training import MakeModel, PublishSchedule
+from streamiter.learn.training import MakeModel
 from streamiter.learn.validation import PredictedRows, ProgressiveValidation
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import Floats, whole_number

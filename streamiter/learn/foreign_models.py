@@ -15,9 +15,9 @@ from typing import Any, Final, Generic, Literal, TypeVar
 import numpy as np
 
 from streamiter.errors import ConfigurationError, ModelError, shortened
+from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.row_reading import UnnamedFields
 from streamiter.learn.rows import BadRows, blaming_rows, of_numbered_rows
-from streamiter.learn.training import ModelOwner, OwnerOptions
 from streamiter.learn.validation import PredictedRows, ValidationKind
 from streamiter.models.documents import Parameters
 from streamiter.models.update import ModelUpdate

@@ -26,6 +26,7 @@ from streamiter.learn.drift import DRIFTS, DriftDetector
 from streamiter.learn.features import StandardScaler
 from streamiter.learn.foreign_models import ForeignModel, ForeignOwner, ReadForeign, checked_labels, fields_of
 from streamiter.learn.linear import LinearModel
+from streamiter.learn.model_owner import MODELS, OwnerOptions, PublishSchedule
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions, function_of_features
 from streamiter.learn.row_reading import (
     DelayedLabels,
@@ -39,16 +40,7 @@ from streamiter.learn.row_reading import (
 )
 from streamiter.learn.row_training import RowOwner
 from streamiter.learn.rows import Examples, Extract, row_weights
-from streamiter.learn.training import (
-    MODELS,
-    BroadcastSteps,
-    EpochSteps,
-    MakeModel,
-    OwnerOptions,
-    PublishSchedule,
-    StartedOwner,
-    check_makes_model,
-)
+from streamiter.learn.training import BroadcastSteps, EpochSteps, MakeModel, StartedOwner, check_makes_model
 from streamiter.learn.validation import PREDICTIONS, Validate
 from streamiter.models.rollbacks import Rollbacks
 from streamiter.numbers import Floats, positive, whole_number
@@ -124,7 +116,7 @@ def train_online(
 
     A version is published after every ``publish_every`` mini-batches or epochs, or instead when ``publish_every_s``
     seconds have passed since the last one; ``publish_every`` may also be a
-    :class:`~streamiter.learn.training.PublishSchedule`, which may be changed while the job runs. None: after each of
+    :class:`~streamiter.learn.model_owner.PublishSchedule`, which may be changed while the job runs. None: after each of
     them, or ten times a second if ``mini_batch`` is None, too, and rows are learned one by one; but an asynchronous
     version of many columns waits for a quarter as many rows, or for a second. Validation
     counts each prediction before the model learns from its row, over the last ``window`` rows too, and reports every

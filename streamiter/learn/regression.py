@@ -31,6 +31,7 @@ from streamiter.iteration.marked_streams import replayed
 from streamiter.learn.estimators import check_fit, examples_of, read_topic, rounds_done, run_offline, was_interrupted
 from streamiter.learn.linear import LinearModel, LinearOptions, targets_from_signs
 from streamiter.learn.losses import LogLoss, SquaredLoss
+from streamiter.learn.model_owner import MODELS, OwnerOptions, PublishSchedule
 from streamiter.learn.rows import (
     CheckedExamples,
     ExampleBlocks,
@@ -45,15 +46,12 @@ from streamiter.learn.rows import (
 )
 from streamiter.learn.training import (
     LOSSES,
-    MODELS,
     Answer,
     EpochSteps,
     GradientSum,
     GradientWorker,
     MakeModel,
-    OwnerOptions,
     ParameterOwner,
-    PublishSchedule,
     ReplySteps,
     check_makes_model,
 )

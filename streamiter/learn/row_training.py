@@ -21,9 +21,9 @@ import numpy as np
 from streamiter.errors import ModelError
 from streamiter.learn.adaptive import AdaptiveLinearModel, Label
 from streamiter.learn.expert_weights import ExpertWeights, ModelRows, RowSteps
+from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.row_reading import EventsToLearn, RowsToLearn, features_of_record, missing_values_of
 from streamiter.learn.rows import BadRows, without
-from streamiter.learn.training import ModelOwner, OwnerOptions
 from streamiter.learn.validation import PredictedRows, ValidationKind, loss_of
 from streamiter.models.update import ModelUpdate
 from streamiter.named_rows import is_missing

@@ -1,7 +1,6 @@
 """The operators that train a model in a flow: an owner of the parameters, and workers that compute gradients.
 
-A :class:`ModelOwner` has the model of a training, in one subtask, and publishes its versions as a
-:class:`PublishSchedule` says. The owner of a linear model keeps the optimizer's state, too. Each *worker* has a copy of
+The owner of a linear model, a :class:`ParameterOwner`, also keeps the optimizer's state. Each *worker* has a copy of
 the model: it receives parameters from the owner, computes the gradient of a mini-batch with them, and reports that
 gradient. The owner makes a *step*: it applies a gradient to the model, publishes the model, and answers with the new
 parameters. A :class:`StepRule` decides when the owner makes a step and which workers get an answer. Online and offline
@@ -14,30 +13,23 @@ from __future__ import annotations
 
 import abc
 import functools
-import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, NotRequired, Protocol, TypedDict
 
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError, GraphError, ModelError, shortened
+from streamiter.errors import GraphError, ModelError, shortened
 from streamiter.flow.graph_checks import check_function
-from streamiter.learn.drift import DriftDetector, DriftWatch
 from streamiter.learn.gradients import Gradient, GradientRecord
 from streamiter.learn.linear import LinearModel
+from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.rows import blaming_rows, of_good_rows
-from streamiter.learn.validation import PREDICTIONS, PredictedRows
-from streamiter.models.rollbacks import Rollbacks, RollbackWatch
 from streamiter.models.update import ModelSnapshot
-from streamiter.numbers import positive, whole_number
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch, OutputTag
-
-MODELS: Final = OutputTag("models")
-"""The side output of an owner: a ``ModelSnapshot`` for each version (or each n-th)."""
 
 LOSSES: Final = OutputTag("losses")
 """The side output of an owner: for each step the mean loss before it."""
@@ -319,194 +311,6 @@ def _total(workers: dict[int, GradientSum]) -> GradientSum:
 def _no_examples() -> ModelError:
     """Return the error for an offline training that has no rows."""
     return ModelError("train_offline: expected examples to learn from, given none; check the input")
-
-
-class PublishSchedule:
-    """When a training publishes a version, for ``train_online(publish_every=)``.
-
-    Give one of these: after so many ``mini_batches`` (or epochs), or with the first mini-batch and then after so many
-    ``records`` or seconds (``every_s``), at least. The job that reads the schedule may run while it is changed, in the
-    same process. The last version is published in every case.
-
-    >>> schedule = PublishSchedule(every_s=10.0)
-    >>> schedule.change(records=1_000)
-    >>> schedule.every_s, schedule.records
-    (None, 1000)
-    """
-
-    def __init__(
-        self, *, mini_batches: int | None = None, records: int | None = None, every_s: float | None = None
-    ) -> None:
-        self.change(mini_batches=mini_batches, records=records, every_s=every_s)
-
-    def change(
-        self, *, mini_batches: int | None = None, records: int | None = None, every_s: float | None = None
-    ) -> None:
-        """Publish in this way from the next mini-batch on. Raises ConfigurationError for two ways, and for 0."""
-        options = {"mini_batches=": mini_batches, "records=": records, "every_s=": every_s}
-        given = [option for option, value in options.items() if value is not None]
-        if len(given) > 1:
-            raise ConfigurationError(f"PublishSchedule: expected one option, given {' and '.join(given)}; choose one")
-        self.mini_batches = (
-            None if mini_batches is None else whole_number("PublishSchedule(mini_batches=)", mini_batches, 1)
-        )
-        self.records = None if records is None else whole_number("PublishSchedule(records=)", records, 1)
-        self.every_s = None if every_s is None else positive("PublishSchedule(every_s=)", every_s)
-
-
-# A timer counts as due when it is early by at most this: a rounding error of time plus delay must not delay it.
-_ROUNDING_S: Final = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class OwnerOptions:
-    """The options that all owners share."""
-
-    schedule: PublishSchedule = field(default_factory=PublishSchedule)
-    in_epochs: bool = False
-    drift: DriftDetector | None = None
-    raises_rates: bool = False
-    """Whether a drift raises the rates of the model."""
-    rollbacks: Rollbacks | None = None
-
-
-class ModelOwner(Operator, IterationListener, abc.ABC):
-    """The base of all owners: has the model, resumes from rollbacks, publishes versions. Parallelism 1.
-
-    Input ``start`` brings the one record to start from: None, or the parameters of a model; later records of it do not
-    count. A subclass learns from its other input, and calls :meth:`count_step` when it has.
-    """
-
-    def __init__(self, options: OwnerOptions) -> None:
-        self._schedule = options.schedule
-        self._rollbacks = RollbackWatch(options.rollbacks)
-        self._drift = None if options.drift is None else DriftWatch(options.drift)
-        self._is_started = False
-        self._steps = 0
-        """The number of steps, mini-batches or epochs since a version was published."""
-        self._records_published = 0
-        """The records that this version had learned from; 0 before the first one."""
-        self._has_timer = False
-        self._loss = self._weight = 0.0
-        """The sums of the losses and weights of the rows since a version was published."""
-
-    async def open(self, context: Context) -> None:
-        self._context = context
-        self._published_at_s = context.clock.monotonic_s()
-        await self._rollbacks.open(context.clock)
-
-    async def close(self) -> None:
-        await self._rollbacks.close()
-
-    @abc.abstractmethod
-    def start_from(self, parameters: Any) -> None:
-        """Start from the parameters of a published model."""
-
-    @abc.abstractmethod
-    def records(self) -> int:
-        """Return the number of records that the model has learned from."""
-
-    @abc.abstractmethod
-    def parameters(self) -> object:
-        """Return the parameters to publish."""
-
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics of a version that is published now."""
-        metrics = {} if self._drift is None else self._drift.metrics()
-        return metrics | ({"loss": self._loss / self._weight} if self._weight else {})
-
-    def wanted_inputs(self) -> tuple[str, ...] | None:
-        """Read the start before any rows."""
-        return None if self._is_started else ("start",)
-
-    def process_start(self, parameters: Any, out: Output) -> None:
-        """Start from these parameters, or as the model was made."""
-        if not self._is_started:
-            self._is_started = True
-            if parameters is not None:
-                self.start_from(parameters)
-
-    def emit_predictions(self, rows: PredictedRows, out: Output) -> bool:
-        """Emit predictions that were made before learning, and drifts that they tell of; return whether there are."""
-        out.emit(rows, tag=PREDICTIONS)
-        return self._drift is not None and self._drift.tell(rows, out)
-
-    def count_step(self, out: Output) -> None:
-        """Count a step, a mini-batch or an epoch, and publish a version if it is due."""
-        self._steps += 1
-        self._publish_if_due(out)
-
-    def on_timer(self, payload: object, out: Output) -> None:
-        """Publish the version that waited."""
-        self._has_timer = False
-        self._publish_if_due(out)
-
-    def _publish_if_due(self, out: Output) -> None:
-        if (wait_s := self.due_in_s()) <= _ROUNDING_S:
-            self._publish(out)
-        elif self._schedule.every_s is not None and not self._has_timer and self._is_new():
-            self._context.set_timer(wait_s)
-            self._has_timer = True
-
-    def due_in_s(self) -> float:
-        """Return in how many seconds a version is due; infinity: not before there are more rows."""
-        schedule, before = self._schedule, self._records_published
-        if schedule.every_s is not None:
-            return self.seconds_left(schedule.every_s) if before else 0.0
-        if schedule.records is None:
-            is_due = self._steps >= (schedule.mini_batches or 1)
-        else:
-            is_due = not before or self.records() - before >= schedule.records
-        return 0.0 if is_due else math.inf
-
-    def seconds_left(self, every_s: float) -> float:
-        """Return in how many seconds ``every_s`` have passed since a version was published, or the job began."""
-        return self._published_at_s + every_s - self._context.clock.monotonic_s()
-
-    def _is_new(self) -> bool:
-        """Whether the model has learned since a version was published."""
-        return self.records() > self._records_published
-
-    def _publish(self, out: Output) -> None:
-        if not self._is_new():
-            return
-        version = ModelSnapshot(
-            self.parameters(), self.records(), self.metrics(), self._context.epoch, self._rollbacks.taken
-        )
-        out.emit(version, tag=MODELS)
-        self.begin_version()
-        self._published_at_s = self._context.clock.monotonic_s()
-
-    def begin_version(self) -> None:
-        """Count the steps, records and losses from here on for the next version."""
-        self._steps, self._records_published = 0, self.records()
-        self._loss = self._weight = 0.0
-
-    def finish(self, out: Output) -> None:
-        self._publish(out)
-
-    def snapshot(self) -> dict[str, object]:
-        every_s = self._schedule.every_s
-        return {
-            "started": self._is_started,
-            "steps": self._steps,
-            "records published": self._records_published,
-            "published ago": None if every_s is None else every_s - self.seconds_left(every_s),
-            "timer": self._has_timer,
-            "since published": (self._loss, self._weight),
-            "drift": None if self._drift is None else self._drift.state(),
-            "rollback": self._rollbacks.taken,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._is_started, self._steps = state["started"], state["steps"]
-        self._records_published, self._has_timer = state["records published"], state["timer"]
-        if (ago_s := state["published ago"]) is not None:
-            self._published_at_s = self._context.clock.monotonic_s() - ago_s
-        self._loss, self._weight = state["since published"]
-        if self._drift is not None:
-            self._drift.restore(state["drift"])
-        self._rollbacks.restore(state["rollback"])
 
 
 class ParameterOwner(ModelOwner):

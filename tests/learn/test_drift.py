@@ -22,8 +22,8 @@ from streamiter.learn import (
 )
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.drift import DRIFTS
+from streamiter.learn.model_owner import MODELS, OwnerOptions, PublishSchedule
 from streamiter.learn.row_training import RowOwner
-from streamiter.learn.training import MODELS, OwnerOptions, PublishSchedule
 from streamiter.learn.validation import PREDICTIONS
 from streamiter.models import ModelSnapshot
 from streamiter.testing import check_restore

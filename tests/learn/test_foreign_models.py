@@ -16,7 +16,7 @@ from streamiter import Columns, Flow, topic
 from streamiter.errors import ConfigurationError, GraphError, JobFailed, ModelError
 from streamiter.learn import ForeignModel, train_online
 from streamiter.learn.foreign_models import ForeignOwner, fields_of
-from streamiter.learn.training import OwnerOptions, PublishSchedule
+from streamiter.learn.model_owner import OwnerOptions, PublishSchedule
 from streamiter.models import ServedModel
 from streamiter.testing import check_restore
 

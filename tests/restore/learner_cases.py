@@ -47,6 +47,7 @@ from streamiter.learn.clustering import _SomePoints
 from streamiter.learn.comparison import Compare
 from streamiter.learn.expert_weights import CrossStatistics, ExpertWeights
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
+from streamiter.learn.model_owner import ModelOwner
 from streamiter.learn.online import _OneStart
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions
 from streamiter.learn.regression import KeptExamples, OfflineWorker, ReplayedExamples
@@ -58,7 +59,6 @@ from streamiter.learn.training import (
     EpochSteps,
     GradientWorker,
     LearnMiniBatches,
-    ModelOwner,
     ParameterOwner,
     ReplySteps,
 )
