@@ -26,7 +26,7 @@ from streamiter.flow.drawing import draw
 from streamiter.flow.drawing.picture import picture_of
 from streamiter.models import NoModel, NoSuchVersion, ServedModel, find_update, model_difference, model_versions
 from streamiter.service.health import HealthFacts, HealthProblem, facts_of, liveness, readiness
-from streamiter.service.metrics import exposition
+from streamiter.service.metrics import MetricsNow, exposition
 from streamiter.service.observations import Observations
 from streamiter.service.openapi import FlowDocument, HealthDocument, VersionList, openapi_document
 from streamiter.service.predictions import predict, rows_of
@@ -291,7 +291,8 @@ class Routes:
 
     async def metrics(self, request: Request) -> Response:
         """Answer with all metrics."""
-        body, content_type = exposition(self._observations, request.headers.get("accept", ""))
+        now = MetricsNow(self._observations)
+        body, content_type = await in_thread(exposition, now, request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type, **FRESH})
 
     async def versions(self, request: Request) -> Response:

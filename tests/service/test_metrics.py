@@ -19,7 +19,7 @@ from streamiter.checkpoints.store import Checkpoints, MemoryStore
 from streamiter.learn import train_online
 from streamiter.models import ServedModel
 from streamiter.operators import DeadLetter
-from streamiter.service.metrics import exposition
+from streamiter.service.metrics import MetricsNow, exposition
 from streamiter.service.observations import Observations
 from streamiter.service.page_documents import page_state
 from streamiter.topics import MemoryBroker, OutgoingBatch
@@ -87,7 +87,7 @@ async def learning() -> Any:
 
 def families(observations: Observations, accept: str) -> list[Metric]:
     """Return the metrics as Prometheus's own parsers read them."""
-    text, content_type = exposition(observations, accept)
+    text, content_type = exposition(MetricsNow(observations), accept)
     assert content_type.startswith("application/openmetrics-text" if accept else "text/plain")
     return list((openmetrics if accept else plain)(text.decode()))
 
@@ -122,7 +122,7 @@ async def test_the_metrics_are_valid_and_have_the_names_of_the_documents(accept:
 async def test_a_loop_has_the_figure_of_its_epochs_only_if_it_has_epochs() -> None:
     """The watermark of a training without epochs was −1 for ever, and an alert on it never ended."""
     async with learning() as observations:  # The training is asynchronous: it waits for no epoch.
-        assert b"\nstreamiter_epoch_watermark{" not in exposition(observations, "")[0]
+        assert b"\nstreamiter_epoch_watermark{" not in exposition(MetricsNow(observations), "")[0]
         [loop] = page_state(observations).loops
         assert loop.progress is None
     flow = Flow("trips")
@@ -143,14 +143,14 @@ async def test_contents_of_records_and_urls_are_no_labels() -> None:
         observations.refused(letter)
         for path in range(50):
             observations.requested("none", 404 if path else 400)
-        text = exposition(observations, "")[0].decode()
+        text = exposition(MetricsNow(observations), "")[0].decode()
     assert "secret key" not in text
     assert "://" not in text
 
 
 def test_a_service_without_a_job_has_metrics() -> None:
     """A scrape failed while the service started."""
-    text = exposition(Observations("clicks"), "")[0].decode()
+    text = exposition(MetricsNow(Observations("clicks")), "")[0].decode()
     assert "streamiter_build_info" in text
     assert "streamiter_records_total" not in text
     assert "streamiter_model_version" not in text
@@ -181,8 +181,9 @@ async def test_a_scrape_is_cheap() -> None:
     def scrapes() -> Iterator[float]:
         while True:
             began_s = time.thread_time()
-            text, _ = exposition(observations, "")
+            now = MetricsNow(observations)  # The rest is done in a thread.
             yield time.thread_time() - began_s
+            text, _ = exposition(now, "")
             assert text.count(b"streamiter_source_lag_records{") == 1000
             assert text.count(b"streamiter_source_lag_seconds{") == 1000
 

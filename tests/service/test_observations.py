@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 from support.waiting import until
@@ -12,7 +11,7 @@ from streamiter import Flow
 from streamiter.runtime.job import Job
 from streamiter.runtime.statistics import JobStatistics
 from streamiter.service.logs import figures_of
-from streamiter.service.metrics import exposition
+from streamiter.service.metrics import MetricsNow
 from streamiter.service.observations import Observations
 from streamiter.service.page_documents import page_state
 from streamiter.testing import VirtualClock
@@ -58,7 +57,7 @@ async def test_a_source_without_a_topic_has_no_lag() -> None:
     await observations.job.stop("abort")
 
 
-@pytest.mark.parametrize("answer", [page_state, partial(exposition, accept=""), Observations.sample])
+@pytest.mark.parametrize("answer", [page_state, MetricsNow, Observations.sample])
 async def test_the_statistics_of_the_job_are_made_once_for_an_answer(
     answer: Callable[[Observations], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from topics.topic_case import write
 from streamiter import Checkpoints, Flow
 from streamiter.learn import PageHinkley, train_online
 from streamiter.models import ServedModel
-from streamiter.service.metrics import exposition
+from streamiter.service.metrics import MetricsNow, exposition
 from streamiter.service.observations import Observations
 from streamiter.topics import MemoryBroker
 
@@ -46,7 +46,7 @@ async def _scraped(folder: Path, label_of: object) -> dict[str, set[str]]:
         observations.drifted({"row": 1, "old_loss": 0.1, "new_loss": 0.2, "detector": "PageHinkley"})
         observations.predicted(0.001, predicted=1)
         observations.requested("/predict", 200)
-        body, _ = exposition(observations, "")
+        body, _ = exposition(MetricsNow(observations), "")
     families = text_string_to_metric_families(body.decode())
     samples = [sample for family in families for sample in family.samples]
     return {sample.name: set(sample.labels) for sample in samples if not sample.name.endswith("_created")}
