@@ -131,7 +131,7 @@ def serve_demo(
     shown = {name: msgspec.json.encode(text).decode() for name, text in texts.items()}
     file.write_text(_SETTINGS.format(file=file, **shown), "utf-8")
     settings = read_settings(file)
-    say(f"The flights of 2013 happen again, {rate:,} events a second. The settings of the service are in {file}.")
+    say(f"This replays the flights of 2013, {rate:,} events a second. The settings of the service are in {file}.")
     say(f"Its page is http://{address}/; ask its model, in another terminal:")
     typer.echo(f"  curl http://{address}/predict -d '{msgspec.json.encode(question).decode()}'")
     say("Ctrl-C stops it in order; the next run resumes.")

@@ -27,7 +27,7 @@ _END_S: Final = 60.0
 def quick_start() -> list[str]:
     """Return the commands of the README."""
     block = re.search(
-        r"^## Quick start\n+```sh\n(.*?)^```", (_ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+        r"^## Quick start\n.*?^```sh\n(.*?)^```", (_ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
     )
     assert block is not None
     return block[1].splitlines()

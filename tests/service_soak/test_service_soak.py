@@ -12,6 +12,7 @@ from service_soak.ask import Asked
 from service_soak.events import good_numbers
 from service_soak.oracle import Findings, TopicContents, check, read_topics, requests_of
 from service_soak.produce import next_number
+from service_soak.quick_start import quick_start
 from service_soak.stack import ProcessLife, ServiceStack, running_stack
 from support.kafka_server import KafkaServer
 
@@ -86,3 +87,9 @@ async def _until(stack: ServiceStack, condition: Callable[[], bool]) -> None:
         for child in stack.children:
             error.add_note(f"{child.name}:\n{child.log_tail()}")
         raise
+
+
+def test_the_quick_start_has_three_commands() -> None:
+    """A sentence before the commands hid them from the program that tries them."""
+    clone, serve, ask = quick_start()
+    assert (clone.split()[:2], serve.split()[:2], ask.split()[0]) == (["git", "clone"], ["make", "demo"], "curl")
