@@ -154,7 +154,7 @@ async def crashing(seed: int, kind: Kind) -> list[list[TopicRange]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_feedback_survives_several_crashes(kind: Kind) -> None:
     """Feedback of an earlier run was lost when the next run crashed before it had read this feedback."""
-    found = [ranges for seed in range(3) for ranges in run_shuffled(crashing(seed, kind), seed)]
+    found = [ranges for seed in range(2) for ranges in run_shuffled(crashing(seed, kind), seed)]
     runs = max(len({lying.run for lying in ranges}) for ranges in found)
     assert runs > (1 if kind in ("asynchronous", "unbounded") else 0)
 
@@ -496,8 +496,11 @@ async def test_an_abandoned_checkpoint_keeps_no_feedback(broker: MemoryBroker) -
 # -- another parallelism -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("parallelisms", [(2, 3, 1), (4, 1, 2), (1, 4, 3)])
+@pytest.mark.parametrize(
+    ("kind", "parallelisms"),
+    # Each kind with one way of more and fewer heads; how the records are shared out does not depend on the kind.
+    list(zip(KINDS, [(2, 3, 1), (4, 1, 2), (1, 4, 3), (4, 1, 2)], strict=True)),
+)
 async def test_feedback_in_a_topic_is_redistributed_to_other_heads(
     broker: MemoryBroker, kind: Kind, parallelisms: tuple[int, ...]
 ) -> None:
