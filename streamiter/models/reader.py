@@ -15,6 +15,8 @@ from datetime import datetime
 from types import TracebackType
 from typing import Final, Literal, Self
 
+import msgspec
+
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, DecodeError, ModelError
 from streamiter.models.chunks import ChunkAssembler
@@ -389,8 +391,7 @@ _Place = tuple[int, int]
 """Time stamp and offset: the place of a record, comparable also between partitions."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundUpdates:
+class FoundUpdates(msgspec.Struct, frozen=True):
     """The result of a search from the end of a topic."""
 
     update: ModelUpdate | None
@@ -409,8 +410,7 @@ class FoundUpdates:
     """The identities of the partitions that these offsets belong to."""
 
 
-@dataclass(slots=True)
-class _SeenChunks:
+class _SeenChunks(msgspec.Struct):
     """An update in chunks, as far as the search has seen it."""
 
     count: int

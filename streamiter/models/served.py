@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
+import msgspec
+
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, ModelError, OffsetOutOfRange, TopicNotFound, TopicUnavailable
 from streamiter.models.documents import Parameters
@@ -239,8 +241,7 @@ class ServedModel:
         return "no model yet" + (f": {trouble}" if trouble is not None else "; await ready() first")
 
 
-@dataclass(frozen=True, slots=True)
-class ServedVersion:
+class ServedVersion(msgspec.Struct, frozen=True):
     """An update and its predictor, replaced together: an answer never mixes two versions."""
 
     subject: str

@@ -92,8 +92,7 @@ _FORMAT: Final = "1"
 _KEY_SEPARATOR: Final = "#"
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """The part of an update's value that a record holds."""
 
     index: int
@@ -104,8 +103,7 @@ class Chunk:
     """The SHA-256 of the whole value, hexadecimal."""
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateHeaders:
+class UpdateHeaders(msgspec.Struct, frozen=True):
     """The headers of one record of an update.
 
     >>> headers = UpdateHeaders("ctr", 1, 7, None, 1700000000000, "application/json")
