@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from streamiter.flow.stream import Stream
 from streamiter.iteration.loop import for_each_epoch
 from streamiter.numbers import whole_number
 from streamiter.operators.functions import checked_batch
-from streamiter.operators.operator import Context, IterationListener, Operator
+from streamiter.operators.operator import Context, IterationListener, Operator, value_of_all
 from streamiter.operators.output import Output
 from streamiter.records import Batch
 from streamiter.runtime.graph import StepLoop
@@ -111,6 +112,17 @@ class ReduceEpoch(Operator, IterationListener):
     def restore(self, state: list[tuple[int, list[tuple[int, Any]]]]) -> None:
         self._results = {epoch: dict(results) for epoch, results in state}
 
+    def redistribute(self, states: Sequence[list[Any]], parallelism: int) -> list[list[Any]]:
+        """Give the results of old subtask i to the new subtask i modulo ``parallelism``, which reduces them."""
+        return [self._joined(states[subtask::parallelism], subtask) for subtask in range(parallelism)]
+
+    def _joined(self, states: Sequence[list[Any]], subtask: int) -> list[Any]:
+        joined: dict[int, Any] = {}
+        for epoch, results in itertools.chain.from_iterable(states):
+            for _, result in results:
+                joined[epoch] = self._f(joined[epoch], result) if epoch in joined else result
+        return [(epoch, [(subtask, result)]) for epoch, result in joined.items()]
+
 
 def last_round(stream: Stream, *, name: str | None = None) -> Stream:
     """At the end of the iteration, emit the records of the last round that had records, each at its own subtask.
@@ -161,6 +173,16 @@ class LastRound(Operator, IterationListener):
     def restore(self, state: dict[str, Any]) -> None:
         self._epoch = state["epoch"]
         self._batches = list(state["batches"])
+
+    @staticmethod
+    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """Give the batches of old subtask i to the new subtask i modulo ``parallelism``, which keeps the last round."""
+        shared = []
+        for given in (states[subtask::parallelism] for subtask in range(parallelism)):
+            last = max((state["epoch"] for state in given), default=-1)
+            batches = [batch for state in given if state["epoch"] == last for batch in state["batches"]]
+            shared.append({"epoch": last, "batches": batches})
+        return shared
 
 
 def map_with(
@@ -257,6 +279,13 @@ class MapWith(Operator, IterationListener):
     def restore(self, state: dict[str, Any]) -> None:
         self._value, self._value_epoch = state["value"], state["value epoch"]
         self._turn = state["turn"]
+
+    @staticmethod
+    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """Give the value, which all old subtasks have, to all new ones."""
+        value_of_all(states, "value epoch")
+        value_of_all(states, "turn")
+        return [states[0]] * parallelism
 
 
 def terminate_after(stream: Stream, *, rounds: int, tolerance: float | None = None, name: str | None = None) -> Stream:

@@ -20,7 +20,7 @@ from streamiter.iteration.api import iterate_bounded_streams_until_termination
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.helpers import all_reduce
 from streamiter.numbers import whole_number
-from streamiter.operators.operator import Context, IterationListener, Operator
+from streamiter.operators.operator import Context, IterationListener, Operator, value_of_all
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch, OutputTag
 from streamiter.topics.topic import Topic
@@ -168,6 +168,24 @@ class CountItemSets(Operator, IterationListener):
         self._transactions = state["transactions"]
         self._rows = {item: list(rows) for item, rows in state["rows"].items()}
         self._bits, self._candidates = state["bits"], state["candidates"]
+
+    @staticmethod
+    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """Give the transactions of old subtask i to the new subtask i modulo ``parallelism``."""
+        candidates = value_of_all(states, "candidates")
+        shared = []
+        for given in (states[subtask::parallelism] for subtask in range(parallelism)):
+            rows: dict[int | str, list[int]] = {}
+            bits: dict[int | str, int] = {}
+            transactions = 0
+            for state in given:
+                for item, of_item in state["rows"].items():
+                    rows.setdefault(item, []).extend(transactions + row for row in of_item)
+                for item, marks in state["bits"].items():
+                    bits[item] = bits.get(item, 0) | marks << transactions
+                transactions += state["transactions"]
+            shared.append({"transactions": transactions, "rows": rows, "bits": bits, "candidates": candidates})
+        return shared
 
 
 def added_counts(first: Counts, second: Counts) -> Counts:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamiter.errors import GraphError, ModelError
+from streamiter.errors import CheckpointError, GraphError, ModelError
 from streamiter.learn.row_reading import DelayedLabels
 from streamiter.learn.rows import (
     BadRows,
@@ -126,6 +126,15 @@ class OnlineWorker(GradientWorker):
         self._gradients_since_model = state["gradients since model"]
         self._records_read = state["records read"]
 
+    def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """Let no new worker wait for parameters if an old one did not, and repeat no number of a record."""
+        progress = {
+            "reported epoch": min(state["reported epoch"] for state in states),
+            "gradients since model": min(state["gradients since model"] for state in states),
+            "records read": max(state["records read"] for state in states),
+        }
+        return [state | progress for state in super().redistribute(states, parallelism)]
+
 
 # Indices and values, as lists: numpy arrays of about eight features each would take ten times as long.
 _Row = tuple[list[int], list[float]]
@@ -215,3 +224,11 @@ class DelayedLabelsWorker(OnlineWorker):
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
         self._waiting = {key: ((indices, values), prediction) for key, indices, values, prediction in state["waiting"]}
+
+    def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """Give all questions to a single worker."""
+        if parallelism > 1:
+            # A mini-batch on its way has events of many keys, and cannot be divided among the owners of the keys.
+            raise CheckpointError("only one worker can take over questions that wait for labels")
+        [shared] = super().redistribute(states, parallelism)
+        return [shared | {"waiting": [question for state in states for question in state["waiting"]]}]

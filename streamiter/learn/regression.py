@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError, GraphError, ModelError
+from streamiter.errors import CheckpointError, ConfigurationError, GraphError, ModelError
 from streamiter.flow.flow import Flow, all_or_nothing, check_stream, connect, step_names
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
@@ -43,6 +43,7 @@ from streamiter.learn.rows import (
     blaming_rows,
     of_good_rows,
     row_vector,
+    share_of,
 )
 from streamiter.learn.training import (
     LOSSES,
@@ -491,6 +492,15 @@ class OfflineWorker(GradientWorker):
         self._examples.restore(state["examples"])
         self._reports = state["reports"]
 
+    def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """Deal the examples; mini-batches begin at the first row again."""
+        if not self._in_epochs:
+            raise CheckpointError("in asynchronous training each worker has its own rounds")
+        kept = ReplayedExamples if self._options.replay else KeptExamples
+        examples = kept.redistribute([state["examples"] for state in states], parallelism)
+        shared = super().redistribute(states, parallelism)
+        return [state | {"examples": own} for state, own in zip(shared, examples, strict=True)]
+
 
 class KeptExamples:
     """Examples that arrive once and stay in memory."""
@@ -519,6 +529,16 @@ class KeptExamples:
         """Restore a state that :meth:`state` returned."""
         self._blocks = ExampleBlocks.from_records(state["rows"])
         self._mini_batches.start = state["next"]
+
+    @staticmethod
+    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """Cut each block of rows into as many parts as there are subtasks now."""
+        blocks = [CheckedExamples.from_record(record) for state in states for record in state["rows"]]
+        shared = []
+        for subtask in range(parallelism):
+            parts = [block[share_of(len(block), subtask, parallelism)] for block in blocks]
+            shared.append({"rows": [part.to_record() for part in parts if len(part)], "next": 0})
+        return shared
 
 
 class ReplayedExamples:
@@ -549,3 +569,15 @@ class ReplayedExamples:
     def restore(self, state: dict[str, Any]) -> None:
         self._sums, self._seen = GradientSum.from_record(state["sums"]), state["seen"]
         self._mini_batches.start = state["next"]
+
+    @staticmethod
+    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """Give the sums of old subtask i to the new subtask i modulo ``parallelism``."""
+        shared = []
+        for given in (states[subtask::parallelism] for subtask in range(parallelism)):
+            total = GradientSum()
+            for sums in (GradientSum.from_record(state["sums"]) for state in given):
+                if sums.gradient is not None:
+                    total.add(sums.gradient, sums.loss)
+            shared.append({"sums": total.to_record(), "seen": max(state["seen"] for state in states), "next": 0})
+        return shared

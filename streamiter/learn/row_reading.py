@@ -266,6 +266,11 @@ class NumberMiniBatches(Operator):
     def restore(self, state: int) -> None:
         self._next = state
 
+    @staticmethod
+    def redistribute(states: Sequence[int], parallelism: int) -> list[int]:
+        """Continue with numbers that no old subtask has given."""
+        return [max(states)] * parallelism
+
 
 class RowReader(Operator):
     """Reads the rows of mini-batches that have their labels, for the owner."""

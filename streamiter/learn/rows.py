@@ -461,6 +461,15 @@ the rows that are not examples."""
 _BLOCK_ROWS: Final = 65_536
 
 
+def share_of(rows: int, subtask: int, subtasks: int) -> slice:
+    """Return the rows of one subtask, if each gets a part of equal length.
+
+    >>> [share_of(5, subtask, 3) for subtask in range(3)]
+    [slice(0, 1, None), slice(1, 3, None), slice(3, 5, None)]
+    """
+    return slice(rows * subtask // subtasks, rows * (subtask + 1) // subtasks)
+
+
 class ExampleBlocks:
     """Examples in the order in which they were added, in blocks.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NotRequired, Protocol, TypedDict
 
@@ -27,7 +27,7 @@ from streamiter.learn.linear import LinearModel
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.rows import blaming_rows, of_good_rows
 from streamiter.models.update import ModelSnapshot
-from streamiter.operators.operator import Context, IterationListener, Operator
+from streamiter.operators.operator import Context, IterationListener, Operator, value_of_all
 from streamiter.operators.output import Output
 from streamiter.records import Batch, OutputTag
 
@@ -252,7 +252,8 @@ class ReplySteps(StepRule):
         return {"last": list(self._last.items())}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._last = dict(state["last"])
+        # After a change of their number, those that are left.
+        self._last = {worker: sums for worker, sums in state["last"] if worker < self._workers}
 
 
 # In one process a worker's model is one or two mini-batches old. While a job is suspended, no parameters arrive. A
@@ -481,6 +482,14 @@ class GradientWorker(Operator, IterationListener):
         self._starts = state["parameters"].get("starts", 0)
         self._epoch, self._model_epoch = state["epoch"], state["model epoch"]
         self._examples_ended = state["examples ended"]
+
+    def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """Give the newest parameters to all new workers."""
+        value_of_all(states, "epoch")
+        value_of_all(states, "model epoch")
+        newest = max(states, key=lambda state: state["parameters"]["starts"])
+        examples_ended = all(state["examples ended"] for state in states)
+        return [{**newest, "examples ended": examples_ended} for _ in range(parallelism)]
 
 
 # ---- models that learn in one subtask

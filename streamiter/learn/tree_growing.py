@@ -15,12 +15,13 @@ from typing import Any, Final, NamedTuple, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from streamiter.errors import CheckpointError
 from streamiter.flow.flow import all_or_nothing, connect
 from streamiter.flow.stream import Stream
 from streamiter.iteration.api import iterate_bounded_streams_until_termination
 from streamiter.iteration.config import IterationBodyResult
 from streamiter.iteration.helpers import all_reduce, last_round
-from streamiter.learn.rows import row_hashes
+from streamiter.learn.rows import row_hashes, share_of
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
@@ -200,6 +201,26 @@ class HistogramWorker(Operator, IterationListener):
         self._batches, self._bins = list(state["rows"]), state["bins"]
         self._bins_of_feature = state["bins of feature"]
         self._targets, self._weights, self._node = state["targets"], state["weights"], state["node"].copy()
+
+    def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """Give each worker a part of all rows, of equal length."""
+        batches = [batch for state in states for batch in state["rows"]]
+        binned = [state for state in states if len(state["node"])]
+        if batches and binned:
+            raise CheckpointError("only some of them have put their rows into bins")
+        rows = [concatenate(batches)] if batches else []
+        with_bins = binned or states[:1]
+        arrays = {
+            name: np.concatenate([state[name] for state in with_bins], axis=-1)
+            for name in ("bins", "targets", "weights", "node")
+        }
+        shared = []
+        for subtask in range(parallelism):
+            binned_share = share_of(len(arrays["node"]), subtask, parallelism)
+            own: dict[str, Any] = {name: array[..., binned_share] for name, array in arrays.items()}
+            own["rows"] = [all_rows[share_of(len(all_rows), subtask, parallelism)] for all_rows in rows]
+            shared.append(own | {"bins of feature": with_bins[0]["bins of feature"]})
+        return shared
 
 
 def _bins_of(features: Floats, cuts: Sequence[Floats]) -> npt.NDArray[np.unsignedinteger[Any]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkabl
 
 from streamiter.clock import Clock
 from streamiter.deferred import Encode
-from streamiter.errors import ConfigurationError
+from streamiter.errors import CheckpointError, ConfigurationError
 from streamiter.operators.keyed_state import KeyedState
 from streamiter.records import Batch, BatchOrigin, Control
 
@@ -387,6 +387,17 @@ class Service(Protocol):
 
     def statistics(self) -> ServiceStatistics:
         """Return the statistics of the service."""
+
+
+def value_of_all(states: Sequence[Mapping[str, Any]], name: str) -> Any:
+    """Return an entry that is equal in the states of all old subtasks; raise CheckpointError if it is not.
+
+    >>> value_of_all([{"epoch": 2}, {"epoch": 2}], "epoch")
+    2
+    """
+    if any(state[name] != states[0][name] for state in states):
+        raise CheckpointError(f"some of them are further than others ({name})")
+    return states[0][name]
 
 
 class Sharing(Protocol):

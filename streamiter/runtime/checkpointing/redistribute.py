@@ -318,8 +318,9 @@ class _Redistribution:
         if isinstance(operator, Boundary) and operator.gives_epochs:
             furthest = max(progress.watermark for progress in before)
             return [join_progress(before)._replace(watermark=furthest)] * step.parallelism
+        # What an operator shares out itself, such as mini-batches, it keeps by epoch: it may hear of an epoch again.
         hears_epochs = not isinstance(operator, Boundary) and (
-            self._steps[step.name].is_listener or is_per_round(step, operator)
+            (self._steps[step.name].is_listener and not hasattr(operator, "share_out")) or is_per_round(step, operator)
         )
         if hears_epochs and len({progress.watermark for progress in before}) > 1:
             epochs = ", ".join(str(progress.watermark) for progress in before)
