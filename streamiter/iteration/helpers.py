@@ -73,7 +73,7 @@ class ReduceEpoch(Operator, IterationListener):
 
     def __init__(self, f: Callable[[Any, Any], Any], *, of_subtasks: bool = False) -> None:
         self._f = f
-        self._of_subtasks = of_subtasks
+        self._of_subtasks = self.any_order = of_subtasks
         self._results: dict[int, dict[int, Any]] = {}
         """The results by epoch and subtask."""
 
@@ -343,6 +343,7 @@ class TerminateAfter(Operator, IterationListener):
     def __init__(self, rounds: int, tolerance: float | None) -> None:
         self._rounds = rounds
         self._tolerance = tolerance
+        self.any_order = tolerance is None
         self._losses: dict[int, float] = {}
 
     def open(self, context: Context) -> None:

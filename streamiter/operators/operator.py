@@ -64,6 +64,10 @@ class Operator:
     has then ended when it has no more records of the current epoch. Records of an input that is not wanted are set
     aside, too, so their source is not blocked."""
 
+    any_order: bool = False
+    """In a synchronous loop, receive the records of an epoch as they arrive from several subtasks, and not in the order
+    of inputs and subtasks. The order must not change what the operator emits: it counts, or sorts for itself."""
+
     is_stateless: bool = False
     """For the engine: the operator keeps nothing from one batch to the next."""
 

@@ -67,10 +67,14 @@ class Gate:
         ports: Sequence[Port],
         *,
         epochs_aside: EpochsAside | None = None,
+        epochs_in_order: bool = True,
+        merges_in_order: bool = False,
         make_feedback_queue: Callable[[], SpillQueue] | None = None,
     ) -> None:
-        """``epochs_aside``: the task handles epochs in order, and records of later epochs wait there.
+        """``epochs_aside``: records wait there until it is their turn.
 
+        ``epochs_in_order``: records of later epochs have their turn after the epoch; a wanted input has ended when its
+        epoch has. ``merges_in_order``: the records of an epoch have their turns in the order of the ports.
         ``make_feedback_queue`` makes a queue with the limits of the feedback, if any port brings feedback.
         """
         self.ports = list(ports)
@@ -80,9 +84,15 @@ class Gate:
         self._alignment = BarrierAlignment(self.ports)
         self._feedback = FeedbackLog(self.ports, make_feedback_queue)
         self._epochs = GateEpochs(
-            self.ports, epochs_aside, on_held=self._ready.add, on_data_ended=self.reconsider_wanted
+            self.ports,
+            epochs_aside,
+            merges_in_order=merges_in_order,
+            on_held=self._ready.add,
+            on_data_ended=self.reconsider_wanted,
         )
-        self._in_order = epochs_aside is not None
+        self.sets_aside = epochs_aside is not None
+        self._in_order = self.sets_aside and epochs_in_order
+        self._merges_in_order = merges_in_order
         self._reads = Reads.ALL
         self._served: Port | None = None
         """The port of the data that the task handles now, if a watermark waits for that data."""
@@ -91,6 +101,8 @@ class Gate:
         self._ending: tuple[Port, EndOfInput] | None = None
         """The end of all inputs. It waits until the records that were set aside have been handled."""
         for port in self.ports:
+            if self.sets_aside:
+                port.read_ahead()
             port.channel.attach(partial(self._ready.add, port))
             if port.channel.peek() is not None:
                 self._ready.add(port)
@@ -108,6 +120,8 @@ class Gate:
             self.reconsider_wanted()
         if self._posted:
             return None, self._posted.popleft()
+        if self._merges_in_order:
+            return self._poll_in_order()
         if self._ending is not None:
             return self._poll_rest(*self._ending)
         stands_still = False
@@ -146,6 +160,50 @@ class Gate:
             return port, self._take_batch(port)
         return None
 
+    def _poll_in_order(self) -> tuple[Port | None, DataBatch | SourceBatch | Control] | None:
+        """Return the next control record of any channel, or the record whose turn it is; set all others aside."""
+        if self._reads is _FEEDBACK:
+            return self._poll_feedback()
+        ready, epochs, wanted = self._ready, self._epochs, self._wanted.names
+        following = epochs.next_port(wanted)
+        while ready.queue:
+            port = ready.take()
+            if port is following:
+                epochs.hold_due(port)
+            message = port.peek()
+            if message is None or port.state is BLOCKED:
+                continue
+            if isinstance(message, Control):
+                port.take()
+                self._ready.add(port)
+                return port, message
+            assert isinstance(message, DataBatch)
+            is_wanted = wanted is None or port.input_name in wanted
+            if port is following and is_wanted and epochs.has_turn(port, message):
+                return port, self._take_batch(port)
+            if wanted is not None and not wanted and not self._alignment.is_due:
+                ready.park(port)
+            elif (control := self._read_ahead(port)) is not None:
+                return port, control
+        return self._poll_aside()
+
+    def _poll_aside(self) -> tuple[Port | None, DataBatch | SourceBatch | Control] | None:
+        """Return the record that was set aside, or the end of data, whose turn it is."""
+        epochs = self._epochs
+        while (port := epochs.next_port(self._wanted.names)) is not None:
+            if epochs.has_brought_all(port):
+                self._posted.extend(epochs.finish_data(port))
+                if self._posted:
+                    return None, self._posted.popleft()
+                continue
+            if not self.is_wanted(port.input_name):
+                return None
+            epochs.hold_due(port)
+            if port.held:
+                return port, self._take_batch(port)
+            return None
+        return None if self._ending is None else self._poll_rest(*self._ending)
+
     def _poll_feedback(self) -> tuple[Port, CheckpointBarrier] | None:
         """Log the feedback, and return the barrier when it is back. The job stops at this barrier."""
         ready = self._ready
@@ -173,7 +231,7 @@ class Gate:
         return following, self._take_batch(following)
 
     def _take_batch(self, port: Port) -> DataBatch | SourceBatch:
-        self._served = port if self._in_order and self._epochs.is_withheld(port) else None
+        self._served = port if self.sets_aside and self._epochs.is_withheld(port) else None
         if self._epochs.idle:
             self._epochs.end_idleness(port)
         batch = port.take_batch()
@@ -183,7 +241,8 @@ class Gate:
 
     async def wait(self) -> None:
         """Wait until ``poll`` may return something."""
-        if self._posted or self._ready.queue or self._ending is not None:
+        # With ``merges_in_order``, poll has looked for the rest of ended inputs, and found that it is not wanted now.
+        if self._posted or self._ready.queue or (self._ending is not None and not self._merges_in_order):
             return
         await self._ready.wait()
 
@@ -200,7 +259,7 @@ class Gate:
         """
         names = set(input_names)
         for port in self.ports:
-            if port.input_name in names and not self._in_order:
+            if port.input_name in names and not self.sets_aside:
                 port.cut_turns()
 
     def post(self, control: Control) -> None:
@@ -243,10 +302,15 @@ class Gate:
             self._unpark()
 
     def inputs_complete(self, epoch: int) -> list[str]:
-        """Return the inputs that bring no more records of this epoch, or of an epoch before it."""
+        """Return the inputs that bring no more records of this epoch, or of an epoch before it.
+
+        With ``merges_in_order``, these are no inputs of which a port comes after one that may bring more.
+        """
         names = dict.fromkeys(port.input_name for port in self.ports)
-        for port in self.ports:
-            if not self._epochs.is_complete(port, epoch):
+        is_open = False
+        for port in sorted(self.ports, key=lambda port: not self.is_wanted(port.input_name)):
+            is_open = (is_open and self._merges_in_order) or not self._epochs.is_complete(port, epoch)
+            if is_open:
                 names.pop(port.input_name, None)
         return list(names)
 
@@ -380,14 +444,15 @@ class Gate:
         The end of the wanted input's epoch may be behind these records: in a head that brings both inputs, or because
         all initial variables and data must end before any head continues.
         """
-        while isinstance(item := port.channel.peek(), DataBatch):
-            port.channel.take()
+        while isinstance(item := port.peek_behind_held(), DataBatch):
+            port.take_behind_held()
             self._epochs.set_aside(port, item)
-        self._ready.park(port)
+        if not self._merges_in_order:
+            self._ready.park(port)
         if item is None:
             return None
         assert isinstance(item, Control)
-        port.channel.take()
+        port.take_behind_held()
         self._ready.add(port)
         return item
 
@@ -452,12 +517,12 @@ class Gate:
         port.end()
         events: list[Control] = []
         # Epochs after the end of an iteration have no callback. Records that remain wait for the end.
-        if end.epoch is None or self._epochs.lowest_pending(port) is None:
+        if end.epoch is None or self._merges_in_order or self._epochs.lowest_pending(port) is None:
             events = self._epochs.bring_end_of_data(port)
         if self._all_ended():
             if (triggered := self._alignment.inputs_ended()) is not None:
                 events.append(triggered)
-            if any(self._epochs.lowest_pending(other) is not None for other in self.ports):
+            if self._merges_in_order or any(self._epochs.lowest_pending(other) is not None for other in self.ports):
                 self._ending = port, end
             else:
                 events.append(end)

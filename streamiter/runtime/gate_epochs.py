@@ -111,7 +111,8 @@ class GateEpochs:
     """Follows the epochs of all ports, and decides which control records the task gets.
 
     If the operator has ``epochs_in_order``, records of later epochs are set aside. A watermark then counts only after
-    the task has handled the records of its epochs; until then it is withheld.
+    the task has handled the records of its epochs; until then it is withheld. With ``merges_in_order``, records that
+    come before their turn in the order of epochs and ports are set aside, too, and the end of data waits for its turn.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class GateEpochs:
         ports: Sequence[Port],
         aside: EpochsAside | None,
         *,
+        merges_in_order: bool,
         on_held: Callable[[Port], None],
         on_data_ended: Callable[[], None],
     ) -> None:
@@ -126,12 +128,15 @@ class GateEpochs:
         self.tracker = WatermarkTracker(len(ports))
         self._ports = ports
         self._aside = aside
+        self._merges_in_order = merges_in_order
         self._on_held = on_held
         self._on_data_ended = on_data_ended
         self.idle: set[int] = set()
         """The ports that have brought ``Idle`` and no data since, by index. Others only read it."""
         self._withheld: list[float | None] = [None] * len(ports)
         """By port: the withheld watermark; infinity stands for the end of data."""
+        self._waiting_ends: set[int] = set()
+        """With ``merges_in_order``: the ports whose end of data waits for its turn, by index."""
         self._data_epochs = [BEFORE_ALL_EPOCHS] * len(ports)
         """By port: the epoch that the end of its data completes."""
         self._last_turn: int | None = None
@@ -154,7 +159,7 @@ class GateEpochs:
 
     def is_withheld(self, port: Port) -> bool:
         """Return whether a watermark of this port waits until its records have been handled."""
-        return self._withheld[port.index] is not None
+        return self._withheld[port.index] is not None or port.index in self._waiting_ends
 
     @property
     def turn(self) -> int:
@@ -168,15 +173,47 @@ class GateEpochs:
         """Let a port hold the next records of this epoch that were set aside: as many as a channel holds."""
         if self._aside is None or port.held:
             return
-        size_bytes = 0
-        while size_bytes < LIMIT_BYTES and (batches := self._aside.take_next(port.index, self.turn)):
+        size_bytes, epoch = 0, self.turn
+        if self._merges_in_order and self._last_turn is None:
+            epoch = self.tracker.reached(port.index) + 1
+        while size_bytes < LIMIT_BYTES and (batches := self._aside.take_next(port.index, epoch)):
             for batch in batches:
                 port.hold(batch)
             size_bytes += sum(estimated_bytes(batch.records) for batch in batches)
 
+    def next_port(self, wanted: frozenset[str] | None) -> Port | None:
+        """Return the port whose records, or the end of whose data, come next; None if all data has ended.
+
+        The order is that of the epochs, and within an epoch that of the ports. Wanted inputs are before others: records
+        that wait at a port whose input is not wanted have no turn. If it is unknown whether such a port brings a record
+        of an earlier epoch, or its watermark, it is next, so that the callback of that epoch has a fixed place, too.
+        """
+        following, lowest = None, (math.inf, True, 0)
+        for port in self._ports:
+            if self.data_has_ended(port):
+                continue
+            reached = self.tracker.reached(port.index)
+            is_wanted = wanted is None or port.input_name in wanted
+            place = reached, not is_wanted, port.index
+            if place < lowest and (is_wanted or self.lowest_pending(port) != reached + 1):
+                following, lowest = port, place
+        return following
+
+    def has_turn(self, port: Port, batch: DataBatch) -> bool:
+        """Return whether a batch of the port that is next has its turn, and no record comes before it."""
+        return batch.epoch == self.tracker.reached(port.index) + 1
+
+    def has_brought_all(self, port: Port) -> bool:
+        """Return whether only the end of the data of this port has not been handled."""
+        return port.index in self._waiting_ends and self.lowest_pending(port) is None
+
+    @property
+    def all_finished(self) -> bool:
+        return self.tracker.all_finished
+
     def report_due(self) -> None:
         """Report the ports of which records were set aside for the current epoch."""
-        if self._aside is not None:
+        if self._aside is not None and not self._merges_in_order:
             for port in self._ports:
                 if self._aside.has(port.index, self.turn):
                     self._on_held(port)
@@ -213,9 +250,11 @@ class GateEpochs:
     def settle(self, port: Port) -> list[Control]:
         """Count the withheld watermark of a port as far as its records have been handled."""
         withheld = self._withheld[port.index]
+        lowest = self.lowest_pending(port)
+        if port.index in self._waiting_ends and lowest is not None:
+            return self._moved(self.tracker.advance(port.index, lowest - 1))
         if withheld is None:
             return []
-        lowest = self.lowest_pending(port)
         if lowest is None:
             self._withheld[port.index] = None
             if withheld == math.inf:
@@ -228,6 +267,10 @@ class GateEpochs:
         """Note that a port has brought the end of its data, which completes ``epoch``."""
         if epoch is not None:
             self._data_epochs[port.index] = epoch
+        if self._merges_in_order:
+            if not self.data_has_ended(port):
+                self._waiting_ends.add(port.index)
+            return self.settle(port)
         if self.lowest_pending(port) is None:
             return self.finish_data(port)
         self._withheld[port.index] = math.inf
@@ -237,6 +280,7 @@ class GateEpochs:
         """Note that the data of a port has ended and been handled."""
         if self.data_has_ended(port):
             return []
+        self._waiting_ends.discard(port.index)
         others = (each for each in self._ports if each.input_name == port.input_name and each is not port)
         events: list[Control] = []
         if all(map(self.data_has_ended, others)):
@@ -272,12 +316,14 @@ class GateEpochs:
             "data_ended": [int(self.data_has_ended(port)) for port in self._ports],
             "data_epochs": list(self._data_epochs),
             "deferred": list(self._withheld),
+            "waiting ends": sorted(self._waiting_ends),
         }
 
     def restore(self, state: dict[str, PlainValue]) -> None:
         self.tracker.restore(state["watermarks"])
         self._data_epochs = list(state["data_epochs"])
         self._withheld = list(state["deferred"])
+        self._waiting_ends = set(state.get("waiting ends", ()))
         if self._aside is not None:
             self._aside.restore(state["aside"])
 

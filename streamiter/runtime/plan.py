@@ -233,11 +233,14 @@ class Planner:
             ports = [Port(0, SINGLE_INPUT, feeder.channel, is_feedback=False)]
             input_names = [SINGLE_INPUT]
         epochs_aside = None
-        if self._has_epochs_in_order(head):
+        in_order, merges_in_order = self._has_epochs_in_order(head), self._merges_in_order(head, ports)
+        if in_order or merges_in_order:
             epochs_aside = EpochsAside(lambda: spill_queue(name, head.limits, self.plain_data))
         gate = Gate(
             ports,
             epochs_aside=epochs_aside,
+            epochs_in_order=in_order,
+            merges_in_order=merges_in_order,
             make_feedback_queue=lambda: spill_queue(f"{name}, feedback of a checkpoint", head.limits, self.plain_data),
         )
         feedback = [port.channel for port in ports if isinstance(port.channel, FeedbackChannel)]
@@ -287,7 +290,6 @@ class Planner:
                             channel,
                             is_feedback=edge.feedback is not None,
                             one_at_a_time=self._brings_mini_batches(step, edge),
-                            reads_ahead=self._has_epochs_in_order(step),
                             origin=PortOrigin(*key, source),
                         )
                     )
@@ -310,6 +312,21 @@ class Planner:
 
     def _has_epochs_in_order(self, step: Step) -> bool:
         return self._operators[step][0].epochs_in_order or self._is_per_round(step)
+
+    def _merges_in_order(self, step: Step, ports: Sequence[Port]) -> bool:
+        """Return whether the gate of a step hands over the records of several channels in a fixed order.
+
+        In a synchronous loop the results must not depend on the speed of tasks. The initial variables of a head come
+        before its feedback anyway, so it needs no order if each of them has one channel.
+        """
+        operator = self._operators[step][0]
+        return (
+            step.loop is not None
+            and step.loop.max_epochs_ahead == 0
+            and step.service is None
+            and not operator.any_order
+            and len(ports) > (len(step.input_names()) if isinstance(operator, Boundary) else 1)
+        )
 
     def _is_per_round(self, step: Step) -> bool:
         return is_per_round(step, self._operators[step][0])

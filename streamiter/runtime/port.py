@@ -99,12 +99,8 @@ class Port:
         is_feedback: bool,
         one_at_a_time: bool = False,
         origin: PortOrigin | None = None,
-        reads_ahead: bool = False,
     ) -> None:
-        """``one_at_a_time``: hand over single records; feedback then arrives between two records of a mini-batch.
-
-        ``reads_ahead``: the gate takes items of later epochs from the channel while the port holds earlier ones.
-        """
+        """``one_at_a_time``: hand over single records; feedback then arrives between two records of a mini-batch."""
         self.index = index
         self.origin = origin
         """None if the port belongs to a source."""
@@ -118,9 +114,7 @@ class Port:
         """The estimated size of each held item, if held items count toward the limits of the channel."""
         self._in_hand: tuple[int, int] | None = None
         """The number and the estimated size of held records that the task handles now."""
-        # If the gate reads ahead, held items come from a queue on disk that has its own limits. They must not fill the
-        # channel: the end of their epoch could not arrive.
-        self._bounded = channel if isinstance(channel, Channel) and not reads_ahead else None
+        self._bounded = channel if isinstance(channel, Channel) else None
         self.turn_size: TurnSize | None = None
         """The number of records for one turn, if batches are cut."""
         self.log: PortLog | None = None
@@ -168,6 +162,14 @@ class Port:
         """Log what leaves the channel from now on; None: log no more."""
         self.log = log
 
+    def read_ahead(self) -> None:
+        """Do not count held items toward the limits of the channel, because the gate reads the items behind them.
+
+        Held items then come from a queue on disk that has its own limits. If they filled the channel, the end of their
+        epoch could not arrive.
+        """
+        self._bounded = None
+
     def cut_turns(self) -> None:
         """Cut batches from now on, so that a turn of a slow step stays short."""
         if self.turn_size is None:
@@ -177,14 +179,18 @@ class Port:
 
     def peek(self) -> DataBatch | SourceBatch | Control | None:
         """Return the next item without taking it, or None."""
-        if self.held:
-            return self.held[0]
-        return self.channel.peek() if self.restored is None else self._peek_restored(self.restored)
+        return self.held[0] if self.held else self.peek_behind_held()
 
     def take(self) -> DataBatch | SourceBatch | Control:
         """Take the next item. It is logged when it leaves the channel, and so only once."""
-        if self.held:
-            return self._take_held()
+        return self._take_held() if self.held else self.take_behind_held()
+
+    def peek_behind_held(self) -> DataBatch | SourceBatch | Control | None:
+        """Return the next item that is not held, without taking it, or None."""
+        return self.channel.peek() if self.restored is None else self._peek_restored(self.restored)
+
+    def take_behind_held(self) -> DataBatch | SourceBatch | Control:
+        """Take the next item that is not held."""
         item = self.channel.take() if self.restored is None else self.restored.take()
         if self.log is not None and not isinstance(item, CheckpointBarrier):
             assert not isinstance(item, SourceBatch)

@@ -62,7 +62,7 @@ class GateRun:
             Channel(f"{number} → step", limit_records=self.limit_records) for number in range(len(self.inputs))
         ]
         ports = [
-            Port(number, name, channel, is_feedback=False, reads_ahead=self.in_order)
+            Port(number, name, channel, is_feedback=False)
             for number, (name, channel) in enumerate(zip(self.inputs, self.channels, strict=True))
         ]
         self.gate = Gate(ports, epochs_aside=aside() if self.in_order else None)

@@ -154,14 +154,14 @@ class GateShares:
         all_progress: Mapping[str, Sequence[SubtaskProgress]],
         plain_data: PlainData,
         *,
-        in_order: bool,
+        sets_aside: bool,
     ) -> None:
         self._old = old
         self._step = step
         self._operator = operator
         self._progress = all_progress
         self._plain_data = plain_data
-        self._in_order = in_order
+        self._sets_aside = sets_aside
         self._tasks = old.tasks.get(step.name, [])
         self._ports = [port for task in self._tasks for port in old_ports(task)]
         self._is_same = len(self._tasks) == step.parallelism
@@ -266,7 +266,7 @@ class GateShares:
                 logged.append((index, frames))
             return
         held = batches()
-        if self._in_order:
+        if self._sets_aside:
             queue = queue_of(index, batches, self._plain_data)
             state["aside"] += [] if queue is None else [queue]
             held = iter(())

@@ -368,7 +368,7 @@ class _Redistribution:
             first.operator,
             self._progress,
             self._plain_data,
-            in_order=per_round or first.operator.epochs_in_order,
+            sets_aside=tasks[0].gate.sets_aside,
         )
         states: TaskStates = {}
         for subtask, task in enumerate(tasks):
