@@ -161,48 +161,55 @@ class Gate:
         return None
 
     def _poll_in_order(self) -> tuple[Port | None, DataBatch | SourceBatch | Control] | None:
-        """Return the next control record of any channel, or the record whose turn it is; set all others aside."""
+        """Return the next item of the port whose turn it is; set records of other ports aside while it has none."""
         if self._reads is _FEEDBACK:
             return self._poll_feedback()
-        ready, epochs, wanted = self._ready, self._epochs, self._wanted.names
-        following = epochs.next_port(wanted)
+        if (polled := self._poll_following()) is not None:
+            return polled
+        ready = self._ready
         while ready.queue:
             port = ready.take()
-            if port is following:
-                epochs.hold_due(port)
             message = port.peek()
             if message is None or port.state is BLOCKED:
                 continue
             if isinstance(message, Control):
-                port.take()
-                self._ready.add(port)
-                return port, message
-            assert isinstance(message, DataBatch)
-            is_wanted = wanted is None or port.input_name in wanted
-            if port is following and is_wanted and epochs.has_turn(port, message):
-                return port, self._take_batch(port)
-            if wanted is not None and not wanted and not self._alignment.is_due:
+                return port, self._take_control(port)
+            if self._wanted.names == frozenset() and not self._alignment.is_due:
                 ready.park(port)
             elif (control := self._read_ahead(port)) is not None:
                 return port, control
-        return self._poll_aside()
+        # If only some inputs are wanted, records that were set aside now may change whose turn it is.
+        if self._wanted.names is not None and (polled := self._poll_following()) is not None:
+            return polled
+        if self._ending is not None and self._epochs.all_finished:
+            return self._poll_rest(*self._ending)
+        return None
 
-    def _poll_aside(self) -> tuple[Port | None, DataBatch | SourceBatch | Control] | None:
-        """Return the record that was set aside, or the end of data, whose turn it is."""
-        epochs = self._epochs
-        while (port := epochs.next_port(self._wanted.names)) is not None:
-            if epochs.has_brought_all(port):
-                self._posted.extend(epochs.finish_data(port))
-                if self._posted:
-                    return None, self._posted.popleft()
-                continue
-            if not self.is_wanted(port.input_name):
-                return None
+    def _poll_following(self) -> tuple[Port | None, DataBatch | SourceBatch | Control] | None:
+        """Return the next item of the port whose turn it is, or an event of the end of its data."""
+        epochs, wanted = self._epochs, self._wanted.names
+        while (port := epochs.next_port(wanted)) is not None:
             epochs.hold_due(port)
-            if port.held:
-                return port, self._take_batch(port)
-            return None
-        return None if self._ending is None else self._poll_rest(*self._ending)
+            message = port.peek() if port.held or port.state is not BLOCKED else None
+            if isinstance(message, Control):
+                return port, self._take_control(port)
+            if isinstance(message, DataBatch):
+                if epochs.has_turn(port, message) and (wanted is None or port.input_name in wanted):
+                    return port, self._take_batch(port)
+                return None
+            if not epochs.has_brought_all(port):
+                return None
+            self._posted.extend(epochs.finish_data(port))
+            if self._posted:
+                return None, self._posted.popleft()
+            wanted = self._wanted.names
+        return None
+
+    def _take_control(self, port: Port) -> Control:
+        control = port.take()
+        assert isinstance(control, Control)
+        self._ready.add(port)
+        return control
 
     def _poll_feedback(self) -> tuple[Port, CheckpointBarrier] | None:
         """Log the feedback, and return the barrier when it is back. The job stops at this barrier."""

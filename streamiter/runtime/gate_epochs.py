@@ -60,6 +60,8 @@ class WatermarkTracker:
     def __init__(self, channels: int) -> None:
         self._watermarks = [BEFORE_ALL_EPOCHS] * channels
         self._finished = [False] * channels
+        self.changes = 0
+        """The number of calls that may have changed the watermark of a channel."""
         self.watermark = BEFORE_ALL_EPOCHS
 
     @property
@@ -89,6 +91,7 @@ class WatermarkTracker:
         return self._moved()
 
     def _moved(self) -> int | None:
+        self.changes += 1
         pairs = zip(self._watermarks, self._finished, strict=True)
         unfinished = [watermark for watermark, finished in pairs if not finished]
         least = min(unfinished) if unfinished else max(self._watermarks, default=self.watermark)
@@ -135,6 +138,10 @@ class GateEpochs:
         """The ports that have brought ``Idle`` and no data since, by index. Others only read it."""
         self._withheld: list[float | None] = [None] * len(ports)
         """By port: the withheld watermark; infinity stands for the end of data."""
+        self._next: Port | None = None
+        """The result of ``next_port`` when all inputs are wanted."""
+        self._next_at = -1
+        """The number of changes of the tracker at that time."""
         self._waiting_ends: set[int] = set()
         """With ``merges_in_order``: the ports whose end of data waits for its turn, by index."""
         self._data_epochs = [BEFORE_ALL_EPOCHS] * len(ports)
@@ -188,6 +195,8 @@ class GateEpochs:
         that wait at a port whose input is not wanted have no turn. If it is unknown whether such a port brings a record
         of an earlier epoch, or its watermark, it is next, so that the callback of that epoch has a fixed place, too.
         """
+        if wanted is None and self._next_at == self.tracker.changes:
+            return self._next
         following, lowest = None, (math.inf, True, 0)
         for port in self._ports:
             if self.data_has_ended(port):
@@ -197,6 +206,7 @@ class GateEpochs:
             place = reached, not is_wanted, port.index
             if place < lowest and (is_wanted or self.lowest_pending(port) != reached + 1):
                 following, lowest = port, place
+        self._next, self._next_at = following, self.tracker.changes if wanted is None else -1
         return following
 
     def has_turn(self, port: Port, batch: DataBatch) -> bool:
@@ -222,8 +232,10 @@ class GateEpochs:
         """Return the lowest epoch of the records of this port that are held or set aside, or None."""
         if self._aside is None:
             return None
-        epochs = [item.epoch for item in port.held if isinstance(item, DataBatch)]
         aside = self._aside.lowest_epoch(port.index)
+        if not port.held:
+            return aside
+        epochs = [item.epoch for item in port.held if isinstance(item, DataBatch)]
         return min(epochs if aside is None else [*epochs, aside], default=None)
 
     def is_complete(self, port: Port, epoch: int) -> bool:
@@ -351,7 +363,8 @@ class EpochsAside:
         batches[batch.epoch] = batches.get(batch.epoch, 0) + 1
 
     def lowest_epoch(self, port: int) -> int | None:
-        return min(self._batches.get(port, ()), default=None)
+        batches = self._batches.get(port)
+        return min(batches) if batches else None
 
     def has(self, port: int, epoch: int) -> bool:
         return epoch in self._batches.get(port, ())
