@@ -116,7 +116,8 @@ class Gate:
             self._in_hand = None
         if self._served is not None:
             served, self._served = self._served, None
-            self._posted.extend(self._epochs.settle(served))
+            # They come first: a snapshot at a barrier that is posted already has the watermark that they bring.
+            self._posted.extendleft(reversed(self._epochs.settle(served)))
             self.reconsider_wanted()
         if self._posted:
             return None, self._posted.popleft()
