@@ -436,8 +436,8 @@ class ConnectedStreams:
         """Add an operator with a method for each input.
 
         The method is ``process_<input>(record, out)`` or ``process_<input>_batch(batch, out)``. Records of different
-        inputs arrive in any order, unless the operator chooses one with ``wanted_inputs()``; see
-        :class:`~streamiter.Operator`, and :func:`connect` for an example.
+        inputs arrive in any order, unless the operator chooses one with ``wanted_inputs()``, or the step is in a
+        synchronous iteration; see :class:`~streamiter.Operator`, and :func:`connect` for an example.
         """
         flow = next(iter(self._streams.values())).flow
         return Stream(flow, add_operator(self._streams, factory, options))

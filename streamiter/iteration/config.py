@@ -67,7 +67,7 @@ class IterationConfig:
     """How long the operators of the body live; ``PER_ROUND`` is for bounded iterations."""
     feedback_limits: FeedbackLimits = field(default_factory=FeedbackLimits)
     """How much may wait in each channel of a feedback edge, and in each queue of records whose epoch is not due, at
-    heads and at operators with ``epochs_in_order``."""
+    heads and at operators with ``epochs_in_order``, or whose turn has not come in a synchronous loop."""
     replay_memory_bytes: int = _REPLAY_MEMORY_BYTES
     """How much each subtask of a replayed stream keeps in memory. Above it records are kept on disk, up to the
     ``disk_bytes`` of ``feedback_limits`` and in their ``directory``."""

@@ -326,7 +326,15 @@ class Gate:
 
     @property
     def has_parked(self) -> bool:
-        return bool(self._ready.parked)
+        """Whether it has input that is not wanted now, or whose turn has not come."""
+        return bool(self._ready.parked) or (self._merges_in_order and self._epochs.has_aside)
+
+    def waits_for(self) -> str | None:
+        """Return for the log what the records that are set aside wait for, if they wait for their turn."""
+        if not self._merges_in_order or self._ready.parked:
+            return None
+        port = self._epochs.next_port(self._wanted.names)
+        return None if port is None else f"its records come after those of {port.channel.name}"
 
     @property
     def held_records(self) -> int:
@@ -412,8 +420,15 @@ class Gate:
                 if not isinstance(item, SourceBatch)
             ],
             "ended": [int(port.has_ended) for port in self.ports],
+            "merges in order": int(self._merges_in_order),
             "ports": [None if port.origin is None else tuple(port.origin) for port in self.ports],
         }
+
+    def takes(self, state: dict[str, PlainValue]) -> bool:
+        """Return whether ``restore`` takes this state, of a gate with the same order. The engine converts others."""
+        if (merged_in_order := state.get("merges in order")) is None:  # A snapshot of an earlier version.
+            return not (self._merges_in_order and state["held"])
+        return bool(merged_in_order) is self._merges_in_order
 
     def restore(self, state: dict[str, PlainValue], logged: Iterable[tuple[int, Iterable[PlainValue]]] = ()) -> None:
         """Restore what ``snapshot`` returned. ``logged``: the feedback log of each port, as decoded frames."""

@@ -248,6 +248,10 @@ class GateEpochs:
         return self.tracker.has_finished(port.index)
 
     @property
+    def has_aside(self) -> bool:
+        return self._aside is not None and self._aside.has_any
+
+    @property
     def records_aside(self) -> int:
         return 0 if self._aside is None else sum(queue.records for queue in self._aside.statistics())
 
@@ -368,6 +372,10 @@ class EpochsAside:
 
     def has(self, port: int, epoch: int) -> bool:
         return epoch in self._batches.get(port, ())
+
+    @property
+    def has_any(self) -> bool:
+        return any(self._batches.values())
 
     def take_next(self, port: int, epoch: int) -> list[DataBatch]:
         """Take the next batches of this port and this epoch; return an empty list if there are none.

@@ -106,13 +106,13 @@ class TaskStatistics:
     feedback: tuple[FeedbackStatistics, ...]
     """The channels of feedback edges that the task reads."""
     held_records: int
-    """Records that were taken from channels and not handled: not wanted now, of later epochs, or rests of batches."""
+    """Records that were taken from channels and not handled: not wanted now, before their turn, or rests of batches."""
     blocked_s: float
     """The seconds that the task has waited for room in channels."""
     busy_s: float
     """The seconds that the task has handled batches and control records; what it awaits meanwhile counts."""
     held_s: float
-    """The seconds that the task has waited although it had input, because it did not want this input yet."""
+    """The seconds that the task has waited although it had input: not wanted yet, or before its turn."""
     source: SourceStatistics | None
     """The source, if the task reads one."""
     lag: dict[str, int]

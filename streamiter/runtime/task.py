@@ -236,7 +236,7 @@ class Task:
     def held_for(self) -> str:
         """Return the reason why the task leaves input unread, for the log."""
         reason = None if self._boundary is None else self._boundary.held_for()
-        return reason or "it has input that it does not want now"
+        return reason or self.gate.waits_for() or "it has input that it does not want now"
 
     @property
     def brings_input(self) -> bool:

@@ -259,7 +259,7 @@ def has_same_tasks(old: OldJob, tasks: Sequence[Task]) -> bool:
         known = before.get((task.first.step.name, task.first.subtask))
         if known is None or known.state["steps"] != [instance.step.name for instance in task.instances]:
             return False
-        if origins(known) != [port.origin for port in task.gate.ports]:
+        if origins(known) != [port.origin for port in task.gate.ports] or not task.gate.takes(known.state["gate"]):
             return False
     return True
 
@@ -363,12 +363,7 @@ class _Redistribution:
         if not is_new_source and (feeder := tasks[0].feeder) is not None:
             positions = redistribute_positions(self._old, step, feeder, [task.state["positions"] for task in before])
         gates = GateShares(
-            self._old,
-            step,
-            first.operator,
-            self._progress,
-            self._plain_data,
-            sets_aside=tasks[0].gate.sets_aside,
+            self._old, step, first.operator, self._progress, self._plain_data, sets_aside=tasks[0].gate.sets_aside
         )
         states: TaskStates = {}
         for subtask, task in enumerate(tasks):
@@ -395,6 +390,7 @@ class _Redistribution:
         if (
             len(before) == step.parallelism
             and origins(before[subtask]) == [port.origin for port in task.gate.ports]
+            and task.gate.takes(before[subtask].state["gate"])
             and all(self._old.progress_of(name) == self._progress[name] for name in upstream)
         ):
             return before[subtask].state["gate"], before[subtask].logged
