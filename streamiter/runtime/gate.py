@@ -175,6 +175,8 @@ class Gate:
                 continue
             if isinstance(message, Control):
                 return port, self._take_control(port)
+            if self._epochs.end_waits(port) and not port.held:
+                continue  # Records of the end of the iteration: they are read after the end of data.
             if self._wanted.names == frozenset() and not self._alignment.is_due:
                 ready.park(port)
             elif (control := self._read_ahead(port)) is not None:
@@ -191,19 +193,19 @@ class Gate:
         epochs, wanted = self._epochs, self._wanted.names
         while (port := epochs.next_port(wanted)) is not None:
             epochs.hold_due(port)
+            if epochs.has_brought_all(port):
+                self._posted.extend(epochs.finish_data(port))
+                self._ready.add(port)
+                if self._posted:
+                    return None, self._posted.popleft()
+                wanted = self._wanted.names
+                continue
             message = port.peek() if port.held or port.state is not BLOCKED else None
             if isinstance(message, Control):
                 return port, self._take_control(port)
-            if isinstance(message, DataBatch):
-                if epochs.has_turn(port, message) and (wanted is None or port.input_name in wanted):
-                    return port, self._take_batch(port)
+            if message is None or not epochs.has_turn(port, message):
                 return None
-            if not epochs.has_brought_all(port):
-                return None
-            self._posted.extend(epochs.finish_data(port))
-            if self._posted:
-                return None, self._posted.popleft()
-            wanted = self._wanted.names
+            return (port, self._take_batch(port)) if wanted is None or port.input_name in wanted else None
         return None
 
     def _take_control(self, port: Port) -> Control:
@@ -291,6 +293,12 @@ class Gate:
         """Return whether the gate reads this input now."""
         wanted = self._wanted.names
         return self._reads is not _BARRIERS and (wanted is None or input_name in wanted)
+
+    def may_continue(self, port: Port) -> bool:
+        """Return whether the rest of a batch of this port may follow, or other records come first now."""
+        if not self.is_wanted(port.input_name):
+            return False
+        return not self._merges_in_order or self._epochs.next_port(self._wanted.names) in (port, None)
 
     @property
     def stands_still(self) -> bool:
@@ -467,14 +475,13 @@ class Gate:
         The end of the wanted input's epoch may be behind these records: in a head that brings both inputs, or because
         all initial variables and data must end before any head continues.
         """
-        while isinstance(item := port.peek_behind_held(), DataBatch):
+        while isinstance(item := port.peek_behind_held(), DataBatch) and not self._epochs.end_waits(port):
             port.take_behind_held()
             self._epochs.set_aside(port, item)
         if not self._merges_in_order:
             self._ready.park(port)
-        if item is None:
+        if not isinstance(item, Control):
             return None
-        assert isinstance(item, Control)
         port.take_behind_held()
         self._ready.add(port)
         return item

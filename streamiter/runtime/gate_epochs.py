@@ -15,6 +15,7 @@ from streamiter.channels import LIMIT_BYTES
 from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
 from streamiter.deferred import Deferred, PlainValue
 from streamiter.errors import InternalError
+from streamiter.operators.source import SourceBatch
 from streamiter.records import Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, Idle, estimated_bytes
 from streamiter.runtime.port import Port
 
@@ -209,9 +210,13 @@ class GateEpochs:
         self._next, self._next_at = following, self.tracker.changes if wanted is None else -1
         return following
 
-    def has_turn(self, port: Port, batch: DataBatch) -> bool:
+    def has_turn(self, port: Port, batch: DataBatch | SourceBatch) -> bool:
         """Return whether a batch of the port that is next has its turn, and no record comes before it."""
-        return batch.epoch == self.tracker.reached(port.index) + 1
+        return isinstance(batch, DataBatch) and batch.epoch == self.tracker.reached(port.index) + 1
+
+    def end_waits(self, port: Port) -> bool:
+        """Return whether the end of the data of this port waits for its turn."""
+        return port.index in self._waiting_ends
 
     def has_brought_all(self, port: Port) -> bool:
         """Return whether only the end of the data of this port has not been handled."""
@@ -241,7 +246,9 @@ class GateEpochs:
     def is_complete(self, port: Port, epoch: int) -> bool:
         """Return whether all records of this port up to this epoch have been handled."""
         lowest = self.lowest_pending(port)
-        has_come = self.data_has_ended(port) or port.has_ended or self.tracker.reached(port.index) >= epoch
+        has_come = self.data_has_ended(port) or self.tracker.reached(port.index) >= epoch
+        if port.has_ended and not self._merges_in_order:  # Otherwise the end must have had its turn.
+            has_come = True
         return has_come and (lowest is None or lowest > epoch)
 
     def data_has_ended(self, port: Port) -> bool:
@@ -275,7 +282,9 @@ class GateEpochs:
             self._withheld[port.index] = None
             if withheld == math.inf:
                 return self.finish_data(port)
-            return self._moved(self.tracker.advance(port.index, int(withheld)))
+            # The end of the data may have moved it further, for a record of a later epoch.
+            reached = max(int(withheld), self.tracker.reached(port.index))
+            return self._moved(self.tracker.advance(port.index, reached))
         reached = int(min(withheld, lowest - 1))
         return self._moved(self.tracker.advance(port.index, reached))
 
@@ -286,7 +295,9 @@ class GateEpochs:
         if self._merges_in_order:
             if not self.data_has_ended(port):
                 self._waiting_ends.add(port.index)
-            return self.settle(port)
+            events = self.settle(port)
+            self._on_data_ended()  # The current epoch may have ended for an input.
+            return events
         if self.lowest_pending(port) is None:
             return self.finish_data(port)
         self._withheld[port.index] = math.inf
@@ -303,7 +314,10 @@ class GateEpochs:
             events.append(InputEnded(port.input_name))
         moved = self._moved(self.tracker.finish(port.index, self._data_epochs[port.index]))
         # At the end of an iteration the end of input follows. Operators emit at that end, so the data has not ended.
-        events += [EndOfData(self.tracker.watermark)] if self.tracker.all_finished and not port.has_ended else moved
+        has_ended = port.has_ended
+        if self._merges_in_order:  # The end of input may have arrived before the end of data had its turn.
+            has_ended = self._data_epochs[port.index] == BEFORE_ALL_EPOCHS
+        events += [EndOfData(self.tracker.watermark)] if self.tracker.all_finished and not has_ended else moved
         events += self._all_idle()
         self._on_data_ended()
         return events

@@ -369,7 +369,7 @@ class Task:
         # An ended input may change which inputs are wanted: the record before may have been the last of its input.
         self._update_wanted_inputs()
         self.progress.epoch = epoch
-        if self.gate.is_wanted(port.input_name):
+        if self.gate.may_continue(port):
             return True
         self.gate.put_back(port, records, epoch, self.progress.origin)
         return False
@@ -387,7 +387,7 @@ class Task:
             self._update_wanted_inputs()
             if self.barriers.clocks is not None:
                 self.barriers.arrange_stop()
-            if index + 1 < len(records) and not self.gate.is_wanted(name):
+            if index + 1 < len(records) and not self.gate.may_continue(port):
                 rest = slice_batch(records, index + 1, len(records))
                 self.gate.put_back(port, rest, epoch, self.progress.origin)
                 return

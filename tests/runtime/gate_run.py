@@ -50,6 +50,8 @@ class GateRun:
 
     inputs: Sequence[str]
     in_order: bool = False
+    merges_in_order: bool = False
+    epochs_in_order: bool = True
     wants: Wants | None = None
     limit_records: int = 1000
     restored: dict[str, Any] | None = None
@@ -65,7 +67,12 @@ class GateRun:
             Port(number, name, channel, is_feedback=False)
             for number, (name, channel) in enumerate(zip(self.inputs, self.channels, strict=True))
         ]
-        self.gate = Gate(ports, epochs_aside=aside() if self.in_order else None)
+        self.gate = Gate(
+            ports,
+            epochs_aside=aside() if self.in_order else None,
+            merges_in_order=self.merges_in_order,
+            epochs_in_order=self.epochs_in_order,
+        )
         weakref.finalize(self, self.gate.close)  # The records set aside may be in files.
         if self.restored is not None:
             self.gate.restore(self.restored)
@@ -117,7 +124,7 @@ class GateRun:
         for index, record in enumerate(batch.records):
             self.trace.append(Seen(port.index, batch.epoch, int(record)))
             self._ask()
-            if index + 1 < len(batch.records) and not self.gate.is_wanted(port.input_name):
+            if index + 1 < len(batch.records) and not self.gate.may_continue(port):
                 rest = slice_batch(batch.records, index + 1, len(batch.records))
                 self.gate.put_back(port, rest, batch.epoch)
                 return

@@ -12,7 +12,7 @@ import numpy as np
 from runtime.gate_run import GateRun, Item, Seen, held_records
 from support.examples import random_examples
 
-from streamiter.records import CheckpointBarrier, DataBatch, EndOfInput, EpochWatermark
+from streamiter.records import CheckpointBarrier, DataBatch, EndOfData, EndOfInput, EpochWatermark
 from streamiter.runtime.gate_epochs import InputEnded
 
 NAMES = ("a", "b")
@@ -28,9 +28,14 @@ class Plan:
     wishes: list[tuple[str, ...] | None] | None
     in_order: bool
     limit_records: int
+    merges: bool = False
+    """Whether records have the order of epochs and ports."""
+    epochs_in_order: bool = True
+    wishes_follow_trace: bool = False
+    """Whether the wishes depend on what was handled, and not on how often the gate has asked."""
 
 
-def scripts_of(random: Random, port: int, *, may_run_ahead: bool) -> list[Item]:
+def scripts_of(random: Random, port: int, *, may_run_ahead: bool, may_end_early: bool = True) -> list[Item]:
     """Return a script for each channel: data of growing records, valid watermarks, two barriers, an end."""
     items: list[Item] = []
     watermark, record = -1, 1000 * port
@@ -49,7 +54,7 @@ def scripts_of(random: Random, port: int, *, may_run_ahead: bool) -> list[Item]:
     ends_before = random.choice((0, 0, 0, 1, 2))  # A channel that has ended has no further barrier.
     for checkpoint, place in reversed(list(enumerate(places, 1))):
         items.insert(place, CheckpointBarrier(checkpoint))
-    if ends_before:
+    if ends_before and may_end_early:
         items = items[: next(i for i, item in enumerate(items) if _is_barrier(item, ends_before))]
     return [*items, EndOfInput()]
 
@@ -64,7 +69,8 @@ def _brings(script: Iterable[Item], checkpoint: int) -> bool:
 
 def plans(random: Random) -> Plan:
     inputs = random.choices(NAMES, k=random.choice((1, 2, 2, 3, 4)))
-    in_order = random.random() < 0.5
+    in_order = random.random() < 0.6
+    merges = in_order and random.random() < 0.5
     wanted = [None, (), *((name,) for name in dict.fromkeys(inputs))]
     has_wishes = random.random() < 0.7
     return Plan(
@@ -74,6 +80,8 @@ def plans(random: Random) -> Plan:
         wishes=random.choices(wanted, k=random.randrange(26)) if has_wishes else None,
         in_order=in_order,
         limit_records=random.randint(1, 6),
+        merges=merges,
+        epochs_in_order=not merges or random.random() < 0.5,
     )
 
 
@@ -90,10 +98,19 @@ class Scheduler:
         self.moves = deque(plan.moves)
         self.announced: set[int] = set()
         wishes: Iterator[tuple[str, ...] | None] | None = None if plan.wishes is None else iter(plan.wishes)
+
+        def wish(run: GateRun) -> tuple[str, ...] | None:
+            if plan.wishes is None or not plan.wishes_follow_trace:
+                return next(wishes, None) if wishes is not None else None
+            handled = len(sequence_of(run))
+            return plan.wishes[handled] if handled < len(plan.wishes) else None
+
         self.run = GateRun(
             plan.inputs,
             in_order=plan.in_order,
-            wants=None if wishes is None else lambda _: next(wishes, None),
+            merges_in_order=plan.merges,
+            epochs_in_order=plan.epochs_in_order,
+            wants=None if wishes is None else wish,
             limit_records=plan.limit_records,
             restored=restored,
         )
@@ -256,3 +273,57 @@ def behind_barrier(script: list[Item]) -> list[Item]:
         if _is_barrier(item, 1):
             return script[index + 1 :]
     return []
+
+
+# -- one sequence, whatever arrives first ---------------------------------------------------------------------------
+
+
+def plans_of_two_schedules(random: Random) -> tuple[Plan, list[int]]:
+    """Return a plan of a gate that merges in order, with ends of data and of an iteration, and moves of another run."""
+    plan = plans(random)
+    plan.in_order = plan.merges = plan.wishes_follow_trace = True
+    ends = random.random() < 0.5
+    plan.scripts = [
+        scripts_of(random, port, may_run_ahead=True, may_end_early=not ends) for port in range(len(plan.inputs))
+    ]
+    if ends:
+        for port, script in enumerate(plan.scripts):
+            _end_iteration(random, port, script)
+    if plan.wishes is not None:
+        plan.wishes = [wish for wish in plan.wishes if wish != ()]
+    return plan, [random.randint(0, len(plan.inputs)) for _ in range(random.randrange(41))]
+
+
+def _end_iteration(random: Random, port: int, script: list[Item]) -> None:
+    """Let a channel end with its iteration, often after the end of its data; then it brings records of the last epoch."""
+    last, watermark = 20, max((item.epoch for item in script if isinstance(item, EpochWatermark)), default=-1)
+    script.pop()
+    if random.random() < 0.5:
+        is_behind = isinstance(script[-1], CheckpointBarrier) and random.random() < 0.5
+        script.insert(len(script) - is_behind, EndOfData(max(0, watermark)))
+    else:
+        script.append(EpochWatermark(last - 1))
+    script += [DataBatch([1000 * port + 900 + place], last) for place in range(random.randrange(3))]
+    script.append(EndOfInput(last))
+
+
+@random_examples(plans_of_two_schedules)
+def test_a_gate_that_merges_in_order_has_one_sequence(example: tuple[Plan, list[int]]) -> None:
+    """A record, a watermark or an end was handled before another one in one of two runs, because it arrived before."""
+    plan, moves = example
+    sequences = []
+    for plan.moves, plan.limit_records in ((plan.moves, plan.limit_records), (moves, 7 - plan.limit_records)):
+        sequences.append(sequence_of(Scheduler(plan, plan.scripts).play()))
+    assert sequences[0] == sequences[1]
+
+
+def sequence_of(run: GateRun) -> list[object]:
+    """Return the records, the callbacks of epochs and the ends, in order: a watermark may stand for several epochs."""
+    sequence, watermark = list[object](), -1
+    for entry, word in zip(run.trace, run.told(), strict=True):
+        if isinstance(entry, EpochWatermark):
+            sequence += range(watermark + 1, entry.epoch + 1)
+            watermark = entry.epoch
+        elif not isinstance(entry, CheckpointBarrier):
+            sequence.append(word)
+    return sequence
