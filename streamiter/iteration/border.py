@@ -225,6 +225,10 @@ class Head(ReceivingHead):
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
         if isinstance(control, InputEnded):
             self._input_ended(control.input_name)
+            if control.input_name == INITIAL and self._max_epochs_ahead == 0:
+                # Epoch 0 brings no feedback and never ends the iteration, so the watermark need not wait for data. Steps
+                # that merge in order then handle the data of epoch 0 as it arrives.
+                await out.control(EpochWatermark(0))
         elif isinstance(control, EpochWatermark):
             self.received.report_up_to(control.epoch)
         elif isinstance(control, Release):

@@ -78,6 +78,16 @@ class LeftFirst(Sum):
         out.emit(self._sum)
 
 
+class SumOfRound(Sum):
+    """Adds the records of one round; the ends of the inputs count, too."""
+
+    def input_ended(self, name: str, out: Any) -> None:
+        self._sum = self._sum / 3 + len(name)
+
+    def finish(self, out: Any) -> None:
+        out.emit(self._sum)
+
+
 # A loop that takes longer stands still.
 _WITHIN_S = 100.0
 
@@ -88,7 +98,12 @@ def bounded(flow: Flow, seed: int) -> Stream:
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         rows = data[0].partition_by(lambda x: int(x)).process(lambda: Dawdle(seed), parallelism=3).rebalance()
         weights = connect(left=variables[0].broadcast(), right=rows).process(LeftFirst, parallelism=2)
-        [joined] = for_each_round([weights, rows], lambda s: [s[0].union(s[1]).reduce_all(lambda a, b: 0.9 * a + b)])
+
+        def part(given: list[Stream]) -> list[Stream]:
+            every = given[0].union(given[1]).reduce_all(lambda a, b: 0.9 * a + b)
+            return [every.union(connect(left=given[1], right=every).process(SumOfRound, parallelism=2))]
+
+        [joined] = for_each_round([weights, rows], part)
         total = joined.union(weights.map(lambda x: x / 3)).process(Sum, parallelism=1)
         back = weights.rebalance().process(Sum, parallelism=3).map(lambda x: x / 7).rebalance()
         return IterationBodyResult([back], [total], terminate_after(joined, rounds=4, tolerance=1e-30))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 from runtime.gate_run import GateRun, Seen, data
@@ -174,3 +175,108 @@ def test_each_callback_comes_between_the_records_of_two_epochs() -> None:
     run.run()
     epochs = [entry.epoch for entry in run.trace if isinstance(entry, (Seen, EpochWatermark))]
     assert epochs == sorted(epochs)
+
+
+def test_a_watermark_comes_before_a_barrier_that_was_posted_while_its_records_were_handled() -> None:
+    """The snapshot at a posted barrier had the watermark, but its callback was lost with the run that crashed then."""
+    run = GateRun(["a", "b"], in_order=True)
+    run.put_all(0, data(1, epoch=1), EpochWatermark(1))
+    run.run()
+    run.put_all(1, EpochWatermark(1))
+    while not run.records():
+        run.step()
+    run.gate.post(CheckpointBarrier(1))
+    polled = run.gate.poll()
+    assert polled is not None
+    assert isinstance(polled[1], EpochWatermark)
+
+
+# -- the order of merging ------------------------------------------------------------------------------------------
+
+
+def merging(*inputs: str, **options: Any) -> GateRun:
+    """Return a gate that merges in order, of an operator without ``epochs_in_order``."""
+    return GateRun(inputs, in_order=True, merges_in_order=True, epochs_in_order=False, **options)
+
+
+def test_records_of_an_epoch_come_in_the_order_of_the_ports() -> None:
+    """A sum of floats depended on which of two subtasks was faster."""
+    run = merging("a", "a")
+    run.put_all(1, data(10), EpochWatermark(0), data(11, epoch=1))
+    run.put_all(0, data(0))
+    run.run()
+    assert run.records() == [0]
+    run.put_all(0, data(1), EpochWatermark(0))
+    run.run()
+    assert run.told() == ["0", "1", "10", "watermark 0"]
+    run.put_all(0, data(2, epoch=1), EpochWatermark(1))
+    run.run()
+    assert run.told()[4:] == ["2", "11"]
+
+
+def test_a_record_that_waits_for_another_port_fills_no_channel() -> None:
+    """The task before a channel that was not read fed the other channel, too, and both waited."""
+    run = merging("a", "a", limit_records=1)
+    for record in range(10, 20):
+        run.put_all(1, data(record))
+        run.run()
+    run.put_all(0, EndOfInput())
+    run.run()
+    assert run.records() == list(range(10, 20))
+
+
+def test_wanted_records_come_before_the_order_and_before_lower_epochs() -> None:
+    """An operator that reads the model first received examples, because they had the lower epoch."""
+    run = merging("examples", "model", wants=lambda run: None if run.records() else ("model",))
+    run.put_all(0, data(1), data(2))
+    run.put_all(1, EpochWatermark(2), data(100, epoch=3))
+    run.run()
+    assert run.records() == [100, 1, 2]
+
+
+def test_a_wanted_record_waits_for_a_callback_that_may_come_before_it() -> None:
+    """The callback of epoch 0 came before or after the model of epoch 1, by the speed of the examples."""
+    run = merging("examples", "model", wants=lambda _: ("model",))
+    run.put_all(1, EpochWatermark(0), data(100, epoch=1))
+    assert run.run() == []
+    run.put_all(0, EpochWatermark(0))
+    run.run()
+    assert run.told() == ["watermark 0", "100"]
+
+
+def test_an_input_ends_at_the_place_of_its_next_record() -> None:
+    """The end of an input was told before or after the records of another input, whichever had arrived first."""
+    run = merging("a", "b")
+    run.put_all(1, data(10), EndOfData(0))
+    run.put_all(0, data(0))
+    run.run()
+    assert run.told() == ["0"]
+    run.put_all(0, EpochWatermark(0))
+    run.run()
+    assert run.told() == ["0", "10", "b ended", "watermark 0"]
+
+
+def test_records_of_the_end_of_the_iteration_come_last() -> None:
+    """Records that an operator emitted after the end of its data came before those of the last epoch, or behind."""
+    run = merging("a", "b")
+    run.put_all(0, EndOfData(0))
+    run.put_all(1, EpochWatermark(0))
+    run.run()
+    run.put_all(0, data(5, epoch=1), EndOfInput(1))
+    run.put_all(1, data(10, epoch=1), EndOfInput(1))
+    run.run()
+    assert run.records() == [10, 5]
+    assert run.has_ended
+
+
+def test_a_gate_that_merges_in_order_lets_a_barrier_pass() -> None:
+    """The port whose turn it was waited for a barrier that was behind records before their turn."""
+    run = merging("a", "a")
+    run.put_all(0, data(0), CheckpointBarrier(1), data(1))
+    run.put_all(1, data(10), EpochWatermark(0), CheckpointBarrier(1), EpochWatermark(1))
+    run.run()
+    assert run.told() == ["0", "barrier 1", "1"]
+    again = merging("a", "a", restored=run.snapshots[1])
+    again.put_all(0, data(1), EpochWatermark(0))
+    again.run()
+    assert again.told() == ["1", "10", "watermark 0"]
