@@ -226,8 +226,8 @@ class Head(ReceivingHead):
         if isinstance(control, InputEnded):
             self._input_ended(control.input_name)
             if control.input_name == INITIAL and self._max_epochs_ahead == 0:
-                # Epoch 0 brings no feedback and never ends the iteration, so the watermark need not wait for data. Steps
-                # that merge in order then handle the data of epoch 0 as it arrives.
+                # Epoch 0 brings no feedback and never ends the iteration, so the watermark need not wait for data.
+                # Steps that merge in order then handle the data of epoch 0 as it arrives.
                 await out.control(EpochWatermark(0))
         elif isinstance(control, EpochWatermark):
             self.received.report_up_to(control.epoch)

@@ -80,6 +80,47 @@ def unbounded_synchronous_loop(simulation: Simulation) -> Flow:
     return flow
 
 
+class SumInOrder(Operator, IterationListener):
+    """Adds floats as they arrive, and emits the sum at the end of each epoch; the last bits show the order."""
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+
+    def process(self, record: float, out: Any) -> None:
+        self._sum = 0.7 * self._sum + record
+
+    process_left = process_right = process
+
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
+        out.emit(self._sum)
+        if epoch_watermark < 12:
+            out.emit(self._sum / 3, tag=LATE)
+
+    def snapshot(self) -> Any:
+        return self._sum
+
+    def restore(self, state: Any) -> None:
+        self._sum = state
+
+
+def floats_in_order(simulation: Simulation) -> Flow:
+    """Return a synchronous loop of several subtasks whose sums depend on the order of all records."""
+    flow = Flow("floats", parallelism=2)
+    numbers = flow.source(simulation.input("numbers", [1 / n for n in range(1, 40)], partitions=2, over_s=0.5))
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        mixed = connect(left=variables[0].rebalance(), right=data[0].rebalance()).process(SumInOrder, name="mixed")
+        sums = mixed.union(data[0]).process(SumInOrder, name="sums", parallelism=1)
+        return IterationBodyResult([mixed.side_output(LATE).rebalance()], [sums])
+
+    start = flow.from_items([0.1, 0.2, 0.3], name="start")
+    config = IterationConfig(max_epochs_ahead=0)
+    data = epochs_every(numbers, records=4, name="fours").rebalance()
+    [sums] = iterate_unbounded_streams([start], [data], body, config)
+    sums.sink(simulation.output("sums"), parallelism=1)
+    return flow
+
+
 def unbounded_asynchronous_loop(simulation: Simulation) -> Flow:
     """Return a flow of two subtasks whose records each make several rounds, together with new records."""
     flow = Flow("asynchronous", parallelism=2)
