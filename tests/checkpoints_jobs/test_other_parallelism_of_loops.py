@@ -81,13 +81,26 @@ def test_circulating_records_resume_at_their_places(
 ) -> None:
     """Feedback that a head held, or that came with the barrier, was lost with the head, or the loop never ended."""
     make_flow = going_round(ahead, stamped=stamped, feedback=feedback)
-    got = outputs(make_flow, [before, after, before], turns=150, seed=before * 10 + after)
+    check_rounds(outputs(make_flow, [before, after, before], turns=150, seed=before * 10 + after))
+
+
+def check_rounds(got: list[Any]) -> None:
     expected: Counter[tuple[int, ...]] = Counter()
     for first, rounds in ((0, 4), (1000, 3)):
         for number in range(NUMBERS):
             left = number % rounds
             expected.update((first + number, left - back, back + 1) for back in range(left + 1))
     assert Counter(map(tuple, got)) == expected
+
+
+@pytest.mark.parametrize("turns", [40, 80, 120, 160])
+def test_a_loop_resumes_with_another_staleness(turns: int) -> None:
+    """Records that a synchronous loop had set aside were lost when the loop was asynchronous after a restart."""
+
+    def make_flow(broker: MemoryBroker, ahead: int) -> Flow:
+        return going_round(ahead, stamped=True, feedback="rebalance")(broker, 2)
+
+    check_rounds(outputs(make_flow, [0, 1, 0], turns=turns, seed=turns))
 
 
 class WithEpoch(Operator):
