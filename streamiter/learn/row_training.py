@@ -68,7 +68,7 @@ class RowOwner(ModelOwner):
         super().__init__(options)
         self._make_model = make_model
         self._model = make_model()
-        self._in_epochs = self.needs_epochs = self.epochs_in_order = options.in_epochs
+        self._in_epochs = self.needs_epochs = self.epochs_in_order = self.any_order = options.in_epochs
         self._waiting_max = waiting_max
         self._raises_rates = options.raises_rates
         self._held: list[RowsToLearn | EventsToLearn] = []

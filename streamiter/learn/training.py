@@ -325,7 +325,7 @@ class ParameterOwner(ModelOwner):
         self._is_started = True
         self._model = make_model()
         self._rule = rule
-        self.needs_epochs = rule.needs_epochs
+        self.needs_epochs = self.any_order = rule.needs_epochs  # Such a rule adds by worker, at the end of the epoch.
         self._starts = 0
         """How often a rollback has replaced the parameters."""
 
