@@ -67,14 +67,10 @@ class Gate:
         ports: Sequence[Port],
         *,
         epochs_aside: EpochsAside | None = None,
-        epochs_in_order: bool = True,
-        merges_in_order: bool = False,
         make_feedback_queue: Callable[[], SpillQueue] | None = None,
     ) -> None:
-        """``epochs_aside``: records wait there until it is their turn.
+        """``epochs_aside``: the task handles epochs in order, and records of later epochs wait there.
 
-        ``epochs_in_order``: records of later epochs have their turn after the epoch; a wanted input has ended when its
-        epoch has. ``merges_in_order``: the records of an epoch have their turns in the order of the ports.
         ``make_feedback_queue`` makes a queue with the limits of the feedback, if any port brings feedback.
         """
         self.ports = list(ports)
@@ -83,16 +79,9 @@ class Gate:
         self._wanted = WantedInputs(self.ports, self._has_ended)
         self._alignment = BarrierAlignment(self.ports)
         self._feedback = FeedbackLog(self.ports, make_feedback_queue)
-        self._epochs = GateEpochs(
-            self.ports,
-            epochs_aside,
-            merges_in_order=merges_in_order,
-            on_held=self._ready.add,
-            on_data_ended=self.reconsider_wanted,
-        )
+        self._epochs = self._make_epochs(epochs_aside)
         self.sets_aside = epochs_aside is not None
-        self._in_order = self.sets_aside and epochs_in_order
-        self._merges_in_order = merges_in_order
+        self._in_order = self.sets_aside
         self._reads = Reads.ALL
         self._served: Port | None = None
         """The port of the data that the task handles now, if a watermark waits for that data."""
@@ -106,6 +95,9 @@ class Gate:
             port.channel.attach(partial(self._ready.add, port))
             if port.channel.peek() is not None:
                 self._ready.add(port)
+
+    def _make_epochs(self, aside: EpochsAside | None) -> GateEpochs:
+        return GateEpochs(self.ports, aside, on_held=self._ready.add, on_data_ended=self.reconsider_wanted)
 
     # -- taking --------------------------------------------------------------------------------------
 
@@ -121,8 +113,9 @@ class Gate:
             self.reconsider_wanted()
         if self._posted:
             return None, self._posted.popleft()
-        if self._merges_in_order:
-            return self._poll_in_order()
+        return self._poll_ports()
+
+    def _poll_ports(self) -> tuple[Port | None, DataBatch | SourceBatch | Control] | None:
         if self._ending is not None:
             return self._poll_rest(*self._ending)
         stands_still = False
@@ -161,59 +154,6 @@ class Gate:
             return port, self._take_batch(port)
         return None
 
-    def _poll_in_order(self) -> tuple[Port | None, DataBatch | SourceBatch | Control] | None:
-        """Return the next item of the port whose turn it is; set records of other ports aside while it has none."""
-        if self._reads is _FEEDBACK:
-            return self._poll_feedback()
-        if (polled := self._poll_following()) is not None:
-            return polled
-        ready = self._ready
-        while ready.queue:
-            port = ready.take()
-            message = port.peek()
-            if message is None or port.state is BLOCKED:
-                continue
-            if isinstance(message, Control):
-                return port, self._take_control(port)
-            if self._epochs.end_waits(port) and not port.held:
-                continue  # Records of the end of the iteration: they are read after the end of data.
-            if self._wanted.names == frozenset() and not self._alignment.is_due:
-                ready.park(port)
-            elif (control := self._read_ahead(port)) is not None:
-                return port, control
-        # If only some inputs are wanted, records that were set aside now may change whose turn it is.
-        if self._wanted.names is not None and (polled := self._poll_following()) is not None:
-            return polled
-        if self._ending is not None and self._epochs.all_finished:
-            return self._poll_rest(*self._ending)
-        return None
-
-    def _poll_following(self) -> tuple[Port | None, DataBatch | SourceBatch | Control] | None:
-        """Return the next item of the port whose turn it is, or an event of the end of its data."""
-        epochs, wanted = self._epochs, self._wanted.names
-        while (port := epochs.next_port(wanted)) is not None:
-            epochs.hold_due(port)
-            if epochs.has_brought_all(port):
-                self._posted.extend(epochs.finish_data(port))
-                self._ready.add(port)
-                if self._posted:
-                    return None, self._posted.popleft()
-                wanted = self._wanted.names
-                continue
-            message = port.peek() if port.held or port.state is not BLOCKED else None
-            if isinstance(message, Control):
-                return port, self._take_control(port)
-            if message is None or not epochs.has_turn(port, message):
-                return None
-            return (port, self._take_batch(port)) if wanted is None or port.input_name in wanted else None
-        return None
-
-    def _take_control(self, port: Port) -> Control:
-        control = port.take()
-        assert isinstance(control, Control)
-        self._ready.add(port)
-        return control
-
     def _poll_feedback(self) -> tuple[Port, CheckpointBarrier] | None:
         """Log the feedback, and return the barrier when it is back. The job stops at this barrier."""
         ready = self._ready
@@ -251,8 +191,7 @@ class Gate:
 
     async def wait(self) -> None:
         """Wait until ``poll`` may return something."""
-        # With ``merges_in_order``, poll has looked for the rest of ended inputs, and found that it is not wanted now.
-        if self._posted or self._ready.queue or (self._ending is not None and not self._merges_in_order):
+        if self._posted or self._ready.queue or self._ending is not None:
             return
         await self._ready.wait()
 
@@ -296,9 +235,7 @@ class Gate:
 
     def may_continue(self, port: Port) -> bool:
         """Return whether the rest of a batch of this port may follow, or other records come first now."""
-        if not self.is_wanted(port.input_name):
-            return False
-        return not self._merges_in_order or self._epochs.next_port(self._wanted.names) in (port, None)
+        return self.is_wanted(port.input_name)
 
     @property
     def stands_still(self) -> bool:
@@ -318,15 +255,10 @@ class Gate:
             self._unpark()
 
     def inputs_complete(self, epoch: int) -> list[str]:
-        """Return the inputs that bring no more records of this epoch, or of an epoch before it.
-
-        With ``merges_in_order``, these are no inputs of which a port comes after one that may bring more.
-        """
+        """Return the inputs that bring no more records of this epoch, or of an epoch before it."""
         names = dict.fromkeys(port.input_name for port in self.ports)
-        is_open = False
-        for port in sorted(self.ports, key=lambda port: not self.is_wanted(port.input_name)):
-            is_open = (is_open and self._merges_in_order) or not self._epochs.is_complete(port, epoch)
-            if is_open:
+        for port in self.ports:
+            if not self._epochs.is_complete(port, epoch):
                 names.pop(port.input_name, None)
         return list(names)
 
@@ -334,15 +266,12 @@ class Gate:
 
     @property
     def has_parked(self) -> bool:
-        """Whether it has input that is not wanted now, or whose turn has not come."""
-        return bool(self._ready.parked) or (self._merges_in_order and self._epochs.has_aside)
+        """Whether it has input that the task does not get now."""
+        return bool(self._ready.parked)
 
     def waits_for(self) -> str | None:
-        """Return for the log what the records that are set aside wait for, if they wait for their turn."""
-        if not self._merges_in_order or self._ready.parked:
-            return None
-        port = self._epochs.next_port(self._wanted.names)
-        return None if port is None else f"its records come after those of {port.channel.name}"
+        """Return for the log what the records wait for that were set aside; None if they only are not wanted."""
+        return None
 
     @property
     def held_records(self) -> int:
@@ -428,15 +357,12 @@ class Gate:
                 if not isinstance(item, SourceBatch)
             ],
             "ended": [int(port.has_ended) for port in self.ports],
-            "merges in order": int(self._merges_in_order),
             "ports": [None if port.origin is None else tuple(port.origin) for port in self.ports],
         }
 
     def takes(self, state: dict[str, PlainValue]) -> bool:
-        """Return whether ``restore`` takes this state, of a gate with the same order. The engine converts others."""
-        if (merged_in_order := state.get("merges in order")) is None:  # A snapshot of an earlier version.
-            return not (self._merges_in_order and state["held"])
-        return bool(merged_in_order) is self._merges_in_order
+        """Return whether ``restore`` takes this state: that of a gate of the same class. The engine converts others."""
+        return not state.get("merges in order")
 
     def restore(self, state: dict[str, PlainValue], logged: Iterable[tuple[int, Iterable[PlainValue]]] = ()) -> None:
         """Restore what ``snapshot`` returned. ``logged``: the feedback log of each port, as decoded frames."""
@@ -475,14 +401,14 @@ class Gate:
         The end of the wanted input's epoch may be behind these records: in a head that brings both inputs, or because
         all initial variables and data must end before any head continues.
         """
-        while isinstance(item := port.peek_behind_held(), DataBatch) and not self._epochs.end_waits(port):
-            port.take_behind_held()
+        while isinstance(item := port.channel.peek(), DataBatch):
+            port.channel.take()
             self._epochs.set_aside(port, item)
-        if not self._merges_in_order:
-            self._ready.park(port)
-        if not isinstance(item, Control):
+        self._ready.park(port)
+        if item is None:
             return None
-        port.take_behind_held()
+        assert isinstance(item, Control)
+        port.channel.take()
         self._ready.add(port)
         return item
 
@@ -547,12 +473,12 @@ class Gate:
         port.end()
         events: list[Control] = []
         # Epochs after the end of an iteration have no callback. Records that remain wait for the end.
-        if end.epoch is None or self._merges_in_order or self._epochs.lowest_pending(port) is None:
+        if end.epoch is None or self._epochs.lowest_pending(port) is None:
             events = self._epochs.bring_end_of_data(port)
         if self._all_ended():
             if (triggered := self._alignment.inputs_ended()) is not None:
                 events.append(triggered)
-            if self._merges_in_order or any(self._epochs.lowest_pending(other) is not None for other in self.ports):
+            if any(self._epochs.lowest_pending(other) is not None for other in self.ports):
                 self._ending = port, end
             else:
                 events.append(end)

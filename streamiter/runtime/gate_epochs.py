@@ -15,7 +15,6 @@ from streamiter.channels import LIMIT_BYTES
 from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
 from streamiter.deferred import Deferred, PlainValue
 from streamiter.errors import InternalError
-from streamiter.operators.source import SourceBatch
 from streamiter.records import Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, Idle, estimated_bytes
 from streamiter.runtime.port import Port
 
@@ -115,8 +114,7 @@ class GateEpochs:
     """Follows the epochs of all ports, and decides which control records the task gets.
 
     If the operator has ``epochs_in_order``, records of later epochs are set aside. A watermark then counts only after
-    the task has handled the records of its epochs; until then it is withheld. With ``merges_in_order``, records that
-    come before their turn in the order of epochs and ports are set aside, too, and the end of data waits for its turn.
+    the task has handled the records of its epochs; until then it is withheld.
     """
 
     def __init__(
@@ -124,7 +122,6 @@ class GateEpochs:
         ports: Sequence[Port],
         aside: EpochsAside | None,
         *,
-        merges_in_order: bool,
         on_held: Callable[[Port], None],
         on_data_ended: Callable[[], None],
     ) -> None:
@@ -132,19 +129,12 @@ class GateEpochs:
         self.tracker = WatermarkTracker(len(ports))
         self._ports = ports
         self._aside = aside
-        self._merges_in_order = merges_in_order
         self._on_held = on_held
         self._on_data_ended = on_data_ended
         self.idle: set[int] = set()
         """The ports that have brought ``Idle`` and no data since, by index. Others only read it."""
         self._withheld: list[float | None] = [None] * len(ports)
         """By port: the withheld watermark; infinity stands for the end of data."""
-        self._next: Port | None = None
-        """The result of ``next_port`` when all inputs are wanted."""
-        self._next_at = -1
-        """The number of changes of the tracker at that time."""
-        self._waiting_ends: set[int] = set()
-        """With ``merges_in_order``: the ports whose end of data waits for its turn, by index."""
         self._data_epochs = [BEFORE_ALL_EPOCHS] * len(ports)
         """By port: the epoch that the end of its data completes."""
         self._last_turn: int | None = None
@@ -167,7 +157,7 @@ class GateEpochs:
 
     def is_withheld(self, port: Port) -> bool:
         """Return whether a watermark of this port waits until its records have been handled."""
-        return self._withheld[port.index] is not None or port.index in self._waiting_ends
+        return self._withheld[port.index] is not None
 
     @property
     def turn(self) -> int:
@@ -177,58 +167,23 @@ class GateEpochs:
     def start_last_turn(self, epoch: int) -> None:
         self._last_turn = epoch
 
+    def turn_of(self, port: Port) -> int:
+        """Return the epoch of the records of this port that have their turn now."""
+        return self.turn
+
     def hold_due(self, port: Port) -> None:
         """Let a port hold the next records of this epoch that were set aside: as many as a channel holds."""
         if self._aside is None or port.held:
             return
-        size_bytes, epoch = 0, self.turn
-        if self._merges_in_order and self._last_turn is None:
-            epoch = self.tracker.reached(port.index) + 1
+        size_bytes, epoch = 0, self.turn_of(port)
         while size_bytes < LIMIT_BYTES and (batches := self._aside.take_next(port.index, epoch)):
             for batch in batches:
                 port.hold(batch)
             size_bytes += sum(estimated_bytes(batch.records) for batch in batches)
 
-    def next_port(self, wanted: frozenset[str] | None) -> Port | None:
-        """Return the port whose records, or the end of whose data, come next; None if all data has ended.
-
-        The order is that of the epochs, and within an epoch that of the ports. Wanted inputs are before others: records
-        that wait at a port whose input is not wanted have no turn. If it is unknown whether such a port brings a record
-        of an earlier epoch, or its watermark, it is next, so that the callback of that epoch has a fixed place, too.
-        """
-        if wanted is None and self._next_at == self.tracker.changes:
-            return self._next
-        following, lowest = None, (math.inf, True, 0)
-        for port in self._ports:
-            if self.data_has_ended(port):
-                continue
-            reached = self.tracker.reached(port.index)
-            is_wanted = wanted is None or port.input_name in wanted
-            place = reached, not is_wanted, port.index
-            if place < lowest and (is_wanted or self.lowest_pending(port) != reached + 1):
-                following, lowest = port, place
-        self._next, self._next_at = following, self.tracker.changes if wanted is None else -1
-        return following
-
-    def has_turn(self, port: Port, batch: DataBatch | SourceBatch) -> bool:
-        """Return whether a batch of the port that is next has its turn, and no record comes before it."""
-        return isinstance(batch, DataBatch) and batch.epoch == self.tracker.reached(port.index) + 1
-
-    def end_waits(self, port: Port) -> bool:
-        """Return whether the end of the data of this port waits for its turn."""
-        return port.index in self._waiting_ends
-
-    def has_brought_all(self, port: Port) -> bool:
-        """Return whether only the end of the data of this port has not been handled."""
-        return port.index in self._waiting_ends and self.lowest_pending(port) is None
-
-    @property
-    def all_finished(self) -> bool:
-        return self.tracker.all_finished
-
     def report_due(self) -> None:
         """Report the ports of which records were set aside for the current epoch."""
-        if self._aside is not None and not self._merges_in_order:
+        if self._aside is not None:
             for port in self._ports:
                 if self._aside.has(port.index, self.turn):
                     self._on_held(port)
@@ -246,17 +201,11 @@ class GateEpochs:
     def is_complete(self, port: Port, epoch: int) -> bool:
         """Return whether all records of this port up to this epoch have been handled."""
         lowest = self.lowest_pending(port)
-        has_come = self.data_has_ended(port) or self.tracker.reached(port.index) >= epoch
-        if port.has_ended and not self._merges_in_order:  # Otherwise the end must have had its turn.
-            has_come = True
+        has_come = self.data_has_ended(port) or port.has_ended or self.tracker.reached(port.index) >= epoch
         return has_come and (lowest is None or lowest > epoch)
 
     def data_has_ended(self, port: Port) -> bool:
         return self.tracker.has_finished(port.index)
-
-    @property
-    def has_aside(self) -> bool:
-        return self._aside is not None and self._aside.has_any
 
     @property
     def records_aside(self) -> int:
@@ -273,18 +222,14 @@ class GateEpochs:
     def settle(self, port: Port) -> list[Control]:
         """Count the withheld watermark of a port as far as its records have been handled."""
         withheld = self._withheld[port.index]
-        lowest = self.lowest_pending(port)
-        if port.index in self._waiting_ends and lowest is not None:
-            return self._moved(self.tracker.advance(port.index, lowest - 1))
         if withheld is None:
             return []
+        lowest = self.lowest_pending(port)
         if lowest is None:
             self._withheld[port.index] = None
             if withheld == math.inf:
                 return self.finish_data(port)
-            # The end of the data may have moved it further, for a record of a later epoch.
-            reached = max(int(withheld), self.tracker.reached(port.index))
-            return self._moved(self.tracker.advance(port.index, reached))
+            return self._moved(self.tracker.advance(port.index, int(withheld)))
         reached = int(min(withheld, lowest - 1))
         return self._moved(self.tracker.advance(port.index, reached))
 
@@ -292,12 +237,6 @@ class GateEpochs:
         """Note that a port has brought the end of its data, which completes ``epoch``."""
         if epoch is not None:
             self._data_epochs[port.index] = epoch
-        if self._merges_in_order:
-            if not self.data_has_ended(port):
-                self._waiting_ends.add(port.index)
-            events = self.settle(port)
-            self._on_data_ended()  # The current epoch may have ended for an input.
-            return events
         if self.lowest_pending(port) is None:
             return self.finish_data(port)
         self._withheld[port.index] = math.inf
@@ -307,20 +246,21 @@ class GateEpochs:
         """Note that the data of a port has ended and been handled."""
         if self.data_has_ended(port):
             return []
-        self._waiting_ends.discard(port.index)
         others = (each for each in self._ports if each.input_name == port.input_name and each is not port)
         events: list[Control] = []
         if all(map(self.data_has_ended, others)):
             events.append(InputEnded(port.input_name))
         moved = self._moved(self.tracker.finish(port.index, self._data_epochs[port.index]))
         # At the end of an iteration the end of input follows. Operators emit at that end, so the data has not ended.
-        has_ended = port.has_ended
-        if self._merges_in_order:  # The end of input may have arrived before the end of data had its turn.
-            has_ended = self._data_epochs[port.index] == BEFORE_ALL_EPOCHS
-        events += [EndOfData(self.tracker.watermark)] if self.tracker.all_finished and not has_ended else moved
+        only_data = self.tracker.all_finished and not self.ends_with_input(port)
+        events += [EndOfData(self.tracker.watermark)] if only_data else moved
         events += self._all_idle()
         self._on_data_ended()
         return events
+
+    def ends_with_input(self, port: Port) -> bool:
+        """Return whether the data of a port, which has ended, ends with the input."""
+        return port.has_ended
 
     def bring_idle(self, port: Port) -> list[Control]:
         self.idle.add(port.index)
@@ -346,14 +286,12 @@ class GateEpochs:
             "data_ended": [int(self.data_has_ended(port)) for port in self._ports],
             "data_epochs": list(self._data_epochs),
             "deferred": list(self._withheld),
-            "waiting ends": sorted(self._waiting_ends),
         }
 
     def restore(self, state: dict[str, PlainValue]) -> None:
         self.tracker.restore(state["watermarks"])
         self._data_epochs = list(state["data_epochs"])
         self._withheld = list(state["deferred"])
-        self._waiting_ends = set(state.get("waiting ends", ()))
         if self._aside is not None:
             self._aside.restore(state["aside"])
 

@@ -31,6 +31,7 @@ from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import EpochsAside
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_key, leaves_loop
 from streamiter.runtime.instance import Feeder, OperatorInstance
+from streamiter.runtime.ordered_gate import OrderedGate
 from streamiter.runtime.output import ChannelOutput, EdgeWriter, FeedbackWriter, Forward, Writer
 from streamiter.runtime.port import Port, PortOrigin
 from streamiter.runtime.task import Task
@@ -39,6 +40,8 @@ from streamiter.runtime.watchdog import STALL_AFTER_S
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
+
+    from streamiter.checkpoints.disk_queue import SpillQueue
 
 _AnyChannel: TypeAlias = Channel | FeedbackChannel
 C = TypeVar("C", Channel, FeedbackChannel)
@@ -232,17 +235,7 @@ class Planner:
             )
             ports = [Port(0, SINGLE_INPUT, feeder.channel, is_feedback=False)]
             input_names = [SINGLE_INPUT]
-        epochs_aside = None
-        in_order, merges_in_order = self._has_epochs_in_order(head), self._merges_in_order(head, ports)
-        if in_order or merges_in_order:
-            epochs_aside = EpochsAside(lambda: spill_queue(name, head.limits, self.plain_data))
-        gate = Gate(
-            ports,
-            epochs_aside=epochs_aside,
-            epochs_in_order=in_order,
-            merges_in_order=merges_in_order,
-            make_feedback_queue=lambda: spill_queue(f"{name}, feedback of a checkpoint", head.limits, self.plain_data),
-        )
+        gate = self._make_gate(head, name, ports)
         feedback = [port.channel for port in ports if isinstance(port.channel, FeedbackChannel)]
         self._attach(head, subtask, name, feedback)
         progress = Progress()
@@ -265,6 +258,18 @@ class Planner:
             rounds=rounds,
             cuts_by_time=self._cuts_by_time,
         )
+
+    def _make_gate(self, head: Step, name: str, ports: Sequence[Port]) -> Gate:
+        def feedback_queue() -> SpillQueue:
+            return spill_queue(f"{name}, feedback of a checkpoint", head.limits, self.plain_data)
+
+        in_order, merges_in_order = self._has_epochs_in_order(head), self._merges_in_order(head, ports)
+        if not in_order and not merges_in_order:
+            return Gate(ports, make_feedback_queue=feedback_queue)
+        aside = EpochsAside(lambda: spill_queue(name, head.limits, self.plain_data))
+        if not merges_in_order:
+            return Gate(ports, epochs_aside=aside, make_feedback_queue=feedback_queue)
+        return OrderedGate(ports, epochs_aside=aside, epochs_in_order=in_order, make_feedback_queue=feedback_queue)
 
     def _attach(self, head: Step, subtask: int, name: str, feedback: Sequence[FeedbackChannel]) -> None:
         operator = self._operators[head][subtask]

@@ -16,6 +16,7 @@ from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.records import CheckpointBarrier, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, slice_batch
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import EpochsAside, InputEnded
+from streamiter.runtime.ordered_gate import OrderedGate
 from streamiter.runtime.port import Port
 
 Item = DataBatch | Control
@@ -67,11 +68,10 @@ class GateRun:
             Port(number, name, channel, is_feedback=False)
             for number, (name, channel) in enumerate(zip(self.inputs, self.channels, strict=True))
         ]
-        self.gate = Gate(
-            ports,
-            epochs_aside=aside() if self.in_order else None,
-            merges_in_order=self.merges_in_order,
-            epochs_in_order=self.epochs_in_order,
+        self.gate = (
+            OrderedGate(ports, epochs_aside=aside(), epochs_in_order=self.epochs_in_order)
+            if self.merges_in_order
+            else Gate(ports, epochs_aside=aside() if self.in_order else None)
         )
         weakref.finalize(self, self.gate.close)  # The records set aside may be in files.
         if self.restored is not None:
