@@ -201,7 +201,8 @@ class Head(ReceivingHead):
             return
         self.received.add(epoch, len(records))
         if self._held is not None and epoch > self._released + (self._max_epochs_ahead or 0):
-            self._held.put(0, DataBatch(records, epoch))
+            # Queues by channel give the feedback of an epoch an order that does not depend on the speed of tasks.
+            self._held.put(out.port, DataBatch(records, epoch))
         else:
             out.emit_batch(records, epoch)
 
@@ -215,8 +216,9 @@ class Head(ReceivingHead):
         held = self._held
         if held is None:
             return
-        while (epoch := held.lowest_epoch(0)) is not None and epoch <= up_to_epoch:
-            for batch in held.take_next(0, epoch):
+        while (first := held.first()) is not None and first[0] <= up_to_epoch:
+            epoch, port = first
+            for batch in held.take_next(port, epoch):
                 out.emit_batch(batch.records, batch.epoch)
                 await out.room()
 

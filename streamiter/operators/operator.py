@@ -278,6 +278,9 @@ class Progress:
 class BoundaryOutput:
     """The output of a :class:`Boundary`: records of any epoch, and control records in order with them."""
 
+    port: int = 0
+    """The number of the channel of the records that are handled now."""
+
     def emit_batch(self, records: Batch, epoch: int) -> None:
         """Emit records of that epoch."""
         raise NotImplementedError

@@ -74,6 +74,14 @@ class WatermarkTracker:
     def reached(self, channel: int) -> int:
         return self._watermarks[channel]
 
+    def slowest(self) -> int | None:
+        """Return the unfinished channel with the lowest watermark, the first of several; None if all are finished."""
+        slowest = None
+        for channel, watermark in enumerate(self._watermarks):
+            if not self._finished[channel] and (slowest is None or watermark < self._watermarks[slowest]):
+                slowest = channel
+        return slowest
+
     def advance(self, channel: int, epoch: int) -> int | None:
         """Note a watermark of ``channel``; return the operator's new watermark if it has changed, or None."""
         if epoch < (before := self._watermarks[channel]):
@@ -322,12 +330,16 @@ class EpochsAside:
         batches = self._batches.get(port)
         return min(batches) if batches else None
 
+    def first(self) -> tuple[int, int] | None:
+        """Return the lowest epoch of all, and the lowest port that has batches of it; None if there are none."""
+        first = None
+        for port, batches in self._batches.items():
+            if batches and (first is None or (min(batches), port) < first):
+                first = min(batches), port
+        return first
+
     def has(self, port: int, epoch: int) -> bool:
         return epoch in self._batches.get(port, ())
-
-    @property
-    def has_any(self) -> bool:
-        return any(self._batches.values())
 
     def take_next(self, port: int, epoch: int) -> list[DataBatch]:
         """Take the next batches of this port and this epoch; return an empty list if there are none.

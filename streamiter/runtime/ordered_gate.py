@@ -39,10 +39,15 @@ class OrderedEpochs(GateEpochs):
         on_data_ended: Callable[[], None],
     ) -> None:
         super().__init__(ports, aside, on_held=on_held, on_data_ended=on_data_ended)
-        self._waiting_ends: set[int] = set()
+        # The gate reads these attributes for each batch, and a call takes as long as five such reads.
+        self.waiting_ends: set[int] = set()
         """The ports whose end of data waits for its turn, by index."""
+        self.ports_aside: set[int] = set()
+        """The ports of which records were set aside, by index."""
+        self.next_epoch = 0
+        """The epoch of the records of the next port that have their turn."""
         self._next: Port | None = None
-        """The result of ``next_port`` when all inputs were wanted."""
+        """The next port when all inputs were wanted."""
         self._next_at = -1
         """The number of changes of the tracker at that time."""
 
@@ -53,34 +58,47 @@ class OrderedEpochs(GateEpochs):
         without a record may bring a watermark. If that may be of an earlier epoch, the port is next, so that the
         callback of that epoch has a fixed place.
         """
-        if wanted is None and self._next_at == self.tracker.changes:
+        if wanted is None:
+            if self._next_at != self.tracker.changes:
+                self._next_at = self.tracker.changes
+                slowest = self.tracker.slowest()
+                self._next = None if slowest is None else self._ports[slowest]
+                self.next_epoch = 0 if slowest is None else self.tracker.reached(slowest) + 1
             return self._next
+        self._next_at = -1
         following, lowest = None, (math.inf, True, 0)
         for port in self._ports:
             if self.data_has_ended(port):
                 continue
             reached = self.tracker.reached(port.index)
-            is_wanted = wanted is None or port.input_name in wanted
+            is_wanted = port.input_name in wanted
             place = reached, not is_wanted, port.index
             if place < lowest and (is_wanted or self.lowest_pending(port) != reached + 1):
-                following, lowest = port, place
-        self._next, self._next_at = following, self.tracker.changes if wanted is None else -1
+                following, lowest, self.next_epoch = port, place, reached + 1
         return following
 
     def turn_of(self, port: Port) -> int:
         """Return the epoch of the records of this port that have their turn when the port is next."""
         return self.tracker.reached(port.index) + 1 if self._last_turn is None else self._last_turn
 
-    def end_waits(self, port: Port) -> bool:
-        """Return whether the end of the data of this port waits for its turn."""
-        return port.index in self._waiting_ends
+    def set_aside(self, port: Port, batch: DataBatch) -> None:
+        super().set_aside(port, batch)
+        self.ports_aside.add(port.index)
 
-    @property
-    def has_aside(self) -> bool:
-        return self._aside is not None and self._aside.has_any
+    def hold_due(self, port: Port) -> None:
+        super().hold_due(port)
+        assert self._aside is not None
+        if self._aside.lowest_epoch(port.index) is None:
+            self.ports_aside.discard(port.index)
+
+    def report_due(self) -> None:
+        """Do nothing: the gate looks at the next port in each turn."""
+
+    def lowest_pending(self, port: Port) -> int | None:
+        return super().lowest_pending(port) if port.held or port.index in self.ports_aside else None
 
     def is_withheld(self, port: Port) -> bool:
-        return port.index in self._waiting_ends or super().is_withheld(port)
+        return port.index in self.waiting_ends or self._withheld[port.index] is not None
 
     def is_complete(self, port: Port, epoch: int) -> bool:
         """Return whether all records of this port up to this epoch have been handled; an end must have had its turn."""
@@ -92,7 +110,7 @@ class OrderedEpochs(GateEpochs):
 
     def settle(self, port: Port) -> list[Control]:
         """Count what waits until the records of a port have been handled; the end of data still waits for its turn."""
-        if port.index not in self._waiting_ends:
+        if port.index not in self.waiting_ends:
             return super().settle(port)
         reached, withheld = self.tracker.reached(port.index), self._withheld[port.index]
         if (lowest := self.lowest_pending(port)) is not None:
@@ -106,13 +124,13 @@ class OrderedEpochs(GateEpochs):
         if epoch is not None:
             self._data_epochs[port.index] = epoch
         if not self.data_has_ended(port):
-            self._waiting_ends.add(port.index)
+            self.waiting_ends.add(port.index)
         events = self.settle(port)
         self._on_data_ended()  # The current epoch may have ended for an input.
         return events
 
     def finish_data(self, port: Port) -> list[Control]:
-        self._waiting_ends.discard(port.index)
+        self.waiting_ends.discard(port.index)
         return super().finish_data(port)
 
     def ends_with_input(self, port: Port) -> bool:
@@ -122,11 +140,12 @@ class OrderedEpochs(GateEpochs):
     # -- state ---------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, PlainValue]:
-        return super().snapshot() | {"waiting ends": sorted(self._waiting_ends)}
+        return super().snapshot() | {"waiting ends": sorted(self.waiting_ends)}
 
     def restore(self, state: dict[str, PlainValue]) -> None:
         super().restore(state)
-        self._waiting_ends = set(state.get("waiting ends", ()))
+        self.waiting_ends = set(state.get("waiting ends", ()))
+        self.ports_aside = {port for port, *_ in state["aside"]}
 
 
 @final
@@ -184,8 +203,9 @@ class OrderedGate(Gate):
         """Return the next item of the port that is next, or an event of the end of its data."""
         epochs, wanted = self._ordered, self._wanted.names
         while (port := epochs.next_port(wanted)) is not None:
-            epochs.hold_due(port)
-            if epochs.end_waits(port) and epochs.lowest_pending(port) is None:
+            if port.index in epochs.ports_aside:
+                epochs.hold_due(port)
+            if port.index in epochs.waiting_ends and epochs.lowest_pending(port) is None:
                 self._posted.extend(epochs.finish_data(port))
                 self._ready.add(port)  # Records of the end of the iteration may follow.
                 if self._posted:
@@ -196,7 +216,7 @@ class OrderedGate(Gate):
             if isinstance(message, Control):
                 return port, self._take_control(port)
             is_wanted = wanted is None or port.input_name in wanted
-            if is_wanted and isinstance(message, DataBatch) and message.epoch == epochs.turn_of(port):
+            if is_wanted and isinstance(message, DataBatch) and message.epoch == epochs.next_epoch:
                 return port, self._take_batch(port)
             return None
         return None
@@ -214,7 +234,7 @@ class OrderedGate(Gate):
         has had its turn, and come after all other records.
         """
         epochs = self._ordered
-        while isinstance(item := port.peek_behind_held(), DataBatch) and not epochs.end_waits(port):
+        while isinstance(item := port.peek_behind_held(), DataBatch) and port.index not in epochs.waiting_ends:
             port.take_behind_held()
             epochs.set_aside(port, item)
         if not isinstance(item, Control):
@@ -248,7 +268,7 @@ class OrderedGate(Gate):
 
     @property
     def has_parked(self) -> bool:
-        return super().has_parked or self._ordered.has_aside
+        return bool(self._ready.parked or self._ordered.ports_aside)
 
     def waits_for(self) -> str | None:
         port = None if self._ready.parked else self._ordered.next_port(self._wanted.names)

@@ -321,16 +321,15 @@ class Planner:
     def _merges_in_order(self, step: Step, ports: Sequence[Port]) -> bool:
         """Return whether the gate of a step hands over the records of several channels in a fixed order.
 
-        In a synchronous loop the results must not depend on the speed of tasks. The initial variables of a head come
-        before its feedback anyway, so it needs no order if each of them has one channel.
+        In a synchronous loop the results must not depend on the speed of tasks. Heads hold their feedback, and put it
+        into order themselves.
         """
-        operator = self._operators[step][0]
         return (
             step.loop is not None
             and step.loop.max_epochs_ahead == 0
             and step.service is None
-            and not operator.any_order
-            and len(ports) > (len(step.input_names()) if isinstance(operator, Boundary) else 1)
+            and not self._operators[step][0].any_order
+            and sum(not port.is_feedback for port in ports) > 1
         )
 
     def _is_per_round(self, step: Step) -> bool:

@@ -179,11 +179,19 @@ class Port:
 
     def peek(self) -> DataBatch | SourceBatch | Control | None:
         """Return the next item without taking it, or None."""
-        return self.held[0] if self.held else self.peek_behind_held()
+        if self.held:
+            return self.held[0]
+        return self.channel.peek() if self.restored is None else self._peek_restored(self.restored)
 
     def take(self) -> DataBatch | SourceBatch | Control:
         """Take the next item. It is logged when it leaves the channel, and so only once."""
-        return self._take_held() if self.held else self.take_behind_held()
+        if self.held:
+            return self._take_held()
+        item = self.channel.take() if self.restored is None else self.restored.take()
+        if self.log is not None and not isinstance(item, CheckpointBarrier):
+            assert not isinstance(item, SourceBatch)
+            self.log.put(item)
+        return item
 
     def peek_behind_held(self) -> DataBatch | SourceBatch | Control | None:
         """Return the next item that is not held, without taking it, or None."""
@@ -191,10 +199,9 @@ class Port:
 
     def take_behind_held(self) -> DataBatch | SourceBatch | Control:
         """Take the next item that is not held."""
-        item = self.channel.take() if self.restored is None else self.restored.take()
-        if self.log is not None and not isinstance(item, CheckpointBarrier):
-            assert not isinstance(item, SourceBatch)
-            self.log.put(item)
+        held, self.held = self.held, deque()
+        item = self.take()
+        self.held = held
         return item
 
     def hold(self, item: DataBatch | Control) -> None:

@@ -336,6 +336,7 @@ class Task:
         self._records_in_a_row += len(records)
         if self._boundary is not None:
             self.first.count(records)
+            self._boundary_out.port = port.index
             # As FailuresOf does, in a tenth of the time: a loop comes here several times in each round.
             try:
                 await self._boundary.on_batch(port.input_name, records, epoch, self._boundary_out)
