@@ -277,3 +277,27 @@ async def test_the_log_names_the_held_step(caplog: pytest.LogCaptureFixture) -> 
     line = "although there is input: train[0] is held: it has input that it does not want now"
     assert f"`{line}`" in PAGE.read_text(encoding="utf-8")
     assert line in caplog.text
+
+
+async def test_the_log_names_the_channel_that_records_wait_for(caplog: pytest.LogCaptureFixture) -> None:
+    """A synchronous loop waited for a silent partition, and no line of the log said so."""
+    caplog.set_level(logging.WARNING, logger="streamiter.job")
+
+    class SecondOnly(Endless):
+        def open(self, context: Any, positions: Any) -> None:
+            self.records = [1] * context.subtask_index
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        train = data[0].rebalance().map(lambda x: x, name="train", parallelism=1)
+        return IterationBodyResult([variables[0]], [train])
+
+    flow, clock = Flow("job"), VirtualClock()
+    data = epochs_every(flow.from_source(SecondOnly, parallelism=2), records=1)
+    config = IterationConfig(max_epochs_ahead=0)
+    iterate_unbounded_streams([flow.from_items([])], [data], body, config)
+    job = await flow.start(clock=clock)
+    await clock.advance(700)
+    await job.stop("abort")
+    line = "train[0] is held: its records come after those of data 0[0] → train[0]"
+    assert f"`{line}`" in PAGE.read_text(encoding="utf-8")
+    assert line in caplog.text
