@@ -358,13 +358,14 @@ def test_a_waiting_probe_side_goes_to_disk_above_the_memory_limit(monkeypatch: p
     lives = Lives()
 
     def sub_body(streams: list[Stream]) -> list[Stream]:
-        token, rows = streams
-        return [connect(build=token, probe=rows).process(lambda: HashJoin(lives), parallelism=1)]
+        rows = streams[1]
+        build = rows.filter(lambda x: x < 2)
+        return [connect(build=build, probe=rows).process(lambda: HashJoin(lives), parallelism=1)]
 
     flow, [found] = rounds_of(sub_body, data=[range(3_000)], feedback_limits=FeedbackLimits(memory_bytes=1_000))
     run(flow, limits=ChannelLimits(records=10))
     assert opened
-    assert found.items == [(0, 0), (1, 1), (2, 2)]
+    assert found.items == [(epoch, row) for epoch in range(3) for row in range(2)]
 
 
 # -- state, timers and dead letters ------------------------------------------------------------------------
