@@ -28,14 +28,14 @@ from streamiter import (
     iterate_unbounded_streams,
     replayed,
 )
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, StreamiterError
 from streamiter.iteration import terminate_after
 from streamiter.runtime.checkpointing.commit import JobSnapshot
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.testing.simulated_time import SimulatedTime, TaskClock, Trace, where_tasks_wait
 from streamiter.testing.simulation.event_loop import Shuffle, SimulatedEventLoop
 
-SEEDS, SHUFFLES = 6, 6
+SEEDS, SHUFFLES = 6, 20
 
 
 def numbers(count: int, seed: int) -> list[float]:
@@ -169,6 +169,20 @@ def test_sums_of_floats_do_not_depend_on_any_speed(
         assert sums_of(loop, seed) == expected
 
     for_each_soak_seed(check)
+
+
+def test_records_before_their_turn_beyond_the_limit_on_disk_end_the_job() -> None:
+    """A loop set aside all data of one subtask, and filled the disk."""
+    flow = Flow("limit")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult([variables[0]], [data[0].rebalance().process(Sum, parallelism=1)])
+
+    config = IterationConfig(feedback_limits=FeedbackLimits(memory_bytes=0, disk_bytes=2_000))
+    data = cut_items(flow, numbers(2_000, 1), parallelism=2)
+    iterate_bounded_streams_until_termination([flow.from_items([])], [data], body, config)
+    with pytest.raises(StreamiterError, match="expected at most 2000 bytes of batches waiting on disk"):
+        run(flow)
 
 
 # -- random bodies --------------------------------------------------------------------------------------------
