@@ -21,29 +21,32 @@ def bounded_rounds(session: Session) -> Iterator[Figure]:
     """A bounded iteration has one small record a round for each subtask (Flink ML: 3,800 to 7,000 rounds/s)."""
     rounds = session.size(20_000, 500)
     kinds = {
-        "parallelism 1": (1, False, 20e3),
-        "parallelism 2": (2, False, 10e3),
-        "parallelism 1, criteria stream": (1, True, None),
-        "parallelism 2, criteria stream": (2, True, None),
+        "parallelism 1": (1, False, False, 20e3),
+        "parallelism 2": (2, False, False, 10e3),
+        "parallelism 1, criteria stream": (1, True, False, None),
+        "parallelism 2, criteria stream": (2, True, False, None),
+        # Each step has several channels, so that its gate puts records into order.
+        "parallelism 2, repartitioned": (2, False, True, None),
     }
     series = alternate(
         {
-            name: _measured(rounds, parallelism=parallelism, with_criteria=with_criteria)
-            for name, (parallelism, with_criteria, _) in kinds.items()
+            name: _measured(rounds, parallelism=parallelism, with_criteria=with_criteria, repartitioned=repartitioned)
+            for name, (parallelism, with_criteria, repartitioned, _) in kinds.items()
         },
         repeat=session.repeat,
     )
-    for name, (_, _, at_least) in kinds.items():
+    for name, (_, _, _, at_least) in kinds.items():
         target = None if at_least is None else Target("figure", at_least=at_least)
         yield series.figure(name, ROUNDS, target=target)
 
 
-def _measured(rounds: int, *, parallelism: int, with_criteria: bool) -> Contender:
+def _measured(rounds: int, *, parallelism: int, with_criteria: bool, repartitioned: bool) -> Contender:
     def run() -> Trial:
         flow = Flow("rounds", parallelism=parallelism)
 
         def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-            raised = variables[0].map(lambda number: number + 1)
+            variable = variables[0].rebalance() if repartitioned else variables[0]
+            raised = variable.map(lambda number: number + 1)
             last = raised.filter(lambda number: number > rounds)
             if with_criteria:
                 return IterationBodyResult([raised], [last], terminate_after(raised, rounds=rounds))
