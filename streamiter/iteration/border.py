@@ -178,6 +178,7 @@ class Head(ReceivingHead):
         self._held: EpochsAside | None = None
         self._released = -1
         self._advanced = -1
+        self._passed_watermark = -1
         self._initial_ended = False
         self._feedback_ended = False
 
@@ -230,7 +231,7 @@ class Head(ReceivingHead):
             if control.input_name == INITIAL and self._max_epochs_ahead == 0:
                 # Epoch 0 brings no feedback and never ends the iteration, so the watermark need not wait for data.
                 # Steps that merge in order then handle the data of epoch 0 as it arrives.
-                await out.control(EpochWatermark(0))
+                await self._pass_watermark(0, out)
         elif isinstance(control, EpochWatermark):
             self.received.report_up_to(control.epoch)
         elif isinstance(control, Release):
@@ -253,7 +254,12 @@ class Head(ReceivingHead):
         await self._release(epoch, out)
         self._advanced = epoch
         self.received.acknowledge(epoch)
-        await out.control(EpochWatermark(epoch))
+        await self._pass_watermark(epoch, out)
+
+    async def _pass_watermark(self, epoch: int, out: BoundaryOutput) -> None:
+        if epoch > self._passed_watermark:
+            self._passed_watermark = epoch
+            await out.control(EpochWatermark(epoch))
 
     async def emit_last(self, epoch: int, out: BoundaryOutput) -> None:
         await self._emit_held(epoch, out)
@@ -269,6 +275,7 @@ class Head(ReceivingHead):
             "received": self.received.snapshot(),
             "released": self._released,
             "advanced": self._advanced,
+            "passed": self._passed_watermark,
             "initial ended": self._initial_ended,
             "feedback ended": self._feedback_ended,
             "ended in": self.ended_in,
@@ -279,6 +286,7 @@ class Head(ReceivingHead):
         self.received.restore(state["received"])
         self._released = state["released"]
         self._advanced = state["advanced"]
+        self._passed_watermark = state.get("passed", self._advanced)  # An earlier version has passed both together.
         self._initial_ended = state["initial ended"]
         self._feedback_ended = state["feedback ended"]
         self.ended_in = state["ended in"]
@@ -304,6 +312,7 @@ class Head(ReceivingHead):
                 "received": received[head],
                 "released": min(state["released"] for state in states),
                 "advanced": min(state["advanced"] for state in states),
+                "passed": min(state.get("passed", state["advanced"]) for state in states),
                 "initial ended": all(state["initial ended"] for state in states),
                 "feedback ended": all(state["feedback ended"] for state in states),
                 "ended in": ended_in,
