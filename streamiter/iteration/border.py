@@ -325,8 +325,6 @@ class Head(ReceivingHead):
 class CriteriaHead(ReceivingHead):
     """Counts the termination criteria of each epoch and drops them: only whether there are any matters."""
 
-    any_order = True
-
     def open(self, context: Context) -> None:
         super().open(context)
         index = self.coordinator.register_criteria_head(context.post, self.surroundings.feedback_channels)
