@@ -3,8 +3,8 @@
 A :class:`Gate` reads its ports in turn, and skips an input while the operator does not want it. Three helpers decide
 what control records mean: :class:`BarrierAlignment` for barriers,
 :class:`~streamiter.runtime.gate_epochs.GateEpochs` for watermarks and ends of data,
-:class:`~streamiter.runtime.feedback.FeedbackLog` for barriers on feedback ports. :class:`WantedInputs` keeps which
-inputs the operator wants.
+:class:`~streamiter.runtime.feedback.FeedbackLog` for barriers on feedback ports.
+:class:`~streamiter.runtime.port.WantedInputs` keeps which inputs the operator wants.
 
 A port is *parked* while its input is not wanted. Records are *set aside* after they were taken from the channel and
 before the task handles them: a port *holds* the records before a barrier in its own buffer, and if the gate handles
@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Final
 
 from streamiter.checkpoints.plain_data import control_from_plain, control_to_plain
 from streamiter.deferred import PlainValue
-from streamiter.errors import ConfigurationError
 from streamiter.operators.source import SourceBatch
 from streamiter.records import (
     Batch,
@@ -36,7 +35,7 @@ from streamiter.records import (
 )
 from streamiter.runtime.feedback import BarrierReturned, FeedbackLog
 from streamiter.runtime.gate_epochs import EpochsAside, GateEpochs, InputEnded, RestHandled
-from streamiter.runtime.port import BLOCKED, Port, ReadyPorts
+from streamiter.runtime.port import BLOCKED, Port, ReadyPorts, WantedInputs
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.disk_queue import SpillQueue
@@ -558,66 +557,3 @@ class BarrierAlignment:
         triggered = self._triggered
         self._announced = self._triggered = None
         return triggered
-
-
-class WantedInputs:
-    """The inputs that an operator wants to read next, as ``wanted_inputs()`` returned them last.
-
-    If all inputs that it names have ended, all inputs are wanted.
-    """
-
-    def __init__(self, ports: Sequence[Port], has_ended: Callable[[Port], bool]) -> None:
-        self._ports = ports
-        self._has_ended = has_ended
-        self._asked_for: tuple[str, ...] | None = None
-        self.names: frozenset[str] | None = None
-        """The inputs to read now, or None for all."""
-
-    def ask(self, input_names: Iterable[str] | None) -> bool:
-        """Want only these inputs from now on, or all (None); return whether this changes the request.
-
-        Raises ConfigurationError if the value is not a collection of names, or no input has one of the names.
-        """
-        try:
-            asked_for = None if input_names is None else tuple(input_names)
-        except TypeError:
-            raise _no_names(input_names) from None
-        if asked_for == self._asked_for:
-            return False
-        if isinstance(input_names, str):
-            raise _no_names(input_names)
-        self._check_names(asked_for or ())
-        self._asked_for = asked_for
-        self._decide()
-        return True
-
-    def reconsider(self) -> bool:
-        """Decide again after a port has ended; return whether the wanted inputs may have changed."""
-        if self._asked_for is None:
-            return False
-        self._decide()
-        return True
-
-    def _decide(self) -> None:
-        asked_for = self._asked_for
-        if not asked_for:
-            self.names = None if asked_for is None else frozenset()
-            return
-        ended = all(self._has_ended(port) for port in self._ports if port.input_name in asked_for)
-        self.names = None if ended else frozenset(asked_for)
-
-    def _check_names(self, asked_for: Sequence[str]) -> None:
-        known = dict.fromkeys(port.input_name for port in self._ports)
-        unknown = [name for name in asked_for if name not in known]
-        if unknown:
-            raise ConfigurationError(
-                f"wanted_inputs(): expected names of inputs ({', '.join(known)}), given {unknown[0]!r}; "
-                "return a tuple of them, or None for all"
-            )
-
-
-def _no_names(given: object) -> ConfigurationError:
-    return ConfigurationError(
-        f"wanted_inputs(): expected a tuple or list of names, given {given!r}; "
-        f"{f'return ({given!r},)' if isinstance(given, str) else 'return None for all inputs'}"
-    )

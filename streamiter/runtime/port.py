@@ -2,8 +2,8 @@
 
 A :class:`Port` stands for one input channel. It keeps items that were taken from the channel before the task can handle
 them, joins small batches, and cuts large ones. Its :class:`PortState` tells whether the gate may read from it.
-:class:`ReadyPorts` keeps the order in which a gate reads its ports, :class:`TurnSize` measures how many records a slow
-step can handle in one turn.
+:class:`ReadyPorts` keeps the order in which a gate reads its ports, and :class:`WantedInputs` which inputs the operator
+wants. :class:`TurnSize` measures how many records a slow step can handle in one turn.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 from streamiter.channels import LIMIT_BYTES, Channel
-from streamiter.errors import InternalError
+from streamiter.errors import ConfigurationError, InternalError
 from streamiter.operators.source import SourceBatch
 from streamiter.records import (
     CheckpointBarrier,
@@ -392,6 +392,70 @@ class ReadyPorts:
         for port in parked:
             self._is_parked[port.index] = False
         return parked
+
+
+@final
+class WantedInputs:
+    """The inputs that an operator wants to read next, as ``wanted_inputs()`` returned them last.
+
+    If all inputs that it names have ended, all inputs are wanted.
+    """
+
+    def __init__(self, ports: Sequence[Port], has_ended: Callable[[Port], bool]) -> None:
+        self._ports = ports
+        self._has_ended = has_ended
+        self._asked_for: tuple[str, ...] | None = None
+        self.names: frozenset[str] | None = None
+        """The inputs to read now, or None for all."""
+
+    def ask(self, input_names: Iterable[str] | None) -> bool:
+        """Want only these inputs from now on, or all (None); return whether this changes the request.
+
+        Raises ConfigurationError if the value is not a collection of names, or no input has one of the names.
+        """
+        try:
+            asked_for = None if input_names is None else tuple(input_names)
+        except TypeError:
+            raise _no_names(input_names) from None
+        if asked_for == self._asked_for:
+            return False
+        if isinstance(input_names, str):
+            raise _no_names(input_names)
+        self._check_names(asked_for or ())
+        self._asked_for = asked_for
+        self._decide()
+        return True
+
+    def reconsider(self) -> bool:
+        """Decide again after a port has ended; return whether the wanted inputs may have changed."""
+        if self._asked_for is None:
+            return False
+        self._decide()
+        return True
+
+    def _decide(self) -> None:
+        asked_for = self._asked_for
+        if not asked_for:
+            self.names = None if asked_for is None else frozenset()
+            return
+        ended = all(self._has_ended(port) for port in self._ports if port.input_name in asked_for)
+        self.names = None if ended else frozenset(asked_for)
+
+    def _check_names(self, asked_for: Sequence[str]) -> None:
+        known = dict.fromkeys(port.input_name for port in self._ports)
+        unknown = [name for name in asked_for if name not in known]
+        if unknown:
+            raise ConfigurationError(
+                f"wanted_inputs(): expected names of inputs ({', '.join(known)}), given {unknown[0]!r}; "
+                "return a tuple of them, or None for all"
+            )
+
+
+def _no_names(given: object) -> ConfigurationError:
+    return ConfigurationError(
+        f"wanted_inputs(): expected a tuple or list of names, given {given!r}; "
+        f"{f'return ({given!r},)' if isinstance(given, str) else 'return None for all inputs'}"
+    )
 
 
 # The time that a turn of a slow step should take. It is short enough that timers, connections and other tasks do not

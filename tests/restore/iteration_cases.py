@@ -43,6 +43,7 @@ from streamiter.operators.source import Positions, SourceBatch
 from streamiter.runtime.chain import Rounds
 from streamiter.runtime.feedback import _BatchLog
 from streamiter.runtime.gate_epochs import EpochsAside
+from streamiter.runtime.ordered_gate import OrderedEpochs, OrderedGate
 
 WORDS = ["to", "be", "or", "not", "--", "to", "be", "that", "--", "is", "the"]
 
@@ -252,9 +253,9 @@ CASES = [
     Case(stamped_with_a_silent_subtask, (Stamper,), {"seed": 15}),
     Case(unbounded_loop, LOOP),
     Case(unbounded_loop, (*LOOP, _BatchLog), turns(ordered=False)),
-    Case(unbounded_synchronous_loop, LOOP, {"cuts": 5}),
-    Case(unbounded_synchronous_loop, (*LOOP, EpochCounts), turns(ordered=False)),
-    Case(unbounded_loop_on_disk, (*LOOP, SpillQueue), turns(ordered=False)),
+    Case(unbounded_synchronous_loop, (*LOOP, OrderedGate, OrderedEpochs), {"cuts": 5}),
+    Case(unbounded_synchronous_loop, (*LOOP, EpochCounts), turns()),
+    Case(unbounded_loop_on_disk, (*LOOP, SpillQueue), turns()),
     Case(listener_of_two_inputs, LOOP, {"cuts": 6}),
     Case(epochs_in_order, (*LOOP, EpochsAside), {"cuts": 6}),
     Case(epochs_in_order, (*LOOP, EpochsAside), turns(ordered=False)),
@@ -263,5 +264,5 @@ CASES = [
     Case(bounded_with_rounds_and_replay, (Replayer, MapWith), {"cuts": 4, "compare_state": False}),
     Case(bounded_with_replay_from_disk, (Replayer, ReplayCache), turns(3)),
     Case(bounded_with_tolerance, (TerminateAfter,), turns()),
-    Case(bounded_with_a_step_for_each_round, (Rounds,), turns(8, ordered=False)),
+    Case(bounded_with_a_step_for_each_round, (Rounds,), turns(8)),
 ]
