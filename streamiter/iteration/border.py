@@ -444,12 +444,12 @@ class Entrance(Boundary):
         elif isinstance(control, Terminate):
             self._ended_in = control.epoch
             await out.control(EndOfInput(control.epoch))
-        elif isinstance(control, (EpochWatermark, InputEnded)):
-            if isinstance(control, EpochWatermark):
-                self._arrived_watermark = control.epoch
-            else:
-                self._end_arrived = True
+        elif isinstance(control, EpochWatermark):
+            self._arrived_watermark = control.epoch
             await self._pass(out)
+        elif isinstance(control, InputEnded):
+            self._end_arrived = True
+            self.context.post(Admit())  # The last watermark may follow this end, and the data ends behind it.
 
     async def _admit_waiting(self, out: BoundaryOutput) -> None:
         waiting, self._waiting = self._waiting, []

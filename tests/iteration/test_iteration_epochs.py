@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from iteration.iteration_support import (
     SMALL,
+    CutItems,
     Endless,
     Log,
     WithEpoch,
@@ -192,6 +194,28 @@ def test_the_iteration_ends_after_the_epoch_in_which_the_end_of_its_data_arrives
         assert collected.items == []
         assert loop.ended_in == first_that_may_be_last
     assert callbacks(log["meet", 0]) == list(range(loop.ended_in))
+
+
+@pytest.mark.parametrize("ahead", [None, 0])
+async def test_data_ends_although_the_channel_with_the_last_epoch_ends_first(ahead: int | None) -> None:
+    """The last watermark came behind the end of the input, and the loop never ended."""
+    flow, log, long_ended = Flow("loop"), Log(), asyncio.Event()
+
+    async def end_long() -> None:
+        long_ended.set()
+
+    def stamped(items: range, at_end: Any) -> Stream:
+        return epochs_every(flow.from_source(lambda: CutItems(items, 0, at_end=at_end)), records=1)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult([variables[0]], [data[0].process(lambda: Witness(log), name="heard")])
+
+    data = stamped(range(5), end_long).union(stamped(range(2), long_ended.wait))
+    config = IterationConfig(max_epochs_ahead=ahead)
+    iterate_unbounded_streams([flow.from_items([])], [data], body, config)
+    await ended(await flow.start())
+    check_listener(log["heard", 0])
+    assert callbacks(log["heard", 0]) == [0, 1, 2, 3, 4]
 
 
 def test_a_mini_batch_holds_records_of_one_epoch() -> None:
