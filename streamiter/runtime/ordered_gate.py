@@ -56,7 +56,7 @@ class OrderedEpochs(GateEpochs):
 
         Wanted inputs come first: a record that waits at a port whose input is not wanted has no turn. Such a port
         without a record may bring a watermark. If that may be of an earlier epoch, the port is next, so that the
-        callback of that epoch has a fixed place.
+        callback of that epoch has a fixed place. If no input is wanted, a record that waits keeps its turn.
         """
         if wanted is None:
             if self._next_at != self.tracker.changes:
@@ -73,7 +73,7 @@ class OrderedEpochs(GateEpochs):
             reached = self.tracker.reached(port.index)
             is_wanted = port.input_name in wanted
             place = reached, not is_wanted, port.index
-            if place < lowest and (is_wanted or self.lowest_pending(port) != reached + 1):
+            if place < lowest and (is_wanted or not wanted or self.lowest_pending(port) != reached + 1):
                 following, lowest, self.next_epoch = port, place, reached + 1
         return following
 

@@ -256,6 +256,23 @@ def test_an_input_ends_at_the_place_of_its_next_record() -> None:
     assert run.told() == ["0", "10", "b ended", "watermark 0"]
 
 
+def test_no_end_comes_before_a_record_while_no_input_is_wanted() -> None:
+    """The end of the slower port came last, with a watermark behind the end of the input: the loop never ended."""
+    wanted: list[tuple[str, ...] | None] = [None]
+    run = merging("a", "a", wants=lambda _: wanted[0])
+    run.put_all(1, EpochWatermark(1), data(10, epoch=2), EndOfInput())
+    run.run()
+    wanted[0] = ()
+    run._ask()
+    run.put_all(0, EpochWatermark(3), EndOfInput())
+    run.run()
+    assert run.told() == ["watermark 1"]
+    wanted[0] = None
+    run._ask()
+    run.run()
+    assert run.told() == ["watermark 1", "10", "watermark 3", "a ended", "end"]
+
+
 def test_records_of_the_end_of_the_iteration_come_last() -> None:
     """Records that an operator emitted after the end of its data came before those of the last epoch, or behind."""
     run = merging("a", "b")
