@@ -6,6 +6,7 @@ A check returns the setting as a plain Python number, or raises an error that na
 from __future__ import annotations
 
 import math
+import os
 from typing import Any, Final, NamedTuple, TypeGuard
 
 import numpy as np
@@ -73,6 +74,20 @@ def fraction(option: str, value: object) -> float:
     if not 0.0 <= number < 1.0:
         raise ConfigurationError(f"{option}: expected a number from 0 to below 1, given {value!r}")
     return number
+
+
+def check_memory(
+    where: str, size_bytes: int, remedy: str, *, error: type[StreamiterError] = ConfigurationError
+) -> None:
+    """Raise an error for arrays that are larger than the memory of the machine: the system may grant it, and then end
+    the process.
+    """
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size_bytes > memory_bytes:
+        raise error(
+            f"{where}: expected numbers that fit into the memory of {memory_bytes / 2**30:,.0f} GiB, given "
+            f"{size_bytes / 2**30:,.0f} GiB; {remedy}"
+        )
 
 
 def is_number(value: object) -> TypeGuard[float | np.number[Any]]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial, reduce
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,12 +22,16 @@ from streamiter.learn.server_training import Computed, Learner, ParameterServerW
 from streamiter.models.reader import last_update
 from streamiter.networks.data import FeatureMiniBatch, TrainingSteps, from_record
 from streamiter.networks.layers.layer import Parameter
-from streamiter.networks.network import LayerGraph, Network
+from streamiter.networks.network import LayerGraph, Network, check_size
 from streamiter.networks.serving import Diverged, checked_arrays, finite_loss, version_of
+from streamiter.networks.sparse import FEATURES, DrawnRows, columns_of, drawn_weights, no_features, seed_of
 from streamiter.operators.output import Output
 from streamiter.optimizers import Optimizer
 from streamiter.parameter_server.consistency import Consistency
+from streamiter.parameter_server.psf.aggregates import PullSparse
 from streamiter.parameter_server.psf.optimize import Optimize
+from streamiter.parameter_server.psf.random import RandomNormal, RandomUniform
+from streamiter.parameter_server.psf.rows import Put
 from streamiter.records import Array
 from streamiter.topics.topic import Topic
 
@@ -52,7 +56,11 @@ Start = Mapping[str, Any] | Published | None
 
 
 def check_start(start: Start, network: Network) -> None:
-    """Raise ModelError for arrays that do not fit the network; published arrays are checked when they are read."""
+    """Raise ModelError for arrays that do not fit the network, and for a network that does not fit into memory.
+
+    Published arrays are checked when they are read.
+    """
+    check_size(network.graph())
     if start is None or isinstance(start, Published):
         return
     if not isinstance(start, Mapping):
@@ -114,7 +122,7 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
     @cached_property
     def layouts(self) -> Sequence[ParameterLayout]:
         """Return the place of the parameters in the matrices."""
-        return layouts(self.graph.parameters, self.name)
+        return layouts(self.graph.parameters, self.name, way=self.graph.drawn_as)
 
     @property
     def matrix(self) -> str:  # type: ignore[override]
@@ -138,8 +146,8 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
                 columns=layout.columns,
                 dtype=self.network.dtype.name,
                 consistency=self.consistency,
-                init=_first_rows(layout, start),
                 on_clock=optimize if self.is_in_step else None,
+                **_first_rows(layout, optimize, start),
             )
 
     async def pull(self, client: Client, mini_batch: FeatureMiniBatch) -> PulledParameters:
@@ -201,13 +209,30 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
             await client.get(layout.matrix, row=_WEIGHTS, columns=[0])
 
     async def parameters(self, client: Client) -> dict[str, object]:
-        rows = await asyncio.gather(*(client.get(layout.matrix, row=_WEIGHTS) for layout in self.layouts))
+        stored = await self._stored(client)
+        features = stored.get(FEATURES)
+        rows = await asyncio.gather(
+            *(client.get(layout.matrix, row=_WEIGHTS, columns=layout.columns_of(features)) for layout in self.layouts)
+        )
         arrays: dict[str, Array] = {}
         for layout, row in zip(self.layouts, rows, strict=True):
+            of_row = layout.arrays(row, layout.features if features is None else len(features))
             if not holds(np.isfinite(row)):
-                raise _diverged("parameter", layout.arrays(row, layout.features))
-            arrays |= layout.arrays(row, layout.features)
-        return version_of(self.network, {parameter.name: arrays[parameter.name] for parameter in self.graph.parameters})
+                raise _diverged("parameter", of_row)
+            arrays |= of_row
+        named = {parameter.name: arrays[parameter.name] for parameter in self.graph.parameters}
+        return version_of(self.network, stored | named)
+
+    async def _stored(self, client: Client) -> dict[str, Array]:
+        """Return which features the matrices store, and the seed of all others; nothing if they store all."""
+        drawn = [layout for layout in self.layouts if layout.drawn is not None]
+        if not drawn:
+            return {}
+        rows = [await client.aggregate(PullSparse(layout.matrix, row=_WEIGHTS)) for layout in drawn]
+        features = [row.columns[:: layout.width] // layout.width for row, layout in zip(rows, drawn, strict=True)]
+        default = (await client.settings(drawn[0].matrix)).default
+        assert isinstance(default, DrawnRows)
+        return {**no_features(default.seed), FEATURES: reduce(np.union1d, features)}
 
 
 def _diverged(what: str, arrays: Mapping[str, Array]) -> Diverged:
@@ -221,14 +246,26 @@ def _gradient_of(parameter: Parameter) -> Array:
     return parameter.gradient
 
 
-def _first_rows(layout: ParameterLayout, start: Mapping[str, Array]) -> Array:
-    """Return the initial rows of a matrix: the parameters, the slots of the optimizer, and a gradient of zeros.
+def _first_rows(layout: ParameterLayout, optimize: Optimize, start: Mapping[str, Array]) -> dict[str, Any]:
+    """Return the settings of a matrix with its initial rows: parameters, slots of the optimizer, a gradient of zeros.
 
     The slots fit the given weights; the usual initial slots of FTRL would first set all weights to 0.
     """
-    weights = layout.row_of(start, layout.features)
+    features = layout.features if layout.drawn is None else len(start[FEATURES])
+    weights = layout.row_of(start, features)
     slots = layout.optimizer.slots_for_warm_start(weights)
-    return np.stack([weights, *(slots[name] for name in layout.optimizer.slot_names), np.zeros_like(weights)])
+    if layout.drawn is None:
+        ordered = [slots[name] for name in layout.optimizer.slot_names]
+        return {"init": np.stack([weights, *ordered, np.zeros_like(weights)])}
+    columns = columns_of(start[FEATURES], layout.width)
+    rows = {_WEIGHTS: weights, **{optimize.slot_row(name): slot for name, slot in slots.items() if slot.any()}}
+    seed = seed_of(start)
+    return {
+        "sparse": True,
+        "vector": layout.width,
+        "default": DrawnRows(layout.drawn(seed), layout.optimizer, seed),
+        "init": [Put(layout.matrix, row, values, columns) for row, values in rows.items()] if features else 0.0,
+    }
 
 
 class NetworkWorker(ParameterServerWorker):
@@ -290,6 +327,8 @@ class ParameterLayout:
     """The shape of each parameter; without the first axis for parameters by feature."""
     features: int
     """The number of features; 1 for parameters that are not by feature."""
+    drawn: Callable[[int], RandomNormal | RandomUniform] | None = None
+    """Returns for a seed how features that were not learned from are drawn; None: the matrix stores all features."""
 
     @cached_property
     def _ranges(self) -> list[slice]:
@@ -310,9 +349,7 @@ class ParameterLayout:
         """Return the columns of some features in ascending order; None: all columns."""
         if not self.by_feature or indices is None or len(indices) == self.features:
             return None
-        if self.width == 1:
-            return indices
-        return (indices[:, np.newaxis] * self.width + np.arange(self.width)).reshape(-1)
+        return columns_of(indices, self.width)
 
     def arrays(self, row: Array, features: int) -> dict[str, Array]:
         """Return the parameters by name as views of a row; parameters by feature have ``features`` rows."""
@@ -339,16 +376,20 @@ class ParameterLayout:
         return np.concatenate(tables, axis=1).reshape(-1)
 
 
-def layouts(parameters: Iterable[Parameter], name: str) -> list[ParameterLayout]:
-    """Return a layout for each optimizer and kind of parameter; ``name`` is in front of the names of the matrices."""
+def layouts(parameters: Iterable[Parameter], name: str, *, way: str | None = None) -> list[ParameterLayout]:
+    """Return a layout for each optimizer and kind of parameter; ``name`` is in front of the names of the matrices.
+
+    With ``way``, how values of features are drawn, each parameter by feature has a layout of its own.
+    """
     groups: list[list[Parameter]] = []
     for parameter in parameters:
-        group = next((group for group in groups if _are_alike(group[0], parameter)), None)
+        is_alone = parameter.by_feature and way is not None
+        group = None if is_alone else next((group for group in groups if _are_alike(group[0], parameter)), None)
         if group is None:
             groups.append([parameter])
         else:
             group.append(parameter)
-    return [_layout(group, number, name) for number, group in enumerate(groups)]
+    return [_layout(group, number, name, way) for number, group in enumerate(groups)]
 
 
 _GIVEN: Final = "initial parameters"
@@ -358,7 +399,7 @@ def _are_alike(one: Parameter, other: Parameter) -> bool:
     return one.by_feature == other.by_feature and one.optimizer == other.optimizer
 
 
-def _layout(group: Sequence[Parameter], number: int, name: str) -> ParameterLayout:
+def _layout(group: Sequence[Parameter], number: int, name: str, way: str | None) -> ParameterLayout:
     first = group[0]
     by_feature = first.by_feature
     return ParameterLayout(
@@ -368,4 +409,5 @@ def _layout(group: Sequence[Parameter], number: int, name: str) -> ParameterLayo
         names=tuple(parameter.name for parameter in group),
         shapes=tuple(parameter.shape[1:] if by_feature else parameter.shape for parameter in group),
         features=first.shape[0] if by_feature else 1,
+        drawn=partial(drawn_weights, first, way=way) if by_feature and way is not None else None,
     )

@@ -26,7 +26,8 @@ from streamiter.networks.configuration.settings import LayerConfiguration
 from streamiter.networks.data import PlaceHolder
 from streamiter.networks.functions import Predictions
 from streamiter.networks.layers.layer import Layer, LossLayer, Parameter, initial_values
-from streamiter.numbers import whole_number
+from streamiter.networks.sparse import no_features
+from streamiter.numbers import check_memory, whole_number
 from streamiter.records import Array
 
 if TYPE_CHECKING:
@@ -115,13 +116,21 @@ class Network:
     def initial_parameters(self, seed: int, dtype: npt.DTypeLike | None = None) -> dict[str, Array]:
         """Return the initial parameters by name, drawn as ``init`` says: "xavier" or "angel".
 
-        They depend on ``seed`` and the names of the layers only; float32 has the numbers of float64, rounded.
+        They depend on ``seed`` and the names of the layers only; float32 has the numbers of float64, rounded. A network
+        that stores only features that occur stores none yet: :mod:`streamiter.networks.sparse`.
         """
         graph, kind = self.graph(dtype), self._checked(dtype)
+        check_size(graph)
         way = self.configuration.model.init
-        return {
-            parameter.name: initial_values(parameter, seed=seed, way=way, dtype=kind) for parameter in graph.parameters
+        if graph.drawn_as is None:
+            return {made.name: initial_values(made, seed=seed, way=way, dtype=kind) for made in graph.parameters}
+        whole = {
+            made.name: initial_values(made, seed=seed, way=way, dtype=kind)
+            for made in graph.parameters
+            if not made.by_feature
         }
+        no_rows = {made.name: np.empty((0, *made.shape[1:]), kind) for made in graph.parameters if made.by_feature}
+        return {**no_features(whole_number("seed", seed, 0, 2**64 - 1)), **no_rows, **whole}
 
     # -- showing
 
@@ -176,7 +185,28 @@ def build(configuration: Configuration, features: int, dtype: npt.DTypeLike, *, 
         layers[layer.name] = LAYER_KINDS[layer.type].layer(layer, inputs, place_holder)
     loss_layer = layers[configuration.loss_layer.name]
     assert isinstance(loss_layer, LossLayer)
-    return LayerGraph(list(layers.values()), place_holder, loss_layer, seed=seed)
+    graph = LayerGraph(list(layers.values()), place_holder, loss_layer, seed=seed)
+    by_feature = sum(parameter.size for parameter in graph.parameters if parameter.by_feature)
+    if configuration.model.is_sparse and by_feature > _ARRAYS_MAX:
+        graph.drawn_as = configuration.model.init
+    return graph
+
+
+# A step looks at each number of an array: at a million in 0.3 ms, and at one number of a hash table in 0.3 µs. So up to
+# this count arrays are faster, and 4 MB are not worth a hash table.
+_ARRAYS_MAX: Final = 1 << 20
+
+
+def check_size(graph: LayerGraph) -> None:
+    """Raise ModelError for parameters that do not fit into memory, before they take any."""
+    for parameter in graph.parameters:
+        if not (parameter.by_feature and graph.drawn_as):
+            rows = 2 + len(parameter.optimizer.slot_names)
+            size_bytes = rows * parameter.size * graph.place_holder.dtype.itemsize
+            remedy = (
+                "set modeltype to T_FLOAT_SPARSE, or lower indexrange" if parameter.by_feature else "lower indexrange"
+            )
+            check_memory(f"parameter {parameter.name!r} and its optimizer", size_bytes, remedy, error=ModelError)
 
 
 class LayerGraph:
@@ -207,6 +237,8 @@ class LayerGraph:
         self.place_holder = place_holder
         self.loss_layer = loss_layer
         self.parameters: list[Parameter] = [parameter for layer in self.layers for parameter in layer.parameters]
+        self.drawn_as: str | None = None
+        """How features that were not learned from are drawn; None: all features are in arrays."""
         self._seed = seed
         self._mini_batches = 0
         """The number of mini-batches that the network has learned from."""

@@ -32,6 +32,7 @@ from streamiter.models.update import ModelUpdate
 from streamiter.networks.data import LabelledRows
 from streamiter.networks.functions import Predictions
 from streamiter.networks.network import LayerGraph, Network
+from streamiter.networks.sparse import FEATURES, checked_features, values_at
 from streamiter.records import Array
 from streamiter.sparse_rows import SparseRows
 from streamiter.topics.topic import Topic
@@ -69,6 +70,9 @@ def set_values(graph: LayerGraph, arrays: Mapping[str, Array]) -> None:
     holder = graph.place_holder
     needs_all = not holder.is_sparse or len(holder.indices) == holder.feature_dimension
     for parameter in graph.parameters:
+        if parameter.by_feature and graph.drawn_as is not None:
+            parameter.values = values_at(holder.indices, parameter, arrays, graph.drawn_as)
+            continue
         whole = arrays[parameter.name]
         parameter.values = whole[holder.indices] if parameter.by_feature and not needs_all else whole
 
@@ -257,9 +261,11 @@ def checked_arrays(network: Network, given: Mapping[str, Any], subject: str) -> 
     Raises ModelError if an array is missing, has another shape or a number that is not finite, or if the network has no
     parameter of that name: then the arrays were trained in another network.
     """
-    arrays: dict[str, Array] = {}
-    parameters = network.graph().parameters
-    others = given.keys() - {parameter.name for parameter in parameters} - {NETWORK}
+    graph = network.graph()
+    parameters, is_sparse = graph.parameters, graph.drawn_as is not None
+    features = checked_features(given, graph.place_holder.feature_dimension, subject) if is_sparse else {}
+    arrays: dict[str, Array] = {**features}
+    others = given.keys() - {parameter.name for parameter in parameters} - {NETWORK, *features}
     if others:
         raise ModelError(
             f"{subject}: expected only arrays of the network, given {', '.join(sorted(map(repr, others)))}; "
@@ -267,10 +273,13 @@ def checked_arrays(network: Network, given: Mapping[str, Any], subject: str) -> 
         )
     for parameter in parameters:
         array = given.get(parameter.name)
-        if getattr(array, "shape", None) != parameter.shape:
+        expected = parameter.shape
+        if is_sparse and parameter.by_feature:
+            expected = len(features[FEATURES]), *expected[1:]
+        if getattr(array, "shape", None) != expected:
             shape = "none" if array is None else f"shape {getattr(array, 'shape', None)}"
             raise ModelError(
-                f"{subject}: expected {parameter.name!r} of shape {parameter.shape}, given {shape}; "
+                f"{subject}: expected {parameter.name!r} of shape {expected}, given {shape}; "
                 "load it with the network that it was trained as"
             )
         arrays[parameter.name] = _finite(parameter.name, array, network, subject)

@@ -147,6 +147,10 @@ class Client:
         for access in self._matrices.values():
             access.observed = -1
 
+    async def settings(self, matrix: str) -> Matrix:
+        """Return the settings of a matrix. Raises UnknownMatrix if there is none of this name."""
+        return (self._matrices.get(matrix) or await self._find(matrix)).matrix
+
     # -- reading ---------------------------------------------------------------------------------------
 
     async def get(

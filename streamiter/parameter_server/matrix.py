@@ -5,10 +5,11 @@ A *block* is a range of rows and columns. Each block is stored on one shard; a c
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, NamedTuple, final
+from typing import Any, Final, Literal, NamedTuple, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +23,24 @@ DType = Literal["float32", "float64", "int64"]
 DTYPES = ("float32", "float64", "int64")
 
 
+class DrawnValues(abc.ABC):
+    """Values of the columns that a sparse matrix does not store: a function of row and column, so they never change."""
+
+    @abc.abstractmethod
+    def draws(self, row: int) -> bool:
+        """Whether the row has such values; the default of other rows is 0."""
+
+    @abc.abstractmethod
+    def draw(self, row: int, columns: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
+        """Write the values of these columns, in any order, to ``out``."""
+
+
 @dataclass(frozen=True, eq=False)
 class Matrix:
     """The settings of one matrix: ``rows`` × ``columns`` numbers, cut into blocks.
 
-    A sparse matrix stores only the numbers that differ from ``default``.
+    A sparse matrix stores only the numbers that differ from ``default``, or all numbers that were changed if the
+    default is drawn.
 
     >>> Matrix("w", rows=2, columns=10).block is None
     True
@@ -38,8 +52,10 @@ class Matrix:
     dtype: DType = "float64"
     consistency: Consistency = field(default_factory=ASP)
     sparse: bool = False
-    default: float = 0.0
-    """The value of columns that a sparse matrix does not store."""
+    default: float | DrawnValues = 0.0
+    """The value of columns that a sparse matrix does not store, or a function that draws it."""
+    vector: int = 1
+    """So many neighbouring columns are stored together in a sparse matrix: the numbers of one feature."""
     block: tuple[int, int] | None = None
     """(rows, columns) of one block; None: all rows, and as many columns as give each shard one block."""
     init: object = 0.0
@@ -61,14 +77,23 @@ class Matrix:
             )
         if not isinstance(self.sparse, bool):
             raise ConfigurationError(f"{where}, sparse=: expected True or False, given {self.sparse!r}")
-        if not is_number(self.default) or (self.default and not self.sparse):
+        is_drawn = isinstance(self.default, DrawnValues)
+        if not (is_drawn or is_number(self.default)) or (self.default and not self.sparse):
             raise ConfigurationError(
-                f"{where}, default=: expected a number, and sparse=True where it is not 0, given {self.default!r}"
+                f"{where}, default=: expected a number or random numbers such as psf.RandomNormal(…), and sparse=True "
+                f"where it is not 0, given {self.default!r}"
             )
-        if not self._compares_with(self.default):
+        if not (is_drawn or self._compares_with(cast("float", self.default))):
             raise ConfigurationError(
                 f"{where}, default=: expected {'a whole' if self.dtype == 'int64' else 'a'} number, as columns of a "
                 f"matrix of {self.dtype} can be compared with, given {self.default!r}"
+            )
+        vector = whole_number(f"{where}, vector=", self.vector, 1)
+        object.__setattr__(self, "vector", vector)
+        if vector > 1 and (not self.sparse or self.columns % vector or (self.block and self.block[1] % vector)):
+            raise ConfigurationError(
+                f"{where}, vector=: expected sparse=True, and columns and blocks of whole vectors, given "
+                f"vector={vector}, sparse={self.sparse}, columns={self.columns:,}, block={self.block}"
             )
         if self.block is not None:
             if not isinstance(self.block, (tuple, list)) or len(self.block) != 2:
@@ -106,12 +131,16 @@ class Matrix:
         """The dtype of the numbers."""
         return np.dtype(self.dtype)
 
+    def draws(self, row: int) -> bool:
+        """Whether the default of a row is drawn."""
+        return isinstance(self.default, DrawnValues) and self.default.draws(row)
+
     def check_same(self, other: Matrix) -> None:
         """Raise ParameterServerError if a matrix of the same name has another setting.
 
         ``init`` is not compared, because only the first call of ``create_matrix`` uses it.
         """
-        for name in ("rows", "columns", "dtype", "consistency", "sparse", "default", "block", "on_clock"):
+        for name in ("rows", "columns", "dtype", "consistency", "sparse", "default", "vector", "block", "on_clock"):
             if getattr(self, name) != getattr(other, name):
                 raise ParameterServerError(
                     f"matrix {self.name!r}: expected the settings it was made with, given "
@@ -170,7 +199,8 @@ class MatrixPartitioning:
 
     def __init__(self, matrix: Matrix, shards: int) -> None:
         self._matrix = matrix
-        rows, columns = matrix.block or (matrix.rows, -(-matrix.columns // min(shards, matrix.columns)))
+        vectors = matrix.columns // matrix.vector
+        rows, columns = matrix.block or (matrix.rows, -(-vectors // min(shards, vectors)) * matrix.vector)
         rows, columns = min(rows, matrix.rows), min(columns, matrix.columns)
         self._block_rows, self._block_columns = rows, columns
         row_ranges = [range(row, min(row + rows, matrix.rows)) for row in range(0, matrix.rows, rows)]

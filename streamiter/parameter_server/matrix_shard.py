@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
@@ -508,6 +508,8 @@ def check_first_values(matrix: Matrix, partitioning: MatrixPartitioning) -> None
         init_values(matrix)
     if (on_clock := clock_function(matrix)) is not None:
         functions.append(on_clock)
+    if isinstance(matrix.default, UpdateFunction):
+        check_function(matrix.default, replace(matrix, default=0.0), partitioning)
     for function in functions:
         check_function(function, matrix, partitioning)
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ParameterServerError
-from streamiter.numbers import whole_number
+from streamiter.numbers import check_memory, whole_number
 from streamiter.parameter_server.calls import ShardLink, WaitingReply
 from streamiter.parameter_server.consistency import BSP, SSP, Consistency
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning, Slice, fits_int64, unknown_matrix
@@ -237,6 +237,10 @@ class MatrixAccess:
 
     def reading(self, rows: Sequence[int], columns: Columns | None) -> MatrixRead:
         """Return a read of these rows and columns into an array of (rows, columns)."""
+        if columns is None:
+            size_bytes = len(rows) * self.matrix.columns * self._dtype.itemsize
+            where, remedy = f"get of all columns of matrix {self.matrix.name!r}", "name columns, or use psf.PullSparse"
+            check_memory(where, size_bytes, remedy, error=ParameterServerError)
         reading = MatrixRead(np.empty((len(rows), self.width(columns)), self._dtype))
         for into, (row, slices) in zip(reading.result, self._split(rows, columns), strict=True):
             reading.add_row(row, slices, into)

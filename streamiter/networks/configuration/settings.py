@@ -294,7 +294,7 @@ class ModelSettings:
     """The section ``model``: the parameters, and the folders of saved models."""
 
     model_type: Annotated[str, _choice(_MODEL_TYPES)] = "T_FLOAT_DENSE"
-    """``T_FLOAT_…``: float32, ``T_DOUBLE_…``: float64. The parameter server chooses dense or sparse storage."""
+    """``T_FLOAT_…``: float32, ``T_DOUBLE_…``: float64. ``…_SPARSE…``: features that do not occur take no memory."""
     model_size: Annotated[int, _whole(1, off=-1)] = -1
     block_size: Annotated[int, _whole(1)] = 1_000_000
     load_path: Annotated[str | None, Keys.text] = None
@@ -306,6 +306,11 @@ class ModelSettings:
     def dtype(self) -> Literal["float32", "float64"]:
         """Return the dtype of all parameters and all arithmetic."""
         return "float64" if self.model_type.startswith("T_DOUBLE") else "float32"
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether features that do not occur take no memory."""
+        return "SPARSE" in self.model_type
 
 
 @dataclass(frozen=True, slots=True)

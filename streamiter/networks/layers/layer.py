@@ -55,7 +55,7 @@ class Parameter:
     @property
     def size(self) -> int:
         """Return the number of numbers in the array."""
-        return int(np.prod(self.shape))
+        return math.prod(self.shape)
 
 
 class Status(enum.IntEnum):
@@ -294,7 +294,7 @@ class LossLayer(Layer):
 
 
 # The standard deviation of Angel's RandomNormal, whose mean is 0.
-_ANGEL_DEVIATION: Final = 1e-4
+ANGEL_DEVIATION: Final = 1e-4
 
 
 def initial_values(parameter: Parameter, *, seed: int, way: str = "xavier", dtype: npt.DTypeLike = "float32") -> Array:
@@ -325,13 +325,18 @@ def _stream(seed: int, name: str) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64([whole_number("seed", seed, 0), *words]))
 
 
+def xavier_limit(parameter: Parameter) -> float:
+    """Return the largest number of Xavier's initial values."""
+    return math.sqrt(6.0 / (parameter.fan_in + parameter.fan_out))
+
+
 def _xavier(stream: np.random.Generator, parameter: Parameter) -> npt.NDArray[np.float64]:
-    limit = math.sqrt(6.0 / (parameter.fan_in + parameter.fan_out))
+    limit = xavier_limit(parameter)
     return stream.uniform(-limit, limit, parameter.shape)
 
 
 def _angel(stream: np.random.Generator, parameter: Parameter) -> npt.NDArray[np.float64]:
-    return stream.normal(0.0, _ANGEL_DEVIATION, parameter.shape)
+    return stream.normal(0.0, ANGEL_DEVIATION, parameter.shape)
 
 
 _WAYS: Final[Mapping[str, Callable[[np.random.Generator, Parameter], npt.NDArray[np.float64]]]] = {

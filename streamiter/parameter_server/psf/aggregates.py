@@ -266,7 +266,7 @@ _PulledSparse: TypeAlias = tuple[int, int, Columns, Numbers, float]
 class PullSparse(Checked, GetFunction):
     """Return the columns of a row that differ from its default, with their values: a ``SparseRow``.
 
-    The default of a dense row is 0.
+    The default of a dense row is 0; a drawn default is NaN.
 
     >>> PullSparse("w", row=0)
     PullSparse(matrix='w', row=0)
@@ -274,6 +274,8 @@ class PullSparse(Checked, GetFunction):
 
     matrix: str
     row: Row
+
+    only_stored = True
 
     def partition_get(self, block: Block, part: Part) -> _PulledSparse:
         del part

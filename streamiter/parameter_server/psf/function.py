@@ -21,7 +21,7 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError
 from streamiter.importing import importable_name
 from streamiter.numbers import is_number, not_negative, plain_float, positive, whole_number
-from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
+from streamiter.parameter_server.matrix import BlockRange, DrawnValues, Matrix, MatrixPartitioning
 from streamiter.parameter_server.storage.block import Block, Columns, DTypeOfNumbers, Numbers, SparseRow
 
 Part: TypeAlias = Any
@@ -92,6 +92,9 @@ class PartitionFunction(abc.ABC):
     """
 
     matrix: str
+
+    only_stored: ClassVar[bool] = False
+    """True: it needs no columns that a sparse row does not store, so the default of the row may be drawn."""
 
     @property
     def name(self) -> str:
@@ -174,6 +177,13 @@ def check_function(function: PartitionFunction, matrix: Matrix, partitioning: Ma
     for row in rows:
         partitioning.checked_row(row)
     partitioning.check_same_row_block(rows, function.name)
+    if isinstance(matrix.default, DrawnValues) and not function.only_stored:
+        drawn = next((row for row in rows or range(matrix.rows) if matrix.draws(row)), None)
+        if drawn is not None:
+            raise ParameterServerError(
+                f"{where(function, matrix)}: expected rows whose default is a number, given row {drawn}, whose default "
+                "is drawn; use get and add with columns=, psf.Optimize, psf.PullSparse, or psf.Put with columns="
+            )
     function.check(matrix)
 
 

@@ -30,7 +30,7 @@ from streamiter.errors import OutOfRange, ParameterServerError
 from streamiter.importing import importable_name
 from streamiter.numbers import whole_number
 from streamiter.optimizers import Optimizer, checked_optimizer
-from streamiter.parameter_server.matrix import Matrix
+from streamiter.parameter_server.matrix import DrawnValues, Matrix
 from streamiter.parameter_server.psf.function import (
     AtLeast1,
     AtLeast1OrNone,
@@ -102,7 +102,7 @@ class OptimizerRows(Checked, UpdateFunction):
     def check(self, matrix: Matrix) -> None:
         self.rows(matrix)
         check_fractions_fit(self, matrix)
-        if matrix.default:
+        if matrix.default and not isinstance(matrix.default, DrawnValues):
             raise ParameterServerError(
                 f"{where(self, matrix)}: expected default=0.0, the first value of gradients and slots, given "
                 f"{matrix.default}; give the weights their default with psf.Fill"
@@ -135,6 +135,7 @@ class Optimize(OptimizerRows):
     scale: Positive = 1.0
     sparse: bool = False
 
+    only_stored = True
     checks_blocks = True
     checks_when_run = True
 

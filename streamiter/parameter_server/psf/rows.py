@@ -39,7 +39,7 @@ from streamiter.parameter_server.psf.function import (
     where,
     without_default,
 )
-from streamiter.parameter_server.storage.block import Block, Numbers, SparseRow
+from streamiter.parameter_server.storage.block import Block, Columns, Numbers, SparseRow
 
 # -- a row and an array ----------------------------------------------------------------------------------------
 
@@ -83,8 +83,45 @@ class _OfWholeRow(ComparedByContent, Checked, UpdateFunction):
                 self._ufunc(row, part, out=row)
 
 
+class _OfRowOrColumns(_OfWholeRow):
+    """Row = ``ufunc(row, array)``, or the same for some columns."""
+
+    columns: ColumnsOrAll
+
+    @property
+    def only_stored(self) -> bool:  # type: ignore[override]
+        return self.columns is not None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.columns is not None:
+            check_as_many(self, "columns", self.array_field)
+
+    def check(self, matrix: Matrix) -> None:
+        if self.columns is None:
+            super().check(matrix)
+        else:
+            Checked.check(self, matrix)
+
+    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Part]]:
+        if self.columns is None:
+            return super().split(matrix, partitioning)
+        return _split_columns(self.row, self.columns, getattr(self, self.array_field), matrix, partitioning)
+
+    def partition_update(self, block: Block, part: Part) -> None:
+        if self.columns is None:
+            super().partition_update(block, part)
+        else:
+            with np.errstate(all="ignore"):
+                self._change(block, *part)
+
+    @abc.abstractmethod
+    def _change(self, block: Block, columns: Columns, values: Numbers) -> None:
+        """Change some columns of the row."""
+
+
 @dataclass(frozen=True, eq=False)
-class Increment(_OfWholeRow, ufunc=np.add):
+class Increment(_OfRowOrColumns, ufunc=np.add):
     """Row += ``delta``, or some of its ``columns`` += ``delta``; a column that is named twice gets both.
 
     :meth:`Client.add` does the same, but waits where the consistency says so; ``Increment`` never waits.
@@ -100,28 +137,8 @@ class Increment(_OfWholeRow, ufunc=np.add):
     delta: Values
     columns: ColumnsOrAll = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.columns is not None:
-            check_as_many(self, "columns", "delta")
-
-    def check(self, matrix: Matrix) -> None:
-        if self.columns is None:
-            super().check(matrix)
-        else:
-            Checked.check(self, matrix)
-
-    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Part]]:
-        if self.columns is None:
-            return super().split(matrix, partitioning)
-        return _split_columns(self.row, self.columns, self.delta, matrix, partitioning)
-
-    def partition_update(self, block: Block, part: Part) -> None:
-        if self.columns is None:
-            super().partition_update(block, part)
-        else:
-            with np.errstate(all="ignore"):
-                block.add(self.row, *part)
+    def _change(self, block: Block, columns: Columns, values: Numbers) -> None:
+        block.add(self.row, columns, values)
 
 
 def _split_columns(
@@ -194,19 +211,26 @@ def _put(values: Numbers, given: Numbers, out: Numbers | None = None) -> Numbers
 
 
 @dataclass(frozen=True, eq=False)
-class Put(_OfWholeRow, ufunc=_put):
-    """Row = ``values``, as many as the matrix has columns."""
+class Put(_OfRowOrColumns, ufunc=_put):
+    """Row = ``values``, as many as the matrix has columns; or some ``columns`` = ``values``, and others stay.
+
+    A column that is named twice gets the last value.
+    """
 
     matrix: str
     row: ChangedRow
     values: Values
+    columns: ColumnsOrAll = None
+
+    def _change(self, block: Block, columns: Columns, values: Numbers) -> None:
+        block.put(self.row, columns, values)
 
 
 class Push(Put):
     """Row = ``values``, as :class:`Put` does. ``Push`` replaces the row; :class:`Increment` adds to it.
 
     >>> Push("w", row=0, values=[1.0, 2.0])
-    Push(matrix='w', row=0, values=array([1., 2.]))
+    Push(matrix='w', row=0, values=array([1., 2.]), columns=None)
     """
 
 

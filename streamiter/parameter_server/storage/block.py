@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from streamiter.deferred import Deferred, Encode, PlainValue
 from streamiter.errors import CheckpointError, InternalError, OutOfRange, ParameterServerError
+from streamiter.numbers import check_memory
 from streamiter.parameter_server.matrix import BlockRange, Matrix
 
 P = TypeVar("P")
@@ -122,6 +123,9 @@ class DenseBlock(Block):
 
     def __init__(self, matrix: Matrix, block: BlockRange) -> None:
         super().__init__(matrix, block)
+        size_bytes = len(block.rows) * len(block.columns) * self.dtype.itemsize
+        remedy = "make it with sparse=True, or on more machines"
+        check_memory(self._name, size_bytes, remedy, error=ParameterServerError)
         self._array = np.zeros((len(block.rows), len(block.columns)), self.dtype)
         # Making a view takes 100 ns, a third of the time of reading 100 numbers; keeping it takes 100 bytes.
         self._row_views: Sequence[Numbers] = (

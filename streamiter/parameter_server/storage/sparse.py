@@ -9,15 +9,18 @@ holds them.
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Iterator
-from typing import Final, Self, TypeAlias, TypeGuard, TypeVar, final
+import math
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy
+from functools import partial
+from typing import Final, Self, TypeAlias, TypeGuard, TypeVar, cast, final
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.deferred import Deferred, Encode
 from streamiter.errors import CheckpointError, InternalError
-from streamiter.parameter_server.matrix import BlockRange, Matrix
+from streamiter.parameter_server.matrix import BlockRange, DrawnValues, Matrix
 from streamiter.parameter_server.storage.block import (
     Block,
     Columns,
@@ -37,8 +40,15 @@ PART_COLUMNS: Final = 1 << 16
 """Columns of one part of a row: with their numbers about 0.8 MB, and a millisecond."""
 
 
+Draw: TypeAlias = Callable[[Columns, Numbers], None]
+"""Writes the values of columns that are not stored to an array."""
+
+
 class Cells(abc.ABC):
-    """One row of a sparse block: a default, and columns with values of their own, which may equal the default."""
+    """One row of a sparse block: a default, and columns with values of their own, which may equal the default.
+
+    The default is a number, or values that are drawn; then all columns count as different from it.
+    """
 
     default: Number
     """A scalar of the dtype."""
@@ -63,7 +73,7 @@ class Cells(abc.ABC):
 
     @abc.abstractmethod
     def count_absent(self, columns: Columns) -> int:
-        """Return how many different columns of these the cells do not store yet."""
+        """Return how many different vectors of these columns the cells do not store yet."""
 
     @abc.abstractmethod
     def reset(self, default: Number) -> None:
@@ -78,7 +88,7 @@ class Cells(abc.ABC):
         """Yield the columns that differ from the default and their values, in no order, a part at a time."""
 
     def count_different(self) -> int:
-        """Return the count of columns that differ from the default."""
+        """Return the count of vectors with a column that differs from the default."""
         return sum(len(columns) for columns, _ in self.parts())
 
     @abc.abstractmethod
@@ -116,28 +126,43 @@ def capacity_for(count: int) -> int:
     return max(_CAPACITY_MIN, 1 << (8 * count // 3).bit_length())
 
 
-def hashed_bytes(count: int, dtype: DTypeOfNumbers) -> int:
-    """Return the memory of a hash table for so many columns."""
-    return capacity_for(count) * (8 + dtype.itemsize)
+def hashed_bytes(count: int, dtype: DTypeOfNumbers, vector: int = 1) -> int:
+    """Return the memory of a hash table for so many vectors."""
+    return capacity_for(count) * (8 + vector * dtype.itemsize)
 
 
 @final
 class HashedCells(Cells):
     """A hash table with open addressing: at most half of the slots are taken, and no slot is ever freed.
 
+    A slot has a *vector*: one column, or as many neighbouring ones as the matrix stores together.
+
     A lookup of many columns takes several rounds; each round looks at the next slot of all columns that have not found
     theirs. Steps of 1, 2, 3, … reach each slot of a power of two (triangular probing), and need half the rounds of
     steps of 1. Looking up 10,000 of a million columns takes about 130 µs; a binary search in sorted arrays takes 3 ms.
     """
 
-    def __init__(self, capacity: int, dtype: DTypeOfNumbers, first: int, default: Number, made_after: int) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        dtype: DTypeOfNumbers,
+        first: int,
+        default: Number,
+        made_after: int,
+        *,
+        vector: int = 1,
+        draw: Draw | None = None,
+    ) -> None:
         """``capacity`` is a power of two; ``first`` is the first column of the block."""
         self.default = default
         self.made_after = made_after
         self._first = first
+        self._vector = vector
+        self._draw = draw
         self._columns = np.full(capacity, _EMPTY, np.int64)
+        """The first column of the vector in each slot."""
         # An empty slot has the default, so a lookup reads the value without checking whether the column is stored.
-        self._values = np.full(capacity, default, dtype)
+        self._values = np.full(capacity * vector, default, dtype)
         self._taken = 0
         self._set_constants()
         self._order: tuple[npt.NDArray[np.intp], Columns] | None = None
@@ -151,29 +176,53 @@ class HashedCells(Cells):
         self._mask = np.array(capacity - 1)
 
     def get(self, columns: Columns, out: Numbers | None) -> Numbers:
-        return gathered(self._values, self._find(columns)[0], out)
+        firsts, within = (columns, None) if self._vector == 1 else _vectors(columns, self._vector)
+        slots, absent = self._find(firsts)
+        values = gathered(self._values, self._places(slots, within), out)
+        if self._draw is not None and len(absent):
+            if within is not None:
+                absent = _ranges(absent * within.shape[1], within.shape[1])
+            drawn = np.empty(len(absent), values.dtype)
+            self._draw(columns[absent], drawn)
+            values[absent] = drawn
+        return values
+
+    def _places(self, slots: npt.NDArray[np.int64], within: Columns | None) -> npt.NDArray[np.int64]:
+        return slots if within is None else (slots[:, np.newaxis] * self._vector + within).reshape(-1)
 
     def write_to(self, out: Numbers) -> None:
-        out.fill(self.default)
+        if self._draw is None:
+            out.fill(self.default)
+        else:
+            self._draw(np.arange(self._first, self._first + len(out)), out)
         slots = (self._columns >= 0).nonzero()[0]
-        out[self._columns[slots] - self._first] = self._values[slots]
+        columns, values = self._stored(slots, self._columns[slots])
+        out[columns - self._first] = values
 
     def add(self, columns: Columns, values: Numbers) -> bool:
-        slots = self._claim(columns)
-        if slots is None:
+        places = self._claim(columns, is_overwritten=False)
+        if places is None:
             return False
-        np.add.at(self._values, slots, values)
+        np.add.at(self._values, places, values)
         return True
 
     def put(self, columns: Columns, values: Numbers) -> bool:
-        slots = self._claim(columns)
-        if slots is None:
+        places = self._claim(columns, is_overwritten=True)
+        if places is None:
             return False
-        self._values[slots] = values
+        self._values[places] = values
         return True
 
     def count_absent(self, columns: Columns) -> int:
-        return len(_distinct(columns[self._find(columns)[1]]))
+        firsts = columns if self._vector == 1 else columns - columns % self._vector
+        return len(_distinct(firsts[self._find(firsts)[1]]))
+
+    def count_different(self) -> int:
+        if self._draw is not None:
+            return self._taken
+        if self._vector == 1:
+            return int(np.count_nonzero(differs_from(self._values, self.default)))
+        return int(differs_from(self._values, self.default).reshape(-1, self._vector).any(axis=1).sum())
 
     def reset(self, default: Number) -> None:
         self.default = default
@@ -186,24 +235,32 @@ class HashedCells(Cells):
             ascending = columns.argsort()
             self._order = slots[ascending], columns[ascending]
             self._order[1].flags.writeable = False  # The caller gets this array.
-        slots, columns = self._order
-        values = self._values[slots]
+        return self._different(*self._order)
+
+    def parts(self) -> Iterator[tuple[Columns, Numbers]]:
+        step = max(1, PART_COLUMNS // self._vector)
+        for begin in range(0, len(self._columns), step):
+            slots = (self._columns[begin : begin + step] >= 0).nonzero()[0] + begin
+            columns, values = self._different(slots, self._columns[slots])
+            if len(columns):
+                yield columns, values
+
+    def _stored(self, slots: npt.NDArray[np.intp], firsts: Columns) -> tuple[Columns, Numbers]:
+        """Return the columns in these slots and their values."""
+        if self._vector == 1:
+            return firsts, self._values[slots]
+        return _ranges(firsts, self._vector), self._values.reshape(-1, self._vector)[slots].reshape(-1)
+
+    def _different(self, slots: npt.NDArray[np.intp], firsts: Columns) -> tuple[Columns, Numbers]:
+        columns, values = self._stored(slots, firsts)
+        if self._draw is not None:
+            return columns, values
         differs = differs_from(values, self.default)
         return (columns, values) if differs.all() else (columns[differs], values[differs])
 
-    def parts(self) -> Iterator[tuple[Columns, Numbers]]:
-        for begin in range(0, len(self._columns), PART_COLUMNS):
-            # Empty slots have the default, so they are not found.
-            slots = differs_from(self._values[begin : begin + PART_COLUMNS], self.default).nonzero()[0] + begin
-            if len(slots):
-                yield self._columns[slots], self._values[slots]
-
     def copy(self) -> HashedCells:
-        twin = HashedCells.__new__(HashedCells)
-        twin.default, twin.made_after, twin._first = self.default, self.made_after, self._first
+        twin = copy(self)
         twin._columns, twin._values = self._columns.copy(), self._values.copy()
-        twin._taken, twin._order = self._taken, self._order
-        twin._set_constants()
         return twin
 
     def is_large_for(self, count: int) -> bool:
@@ -214,7 +271,10 @@ class HashedCells(Cells):
         return self._columns.nbytes + self._values.nbytes + ordered
 
     def _find(self, columns: Columns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
-        """Return the slot of each column (of an absent one: an empty slot), and the positions of the absent columns."""
+        """Return the slot of each column (of an absent one: an empty slot), and the positions of the absent columns.
+
+        These are the first columns of vectors.
+        """
         slots = ((columns.view(np.uint64) * self._multiplier) >> self._shift).view(np.int64)
         seen = self._columns[slots]
         at = ((seen != columns) & (seen >= 0)).nonzero()[0]
@@ -229,17 +289,24 @@ class HashedCells(Cells):
                 at, searched, places = at[further], searched[further], places[further]
         return slots, (seen < 0).nonzero()[0]
 
-    def _claim(self, columns: Columns) -> npt.NDArray[np.int64] | None:
-        """Return the slot of each column, taking slots for absent ones; None if more than half would be taken."""
-        slots, absent = self._find(columns)
+    def _claim(self, columns: Columns, *, is_overwritten: bool) -> npt.NDArray[np.int64] | None:
+        """Return the place of each column, taking slots for absent ones; None if more than half would be taken.
+
+        If all these columns are then overwritten, no value is drawn for vectors that have no other columns.
+        """
+        firsts, within = (columns, None) if self._vector == 1 else _vectors(columns, self._vector)
+        slots, absent = self._find(firsts)
         if len(absent):
-            missing = columns[absent]
+            missing = firsts[absent]
             new = _distinct(missing)
             if 2 * (self._taken + len(new)) > len(self._columns):
                 return None
             self._take(new)
             slots[absent] = self._find(missing)[0]
-        return slots
+            is_whole = within is None or within.shape[1] == self._vector
+            if self._draw is not None and not (is_overwritten and is_whole):
+                self._draw_stored(new)
+        return self._places(slots, within)
 
     def _take(self, new: Columns) -> None:
         """Take slots for columns that are absent and distinct."""
@@ -249,6 +316,36 @@ class HashedCells(Cells):
             slots, _ = self._find(new)
             self._columns[slots] = new  # If several columns want a slot, the last gets it; the others search again.
             new = new[self._columns[slots] != new]
+
+    def _draw_stored(self, firsts: Columns) -> None:
+        """Write the drawn values of these vectors."""
+        assert self._draw is not None
+        drawn = np.empty(len(firsts) * self._vector, self._values.dtype)
+        self._draw(_ranges(firsts, self._vector), drawn)
+        self._values.reshape(-1, self._vector)[self._find(firsts)[0]] = drawn.reshape(-1, self._vector)
+
+
+def _ranges(begins: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
+    return (begins[:, np.newaxis] + np.arange(length)).reshape(-1)
+
+
+def _vectors(columns: Columns, vector: int) -> tuple[Columns, Columns]:
+    """Return the first columns of the vectors of these columns, and the columns counted within their vectors.
+
+    The second array has the shape (1, vector) if the columns are whole vectors, otherwise (columns, 1).
+
+    >>> [array.tolist() for array in _vectors(np.array([6, 7, 8, 0, 1, 2]), 3)]
+    [[6, 0], [[0, 1, 2]]]
+    >>> [array.tolist() for array in _vectors(np.array([7, 0]), 3)]
+    [[6, 0], [[1], [0]]]
+    """
+    if len(columns) % vector == 0:
+        table, within = columns.reshape(-1, vector), np.arange(vector)[np.newaxis]
+        firsts = table[:, 0].copy()
+        if not (firsts % vector).any() and (table - firsts[:, np.newaxis] == within).all():
+            return firsts, within
+    places = columns % vector
+    return columns - places, places[:, np.newaxis]
 
 
 def _distinct(columns: Columns) -> Columns:
@@ -264,9 +361,12 @@ def _distinct(columns: Columns) -> Columns:
 class FilledCells(Cells):
     """An array as wide as the block, for a row that stores almost every column."""
 
-    def __init__(self, values: Numbers, first: int, default: Number, made_after: int) -> None:
+    def __init__(
+        self, values: Numbers, first: int, default: Number, made_after: int, *, is_drawn: bool = False
+    ) -> None:
         """``values`` is kept; ``first`` is the first column of the block."""
         self.default = default
+        self._is_drawn = is_drawn
         self.made_after = made_after
         self._values = values
         self._first = np.array(first)
@@ -298,18 +398,23 @@ class FilledCells(Cells):
         self._values.fill(default)
 
     def content(self) -> tuple[Columns, Numbers]:
-        at = differs_from(self._values, self.default).nonzero()[0]
+        at = self._different(self._values)
         return at + self._first, self._values[at]
+
+    def _different(self, values: Numbers) -> npt.NDArray[np.intp]:
+        return np.arange(len(values)) if self._is_drawn else differs_from(values, self.default).nonzero()[0]
 
     def parts(self) -> Iterator[tuple[Columns, Numbers]]:
         for begin in range(0, len(self._values), PART_COLUMNS):
             values = self._values[begin : begin + PART_COLUMNS]
-            at = differs_from(values, self.default).nonzero()[0]
+            at = self._different(values)
             if len(at):
                 yield at + (self._first + begin), values[at]
 
     def copy(self) -> FilledCells:
-        return FilledCells(self._values.copy(), self._first.item(), self.default, self.made_after)
+        twin = copy(self)
+        twin._values = self._values.copy()
+        return twin
 
     def is_large_for(self, count: int) -> bool:
         return 4 * hashed_bytes(count, self._values.dtype) < self._values.nbytes
@@ -328,13 +433,17 @@ class SparseBlock(Block):
     """A block that stores, for each row, a default and the columns that differ from it.
 
     A row is a hash table until an array as wide as the block is smaller. A row that was never changed takes no memory.
+    A row whose default is drawn stores all columns that were changed, and has the default NaN in ``SparseRow``.
     """
 
     is_sparse = True
 
     def __init__(self, matrix: Matrix, block: BlockRange) -> None:
         super().__init__(matrix, block)
-        self._default = self.dtype.type(matrix.default)
+        is_drawn = isinstance(matrix.default, DrawnValues)
+        self._drawn: DrawnValues | None = cast("DrawnValues", matrix.default) if is_drawn else None
+        self._default = self.dtype.type(0 if is_drawn else matrix.default)
+        self._vector = matrix.vector
         self._cells: dict[int, Cells] = {}
         """The cells of each row; a row without cells has the matrix's default in all columns."""
         self._freezes = 0
@@ -347,16 +456,22 @@ class SparseBlock(Block):
             return cells.get(columns, out)
         if out is None:
             out = np.empty(len(self.columns) if columns is None else len(columns), self.dtype)
-        if cells is None:
-            out.fill(self._default)
-        else:
+        if cells is not None:
             cells.write_to(out)
+        elif (draw := self._draw_of(row)) is not None:
+            draw(np.arange(self.columns.start, self.columns.stop) if columns is None else columns, out)
+        else:
+            out.fill(self._default)
         return out
+
+    def _draw_of(self, row: int) -> Draw | None:
+        """Return the function that draws the default of the row; None if it is a number."""
+        return partial(self._drawn.draw, row) if self._drawn is not None and self._drawn.draws(row) else None
 
     def add(self, row: int, columns: Columns | None, values: Numbers) -> None:
         if columns is None:
             at = values.nonzero()[0]
-            if self._is_better_filled(len(at)):
+            if self._is_better_filled(len(at) // self._vector):
                 self._changeable_filled(row).add_all(values)
                 return
             columns, values = at + self.columns.start, values[at]
@@ -368,7 +483,7 @@ class SparseBlock(Block):
         if columns is None:
             cells = self._cells.get(row)
             default = self._default if cells is None else cells.default
-            at = differs_from(values, default).nonzero()[0]
+            at = np.arange(len(values)) if self._draw_of(row) else differs_from(values, default).nonzero()[0]
             self._replace(row, at + self.columns.start, values[at], default)
             return
         cells = self._changeable_row(row)
@@ -380,22 +495,22 @@ class SparseBlock(Block):
 
     def sparse_row(self, row: int) -> SparseRow:
         cells = self._cells.get(row)
-        if cells is None:
-            return SparseRow(np.empty(0, np.int64), np.empty(0, self.dtype), self._default.item())
-        columns, values = cells.content()
-        return SparseRow(columns, values, cells.default.item())
+        columns, values = (np.empty(0, np.int64), np.empty(0, self.dtype)) if cells is None else cells.content()
+        default = self._default if cells is None else cells.default
+        return SparseRow(columns, values, math.nan if self._draw_of(row) else default.item())
 
     def replace_row(self, row: int, content: SparseRow) -> None:
         self._replace(row, content.columns, content.values, self.dtype.type(content.default))
 
     def _replace(self, row: int, columns: Columns, values: Numbers, default: Number) -> None:
         cells = self._cells.get(row)
-        if cells is not None and not self._is_held(cells) and not cells.is_large_for(len(columns)):
+        count = len(columns) if self._vector == 1 else len(_distinct(columns - columns % self._vector))
+        if cells is not None and not self._is_held(cells) and not cells.is_large_for(count) and not self._draw_of(row):
             # The usual case: an optimizer writes the same columns again and again.
             cells.reset(default)
             if cells.put(columns, values):
                 return
-        self._cells[row] = made = self._made(len(columns), default)
+        self._cells[row] = made = self._made(row, count, default)
         made.put(columns, values)
 
     def size_bytes(self) -> int:
@@ -411,24 +526,27 @@ class SparseBlock(Block):
         self._cells = {}
         for row, default, columns, values in segments_of(state["cells"], self, self._name):
             if row not in self._cells:
-                self._cells[row] = self._made(len(columns), self.dtype.type(default))
+                self._cells[row] = self._made(row, len(columns) // self._vector, self.dtype.type(default))
             self.put(row, columns, values)
         self.updates = state["updates"]
 
-    def _made(self, count: int, default: Number) -> Cells:
-        """Return empty cells with room for so many columns."""
-        first = self.columns.start
-        if self._is_better_filled(count):
-            return FilledCells(np.full(len(self.columns), default, self.dtype), first, default, self._freezes)
-        return HashedCells(capacity_for(count), self.dtype, first, default, self._freezes)
+    def _made(self, row: int, count: int, default: Number) -> Cells:
+        """Return empty cells with room for so many vectors."""
+        first, vector, draw = self.columns.start, self._vector, self._draw_of(row)
+        if not self._is_better_filled(count):
+            return HashedCells(capacity_for(count), self.dtype, first, default, self._freezes, vector=vector, draw=draw)
+        values = np.full(len(self.columns), default, self.dtype)
+        if draw is not None:
+            draw(np.arange(self.columns.start, self.columns.stop), values)
+        return FilledCells(values, first, default, self._freezes, is_drawn=draw is not None)
 
     def _is_better_filled(self, count: int) -> bool:
-        return hashed_bytes(count, self.dtype) >= len(self.columns) * self.dtype.itemsize
+        return hashed_bytes(count, self.dtype, self._vector) >= len(self.columns) * self.dtype.itemsize
 
     def _changeable_row(self, row: int) -> Cells:
         cells = self._cells.get(row)
         if cells is None:
-            cells = self._cells[row] = self._made(0, self._default)
+            cells = self._cells[row] = self._made(row, 0, self._default)
             return cells
         return self._changeable(row, cells)
 
@@ -437,7 +555,8 @@ class SparseBlock(Block):
         if isinstance(cells, FilledCells):
             return self._changeable(row, cells)
         default = self._default if cells is None else cells.default
-        filled = FilledCells(self.get(row, None), self.columns.start, default, self._freezes)
+        is_drawn = self._draw_of(row) is not None
+        filled = FilledCells(self.get(row, None), self.columns.start, default, self._freezes, is_drawn=is_drawn)
         self._cells[row] = filled
         return filled
 
@@ -454,7 +573,7 @@ class SparseBlock(Block):
 
     def _enlarged(self, row: int, cells: Cells, columns: Columns) -> Cells:
         """Return larger cells with room for these columns; columns whose values equal the default are dropped."""
-        larger = self._made(cells.count_different() + cells.count_absent(columns), cells.default)
+        larger = self._made(row, cells.count_different() + cells.count_absent(columns), cells.default)
         for some_columns, values in cells.parts():
             larger.put(some_columns, values)
         self._cells[row] = larger
