@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial, reduce
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,6 +32,7 @@ from streamiter.parameter_server.psf.aggregates import PullSparse
 from streamiter.parameter_server.psf.optimize import Optimize
 from streamiter.parameter_server.psf.random import RandomNormal, RandomUniform
 from streamiter.parameter_server.psf.rows import Put
+from streamiter.parameter_server.storage.sparse import distinct
 from streamiter.records import Array
 from streamiter.topics.topic import Topic
 
@@ -232,7 +233,7 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
         features = [row.columns[:: layout.width] // layout.width for row, layout in zip(rows, drawn, strict=True)]
         default = (await client.settings(drawn[0].matrix)).default
         assert isinstance(default, DrawnRows)
-        return {**no_features(default.seed), FEATURES: reduce(np.union1d, features)}
+        return {**no_features(default.seed), FEATURES: distinct(np.concatenate(features))}
 
 
 def _diverged(what: str, arrays: Mapping[str, Array]) -> Diverged:

@@ -160,6 +160,10 @@ class MatrixRead:
                 row[positions] = values
 
 
+# Rows of this size fit into every memory; asking the system for its memory takes as long as reading a short row.
+_ROW_BYTES: Final = 64 << 20
+
+
 @final
 class MatrixAccess:
     """Makes the requests of one worker's calls on one matrix.
@@ -177,6 +181,7 @@ class MatrixAccess:
         """The shards that hold blocks of the matrix."""
         self.observed = -1
         self._dtype = matrix.numpy_dtype
+        self._row_bytes = matrix.columns * self._dtype.itemsize
         self._kinds = _KINDS_FOR_INTEGERS if self._dtype.kind == "i" else _KINDS_FOR_FLOATS
 
     # -- arguments of calls ----------------------------------------------------------------------------
@@ -193,8 +198,13 @@ class MatrixAccess:
         return self.partitioning.checked_rows(rows), False
 
     def columns_of(self, columns: npt.ArrayLike | None) -> Columns | None:
-        """Check the columns of a call and return them; None for all columns."""
-        return None if columns is None else self.partitioning.checked_columns(columns)
+        """Check the columns of a call and return them; None for all columns, which must fit into memory."""
+        if columns is not None:
+            return self.partitioning.checked_columns(columns)
+        if self._row_bytes > _ROW_BYTES:
+            where = f"all columns of matrix {self.matrix.name!r}"
+            check_memory(where, self._row_bytes, "name columns, or use psf.PullSparse", error=ParameterServerError)
+        return None
 
     def values_of(self, values: npt.ArrayLike, shape: tuple[int, ...], call: str) -> Numbers:
         """Check the values of a call; return them with the matrix's dtype and this shape.
@@ -237,10 +247,6 @@ class MatrixAccess:
 
     def reading(self, rows: Sequence[int], columns: Columns | None) -> MatrixRead:
         """Return a read of these rows and columns into an array of (rows, columns)."""
-        if columns is None:
-            size_bytes = len(rows) * self.matrix.columns * self._dtype.itemsize
-            where, remedy = f"get of all columns of matrix {self.matrix.name!r}", "name columns, or use psf.PullSparse"
-            check_memory(where, size_bytes, remedy, error=ParameterServerError)
         reading = MatrixRead(np.empty((len(rows), self.width(columns)), self._dtype))
         for into, (row, slices) in zip(reading.result, self._split(rows, columns), strict=True):
             reading.add_row(row, slices, into)

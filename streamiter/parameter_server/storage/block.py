@@ -190,12 +190,15 @@ class DenseBlock(Block):
 
 
 def gathered(numbers: Numbers, at: npt.NDArray[np.integer[Any]], out: Numbers | None) -> Numbers:
-    """Return ``numbers[at]``, in ``out`` if that is given; the caller knows that ``at`` is within bounds."""
+    """Return ``numbers[at]``, in ``out`` if that is given; the caller knows that ``at`` is within bounds.
+
+    ``numbers`` may have more axes.
+    """
     if out is None:
         result: Numbers = numbers[at]
         return result
     # mode="raise" would gather into a buffer first, and copy that.
-    numbers.take(at, out=out, mode="clip")
+    numbers.take(at, axis=0, out=out, mode="clip")
     return out
 
 

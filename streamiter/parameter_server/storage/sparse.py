@@ -176,19 +176,23 @@ class HashedCells(Cells):
         self._mask = np.array(capacity - 1)
 
     def get(self, columns: Columns, out: Numbers | None) -> Numbers:
-        firsts, within = (columns, None) if self._vector == 1 else _vectors(columns, self._vector)
-        slots, absent = self._find(firsts)
-        values = gathered(self._values, self._places(slots, within), out)
+        if self._vector == 1:
+            slots, absent = self._find(columns)
+            values = gathered(self._values, slots, out)
+        else:
+            firsts, within = _vectors(columns, self._vector)
+            slots, absent = self._find(firsts)
+            if within is None:
+                table = self._values.reshape(-1, self._vector)
+                values = gathered(table, slots, None if out is None else out.reshape(-1, self._vector)).reshape(-1)
+                absent = _ranges(absent * self._vector, self._vector)
+            else:
+                values = gathered(self._values, slots * self._vector + within, out)
         if self._draw is not None and len(absent):
-            if within is not None:
-                absent = _ranges(absent * within.shape[1], within.shape[1])
             drawn = np.empty(len(absent), values.dtype)
             self._draw(columns[absent], drawn)
             values[absent] = drawn
-        return values
-
-    def _places(self, slots: npt.NDArray[np.int64], within: Columns | None) -> npt.NDArray[np.int64]:
-        return slots if within is None else (slots[:, np.newaxis] * self._vector + within).reshape(-1)
+        return values if out is None else out
 
     def write_to(self, out: Numbers) -> None:
         if self._draw is None:
@@ -200,22 +204,30 @@ class HashedCells(Cells):
         out[columns - self._first] = values
 
     def add(self, columns: Columns, values: Numbers) -> bool:
-        places = self._claim(columns, is_overwritten=False)
-        if places is None:
+        slots, within = self._claim(columns, is_overwritten=False)
+        if slots is None:
             return False
-        np.add.at(self._values, places, values)
+        if self._vector > 1:
+            slots = slots * self._vector
+            slots = _ranges(slots, self._vector) if within is None else slots + within
+        np.add.at(self._values, slots, values)
         return True
 
     def put(self, columns: Columns, values: Numbers) -> bool:
-        places = self._claim(columns, is_overwritten=True)
-        if places is None:
+        slots, within = self._claim(columns, is_overwritten=True)
+        if slots is None:
             return False
-        self._values[places] = values
+        if self._vector == 1:
+            self._values[slots] = values
+        elif within is None:
+            self._values.reshape(-1, self._vector)[slots] = values.reshape(-1, self._vector)
+        else:
+            self._values[slots * self._vector + within] = values
         return True
 
     def count_absent(self, columns: Columns) -> int:
         firsts = columns if self._vector == 1 else columns - columns % self._vector
-        return len(_distinct(firsts[self._find(firsts)[1]]))
+        return len(distinct(firsts[self._find(firsts)[1]]))
 
     def count_different(self) -> int:
         if self._draw is not None:
@@ -289,24 +301,24 @@ class HashedCells(Cells):
                 at, searched, places = at[further], searched[further], places[further]
         return slots, (seen < 0).nonzero()[0]
 
-    def _claim(self, columns: Columns, *, is_overwritten: bool) -> npt.NDArray[np.int64] | None:
-        """Return the place of each column, taking slots for absent ones; None if more than half would be taken.
+    def _claim(self, columns: Columns, *, is_overwritten: bool) -> tuple[npt.NDArray[np.int64] | None, Columns | None]:
+        """Return the slot of each vector, taking slots for absent ones; None if more than half would be taken.
 
-        If all these columns are then overwritten, no value is drawn for vectors that have no other columns.
+        Return the columns within their vectors, too; None if they are whole vectors. If whole vectors are then
+        overwritten, their values are not drawn.
         """
         firsts, within = (columns, None) if self._vector == 1 else _vectors(columns, self._vector)
         slots, absent = self._find(firsts)
         if len(absent):
             missing = firsts[absent]
-            new = _distinct(missing)
+            new = distinct(missing)
             if 2 * (self._taken + len(new)) > len(self._columns):
-                return None
+                return None, within
             self._take(new)
             slots[absent] = self._find(missing)[0]
-            is_whole = within is None or within.shape[1] == self._vector
-            if self._draw is not None and not (is_overwritten and is_whole):
+            if self._draw is not None and not (is_overwritten and within is None):
                 self._draw_stored(new)
-        return self._places(slots, within)
+        return slots, within
 
     def _take(self, new: Columns) -> None:
         """Take slots for columns that are absent and distinct."""
@@ -329,26 +341,27 @@ def _ranges(begins: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]
     return (begins[:, np.newaxis] + np.arange(length)).reshape(-1)
 
 
-def _vectors(columns: Columns, vector: int) -> tuple[Columns, Columns]:
+def _vectors(columns: Columns, vector: int) -> tuple[Columns, Columns | None]:
     """Return the first columns of the vectors of these columns, and the columns counted within their vectors.
 
-    The second array has the shape (1, vector) if the columns are whole vectors, otherwise (columns, 1).
+    The second array is None if the columns are whole vectors; then the first has one number for each vector.
 
-    >>> [array.tolist() for array in _vectors(np.array([6, 7, 8, 0, 1, 2]), 3)]
-    [[6, 0], [[0, 1, 2]]]
+    >>> _vectors(np.array([6, 7, 8, 0, 1, 2]), 3)
+    (array([6, 0]), None)
     >>> [array.tolist() for array in _vectors(np.array([7, 0]), 3)]
-    [[6, 0], [[1], [0]]]
+    [[6, 0], [1, 0]]
     """
     if len(columns) % vector == 0:
-        table, within = columns.reshape(-1, vector), np.arange(vector)[np.newaxis]
+        table = columns.reshape(-1, vector)
         firsts = table[:, 0].copy()
-        if not (firsts % vector).any() and (table - firsts[:, np.newaxis] == within).all():
-            return firsts, within
-    places = columns % vector
-    return columns - places, places[:, np.newaxis]
+        if not (firsts % vector).any() and (table - firsts[:, np.newaxis] == np.arange(vector)).all():
+            return firsts, None
+    within = columns % vector
+    return columns - within, within
 
 
-def _distinct(columns: Columns) -> Columns:
+def distinct(columns: Columns) -> Columns:
+    """Return the columns ascending, each once."""
     # np.unique of numpy 2.4 takes 8 ms for 10,000 columns, and this 100 µs.
     ascending = np.sort(columns)
     is_first = np.empty(len(ascending), np.bool_)
@@ -504,7 +517,7 @@ class SparseBlock(Block):
 
     def _replace(self, row: int, columns: Columns, values: Numbers, default: Number) -> None:
         cells = self._cells.get(row)
-        count = len(columns) if self._vector == 1 else len(_distinct(columns - columns % self._vector))
+        count = len(columns) if self._vector == 1 else len(distinct(columns - columns % self._vector))
         if cells is not None and not self._is_held(cells) and not cells.is_large_for(count) and not self._draw_of(row):
             # The usual case: an optimizer writes the same columns again and again.
             cells.reset(default)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from parameter_server.psf.on_blocks import Fixture, OnBlocks
@@ -44,6 +46,17 @@ def test_a_number_depends_on_seed_row_and_column_only(draw: object) -> None:
     assert abs(np.corrcoef(row, draw(3, 2, range(0, 101)))[0, 1]) < 0.4
     assert abs(np.corrcoef(row, draw(4, 1, range(0, 101)))[0, 1]) < 0.4
     assert len(np.unique(row)) == len(row)
+
+
+@pytest.mark.parametrize("draw", [normals, uniforms])
+@pytest.mark.parametrize(("seed", "row"), [(0, 0), (2**64 - 1, 2**40)])
+def test_columns_in_any_order_have_the_numbers_of_their_range(draw: Any, seed: int, row: int) -> None:
+    """A feature had another initial value in training, where it came alone, than in a row that was drawn at once."""
+    for first in (0, 2**31 - 5, 2**32 - 4, 9 * 10**9, 2**60):
+        columns = np.random.default_rng(1).integers(first, first + 50, 200)
+        expected = draw(seed, row, range(first, first + 50))[columns - first]
+        assert draw(seed, row, columns).tobytes() == expected.tobytes()
+    assert not len(draw(seed, row, np.empty(0, np.int64)))
 
 
 def test_rows_drawn_one_by_one_equal_the_rows_of_the_whole_matrix() -> None:

@@ -21,7 +21,8 @@ from hypothesis.stateful import (
 from parameter_server.storage.blocks import KINDS, PLAIN, block_of, columns_of, deferred_of, restored, small_frames
 
 from streamiter.errors import InternalError
-from streamiter.parameter_server.matrix import DTYPES, DType, Matrix
+from streamiter.parameter_server import psf
+from streamiter.parameter_server.matrix import DTYPES, DrawnValues, DType, Matrix
 from streamiter.parameter_server.storage import Block
 from streamiter.parameter_server.storage.block import SparseRow
 
@@ -44,7 +45,8 @@ class _BlockMachine(RuleBasedStateMachine):
         column_share=st.floats(0, 1, exclude_max=True),
         block_rows=st.integers(1, _ROWS),
         parts=st.integers(1, 3),
-        default=st.sampled_from([0.0, 1.0, -3.0]),
+        default=st.sampled_from([0.0, 1.0, -3.0, psf.RandomUniform("w", 1, -1.0, 1.0, seed=7)]),
+        vector=st.sampled_from([1, 3]),
     )
     def make(
         self,
@@ -54,25 +56,36 @@ class _BlockMachine(RuleBasedStateMachine):
         column_share: float,
         block_rows: int,
         parts: int,
-        default: float,
+        default: Any,
+        vector: int,
     ) -> None:
+        if not self.is_sparse or (isinstance(default, DrawnValues) and dtype == "int64"):
+            default = 0.0
         self.dtype: Any = dtype
+        self.vector = vector if self.is_sparse else 1
+        columns *= self.vector
         self.matrix = Matrix(
             "w",
             rows=_ROWS,
             columns=columns,
             dtype=self.dtype,
             sparse=self.is_sparse,
-            default=default if self.is_sparse else 0.0,
-            block=(block_rows, -(-columns // parts)),
+            default=default,
+            vector=self.vector,
+            block=(block_rows, -(-columns // parts // self.vector) * self.vector),
         )
         self.block, self.range = block_of(self.matrix, int(row_share * _ROWS), int(column_share * columns))
         # As wide and high as the matrix: the block must not touch columns and rows outside of it.
-        self.expected = np.full((_ROWS, columns), self.matrix.default, self.dtype)
+        self.expected = np.full((_ROWS, columns), 0.0 if self.matrix.draws(1) else default, self.dtype)
+        if self.matrix.draws(1):
+            default.draw(1, range(columns), self.expected[1])
         self.frozen: list[tuple[dict[str, Any], np.ndarray[Any, Any], int]] = []
 
     def _columns(self, shares: list[float]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return columns_of(*(self._column(share) for share in shares))
+        columns = columns_of(*(self._column(share) for share in shares))
+        if self.vector == 1 or len(columns) % 2:
+            return columns
+        return (columns[:, np.newaxis] // self.vector * self.vector + np.arange(self.vector)).reshape(-1)
 
     def _column(self, share: float) -> int:
         within = self.range.columns
@@ -133,6 +146,8 @@ class _BlockMachine(RuleBasedStateMachine):
     @rule(row=st.integers(0, 9), kept=st.sampled_from([0.0, 0.1, 0.5, 1.0]), default=st.sampled_from([0.0, 1.0, 2.5]))
     def replace_row(self, row: int, kept: float, default: float) -> None:
         row = self._row(row)
+        if self.matrix.draws(row):  # No function that replaces rows runs on it.
+            return
         content = self.block.sparse_row(row)
         is_kept = np.random.default_rng(len(content.columns)).random(len(content.columns)) < kept
         columns, values = content.columns[is_kept], content.values[is_kept] + self.expected.dtype.type(1)
@@ -185,6 +200,10 @@ class _BlockMachine(RuleBasedStateMachine):
             if self.is_sparse:
                 content = block.sparse_row(row)
                 assert (np.diff(content.columns) > 0).all()
+                if self.matrix.draws(row):
+                    assert np.isnan(content.default)
+                    np.testing.assert_array_equal(content.values, own[content.columns - within.start])
+                    continue
                 dense = np.full(len(within), content.default, self.dtype)
                 dense[content.columns - within.start] = content.values
                 np.testing.assert_array_equal(dense, own)
@@ -209,7 +228,10 @@ def _begun(state: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("is_sparse", [False, True])
 def test_any_sequence_of_calls_gives_the_same_as_on_an_array(is_sparse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Duplicates counted once, a column went to the next block, or an absent column was 0 instead of the default."""
+    """Duplicates counted once, a column went to the next block, or an absent column was 0 instead of the default.
+
+    A sparse block whose default is drawn equals an array with the numbers that numpy draws for the whole row.
+    """
     small_frames(monkeypatch)
     machine = type("Machine", (_BlockMachine,), {"is_sparse": is_sparse})
     run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=25, deadline=None))
