@@ -14,7 +14,7 @@ from streamiter.errors import ConfigurationError, OutOfTurn, ParameterServerErro
 from streamiter.numbers import is_number
 from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.consistency import BSP, ConsistencyModel, Released, model_of
-from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning, fits_int64
+from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning, fits_int64
 from streamiter.parameter_server.psf.function import PartitionFunction, Result, UpdateFunction, check_function
 from streamiter.parameter_server.requests import (
     AddPart,
@@ -38,6 +38,7 @@ from streamiter.parameter_server.storage.block import (
     check_state,
     frozen_blocks,
     restore_blocks,
+    saved_blocks,
 )
 
 if TYPE_CHECKING:
@@ -369,7 +370,7 @@ class MatrixShard:
 
     def check_state(self, state: MatrixState) -> None:
         """Raise an error if this matrix cannot take over a state of all shards."""
-        check_state(self.matrix, self.blocks.values(), state)
+        check_state(self.matrix, state)
 
     def restore(self, state: MatrixState, workers: Iterable[int] | None = None) -> None:
         """Take over the merged results of ``freeze`` of all shards: the blocks that are stored here, and all clocks.
@@ -378,12 +379,13 @@ class MatrixShard:
         state is the minimum clock.
         """
         self.check_state(state)
-        restore_blocks(self.blocks.values(), state)
+        restore_blocks(self.matrix, self.blocks.values(), state)
         self.fail_waiting(ServerReset(f"matrix {self.matrix.name!r}: the server went back to a snapshot; ask again"))
+        saved = saved_blocks(state)
         adds = [
             (clock, worker, AddRequest(self.matrix.name, worker, -1, mine))
             for clock, worker, parts in state["pending"]
-            if (mine := [AddPart(*part) for part in parts if part[0] in self.blocks])
+            if (mine := [part for given in parts for part in self._cut(AddPart(*given), saved)])
         ]
         self.model.restore({"tracker": state["clocks"], "adds": adds if self._buffers else ()})
         if not self._buffers:  # The matrix was made with another consistency: no add waits for a clock now.
@@ -392,6 +394,17 @@ class MatrixShard:
         self._pending_bytes.clear()
         self._sum_up_above.clear()
         self._change_workers(workers)
+
+    def _cut(self, part: AddPart, saved: Sequence[BlockRange]) -> Iterator[AddPart]:
+        """Yield the parts of an add for the blocks that are stored here; its matrix was cut into the saved blocks."""
+        place, own = saved[part.block], self.blocks.get(part.block)
+        if own is not None and (own.rows, own.columns) == (place.rows, place.columns):
+            yield part
+            return
+        columns = np.arange(place.columns.start, place.columns.stop) if part.columns is None else part.columns
+        for block, keys, positions in self.partitioning.split(part.row, columns):
+            if block.number in self.blocks:
+                yield AddPart(block.number, part.row, keys, part.values[positions])
 
     def _change_workers(self, workers: Iterable[int] | None) -> None:
         if workers is None:

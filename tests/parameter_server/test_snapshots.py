@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.waiting import until
 
@@ -32,6 +33,42 @@ async def test_a_matrix_made_after_the_snapshot_is_reset_by_the_restore() -> Non
     await server.restore(state)
     assert (await worker.get("new", row=0)).tolist() == [5.0] * COLUMNS
     assert worker.clock_of("new") == server.statistics().matrix("new").minimum_clock == 0
+
+
+DRAWN = psf.RandomUniform("w", row=0, low=0.0, high=1.0, seed=7)
+
+
+@pytest.mark.parametrize("settings", [{}, {"sparse": True}, {"sparse": True, "vector": 5, "default": DRAWN}], ids=str)
+@pytest.mark.parametrize(("shards", "block"), [(3, None), (1, None), (4, (2, 25))])
+async def test_a_snapshot_is_restored_into_other_blocks(
+    settings: dict[str, Any], shards: int, block: tuple[int, int] | None
+) -> None:
+    """A model that had outgrown its machines could not be restored on more of them."""
+    shape: dict[str, Any] = {"rows": 4, "columns": 2000, "consistency": BSP(), **settings}
+    before, after = ParameterServer(shards=2), ParameterServer(shards=shards)
+    await before.create_matrix("w", **shape, block=(4, 700))
+    await after.create_matrix("w", **shape, block=block)
+    worker, other, random = before.client(0), before.client(1), np.random.default_rng(1)
+    for row in range(4):
+        columns = random.integers(0, 2000, 120)
+        await worker.add("w", row=row, columns=columns, values=random.normal(size=120))
+    for client in (worker, other):
+        await client.clock("w")
+    if settings and "default" not in settings:
+        await worker.update(psf.Fill("w", row=2, value=3.0))
+        await worker.update(psf.Increment("w", row=2, columns=np.arange(9), delta=np.ones(9)))
+    await worker.add("w", row=1, values=np.arange(2000.0))  # It waits for the clock.
+    await worker.add("w", row=3, columns=[1999, 0, 700], values=[1.0, 2.0, 3.0])
+    await after.restore(await before.snapshot())
+    found = [after.client(0), after.client(1)]
+    for clients in ([worker, other], found):
+        for client in clients:
+            await client.clock("w")
+    for row in range(4):
+        expected = await worker.get("w", row=row)
+        assert expected.any()
+        assert (await found[0].get("w", row=row)).tobytes() == expected.tobytes()
+    assert after.statistics().matrix("w").minimum_clock == 2
 
 
 async def test_the_state_of_a_matrix_that_is_not_made_again_yet_is_in_the_next_snapshot() -> None:
@@ -90,7 +127,7 @@ async def test_on_clock_runs_for_the_adds_of_the_last_workers(consistency: Consi
     ("settings", "message"),
     [
         ({"columns": COLUMNS + 1}, rf"expected columns={COLUMNS} as in the snapshot, given {COLUMNS + 1}"),
-        ({"columns": COLUMNS, "block": (1, 1)}, "expected a snapshot of blocks such as"),
+        ({"columns": COLUMNS, "dtype": "float32"}, "expected dtype='float64' as in the snapshot, given 'float32'"),
     ],
 )
 async def test_a_snapshot_that_does_not_fit_changes_nothing(settings: dict[str, Any], message: str) -> None:

@@ -109,6 +109,13 @@ class Block(abc.ABC):
     def restore(self, state: FrozenState) -> None:
         """Restore a decoded state of ``freeze``, in which each Deferred is an iterable of its decoded frames."""
 
+    @abc.abstractmethod
+    def take_over(self, other: Block, rows: range, columns: range) -> None:
+        """Take over the numbers of another block of the matrix, in rows and columns that both have.
+
+        In a sparse block these numbers must be new.
+        """
+
 
 # -- dense blocks ----------------------------------------------------------------------------------------------
 
@@ -187,6 +194,11 @@ class DenseBlock(Block):
         check_shape(self, state["shape"], self._name)
         _fill_from_frames(self._array.reshape(-1), state["numbers"], name=self._name)
         self.updates = state["updates"]
+
+    def take_over(self, other: Block, rows: range, columns: range) -> None:
+        for row in rows:
+            numbers = other.dense_row(row)[columns.start - other.columns.start : columns.stop - other.columns.start]
+            self.dense_row(row)[columns.start - self.columns.start : columns.stop - self.columns.start] = numbers
 
 
 def gathered(numbers: Numbers, at: npt.NDArray[np.integer[Any]], out: Numbers | None) -> Numbers:
@@ -292,9 +304,6 @@ _SETTINGS = ("rows", "columns", "dtype", "sparse")
 """The settings that a matrix must have to take over numbers of a snapshot."""
 
 
-_Span = tuple[int, int]
-
-
 class BlockState(TypedDict):
     """The state of a block, and its place: the first row and the end of its rows, and the same of its columns."""
 
@@ -326,47 +335,42 @@ def frozen_blocks(matrix: Matrix, blocks: Iterable[Block], encode: Encode) -> Bl
     }
 
 
-def check_state(matrix: Matrix, blocks: Iterable[Block], state: BlocksState) -> None:
-    """Raise an error if these blocks cannot take over a state of all blocks of the matrix."""
+def check_state(matrix: Matrix, state: BlocksState) -> None:
+    """Raise an error if the blocks of a matrix cannot take over a state of all its blocks."""
     for name, value in state["settings"].items():
         if (now := getattr(matrix, name)) != value:
             raise ParameterServerError(
                 f"matrix {matrix.name!r}: expected {name}={value!r} as in the snapshot, given {now!r}; "
                 "make it with these settings, or begin without the snapshot"
             )
-    saved = _by_place(state)
+
+
+def restore_blocks(matrix: Matrix, blocks: Iterable[Block], state: BlocksState) -> None:
+    """Restore these blocks from a state of all blocks that ``check_state`` has accepted, also if they were cut in
+    another way.
+    """
     for block in blocks:
-        rows, columns = _place(block)
-        if (rows, columns) not in saved:
-            (of_rows, of_columns) = next(iter(saved))
-            raise ParameterServerError(
-                f"matrix {matrix.name!r}: expected a snapshot of blocks such as rows {_shown(rows)}, columns "
-                f"{_shown(columns)}, given blocks such as rows {_shown(of_rows)}, columns {_shown(of_columns)}; "
-                f"make the matrix with block=({of_rows[1] - of_rows[0]}, {of_columns[1] - of_columns[0]})"
-            )
+        for saved in state["blocks"]:
+            rows, columns = range(*saved["rows"]), range(*saved["columns"])
+            if (rows, columns) == (block.rows, block.columns):
+                block.restore(saved["content"])
+                break
+            both = _both(rows, block.rows), _both(columns, block.columns)
+            if all(both):
+                other = type(block)(matrix, BlockRange(-1, -1, rows, columns))
+                other.restore(saved["content"])
+                block.take_over(other, *both)
+                block.updates = other.updates
 
 
-def restore_blocks(blocks: Iterable[Block], state: BlocksState) -> None:
-    """Restore these blocks from a state of all blocks that ``check_state`` has accepted."""
-    saved = _by_place(state)
-    for block in blocks:
-        block.restore(saved[_place(block)])
+def saved_blocks(state: BlocksState) -> list[BlockRange]:
+    """Return the places of the blocks of a state, in the order of their numbers."""
+    places = sorted((saved["rows"], saved["columns"]) for saved in state["blocks"])
+    return [BlockRange(number, -1, range(*rows), range(*columns)) for number, (rows, columns) in enumerate(places)]
 
 
-def _by_place(state: BlocksState) -> dict[tuple[_Span, _Span], FrozenState]:
-    return {(_span(block["rows"]), _span(block["columns"])): block["content"] for block in state["blocks"]}
-
-
-def _span(ends: Sequence[int]) -> _Span:
-    return ends[0], ends[1]
-
-
-def _place(block: Block) -> tuple[_Span, _Span]:
-    return (block.rows.start, block.rows.stop), (block.columns.start, block.columns.stop)
-
-
-def _shown(ends: _Span) -> str:
-    return f"{ends[0]:,} to {ends[1] - 1:,}"
+def _both(one: range, other: range) -> range:
+    return range(max(one.start, other.start), min(one.stop, other.stop))
 
 
 # -- blocks for functions of users -----------------------------------------------------------------------------
@@ -431,6 +435,9 @@ class GuardedBlock(Block):
 
     def restore(self, state: FrozenState) -> None:
         self._block.restore(state)
+
+    def take_over(self, other: Block, rows: range, columns: range) -> None:
+        self._block.take_over(other, rows, columns)
 
     def _checked(self, row: int, columns: Columns | None = None) -> int:
         """Return the row; raise OutOfRange unless the row and the columns are in the block."""

@@ -543,6 +543,19 @@ class SparseBlock(Block):
             self.put(row, columns, values)
         self.updates = state["updates"]
 
+    def take_over(self, other: Block, rows: range, columns: range) -> None:
+        assert isinstance(other, SparseBlock)
+        for row in [row for row in other._cells if row in rows]:
+            found = other.sparse_row(row)
+            within = (found.columns >= columns.start) & (found.columns < columns.stop)
+            if row not in self._cells:
+                self.replace_row(row, SparseRow(found.columns[within], found.values[within], found.default))
+            elif self._draw_of(row) or self._cells[row].default == found.default:
+                self.put(row, found.columns[within], found.values[within])
+            else:
+                every = np.arange(columns.start, columns.stop)
+                self.put(row, every, other.get(row, every))
+
     def _made(self, row: int, count: int, default: Number) -> Cells:
         """Return empty cells with room for so many vectors."""
         first, vector, draw = self.columns.start, self._vector, self._draw_of(row)
