@@ -32,6 +32,7 @@ from benchmarks.row_steps import row_steps
 from benchmarks.service_http import service_http
 from benchmarks.session import PROJECT, Session
 from benchmarks.snapshot_pause import snapshot_pause
+from benchmarks.sparse_networks import networks_sparse
 
 __all__ = ["BENCHMARKS", "main"]
 
@@ -55,6 +56,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "parameter-server-on-ray": parameter_server_on_ray,
         "networks-speed": networks_speed,
         "networks-quality": networks_quality,
+        "networks-sparse": networks_sparse,
         "kafka-map": kafka_map,
         "latency": latency,
         "latency-of-updates": latency_of_updates,
