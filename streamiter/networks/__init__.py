@@ -9,6 +9,7 @@
 ``layers``         the types of layers
 ``functions``      transfer functions, which a layer applies to its outputs, and losses, which training minimizes
 ``data``           ``LabelledRows``: rows with labels, from files and arrays; the mini-batches of an epoch
+``sparse``         networks that store only the features that occur
 ``serving``        predictions, evaluation, saved and published networks, networks that follow a topic
 ``learner``        a network as a learner on the parameter server
 ``training``       ``train_network``, ``train_network_online`` and ``fit_network``

