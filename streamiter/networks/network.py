@@ -198,15 +198,15 @@ _ARRAYS_MAX: Final = 1 << 20
 
 
 def check_size(graph: LayerGraph) -> None:
-    """Raise ModelError for parameters that do not fit into memory, before they take any."""
-    for parameter in graph.parameters:
-        if not (parameter.by_feature and graph.drawn_as):
-            rows = 2 + len(parameter.optimizer.slot_names)
-            size_bytes = rows * parameter.size * graph.place_holder.dtype.itemsize
-            remedy = (
-                "set modeltype to T_FLOAT_SPARSE, or lower indexrange" if parameter.by_feature else "lower indexrange"
-            )
-            check_memory(f"parameter {parameter.name!r} and its optimizer", size_bytes, remedy, error=ModelError)
+    """Raise ModelError for parameters whose training does not fit into memory, before they take any."""
+    stored = [parameter for parameter in graph.parameters if not (parameter.by_feature and graph.drawn_as)]
+    # The rows are weights, slots and gradients. The weights are drawn, joined to rows, and put on the server.
+    count = sum(parameter.size * (1 + 2 * (2 + len(parameter.optimizer.slot_names))) for parameter in stored)
+    largest = max(stored, key=lambda parameter: parameter.size, default=None)
+    if largest is not None:
+        where = f"training of all parameters, of which {largest.name!r} is the largest"
+        remedy = f"{'set modeltype to T_FLOAT_SPARSE, or ' if largest.by_feature else ''}lower indexrange"
+        check_memory(where, count * graph.place_holder.dtype.itemsize, remedy, error=ModelError)
 
 
 class LayerGraph:
