@@ -21,7 +21,7 @@ from uvicorn import Config, Server
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from streamiter.service.problems import CONTENT_TYPE, Problem
+from streamiter.service.answers import CONTENT_TYPE, Problem
 
 # Each connection has a descriptor, and the job needs descriptors, too: most systems allow 1,024 in a process.
 CONNECTIONS_MAX: Final = 512

@@ -22,15 +22,13 @@ from typing import Any, Final
 import orjson
 
 from streamiter.errors import ConfigurationError, TopicError
+from streamiter.files import in_thread
 from streamiter.flow.drawing import draw
 from streamiter.flow.drawing.picture import picture_of
 from streamiter.models import NoModel, NoSuchVersion, ServedModel, find_update, model_difference, model_versions
 from streamiter.service.health import HealthFacts, HealthProblem, facts_of, liveness, readiness
 from streamiter.service.metrics import MetricsNow, exposition
 from streamiter.service.observations import Observations
-from streamiter.service.openapi import FlowDocument, HealthDocument, VersionList, openapi_document
-from streamiter.service.predictions import predict, rows_of
-from streamiter.service.problems import CONTENT_TYPE, RETRY_SOON, Problem
 from streamiter.service.settings import HttpSettings, http_secret, tls_context
 
 try:
@@ -41,9 +39,11 @@ try:
     from starlette.types import Message, Receive, Scope, Send
     from uvicorn import Config
 
-    from streamiter.service.answers import FRESH, RawEndpoint, in_thread, json_answer, started_job
+    from streamiter.service.answers import FRESH, RETRY_SOON, Problem, RawEndpoint, json_answer, refusal, started_job
     from streamiter.service.connections import KEEP_ALIVE_S, Connection, EmbeddedServer
+    from streamiter.service.openapi import FlowDocument, HealthDocument, VersionList, openapi_document
     from streamiter.service.page import EVENTS_PATH, page_routes
+    from streamiter.service.predictions import predict, rows_of
 except ImportError as error:
     raise ConfigurationError(
         f"the service needs the package {error.name!r}; install it with: pip install 'streamiter[service]'"
@@ -158,7 +158,7 @@ class Admission:
             problem = self._problem(error, scope)
             if status:
                 raise  # The server cuts the connection, so that the client does not take this for the whole answer.
-            await _refusal(problem)(scope, receive, send_and_note)
+            await refusal(problem)(scope, receive, send_and_note)
         self._observations.requested(route_of(scope), status)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -356,10 +356,6 @@ class Routes:
             f"{self._observations.phase.phase}); ask again, and see /readyz",
             headers=RETRY_SOON,
         )
-
-
-def _refusal(problem: Problem) -> Response:
-    return Response(problem.body(), problem.status, headers={"Content-Type": CONTENT_TYPE, **FRESH, **problem.headers})
 
 
 def _json(document: Any, status: int = 200) -> Response:

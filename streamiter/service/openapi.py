@@ -12,11 +12,11 @@ from msgspec import Meta
 from streamiter.flow.drawing.picture import Picture
 from streamiter.models.versions import ModelDifference, ModelVersion
 from streamiter.runtime.statistics import JobStatistics
+from streamiter.service.answers import CONTENT_TYPE, ProblemDocument
 from streamiter.service.health import HealthProblem
 from streamiter.service.observations import TaskRates
 from streamiter.service.page_documents import FlowDrawing, PageDetails, PageHistory, PageState
 from streamiter.service.predictions import PredictionAnswer
-from streamiter.service.problems import CONTENT_TYPE, ProblemDocument
 from streamiter.service.settings import HttpSettings
 
 

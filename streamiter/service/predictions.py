@@ -20,7 +20,7 @@ from streamiter.clock import Clock
 from streamiter.errors import ModelError, shortened
 from streamiter.models.linear_predictor import Explanation, LinearPredictor
 from streamiter.models.served import ServedVersion
-from streamiter.service.problems import BadValue, Problem
+from streamiter.service.answers import BadValue, Problem
 
 # Each name that the model does not know costs up to 40 µs, because it is hashed if its value is missing.
 _UNKNOWN_FIELDS_MAX: Final = 256
@@ -61,7 +61,7 @@ async def predict(
 ) -> PredictionAnswer:
     """Return the predictions for the rows of a request, whose list has this path in its document.
 
-    Raises :class:`~streamiter.service.problems.Problem`: 422 for wrong rows, unless ``partial``: then a wrong row has
+    Raises :class:`~streamiter.service.answers.Problem`: 422 for wrong rows, unless ``partial``: then a wrong row has
     its error instead of a prediction.
     """
     of_version = _Rows(version, path)
@@ -88,7 +88,7 @@ async def predict(
 def rows_of(body: bytes, rows_max: int) -> tuple[list[Any], str]:
     """Return the rows of a request and the path of their list, which is empty if the document is one row.
 
-    Raises :class:`~streamiter.service.problems.Problem`: 400 for bytes that are no JSON, 413 for too many rows, 422 for
+    Raises :class:`~streamiter.service.answers.Problem`: 400 for bytes that are no JSON, 413 for too many rows, 422 for
     a document of another form.
 
     >>> rows_of(b'{"rows": [{"km": 3}]}', 1000), rows_of(b'{"km": 3}', 1000)

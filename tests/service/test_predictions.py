@@ -17,8 +17,8 @@ from support.examples import random_examples
 from streamiter.errors import ModelError
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.models.served import ServedVersion
+from streamiter.service.answers import Problem
 from streamiter.service.predictions import predict, rows_of
-from streamiter.service.problems import Problem
 
 CLOCK = ManualClock()
 MODEL = learned()
