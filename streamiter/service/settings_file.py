@@ -171,20 +171,16 @@ def _value_of_label(value: Any) -> str | FieldComparison:
 _FIELD: Final = re.compile(r"[^<>=!'\"]+")
 
 
-def _key(parse: Parser, setting: str = "") -> Key:
-    return Key(parse, setting)
-
-
 _LABEL_KEYS: Final[Mapping[str, Key]] = {
-    "field": _key(text_of),
-    "value": _key(_value_of_label),
-    "event": _key(text_of),
-    "event_field": _key(text_of),
-    "key": _key(text_of),
-    "within": _key(duration_of, "within_s"),
-    "otherwise": _key(lambda value: value),
-    "question": _key(text_of),
-    "time": _key(text_of),
+    "field": Key(text_of),
+    "value": Key(_value_of_label),
+    "event": Key(text_of),
+    "event_field": Key(text_of),
+    "key": Key(text_of),
+    "within": Key(duration_of, "within_s"),
+    "otherwise": Key(lambda value: value),
+    "question": Key(text_of),
+    "time": Key(text_of),
 }
 
 
@@ -328,7 +324,7 @@ def _check_optimizer(document: TomlDocument, learner: str) -> None:
     """Make the optimizer with each of its settings alone; its error says which numbers are good."""
     kind = OPTIMIZERS[learner]
     names = signature(kind).parameters
-    keys = {name: _key(flag_of if name == "keep_start" else _number_of) for name in names} | _LINEAR_KEYS
+    keys = {name: Key(flag_of if name == "keep_start" else _number_of) for name in names} | _LINEAR_KEYS
     settings = document.table(_SETTINGS, keys)
     for name in [name for name in settings if name in names]:
         try:
@@ -366,15 +362,11 @@ def _crosses_of(value: Any) -> list[tuple[str, str]]:
     raise WrongValue("pairs of fields", 'write [["carrier", "dest"]]')
 
 
-_LINEAR_KEYS: Final = {
-    "bits": _key(whole_of(1, _BITS_MAX)),
-    "scales": _key(_scales_of),
-    "mini_batch": _key(whole_of(1)),
-}
+_LINEAR_KEYS: Final = {"bits": Key(whole_of(1, _BITS_MAX)), "scales": Key(_scales_of), "mini_batch": Key(whole_of(1))}
 _DEFAULT_KEYS: Final = {
-    "mini_batch": _key(whole_of(1)),
-    "crosses": _key(_crosses_of),
-    "bits": _key(whole_of(1, _BITS_MAX)),
+    "mini_batch": Key(whole_of(1)),
+    "crosses": Key(_crosses_of),
+    "bits": Key(whole_of(1, _BITS_MAX)),
 }
 
 
