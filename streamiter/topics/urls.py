@@ -382,10 +382,10 @@ def _option(option: Field[Any], value: object) -> object:
         return option.metadata["read"](value)
     match str(option.type).removesuffix(" | None"):
         case "str":
-            choices = option.metadata.get("choices")
-            if choices and value not in choices:
+            text, choices = str(value), option.metadata.get("choices")
+            if choices and text not in choices:
                 raise ValueError(f"one of {', '.join(choices)}")
-            return str(value)
+            return text
         case "bool":
             if (truth := _TRUTHS.get(str(value).lower())) is None:
                 raise ValueError("true or false")

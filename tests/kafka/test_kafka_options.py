@@ -50,6 +50,11 @@ def test_options_may_be_in_the_url_and_keywords_override_them() -> None:
     assert (made.options.compression, made.options.give_up_after_s) == ("zstd", 7.0)
 
 
+def test_a_choice_may_be_given_as_a_number() -> None:
+    """``acks=1`` was refused with "expected one of all, 1, given 1"."""
+    assert topic(URL, acks=1).options.acks == "1"
+
+
 @pytest.mark.parametrize("how", ["keywords", "query"])
 def test_credentials_are_never_shown(how: str) -> None:
     """A password was in a URL that logs, dashboards and error reports showed."""
