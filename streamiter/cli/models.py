@@ -27,7 +27,7 @@ from streamiter.models import (
     model_updates,
     roll_back,
 )
-from streamiter.models.update import shown_rank
+from streamiter.models.update import NO_RANK, shown_rank
 from streamiter.models.versions import last_updates
 from streamiter.runtime.running import run_in_own_loop
 from streamiter.topics import Topic
@@ -90,7 +90,7 @@ async def _tail(source: Topic, model: str, count: int, follow: bool, as_json: bo
         return
     sys.stdout.flush()
     # Start before the found updates, not after them: another update may be written there only in part.
-    shown = updates[-1].rank if updates else (0, 0)
+    shown = updates[-1].rank if updates else NO_RANK
     async for update in model_updates(source, model, start=start):
         if update.rank > shown:
             typer.echo(show(update))
@@ -98,7 +98,7 @@ async def _tail(source: Topic, model: str, count: int, follow: bool, as_json: bo
 
 
 def _line(update: ModelUpdate) -> str:
-    parts = [f"{update.model} {update.generation}.{update.version}"]
+    parts = [f"{update.model} {shown_rank(update.rank)}"]
     if update.records is not None:
         parts.append(f"records {update.records:,}")
     parts += [f"{name} {value:.4f}" for name, value in update.metrics.items()]
@@ -237,7 +237,7 @@ def compare(
 
     wanted: list[str | None] = [*versions] if versions else [None]
     updates = run_in_own_loop(found(lasting_topic(url)))
-    names = [f"{update.model} {update.generation}.{update.version}" for update in updates]
+    names = [f"{update.model} {shown_rank(update.rank)}" for update in updates]
     compared = model_comparison(updates)
     if as_json:
         print_json({"versions": [ModelVersion.of(update) for update in updates], "metrics": compared})
@@ -277,7 +277,7 @@ def export(
     update = run_in_own_loop(find_update(lasting_topic(url), model, version))
     with errors_of_output("FILE", file):
         file.write_bytes(exported(update, forms[file.suffix]))
-    say(f"Wrote {model} {update.generation}.{update.version} to {file}. A linear model predicts with")
+    say(f"Wrote {model} {shown_rank(update.rank)} to {file}. A linear model predicts with")
     say(f"LinearPredictor(read_model({str(file)!r}).parameters), both of streamiter.models.")
 
 

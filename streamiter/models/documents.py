@@ -176,6 +176,11 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int | None = None
     """In files only, in milliseconds since 1970-01-01 UTC; a record has it in its headers."""
 
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Generation and version."""
+        return (self.generation, self.version)
+
 
 def encode_document(document: Document, form: UpdateFormat) -> tuple[str, bytes]:
     """Return content type and value of ``document``; equal documents give equal bytes.

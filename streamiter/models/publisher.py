@@ -19,6 +19,7 @@ from streamiter.models.chunks import cut
 from streamiter.models.documents import Document, UpdateFormat, checked_parameters, encode_document
 from streamiter.models.reader import TailSearch, last_update
 from streamiter.models.update import (
+    NO_RANK,
     UPDATE_BYTES_MAX,
     Chunk,
     ChunkSet,
@@ -44,8 +45,6 @@ __all__ = ["EncoderState", "InitialModel", "ModelPublisher", "ModelUpdateEncoder
 
 _log = logging.getLogger("streamiter.models")
 
-_NO_ROLLBACK: Final[Rank] = (0, 0)
-
 
 class ModelPublisher(TopicSink):
     """Writes one update for each record: an array, a dict of parameters or a ``ModelSnapshot``.
@@ -68,7 +67,7 @@ class ModelPublisher(TopicSink):
         self._model = model
         self._format: UpdateFormat = format
 
-        self._rollback: Rank = _NO_ROLLBACK
+        self._rollback: Rank = NO_RANK
         """A rollback that the restored state does not know yet."""
 
     async def open(self, context: Context) -> None:
@@ -86,7 +85,7 @@ class ModelPublisher(TopicSink):
 
     async def process_batch(self, batch: Batch, out: Output) -> None:
         """Publish models, but none that was trained before a rollback that the topic has: it would replace it."""
-        if self._rollback != _NO_ROLLBACK:
+        if self._rollback != NO_RANK:
             batch = [model for model in batch if not self._is_rolled_back(model)]
         await super().process_batch(batch, out)
 
@@ -100,14 +99,14 @@ class ModelPublisher(TopicSink):
 
     def restore(self, state: EncoderState) -> None:
         restored = (state["generation"], state["next_version"] - 1)
-        self._rollback = self._fresh.rollback if self._fresh.rollback > restored else _NO_ROLLBACK
+        self._rollback = self._fresh.rollback if self._fresh.rollback > restored else NO_RANK
         if self._fresh.last_rank > restored:
             _log.info(
-                "model %r: %s has update %d.%d, later than the restored %d.%d; continuing with generation %d",
+                "model %r: %s has update %s, later than the restored %s; continuing with generation %d",
                 self._model,
                 self.topic.url,
-                *self._fresh.last_rank,
-                *restored,
+                shown_rank(self._fresh.last_rank),
+                shown_rank(restored),
                 self._fresh.generation,
             )
             return  # Keep the encoder of ``open``, with the chunks to delete that are in the topic now.
@@ -246,10 +245,10 @@ class ModelUpdateEncoder:
         for model in models:
             chunk_sets = leftovers
             snapshot = model if isinstance(model, ModelSnapshot) else ModelSnapshot(model)
-            since = snapshot.since_rollback or _NO_ROLLBACK
+            since = snapshot.since_rollback or NO_RANK
             rank = max(rank, (since[0], since[1] + 1))
             since = since if rollback_to is None else rank
-            origin = (None if since == _NO_ROLLBACK else since, rollback_to)
+            origin = (None if since == NO_RANK else since, rollback_to)
             update = _UpdateRecords(self._document(snapshot, rank, epoch), self._clock.now_ms(), origin)
             written, leftovers = self._records_of(update)
             records += written
@@ -288,8 +287,7 @@ class ModelUpdateEncoder:
             return [update.whole(content_type, value)], []
         _check_size(update, len(value), room_bytes, self._record_bytes_max)
         records = list(update.in_chunks(content_type, value, room_bytes))
-        document = update.document
-        return records, [(document.generation, document.version, len(records))]
+        return records, [(*update.document.rank, len(records))]
 
 
 class _UpdateRecords:
@@ -305,10 +303,9 @@ class _UpdateRecords:
         return self._key, value, self._headers(content_type).encoded()
 
     def in_chunks(self, content_type: str, value: bytes, room_bytes: int) -> Iterator[_Record]:
-        rank = (self.document.generation, self.document.version)
         for chunk, part in cut(value, room_bytes):
             is_last = chunk.index == chunk.count - 1
-            key = self._key if is_last else chunk_key(self.document.model, rank, chunk.index)
+            key = self._key if is_last else chunk_key(self.document.model, self.document.rank, chunk.index)
             yield key, part, self._headers(content_type, chunk).encoded()
 
     def deletions(self, chunk_set: ChunkSet) -> Iterator[_Record]:
@@ -322,10 +319,9 @@ class _UpdateRecords:
     def overhead_bytes(self, content_type: str) -> int:
         """Return the largest number of bytes that a record of this update has in addition to its value."""
         widest = Chunk(UPDATE_BYTES_MAX - 1, UPDATE_BYTES_MAX, "0" * 64)
-        rank = (self.document.generation, self.document.version)
         headers = self._headers(content_type, widest).encoded()
         named = sum(len(name) + len(value) + _HEADER_FRAMING_BYTES for name, value in headers)
-        return _FRAMING_BYTES + named + len(chunk_key(self.document.model, rank, widest.index))
+        return _FRAMING_BYTES + named + len(chunk_key(self.document.model, self.document.rank, widest.index))
 
     def _headers(self, content_type: str, chunk: Chunk | None = None) -> UpdateHeaders:
         document = self.document
@@ -343,7 +339,7 @@ class _UpdateRecords:
 
 
 def _check_size(update: _UpdateRecords, size_bytes: int, room_bytes: int, record_bytes_max: int) -> None:
-    subject = f"model {update.document.model!r}, update {update.document.generation}.{update.document.version}"
+    subject = f"model {update.document.model!r}, update {shown_rank(update.document.rank)}"
     if room_bytes < 1:
         raise ConfigurationError(
             f"{subject}: expected a topic that takes records of more than"
@@ -379,9 +375,9 @@ class RunStart:
     """The generation of the run."""
     leftovers: list[ChunkSet]
     """The chunks that its first update deletes."""
-    last_rank: Rank = (0, 0)
+    last_rank: Rank = NO_RANK
     """The highest generation and version in the topic; zeros in an empty topic."""
-    rollback: Rank = (0, 0)
+    rollback: Rank = NO_RANK
     """The rank of the last rollback in the topic; zeros without one."""
 
 

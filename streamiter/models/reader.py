@@ -22,6 +22,7 @@ from streamiter.errors import ConfigurationError, DecodeError, ModelError
 from streamiter.models.chunks import ChunkAssembler
 from streamiter.models.documents import Document, checked_parameters, decode_document, freeze_arrays
 from streamiter.models.update import (
+    NO_RANK,
     ChunkSet,
     ModelUpdate,
     Rank,
@@ -30,6 +31,7 @@ from streamiter.models.update import (
     deleted_rank,
     is_key_of,
     model_of,
+    shown_rank,
 )
 from streamiter.topics.compacted import READ_RECORDS, BackwardReading
 from streamiter.topics.topic import ReadRequest, Topic, TopicBatch, TopicReader, TopicRecord
@@ -276,7 +278,7 @@ class UpdateIntake:
         self._model_header = model.encode()
         self._assembler = ChunkAssembler()
         self._dropped_before = 0
-        self._rank = _NO_RANK
+        self._rank = NO_RANK
         self._updates = 0
         self._older = 0
         self._unreadable = 0
@@ -345,10 +347,10 @@ class UpdateIntake:
 
 def _decoded(headers: UpdateHeaders, value: bytes) -> ModelUpdate:
     document = decode_document(headers.content_type, value)
-    if (document.model, document.generation, document.version) != (headers.model, *headers.rank):
+    if (document.model, document.rank) != (headers.model, headers.rank):
         raise ValueError(
-            f"headers say update {headers.generation}.{headers.version} of {headers.model!r}, the value"
-            f" {document.generation}.{document.version} of {document.model!r}"
+            f"headers say update {shown_rank(headers.rank)} of {headers.model!r}, the value"
+            f" {shown_rank(document.rank)} of {document.model!r}"
         )
     return update_of(document, headers.created_at_ms, headers.since_rollback, headers.rollback_to)
 
@@ -372,8 +374,6 @@ def update_of(
         rollback_to=rollback_to,
     )
 
-
-_NO_RANK: Final[Rank] = (0, 0)
 
 # A superseded writer may have written this many records after the newest update. At ten updates a second, 1,024 records
 # are over a minute; a superseded writer that is fenced writes no records. 64 MiB are read in under a second.
@@ -456,7 +456,7 @@ class TailSearch:
         self._clock = clock
         self._update: tuple[_Place, ModelUpdate] | None = None
         self._error: tuple[_Place, DecodeError] | None = None
-        self._rank = self._rollback = _NO_RANK
+        self._rank = self._rollback = NO_RANK
         self._chunk_sets: dict[Rank, _SeenChunks] = {}
         self._deleted: set[Rank] = set()
 
@@ -516,7 +516,7 @@ class TailSearch:
 
     def _note_headers(self, place: _Place, headers: UpdateHeaders) -> None:
         self._rank = max(self._rank, headers.rank)
-        self._rollback = max(self._rollback, headers.since_rollback or _NO_RANK)
+        self._rollback = max(self._rollback, headers.since_rollback or NO_RANK)
         seen = self._chunk_sets.get(headers.rank)
         if seen is not None:
             seen.last_place = max(seen.last_place, place)

@@ -14,7 +14,7 @@ from streamiter.clock import Clock
 from streamiter.errors import ModelError
 from streamiter.models.reader import last_update
 from streamiter.models.served import Follower
-from streamiter.models.update import ModelUpdate, Rank, UpdateHeaders, check_model_name, shown_rank
+from streamiter.models.update import NO_RANK, ModelUpdate, Rank, UpdateHeaders, check_model_name, shown_rank
 from streamiter.topics.topic import Topic
 
 
@@ -48,7 +48,7 @@ class RollbackWatch:
         self._rollbacks = rollbacks
         self._follower: Follower | None = None
         self._newest: ModelUpdate | None = None
-        self.taken: Rank | None = None if rollbacks is None else (0, 0)
+        self.taken: Rank | None = None if rollbacks is None else NO_RANK
         """The rank of the last rollback that the trainer has taken over; None for a trainer that follows none."""
 
     async def open(self, clock: Clock) -> None:

@@ -20,7 +20,7 @@ from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, ModelError, OffsetOutOfRange, TopicNotFound, TopicUnavailable
 from streamiter.models.documents import Parameters
 from streamiter.models.reader import ModelUpdates, UpdateStatistics, Wanted
-from streamiter.models.update import ModelUpdate, Rank, check_model_name
+from streamiter.models.update import NO_RANK, ModelUpdate, check_model_name, shown_rank
 from streamiter.topics.topic import Topic
 
 _log = logging.getLogger("streamiter.models")
@@ -207,7 +207,7 @@ class ServedModel:
         self._waiting.release()
 
     def _subject_of(self, update: ModelUpdate) -> str:
-        return f"{self._subject}, update {update.generation}.{update.version}"
+        return f"{self._subject}, update {shown_rank(update.rank)}"
 
     def _predictor(self, update: ModelUpdate) -> Callable[[Any], Any]:
         if self._load is not None:
@@ -283,7 +283,7 @@ class Follower:
         self._task: asyncio.Task[None] | None = None
         self._updates: ModelUpdates | None = None
         self._past = UpdateStatistics()
-        self._rank: Rank = (0, 0)
+        self._rank = NO_RANK
         self._identities: Mapping[int, str] = {}
         """The identities of the topic's partitions at the last connection."""
         self.outage: Exception | None = None

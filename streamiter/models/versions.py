@@ -29,7 +29,7 @@ from streamiter.models.documents import (
 )
 from streamiter.models.publisher import ModelUpdateEncoder, next_run
 from streamiter.models.reader import ModelUpdates, last_update, model_updates, update_of
-from streamiter.models.update import ModelSnapshot, ModelUpdate, Rank, UpdateHeaders, rank_in, shown_rank
+from streamiter.models.update import NO_RANK, ModelSnapshot, ModelUpdate, Rank, UpdateHeaders, rank_in, shown_rank
 from streamiter.numbers import Floats, whole_number_in
 from streamiter.records import Array
 from streamiter.topics.topic import ReadRequest, Topic, last_records, record_limit
@@ -189,7 +189,7 @@ class _Seen:
     def __init__(self, generation: int, version: int | None) -> None:
         self._generation, self._version = generation, version
         self.first: Rank | None = None
-        self.last: Rank = (0, 0)
+        self.last = NO_RANK
 
     def is_wanted(self, headers: UpdateHeaders) -> bool:
         """Whether the update is the one, or of the generation."""

@@ -20,6 +20,7 @@ from streamiter.errors import ModelError, shortened
 from streamiter.learn.rows import holds
 from streamiter.learn.server_training import Computed, Learner, ParameterServerWorker
 from streamiter.models.reader import last_update
+from streamiter.models.update import shown_rank
 from streamiter.networks.data import FeatureMiniBatch, TrainingSteps, from_record
 from streamiter.networks.layers.layer import Parameter
 from streamiter.networks.network import LayerGraph, Network, check_size
@@ -78,7 +79,7 @@ async def starting_parameters(start: Start, network: Network, seed: int) -> dict
         update = await last_update(start.topic, start.model)
         if update is None:
             return network.initial_parameters(seed)
-        subject = f"model {start.model!r} of {start.topic.url}, update {update.generation}.{update.version}"
+        subject = f"model {start.model!r} of {start.topic.url}, update {shown_rank(update.rank)}"
         given = update.parameters if isinstance(update.parameters, dict) else {}
         return checked_arrays(network, given, subject)
     if start is not None:

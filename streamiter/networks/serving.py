@@ -445,7 +445,7 @@ class ServedNetwork(ServedModel):
         super().__init__(topic, model, waiting_max=waiting_max, clock=clock)
 
     def _predictor(self, update: ModelUpdate) -> Callable[[Any], Any]:
-        subject = f"{self._subject}, update {update.generation}.{update.version}"
+        subject = self._subject_of(update)
         try:
             network, arrays = network_of_version(update.parameters, subject)
         except ConfigurationError as error:  # For example of a later release.

@@ -26,6 +26,7 @@ from streamiter.files import in_thread
 from streamiter.flow.drawing import draw
 from streamiter.flow.drawing.picture import picture_of
 from streamiter.models import NoModel, NoSuchVersion, ServedModel, find_update, model_difference, model_versions
+from streamiter.models.update import shown_rank
 from streamiter.service.health import HealthFacts, HealthProblem, facts_of, liveness, readiness
 from streamiter.service.metrics import MetricsNow, exposition
 from streamiter.service.observations import Observations
@@ -301,7 +302,7 @@ class Routes:
         async with self._one_reader, _topic_errors(served):
             found = await model_versions(served.topic, self._observations.name, count)
         update = served.update
-        serving_now = None if update is None else "{}.{}".format(*update.rank)
+        serving_now = None if update is None else shown_rank(update.rank)
         listed: VersionList = {"model": self._observations.name, "serving": serving_now, "versions": found[::-1]}
         return _json(listed)
 

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 import orjson
 
+from streamiter.models.update import shown_rank
 from streamiter.service.observations import Observations, mean_rate
 from streamiter.service.settings import LogSettings, ServiceSettings
 from streamiter.topics.urls import hide, named_secrets, secrets_in
@@ -95,7 +96,7 @@ def figures_of(observations: Observations, seconds: float) -> dict[str, float | 
         "events_per_s": None if rate is None else round(rate, 1),
         "lag_records": None if last is None else last.lag_records,
         "lag_s": None if last is None else last.lag_s,
-        "version": None if model is None else f"{model.generation}.{model.version}",
+        "version": None if model is None else shown_rank(model.rank),
         "age_s": None if model is None else model.age_s(observations.clock),
         "loss": None if quality is None else quality.loss,
         "baseline_loss": None if quality is None else quality.baseline,
