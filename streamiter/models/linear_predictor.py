@@ -228,7 +228,7 @@ class _StandardizedModel:
         self._link: str = _value(given, "link", subject, "one of logit, softmax, clipped", _is_link)
         self.classes: list[Any] | None = None
         if self._link == "softmax":
-            self.classes = _value(given, "classes", subject, "a list of labels", _is_list)
+            self.classes = _value(given, "classes", subject, "a list of labels", lambda value: isinstance(value, list))
         elif self._link == "clipped":
             self._lowest, self._highest = (
                 float(_value(given, name, subject, "a number", is_number)) for name in ("lowest", "highest")
@@ -237,7 +237,7 @@ class _StandardizedModel:
         self._texts = frozenset(_value(given, "text_fields", subject, "a list of names", _are_names))
         self._place_columns(given)
         self._columns = {name: column for column, name in enumerate(self._fields)}
-        pairs = _value(given, "crosses", subject, "pairs of names", _are_pairs, [])
+        pairs = _value({"crosses": [], **given}, "crosses", subject, "pairs of names", _are_pairs)
         self._crosses: list[Cross] = [(first, second) for first, second in pairs]
         if self._crosses:
             fields = crossed_fields(self._crosses)
@@ -324,7 +324,7 @@ class _StandardizedModel:
 
     def explain(self, x: object) -> Explanation:
         """Return the parts of the score of one row."""
-        intercept = self._intercept if self.classes is not None else float(self._intercept[0])
+        intercept = self._weight_of(self._intercept)
         if self._width is not None:
             [row] = _single_row(self._subject, x, self._width)
             places = np.flatnonzero(row)
@@ -351,6 +351,7 @@ class _StandardizedModel:
         return Explanation(intercept, parts)
 
     def _weight_of(self, scores: Floats) -> _Weight:
+        """Return the numbers for all scores as a model with one score, or with several, adds them."""
         return scores if self.classes is not None else float(scores[0])
 
     # ---- one row
@@ -359,12 +360,8 @@ class _StandardizedModel:
     def _numeric(self) -> dict[str, tuple[float, float, _Weight]]:
         """Center, limit and weight of each numeric field."""
         weights = self._weights[: len(self._fields)]
-        by_column = zip(
-            self._center.tolist(),
-            self._limit.tolist(),
-            weights[:, 0].tolist() if self.classes is None else weights,
-            strict=False,
-        )
+        of_fields = weights[:, 0].tolist() if self.classes is None else weights
+        by_column = zip(self._center.tolist(), self._limit.tolist(), of_fields, strict=False)
         return dict(zip(self._fields, by_column, strict=False))
 
     def _predict_one(self, given: Mapping[str, Any]) -> Any:
@@ -392,7 +389,8 @@ class _StandardizedModel:
                 elif name in self._columns:
                     raise self._wrong_kind(name, "a number", shortened(value))
             elif are_texts(value):
-                score = self._score_of_texts(name, value, score)
+                for text in dict.fromkeys(value):
+                    score = self._score_of_fields({name: text}, score)
             elif _is_none(value):
                 score = score + self._text_weight(name, value)
             elif (column := self._numeric.get(name)) is not None:
@@ -435,14 +433,8 @@ class _StandardizedModel:
             of_texts = [self._reader.rows([{field: text}]).places[:, 0] for field, text in texts]
             at = self._positions(places_of_cross(cross, of_texts, self._bits))[0]
             weights = self._place_weights[at]
-            found = float(self._place_limits[at]), weights if self.classes is not None else float(weights[0])
-            self._limit_of_cross[key] = found
+            found = self._limit_of_cross[key] = float(self._place_limits[at]), self._weight_of(weights)
         return found
-
-    def _score_of_texts(self, name: str, texts: list[str], score: _Weight) -> _Weight:
-        for text in dict.fromkeys(texts):
-            score = self._score_of_fields({name: text}, score)
-        return score
 
     def _text_weight(self, name: str, value: Any) -> _Weight:
         """Return the weight of a text, or of a missing value, in a field."""
@@ -453,7 +445,7 @@ class _StandardizedModel:
                 self._weight_of_text.clear()
             places = self._reader.rows([{name: value}]).places[0]
             weights = self._text_weights[self._positions(places)].sum(axis=0)
-            weight = self._weight_of_text[key] = weights if self.classes is not None else float(weights[0])
+            weight = self._weight_of_text[key] = self._weight_of(weights)
         return weight
 
     def _with_vectors_as_fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -565,10 +557,6 @@ def _is_link(value: object) -> bool:
     return isinstance(value, str) and value in ("logit", "softmax", "clipped")
 
 
-def _is_list(value: object) -> bool:
-    return isinstance(value, list)
-
-
 def _are_names(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
@@ -581,15 +569,8 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and value > 0
 
 
-def _value(
-    given: Mapping[str, Any],
-    name: str,
-    subject: str,
-    expected: str,
-    fits: Callable[[object], bool],
-    default: object = None,
-) -> Any:
-    value = given.get(name, default)
+def _value(given: Mapping[str, Any], name: str, subject: str, expected: str, fits: Callable[[object], bool]) -> Any:
+    value = given.get(name)
     if not fits(value):
         raise ModelError(
             f"{subject}: expected {name!r} as {expected}, given {shortened(value)}; publish the parameters of an "
