@@ -1,7 +1,7 @@
 """Compiled functions: plain Python on numbers and arrays, as fast as C where Numba is installed.
 
 Numba is optional (``pip install "streamiter[fast]"``). Without it the same functions run uncompiled, with the same
-results, some hundred times slower. The compiled code is stored on disk beside the module, or in Numba's own directory
+results, some hundred times slower. The compiled code is stored on disk next to the module, or in Numba's own directory
 for the user where the module's directory cannot be written; only the first process of all compiles.
 """
 

@@ -475,7 +475,7 @@ async def test_wrong_settings_are_told_before_the_job_starts(
 
 
 def test_a_missing_package_is_told(tmp_path: Path) -> None:
-    """A service without its extra ended with a trace that named a package nobody had heard of."""
+    """A service without its extra ended with a trace that named a package that the user did not know."""
     program = "import sys; sys.modules['uvicorn'] = None; import streamiter.service.http"
     run = forked_run([sys.executable, "-c", program], cwd=tmp_path, limit_s=LIMIT_S)
     assert "ConfigurationError: the service needs the package 'uvicorn'; install it with: pip install" in run.stderr

@@ -112,7 +112,7 @@ def test_on_a_terminal_lines_are_text() -> None:
 
 
 def test_a_line_of_figures_has_rate_lag_version_and_loss() -> None:
-    """The log of a pod was empty for a month, and nobody knew whether it had worked."""
+    """The log of a pod was empty for a month, and no one knew whether it had worked."""
     clock, stream = VirtualClock(), io.StringIO()
     observations = Observations("late-flights", clock=clock)
     with logging_to(stream, SETTINGS):

@@ -69,7 +69,7 @@ async def test_questions_and_answers_are_found_in_real_flights() -> None:
     ],
 )
 def test_the_kind_of_a_field_has_its_reason(field: str, values: list[Any], kind: str, reason: str) -> None:
-    """A kind was proposed without its reason, so that nobody could correct it."""
+    """A kind was proposed without its reason, so that users could not correct it."""
     records = [{field: values[n % len(values)], "late": n % 2, "x": n % 3} for n in range(max(len(values), 4))]
     learn, proposal = proposed(records)
     assert learn["features"][field] == kind

@@ -1,7 +1,7 @@
 """The HTTP client: asks for predictions at a steady rate, and writes a line for each answer or refusal.
 
-``python ask.py ADDRESS FOLDER REQUESTS_PER_SECOND``, until SIGTERM. It also looks at health and metrics, and
-keeps a page open.
+``python -m service_soak.ask ADDRESS FOLDER REQUESTS_PER_SECOND``, until SIGTERM. It also looks at health and
+metrics, and keeps a page open.
 """
 
 from __future__ import annotations
@@ -74,10 +74,7 @@ async def main(address: str, folder: Path, per_s: float) -> None:
 
             async def follow_page() -> None:
                 for number in count():
-                    asked = await follow(client, number)
-                    if asked.status == 404:  # A service without a page.
-                        return
-                    note(asked)
+                    note(await follow(client, number))
                     await asyncio.sleep(1.0)
 
             for _ in range(_AT_ONCE):

@@ -1,6 +1,6 @@
 """The consumer: follows the model, and writes a line for each version: generation, version, records.
 
-``python consume.py TOPIC FILE``, until SIGTERM. The file is that of one life of the consumer.
+``python -m service_soak.consume TOPIC FOLDER``, until SIGTERM. Each life of the consumer has a file in the folder.
 """
 
 from __future__ import annotations

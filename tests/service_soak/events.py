@@ -8,6 +8,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from streamiter.checkpoints.keys import mixed
+
 __all__ = ["FEATURES", "MODEL", "ROWS", "event", "example", "good_numbers", "is_good", "number_of", "question"]
 
 MODEL: Final = "late"
@@ -21,6 +23,8 @@ _OFTEN_LATE: Final = ("EV", "UA")
 _NO_JSON_EVERY: Final = 1999
 _NO_LABEL_EVERY: Final = 997
 _MASK: Final = (1 << 64) - 1
+# The step between two numbers of splitmix64.
+_GAMMA: Final = 0x9E3779B97F4A7C15
 
 
 def event(number: int) -> bytes:
@@ -45,7 +49,7 @@ def good_numbers(count: int) -> npt.NDArray[np.int64]:
 
 def example(number: int) -> tuple[dict[str, Any], bool]:
     """Return the features and the label of the event of this number."""
-    bits = _mixed(number)
+    bits = mixed(number * _GAMMA + _GAMMA)
     hour, carrier = (bits >> 16) % 24, _CARRIERS[(bits >> 24) % len(_CARRIERS)]
     chance = 100 + 20 * hour + 200 * (carrier in _OFTEN_LATE)
     values = {"distance": 100 + bits % 2400, "hour": hour, "carrier": carrier}
@@ -60,11 +64,3 @@ def question(number: int) -> list[dict[str, Any]]:
 def number_of(value: bytes) -> int:
     """Return the number of an event."""
     return int(value.partition(b"number")[2].lstrip(b'": ').partition(b",")[0])
-
-
-def _mixed(number: int) -> int:
-    """Return 64 bits that look random (splitmix64)."""
-    bits = (number * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) & _MASK
-    bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK
-    return bits ^ (bits >> 31)

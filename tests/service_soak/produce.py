@@ -1,7 +1,7 @@
 """The producer: writes numbered events at a steady rate, and continues after the last one that is in the topic.
 
-``python produce.py TOPIC EVENTS_PER_SECOND``, until SIGTERM. Each tenth of a second is a transaction. A killed
-producer leaves one open: the next producer aborts it, or learns that it was committed.
+``python -m service_soak.produce TOPIC EVENTS_PER_SECOND``, until SIGTERM. Each tenth of a second is a transaction. A
+killed producer leaves one open: the next producer aborts it, or learns that it was committed.
 """
 
 from __future__ import annotations

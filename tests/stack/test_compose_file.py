@@ -55,7 +55,7 @@ def test_what_a_service_refers_to_exists(service: str) -> None:
 
 
 def test_the_file_of_the_settings_can_be_changed_while_the_service_runs() -> None:
-    """SIGHUP read the file of the image again, which nobody could change."""
+    """SIGHUP read the file of the image again, which no user could change."""
     file = Path(SERVICES["service"]["command"][-1])
     folder = re.findall(r"^WORKDIR (.*)$", (EXAMPLE / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)[-1]
     assert mounts_of("service")[f"{folder}/{file.parent}"] == f"./{file.parent}"
