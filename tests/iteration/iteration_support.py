@@ -232,6 +232,11 @@ def with_coroutines(kind: type[T]) -> type[T]:
     return type(f"Async{kind.__name__}", (kind,), {name: gives_way(getattr(kind, name)) for name in methods})
 
 
+def kinds(log: Sequence[tuple[Any, ...]], *wanted: str) -> list[tuple[Any, ...]]:
+    """Return the entries of these kinds."""
+    return [entry for entry in log if entry[0] in wanted]
+
+
 def callbacks(log: Sequence[tuple[Any, ...]]) -> list[int]:
     """Return the epochs of the callbacks in a log, in order."""
     return [entry[1] for entry in log if entry[0] == "callback"]

@@ -1,19 +1,17 @@
-"""A loop through a topic: it has the same results as in memory, can be watched, and fails instead of stalling."""
+"""A loop through a topic has the same results as in memory, and can be watched, stopped and restored."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from iteration import iteration_support
+from iteration.feedback_support import BROKER_PATIENCE_S, ended, iterate, run
 from iteration.iteration_support import SMALL, Dawdle, Endless, Log, Witness, callbacks, cut_items, run_shuffled
 from iteration.known_cases_support import OUTPUT, SUM, feedback_path, nothing, sequence
 from iteration.topic_loops_support import MakeTopic
-from support.kafka_server import KafkaServer
 from support.waiting import PATIENCE_S, until
 
 from streamiter import (
@@ -31,36 +29,12 @@ from streamiter import (
     iterate_bounded_streams_until_termination,
     iterate_unbounded_streams,
     replayed,
-    topic,
 )
-from streamiter.errors import ConfigurationError, GraphError, JobFailed
+from streamiter.errors import ConfigurationError, JobFailed
 from streamiter.iteration import FeedbackRecords
-from streamiter.runtime.job import Job
-from streamiter.runtime.statistics import JobStatistics
-from streamiter.topics import MemoryBroker, OutgoingBatch, Topic
+from streamiter.topics import MemoryBroker, Topic
 
 CRITERIA = OutputTag("criteria")
-
-# A loop over a broker on a busy machine makes about a hundred rounds a second.
-BROKER_PATIENCE_S = 60.0
-
-Body = Callable[[list[Stream], list[Stream]], IterationBodyResult]
-
-
-async def ended(job: Job) -> JobStatistics:
-    return await iteration_support.ended(job, BROKER_PATIENCE_S)
-
-
-async def run(flow: Flow, **options: Any) -> JobStatistics:
-    return await ended(await flow.start(**options))
-
-
-def iterate(initial: Stream, data: list[Any], body: Body, ahead: int | str | None) -> Any:
-    """Add a bounded iteration with this limit of epochs ahead, or an unbounded one."""
-    if ahead == "unbounded":
-        return iterate_unbounded_streams([initial], data, body)
-    config = IterationConfig(max_epochs_ahead=ahead)  # type: ignore[arg-type]
-    return iterate_bounded_streams_until_termination([initial], data, body, config)
 
 
 EVERY_KIND = pytest.mark.parametrize("ahead", [0, 1, None, "unbounded"])
@@ -289,130 +263,6 @@ async def test_a_loop_can_be_watched_while_it_runs(make_topic: MakeTopic) -> Non
     assert [record["epoch"] for record in seen("watermark") if record["is_copy"]][:2] == [1, 2]
 
 
-async def test_a_foreign_record_is_an_error_that_names_its_place(make_topic: MakeTopic) -> None:
-    """Two programs wrote to one topic by mistake, and shared a loop."""
-    through = await make_topic()
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        return IterationBodyResult([feedback_through(variables[0], through)], [data[0]])
-
-    flow = Flow("loop")
-    [passed] = iterate(flow.from_items([]), [flow.from_source(Endless())], body, "unbounded")
-    passed.collect()
-    job = await flow.start()
-    writer = await through.open_writer()
-    await writer.write(OutgoingBatch([b"hello"]))
-    await writer.close()
-    with pytest.raises(JobFailed) as failed:
-        await ended(job)
-    assert "'variable 0'" in str(failed.value)
-    assert f"{through.url}, partition 0, offset " in str(failed.value)
-    assert "expected only feedback of the loop" in str(failed.value)
-
-
-async def test_a_topic_with_too_few_partitions_is_refused_with_the_numbers(make_topic: MakeTopic) -> None:
-    """A head without a partition waited for its feedback forever."""
-    through = await make_topic(partitions=2)
-    flow = Flow("loop")
-    [passed] = iterate(
-        flow.from_items([0], parallelism=3),
-        [],
-        lambda v, d: IterationBodyResult([feedback_through(v[0], through)], v),
-        0,
-    )
-    passed.collect()
-    with pytest.raises(JobFailed, match=r"a partition for each of 3 heads, given 2; create it with more"):
-        await flow.start()
-
-
-async def endless_loop(through: Topic) -> Job:
-    """Start a job with a loop that never ends, and wait until it has made some rounds."""
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        return IterationBodyResult([feedback_through(variables[0], through)], variables)
-
-    flow = Flow("loop")
-    [passed] = iterate(flow.from_items([0]), [], body, None)
-    collected = passed.collect()
-    job = await flow.start()
-    await until(lambda: len(collected.items) > 2)
-    return job
-
-
-async def test_a_topic_that_is_not_there_is_named(make_topic: MakeTopic) -> None:
-    """A missing topic was created by the way, with one partition where more were needed."""
-    through = await make_topic(name="missing")
-    await through.delete()
-    flow = Flow("loop")
-    [passed] = iterate(
-        flow.from_items([0]), [], lambda v, d: IterationBodyResult([feedback_through(v[0], through)], v), 0
-    )
-    passed.collect()
-    with pytest.raises(JobFailed, match=r"missing"):
-        await flow.start()
-
-
-async def test_a_topic_that_disappears_ends_the_job(make_topic: MakeTopic) -> None:
-    """The loop stalled silently, because no feedback returned."""
-    through = await make_topic()
-    job = await endless_loop(through)
-    await through.delete()
-    with pytest.raises(JobFailed, match=rf"'variable 0'.*{through.name}"):
-        await ended(job)
-
-
-async def test_a_loop_resumes_after_a_restart_of_its_broker_or_gives_up_before(
-    breakable_broker: KafkaServer, topic_prefix: str
-) -> None:
-    """After a restart of the broker, loops stalled, or counted records that were sent again twice. The loop, or its
-    end, waited for a broker forever.
-    """
-    through, hurried = (
-        topic(f"kafka://{breakable_broker.bootstrap}/{topic_prefix}{name}", **options)
-        for name, options in (("loop", {}), ("hurried", {"give_up_after_s": 1.5, "request_timeout_s": 0.5}))
-    )
-    await through.create(partitions=2)
-    await hurried.create()
-    tokens, rounds = 50, 40
-    reached: list[int] = []
-
-    def count(at: tuple[int, int]) -> tuple[int, int]:
-        reached.append(at[1])
-        return at[0], at[1] + 1
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        counted = variables[0].map(count)
-        back = counted.filter(lambda at: at[1] < rounds).rebalance()
-        return IterationBodyResult([feedback_through(back, through)], [counted])
-
-    flow = Flow("loop")
-    [counted] = iterate(flow.from_items([(token, 0) for token in range(tokens)], parallelism=2), [], body, None)
-    collected = counted.collect()
-    ending = await endless_loop(hurried)
-    job = await flow.start()
-    await until(lambda: max(reached, default=0) >= 10)
-    await asyncio.to_thread(breakable_broker.kill)
-    with pytest.raises(JobFailed, match=r"'variable 0'.*hurried"):
-        await ended(ending)
-    await asyncio.to_thread(breakable_broker.start)
-    await ended(job)
-    expected = [(token, round_number) for token in range(tokens) for round_number in range(1, rounds + 1)]
-    assert sorted(collected.items) == expected
-
-
-async def test_an_abort_does_not_wait_for_a_broker(breakable_broker: KafkaServer, topic_prefix: str) -> None:
-    """An aborted job first stored feedback for no reader, and a frozen broker blocked it until the timeout."""
-    through = topic(f"kafka://{breakable_broker.bootstrap}/{topic_prefix}loop", give_up_after_s=100 * BROKER_PATIENCE_S)
-    await through.create()
-    job = await endless_loop(through)
-    breakable_broker.pause()
-    try:
-        statistics = await asyncio.wait_for(job.stop("abort"), BROKER_PATIENCE_S)
-    finally:
-        breakable_broker.resume()
-    assert statistics.state == "aborted"
-
-
 @pytest.mark.parametrize("mode", ["suspend", "drain", "abort"])
 async def test_a_loop_can_be_stopped(make_topic: MakeTopic, mode: Any) -> None:
     """The pumps stopped before a barrier or an end had returned through the topic."""
@@ -558,92 +408,3 @@ async def test_batches_are_cut_below_the_limit_of_the_topic() -> None:
     flow, _ = made(["a" * 3_000])
     with pytest.raises(JobFailed, match=r"'variable 0'.*expected records of at most 1488 bytes, given one of 30\d\d"):
         await run(flow)
-
-
-async def test_a_record_that_is_no_plain_data_is_named() -> None:
-    """The error for a record that is no plain data, which a loop in memory accepts, did not name the record."""
-    through = MemoryBroker().topic("loop")
-    await through.create()
-    flow = Flow("loop")
-    [passed] = iterate(
-        flow.from_items([0]),
-        [],
-        lambda v, d: IterationBodyResult([feedback_through(v[0].map(lambda x: object()), through)], v),
-        0,
-    )
-    passed.collect()
-    with pytest.raises(JobFailed, match=r"'variable 0'.*record 0 of the batch: .*object"):
-        await run(flow)
-
-
-async def test_feedback_that_retention_has_taken_is_an_error() -> None:
-    """Feedback that retention had removed before it was read was lost silently, and the loop ended early."""
-    through = MemoryBroker().topic("loop")
-    await through.create(settings={"retention_records": "1", "max_record_bytes": "2000"})
-    flow = Flow("loop")
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        many = variables[0].flat_map(lambda x: [x + 1] * 5_000 if x == 0 else [])
-        return IterationBodyResult([feedback_through(many, through)], variables)
-
-    [passed] = iterate(flow.from_items([0]), [], body, None)
-    passed.collect()
-    with pytest.raises(JobFailed, match=r"'variable 0'.*(out of range|no longer|earliest)"):
-        await run(flow)
-
-
-# -- while the graph is built --------------------------------------------------------------------------------
-
-
-def loop_of(make: Callable[[Any, Any], Any]) -> Callable[[], object]:
-    """Return a function that builds a loop with a body made from the variable stream."""
-
-    def build() -> object:
-        broker = MemoryBroker()
-        flow = Flow("f")
-        return iterate_bounded_streams_until_termination(
-            [flow.from_items([0]), flow.from_items([0])], [], lambda v, d: make(v, broker.topic("loop"))
-        )
-
-    return build
-
-
-WRONG: list[tuple[Callable[[], object], str]] = [
-    (loop_of(lambda v, t: feedback_through(v, t)), r"feedback_through: expected a stream, given \["),
-    (
-        loop_of(lambda v, t: feedback_through(v[0], "loop")),  # type: ignore[arg-type]
-        r'expected a topic, given .loop.; write .*topic\("kafka',
-    ),
-    (
-        loop_of(lambda v, t: feedback_through(v[0], topic("file:/tmp/a.jsonl"))),
-        r"expected a topic with partitions and headers, given file:",
-    ),
-    (
-        loop_of(lambda v, t: feedback_through(v[0], t).map(str)),  # type: ignore[attr-defined]
-        r"to be one of the feedback_variable_streams .* \.map of it",
-    ),
-    (
-        loop_of(lambda v, t: IterationBodyResult(v, [feedback_through(v[0], t)])),
-        r"expected output stream 0 to be a Stream, given feedback_through\('variable 0', memory:",
-    ),
-    (
-        loop_of(lambda v, t: IterationBodyResult(v, v, feedback_through(v[0], t))),  # type: ignore[arg-type]
-        r"expected termination_criteria to be a Stream, given feedback_through",
-    ),
-    (
-        loop_of(lambda v, t: IterationBodyResult([feedback_through(s, t) for s in v], v)),
-        r"a topic of its own for the feedback to 'variable 1' \('variable 1'\), given memory:.*of 'variable 0'",
-    ),
-    (
-        loop_of(lambda v, t: connect(a=feedback_through(v[0], t))),  # type: ignore[arg-type]
-        r"connect: expected streams, given feedback_through",
-    ),
-]
-
-
-@pytest.mark.parametrize(("build", "message"), WRONG)
-def test_wrong_use_is_refused_at_the_users_line(build: Callable[[], object], message: str) -> None:
-    """A stream that went through a topic on only one of its paths was read twice, or never."""
-    with pytest.raises(GraphError, match=message) as refused:
-        build()
-    assert "test_feedback_through_topics.py" in refused.value.where

@@ -19,6 +19,7 @@ from iteration.iteration_support import (
     check_listener,
     cut_items,
     ended,
+    kinds,
     run,
     run_shuffled,
 )
@@ -36,10 +37,6 @@ from streamiter import (
 from streamiter.runtime.feedback import FeedbackLimits
 
 SEEDS = range(3)
-
-
-def kinds(log: Sequence[tuple[Any, ...]], *wanted: str) -> list[tuple[Any, ...]]:
-    return [entry for entry in log if entry[0] in wanted]
 
 
 def count_down(record: int, context: Any, out: Any) -> None:

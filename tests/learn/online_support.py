@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from flow.test_topics_in_flows import content, made
 from iteration.iteration_support import cut_items, run
-from learn.test_adaptive_model import frozen
+from learn.frozen_states import frozen
 
 from streamiter import Flow
 from streamiter.learn import DelayedLabels, OnlineTraining, train_online

@@ -75,3 +75,12 @@ def check_extreme_rows(example: tuple[str, list[list[float]], list[float], list[
             assert np.isfinite(numbers).all()
         for name in ("weights", "intercept", "center", "limit"):
             assert np.isfinite(parameters[name]).all(), name
+
+
+def hyperplane(count: int, seed: int = 1) -> tuple[Any, Any]:
+    """Return ten columns and labels of which a tenth is wrong."""
+    random = np.random.default_rng(seed)
+    x = random.random((count, 10))
+    weights = random.random(10)
+    labels = x @ weights > weights.sum() / 2
+    return x, labels ^ (random.random(count) < 0.05)

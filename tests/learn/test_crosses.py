@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from learn.frozen_states import frozen
 from learn.online_support import trained
-from learn.test_adaptive_model import frozen
 from support.examples import random_examples
 
 from streamiter import Flow

@@ -9,6 +9,7 @@ import numpy as np
 import orjson
 import pytest
 from iteration.iteration_support import cut_items, run
+from learn.frozen_states import frozen
 from learn.online_support import (
     BINARY,
     DELAYED,
@@ -22,7 +23,6 @@ from learn.online_support import (
     trips,
     without,
 )
-from learn.test_adaptive_model import frozen
 
 from streamiter import Flow
 from streamiter.learn import AdaptiveLinearModel, DelayedLabels, ProgressiveValidation, SparseRows, train_online

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from learn.linear_cases import LABELS, ROWS, START, bits
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn import (
@@ -31,10 +32,6 @@ OPTIMIZERS = [
 ]
 MODELS = [LinearRegression, LogisticRegression]
 
-ROWS = [(0.1, 2), (0.2, 2), (0.3, 2), (0.4, 2), (0.5, 2), (11, 12), (12, 11), (13, 12), (14, 12), (15, 12)]
-LABELS = [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
-START = (0.41233679404769874, -0.18088118293232122)
-
 
 def sigmoid(margin):
     return 1.0 / (1.0 + math.exp(-margin))
@@ -48,12 +45,6 @@ def batches(seed, count, *, rows=20, width=6, model=LogisticRegression):
         margins = features @ truth
         targets = (margins > 0).astype(float) if model is LogisticRegression else margins
         yield features, targets, random.integers(0, 4, rows).astype(float)
-
-
-def bits(model):
-    state = model.state()
-    arrays = [state["weights"], state["intercept"], *state["slots"].values(), *state["intercept_slots"].values()]
-    return [array.tobytes() for array in arrays], state["version"], state["step"], state["records"]
 
 
 def test_the_first_version_of_the_known_case():
@@ -451,132 +442,6 @@ def test_extreme_margins_give_plain_probabilities():
     features = [[5000.0], [-5000.0], [0.0]]
     assert model.predict(features).tolist() == pytest.approx([1.0, 0.0, 0.5], abs=1e-300)
     assert model.learn_each(features, [1, 0, 1]).tolist() == pytest.approx([1.0, 0.0, 0.5], abs=1e-300)
-
-
-BAD_CALLS = [
-    (lambda m: m.learn([[1.0, 2.0, 3.0]], [1]), r"expected rows of 2 features .*given an array of shape \(1, 3\)"),
-    (lambda m: m.learn([1.0, 2.0], [1]), r"given an array of shape \(2,\); change the features or"),
-    (lambda m: m.predict(SparseRows([0], [], [], 4)), "given sparse rows of width 4"),
-    (lambda m: m.learn([["a", "b"]], [1]), "expected features as numbers, given list"),
-    (lambda m: m.learn(ROWS, LABELS[:9]), r"expected 10 targets, one for each row, given shape \(9,\)"),
-    (lambda m: m.learn(ROWS, LABELS, [1.0]), r"expected 10 sample weights, one for each row, given shape \(1,\)"),
-    (lambda m: m.learn([ROWS[0]], [[1]]), r"expected 1 targets, one for each row, given shape \(1, 1\)"),
-]
-
-BAD_ROWS = [
-    (lambda m, f: m.learn(f(ROWS), [*LABELS[:9], 2]), (9,), "expected targets 0 or 1, given 2.0"),
-    (lambda m, f: m.learn(f(ROWS), [math.nan, *LABELS[1:9], -1]), (0, 9), "expected targets 0 or 1, given nan"),
-    (lambda m, f: m.learn(f(ROWS), LABELS, [-1.0] + [1.0] * 9), (0,), "sample weights of 0 or more, given -1.0"),
-    (lambda m, f: m.learn(f(ROWS), LABELS, [1.0] * 9 + [math.inf]), (9,), "sample weights of 0 or more, given inf"),
-    (lambda m, f: m.learn(f([*ROWS[:9], (1.0, math.nan)]), LABELS), (9,), "finite features, given nan for feature 1"),
-    (lambda m, f: m.learn(f([(math.inf, 1.0), *ROWS[1:]]), LABELS), (0,), "finite features, given inf for feature 0"),
-    (lambda m, f: m.learn(f([(math.inf, 1.0)]), [1]), (0,), "finite features, given inf for feature 0"),
-    (lambda m, f: m.learn(f([(math.nan, 1.0)] * 2), [1, 1], [0, 1]), (0, 1), "given nan for feature 0"),
-    (lambda m, f: m.predict(f([ROWS[0], (math.nan, 1.0)])), (1,), "finite features, given nan for feature 0"),
-    (lambda m, f: m.predict(f([(math.inf, -math.inf)])), (0,), "finite features, given inf for feature 0"),
-    (lambda m, f: m.learn_each(f([*ROWS[:3], (1.0, math.inf)]), [0] * 4), (3,), "given inf for feature 1"),
-    (lambda m, f: m.learn_each(f(ROWS), [*LABELS[:9], 0.5]), (9,), "expected targets 0 or 1, given 0.5"),
-    (lambda m, f: m.gradient(f([(1.0, -math.inf)] * 2), [0, 1]), (0, 1), "given -inf for feature 1"),
-]
-
-
-@pytest.mark.parametrize(("call", "message"), BAD_CALLS)
-def test_wrong_shapes_are_refused_with_both_numbers(call, message):
-    """The error of numpy for wrong shapes does not say what to change."""
-    model = LogisticRegression(2)
-    with pytest.raises(ModelError, match=f"LogisticRegression: {message}|LogisticRegression: .*{message}"):
-        call(model)
-    assert model.version == 0
-
-
-@pytest.mark.parametrize(("call", "rows", "message"), BAD_ROWS)
-@pytest.mark.parametrize("form", [np.array, SparseRows.from_dense], ids=["dense", "sparse"])
-@pytest.mark.parametrize("optimizer", [SGD(0.1), FTRL()], ids=str)
-def test_bad_rows_are_named_and_the_model_stays_as_it_was(call, rows, message, form, optimizer):
-    """One NaN in one row of a thousand made all weights NaN, and this was unnoticed for days."""
-    model = LogisticRegression(2, optimizer=optimizer, initial_weights=START)
-    model.learn(ROWS, LABELS)
-    before = bits(model)
-    with pytest.raises(BadRows, match=message) as caught:
-        call(model, form)
-    assert caught.value.rows == rows
-    assert str(caught.value).startswith("LogisticRegression: ")
-    assert bits(model) == before
-
-
-def test_a_bad_feature_of_a_sparse_row_is_named_by_its_place_in_the_model():
-    """A user looks the feature up in the hasher, where the position in the row does not help."""
-    model = LogisticRegression(1000)
-    rows = SparseRows.from_rows([([700, 900], [1.0, math.nan])], 1000)
-    for call in (model.learn, model.learn_each, model.gradient):
-        with pytest.raises(BadRows, match=r"given nan for feature 900 \(row 0 of the batch\)"):
-            call(rows, [1])
-
-
-def test_many_bad_rows_are_counted_not_listed():
-    """A message with a thousand row numbers hides its reason."""
-    with pytest.raises(BadRows, match=r"given 5.0; .* \(rows 0, 1, 2, 3, 4 and 5 more of the batch\)") as caught:
-        LogisticRegression(2).learn(ROWS, [5.0] * 10)
-    assert caught.value.rows == tuple(range(10))
-    assert caught.value.reason == (
-        "LogisticRegression: expected targets 0 or 1, given 5.0; say which of them are 1, for instance y > 0"
-    )
-
-
-@pytest.mark.parametrize("rows", [1, 5])
-def test_diverging_weights_are_an_error_before_they_are_infinite(rows):
-    """With a learning rate that is too high, the model keeps its last finite weights, and the error names the cause."""
-    model = LinearRegression(1, optimizer=SGD(10.0))
-    features, targets = np.full((rows, 1), 100.0), np.ones(rows)
-    message = None
-    for _ in range(1000):
-        before = bits(model)
-        try:
-            model.learn(features, targets)
-        except ModelError as error:
-            message = str(error)
-            break
-    assert message is not None
-    assert "too large to compute with" in message
-    assert "scale the features or lower the learning rate" in message
-    assert bits(model) == before
-    assert np.isfinite(model.weights).all()
-
-
-def test_a_gradient_from_elsewhere_is_checked():
-    """A gradient may come from another process with another model."""
-    model = LogisticRegression(2)
-    with pytest.raises(ModelError, match=r"LogisticRegression\.apply: expected a gradient of 2 features, given 3"):
-        model.apply(LogisticRegression(3).gradient(np.ones((1, 3)), [1]))
-    bad = Gradient(np.array([1.0, np.nan]), 0.0, 1.0, 1, 2)
-    with pytest.raises(ModelError, match=r"expected a finite gradient below 1e\+150"):
-        model.apply(bad)
-    assert model.version == 0
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: LogisticRegression(0),
-            r"LogisticRegression\(width=\): expected a whole number of at least 1, given 0",
-        ),
-        (
-            lambda: LogisticRegression(np.zeros((300, 5))),
-            r"width=\): expected the number of features, given an array of shape \(300, 5\); "
-            r"make the model as LogisticRegression\(5\)",
-        ),
-        (lambda: LogisticRegression(2, optimizer=SGD), r"optimizer=\): .* given the class SGD; .* SGD\(\)"),
-        (lambda: LinearRegression(2, optimizer="adam"), r"optimizer=\): .* given 'adam'; take one of"),
-        (lambda: LogisticRegression(2, initial_weights=[1.0]), "expected 2 finite numbers, one for each feature"),
-        (lambda: LogisticRegression(1, initial_weights=[math.nan]), "expected 1 finite numbers"),
-        (lambda: LogisticRegression(1, intercept=False, initial_intercept=1.0), "0 without an intercept, given 1.0"),
-    ],
-)
-def test_an_invalid_model_is_refused(make, message):
-    """The error must come at the start, and not with the first record hours later."""
-    with pytest.raises((ModelError, ConfigurationError), match=message):
-        make()
 
 
 def test_the_intercept_is_learned_but_not_shrunk():

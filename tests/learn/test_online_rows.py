@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 import pytest
 from iteration.iteration_support import run
+from learn.frozen_states import frozen
 from learn.online_support import (
     BINARY,
     DELAYED,
@@ -27,7 +28,6 @@ from learn.online_support import (
     trips,
     without,
 )
-from learn.test_adaptive_model import frozen
 
 from streamiter import Columns, Flow
 from streamiter.clock import SystemClock

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from learn.frozen_states import frozen
 from learn.online_support import Result
-from learn.test_adaptive_model import frozen
 from learn.test_foreign_models import mean
 
 from streamiter import Columns, Flow

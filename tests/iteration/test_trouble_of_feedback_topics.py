@@ -1,0 +1,222 @@
+"""A loop through a topic fails, with the topic in its error, where it would stall or lose feedback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from iteration.feedback_support import BROKER_PATIENCE_S, ended, endless_loop, iterate, run
+from iteration.iteration_support import Endless
+from iteration.topic_loops_support import MakeTopic
+from support.kafka_server import KafkaServer
+from support.waiting import until
+
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    Stream,
+    connect,
+    feedback_through,
+    iterate_bounded_streams_until_termination,
+    topic,
+)
+from streamiter.errors import GraphError, JobFailed
+from streamiter.topics import MemoryBroker, OutgoingBatch
+
+
+async def test_a_foreign_record_is_an_error_that_names_its_place(make_topic: MakeTopic) -> None:
+    """Two programs wrote to one topic by mistake, and shared a loop."""
+    through = await make_topic()
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult([feedback_through(variables[0], through)], [data[0]])
+
+    flow = Flow("loop")
+    [passed] = iterate(flow.from_items([]), [flow.from_source(Endless())], body, "unbounded")
+    passed.collect()
+    job = await flow.start()
+    writer = await through.open_writer()
+    await writer.write(OutgoingBatch([b"hello"]))
+    await writer.close()
+    with pytest.raises(JobFailed) as failed:
+        await ended(job)
+    assert "'variable 0'" in str(failed.value)
+    assert f"{through.url}, partition 0, offset " in str(failed.value)
+    assert "expected only feedback of the loop" in str(failed.value)
+
+
+async def test_a_topic_with_too_few_partitions_is_refused_with_the_numbers(make_topic: MakeTopic) -> None:
+    """A head without a partition waited for its feedback forever."""
+    through = await make_topic(partitions=2)
+    flow = Flow("loop")
+    [passed] = iterate(
+        flow.from_items([0], parallelism=3),
+        [],
+        lambda v, d: IterationBodyResult([feedback_through(v[0], through)], v),
+        0,
+    )
+    passed.collect()
+    with pytest.raises(JobFailed, match=r"a partition for each of 3 heads, given 2; create it with more"):
+        await flow.start()
+
+
+async def test_a_topic_that_is_not_there_is_named(make_topic: MakeTopic) -> None:
+    """A missing topic was created by the way, with one partition where more were needed."""
+    through = await make_topic(name="missing")
+    await through.delete()
+    flow = Flow("loop")
+    [passed] = iterate(
+        flow.from_items([0]), [], lambda v, d: IterationBodyResult([feedback_through(v[0], through)], v), 0
+    )
+    passed.collect()
+    with pytest.raises(JobFailed, match=r"missing"):
+        await flow.start()
+
+
+async def test_a_topic_that_disappears_ends_the_job(make_topic: MakeTopic) -> None:
+    """The loop stalled silently, because no feedback returned."""
+    through = await make_topic()
+    job = await endless_loop(through)
+    await through.delete()
+    with pytest.raises(JobFailed, match=rf"'variable 0'.*{through.name}"):
+        await ended(job)
+
+
+async def test_a_loop_resumes_after_a_restart_of_its_broker_or_gives_up_before(
+    breakable_broker: KafkaServer, topic_prefix: str
+) -> None:
+    """After a restart of the broker, loops stalled, or counted records that were sent again twice. The loop, or its
+    end, waited for a broker forever.
+    """
+    through, hurried = (
+        topic(f"kafka://{breakable_broker.bootstrap}/{topic_prefix}{name}", **options)
+        for name, options in (("loop", {}), ("hurried", {"give_up_after_s": 1.5, "request_timeout_s": 0.5}))
+    )
+    await through.create(partitions=2)
+    await hurried.create()
+    tokens, rounds = 50, 40
+    reached: list[int] = []
+
+    def count(at: tuple[int, int]) -> tuple[int, int]:
+        reached.append(at[1])
+        return at[0], at[1] + 1
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        counted = variables[0].map(count)
+        back = counted.filter(lambda at: at[1] < rounds).rebalance()
+        return IterationBodyResult([feedback_through(back, through)], [counted])
+
+    flow = Flow("loop")
+    [counted] = iterate(flow.from_items([(token, 0) for token in range(tokens)], parallelism=2), [], body, None)
+    collected = counted.collect()
+    ending = await endless_loop(hurried)
+    job = await flow.start()
+    await until(lambda: max(reached, default=0) >= 10)
+    await asyncio.to_thread(breakable_broker.kill)
+    with pytest.raises(JobFailed, match=r"'variable 0'.*hurried"):
+        await ended(ending)
+    await asyncio.to_thread(breakable_broker.start)
+    await ended(job)
+    expected = [(token, round_number) for token in range(tokens) for round_number in range(1, rounds + 1)]
+    assert sorted(collected.items) == expected
+
+
+async def test_an_abort_does_not_wait_for_a_broker(breakable_broker: KafkaServer, topic_prefix: str) -> None:
+    """An aborted job first stored feedback for no reader, and a frozen broker blocked it until the timeout."""
+    through = topic(f"kafka://{breakable_broker.bootstrap}/{topic_prefix}loop", give_up_after_s=100 * BROKER_PATIENCE_S)
+    await through.create()
+    job = await endless_loop(through)
+    breakable_broker.pause()
+    try:
+        statistics = await asyncio.wait_for(job.stop("abort"), BROKER_PATIENCE_S)
+    finally:
+        breakable_broker.resume()
+    assert statistics.state == "aborted"
+
+
+async def test_a_record_that_is_no_plain_data_is_named() -> None:
+    """The error for a record that is no plain data, which a loop in memory accepts, did not name the record."""
+    through = MemoryBroker().topic("loop")
+    await through.create()
+    flow = Flow("loop")
+    [passed] = iterate(
+        flow.from_items([0]),
+        [],
+        lambda v, d: IterationBodyResult([feedback_through(v[0].map(lambda x: object()), through)], v),
+        0,
+    )
+    passed.collect()
+    with pytest.raises(JobFailed, match=r"'variable 0'.*record 0 of the batch: .*object"):
+        await run(flow)
+
+
+async def test_feedback_that_retention_has_taken_is_an_error() -> None:
+    """Feedback that retention had removed before it was read was lost silently, and the loop ended early."""
+    through = MemoryBroker().topic("loop")
+    await through.create(settings={"retention_records": "1", "max_record_bytes": "2000"})
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        many = variables[0].flat_map(lambda x: [x + 1] * 5_000 if x == 0 else [])
+        return IterationBodyResult([feedback_through(many, through)], variables)
+
+    [passed] = iterate(flow.from_items([0]), [], body, None)
+    passed.collect()
+    with pytest.raises(JobFailed, match=r"'variable 0'.*(out of range|no longer|earliest)"):
+        await run(flow)
+
+
+def loop_of(make: Callable[[Any, Any], Any]) -> Callable[[], object]:
+    """Return a function that builds a loop with a body made from the variable stream."""
+
+    def build() -> object:
+        broker = MemoryBroker()
+        flow = Flow("f")
+        return iterate_bounded_streams_until_termination(
+            [flow.from_items([0]), flow.from_items([0])], [], lambda v, d: make(v, broker.topic("loop"))
+        )
+
+    return build
+
+
+WRONG: list[tuple[Callable[[], object], str]] = [
+    (loop_of(lambda v, t: feedback_through(v, t)), r"feedback_through: expected a stream, given \["),
+    (
+        loop_of(lambda v, t: feedback_through(v[0], "loop")),  # type: ignore[arg-type]
+        r'expected a topic, given .loop.; write .*topic\("kafka',
+    ),
+    (
+        loop_of(lambda v, t: feedback_through(v[0], topic("file:/tmp/a.jsonl"))),
+        r"expected a topic with partitions and headers, given file:",
+    ),
+    (
+        loop_of(lambda v, t: feedback_through(v[0], t).map(str)),  # type: ignore[attr-defined]
+        r"to be one of the feedback_variable_streams .* \.map of it",
+    ),
+    (
+        loop_of(lambda v, t: IterationBodyResult(v, [feedback_through(v[0], t)])),
+        r"expected output stream 0 to be a Stream, given feedback_through\('variable 0', memory:",
+    ),
+    (
+        loop_of(lambda v, t: IterationBodyResult(v, v, feedback_through(v[0], t))),  # type: ignore[arg-type]
+        r"expected termination_criteria to be a Stream, given feedback_through",
+    ),
+    (
+        loop_of(lambda v, t: IterationBodyResult([feedback_through(s, t) for s in v], v)),
+        r"a topic of its own for the feedback to 'variable 1' \('variable 1'\), given memory:.*of 'variable 0'",
+    ),
+    (
+        loop_of(lambda v, t: connect(a=feedback_through(v[0], t))),  # type: ignore[arg-type]
+        r"connect: expected streams, given feedback_through",
+    ),
+]
+
+
+@pytest.mark.parametrize(("build", "message"), WRONG)
+def test_wrong_use_is_refused_at_the_users_line(build: Callable[[], object], message: str) -> None:
+    """A stream that went through a topic on only one of its paths was read twice, or never."""
+    with pytest.raises(GraphError, match=message) as refused:
+        build()
+    assert "test_trouble_of_feedback_topics.py" in refused.value.where
