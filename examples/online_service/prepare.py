@@ -27,8 +27,8 @@ async def main() -> None:
 
 
 def write_token() -> None:
-    """Write a random token, unless there is one."""
-    if not TOKEN_FILE.exists():
+    """Write a random token, unless there is one. A full disk may have left an empty file."""
+    if not (TOKEN_FILE.exists() and TOKEN_FILE.stat().st_size):
         # Its owner may write it, its group may read it: Prometheus is in this group.
         TOKEN_FILE.touch(mode=0o640)
         TOKEN_FILE.write_text(secrets.token_urlsafe(32), encoding="ascii")

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -101,6 +102,20 @@ def columns_of(update: ModelUpdate) -> dict[Any, float]:
     assert isinstance(update.parameters, dict)
     names = [*update.parameters["fields"], *update.parameters["places"].tolist()]
     return dict(zip(names, update.parameters["weights"].tolist(), strict=True))
+
+
+def test_a_token_that_a_full_disk_has_left_empty_is_written(tmp_path: Path) -> None:
+    """The first start found no room for the token; the empty file was kept, and the service refused it for ever."""
+    file = tmp_path / "token"
+    file.touch()
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLE), "TOKEN_FILE": str(file)}
+    tokens = set()
+    for _ in range(2):
+        command = [sys.executable, "-c", "import prepare; prepare.write_token()"]
+        subprocess.run(command, env=environment, timeout=60, check=True)
+        tokens.add(file.read_text())
+    [token] = tokens
+    assert len(token) > 40
 
 
 async def test_both_events_of_a_flight_are_in_one_partition_in_order(stack: Stack) -> None:
