@@ -227,7 +227,7 @@ class ForeignOwner(ModelOwner, Generic[Model]):
 
         def learn(records: Batch, numbers: Indices) -> None:
             features, labels, weights = blaming_rows(self._read, records, self._read)
-            predictions = self._learn_rows(features, labels, weights, out)
+            predictions = self._learn_rows(features, labels, weights)
             known = len(labels) - len(predictions)
             self._emit(predictions, labels[known:], None if weights is None else weights[known:], numbers[known:], out)
             self.count_step(out)
@@ -235,7 +235,7 @@ class ForeignOwner(ModelOwner, Generic[Model]):
         of_numbered_rows(learn, mini_batch, self._read_records, out)
         self._read_records += len(mini_batch)
 
-    def _learn_rows(self, features: Sequence[Any], labels: list[Any], weights: Floats | None, out: Output) -> list[Any]:
+    def _learn_rows(self, features: Sequence[Any], labels: list[Any], weights: Floats | None) -> list[Any]:
         """Learn; return the predictions made before, without those before the model had learned at all."""
         predict, learn = self._functions.predict, self._functions.learn
         predictions: list[Any] = []

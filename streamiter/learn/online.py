@@ -102,11 +102,11 @@ def train_online(
     the :class:`Examples` of a mini-batch, or ``labels`` says how to read labels that come later than their questions.
 
     Without a ``model`` this trains an :class:`~streamiter.learn.adaptive.AdaptiveLinearModel` (``task``, ``crosses``)
-    row by row: ``mini_batch`` (4,000 rows, or those of 25 ms) and ``mode`` decide how often a version is
-    published. ``model()`` may make another linear model, such as ``lambda: LogisticRegression(width)``, which makes one
-    step for the mean gradient of a mini-batch (100 rows). The owner and each worker call ``model``, and must get equal
-    models. A ``scaler`` standardizes its features with the statistics of the rows so far; a scaler that has learned is
-    a start. ``initial`` is a stream of one record to start from: parameters, bare weights, or None.
+    row by row, in mini-batches of 4,000 rows, or those of 25 ms. ``model()`` may make another linear model, such as
+    ``lambda: LogisticRegression(width)``, which makes one step for the mean gradient of a mini-batch (100 rows). The
+    owner and each worker call ``model``, and must get equal models. A ``scaler`` standardizes its features with the
+    statistics of the rows so far; a scaler that has learned is a start. ``initial`` is a stream of one record to start
+    from: parameters, bare weights, or None.
 
     ``mode="asynchronous"``: the owner learns from each mini-batch as it arrives. Workers that compute gradients
     continue with the parameters they have, for eight mini-batches at most.
@@ -117,10 +117,11 @@ def train_online(
     A version is published after every ``publish_every`` mini-batches or epochs, or instead when ``publish_every_s``
     seconds have passed since the last one; ``publish_every`` may also be a
     :class:`~streamiter.learn.model_owner.PublishSchedule`, which may be changed while the job runs. None: after each of
-    them, or ten times a second if ``mini_batch`` is None, too, and rows are learned one by one; but an asynchronous
-    version of many columns waits for a quarter as many rows, or for a second. Validation
-    counts each prediction before the model learns from its row, over the last ``window`` rows too, and reports every
-    ``report_every`` rows, or instead ``report_every_s`` seconds after a row; it warns once, in the log
+    them; but asynchronous training row by row publishes ten times a second if ``mini_batch`` is None, too, and its
+    version of many columns waits for a quarter as many rows, or for a second.
+
+    Validation counts each prediction before the model learns from its row, over the last ``window`` rows too, and
+    reports every ``report_every`` rows, or instead ``report_every_s`` seconds after a row; it warns once, in the log
     ``streamiter.learn``, of a model that is far worse than the mean. ``drift`` is a detector for a model that learns in
     the owner; updates have the metrics ``drifts`` and ``rows_since_drift``. ``on_drift="raise rates"``: after a
     mini-batch with a drift, the ready-made model multiplies its rates of AdaGrad by almost 6. With

@@ -203,6 +203,7 @@ class _JoinedWrites(asyncio.Transport):
         self._transport = transport
         self._loop = loop
         self._written: list[bytes] = []
+        # All else that uvicorn calls is the transport's own: a method here would be one more call for each request.
         self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
         self.is_closing = transport.is_closing  # type: ignore[method-assign]
         self.pause_reading = transport.pause_reading  # type: ignore[method-assign]

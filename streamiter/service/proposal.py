@@ -96,6 +96,11 @@ class FieldProfile:
         """Whether all values look like times: ISO 8601, or seconds or milliseconds of this century."""
         return bool(self.values) and all(map(_is_time, self.values))
 
+    @property
+    def label_kind(self) -> LearningKind:
+        """The kind of learning if the field is the label."""
+        return "multiclass" if self.are_texts else "classification" if self.are_truths else "regression"
+
     def kind(self) -> tuple[FeatureKind, str]:
         """Return the proposed kind, and the reason."""
         if not self.values:
@@ -337,10 +342,9 @@ def _label_of_each(profiles: Mapping[str, FieldProfile], notes: list[str]) -> tu
     best, *others = candidates
     if not _LABEL_NAME.search(best.name) and not best.are_truths:
         notes.append(f"{best.name!r} is only a guess of the label, as good as {len(others):,} other fields; see label")
-    kind: LearningKind = "multiclass" if best.are_texts else "classification" if best.are_truths else "regression"
     names = ", ".join(_toml(each.name) for each in others[:_OTHERS_SHOWN])
     also = f"# Other fields that may be the label: {names}\n" if others else ""
-    return kind, f"{also}label = {{ field = {_toml(best.name)} }}", {best.name}
+    return best.label_kind, f"{also}label = {{ field = {_toml(best.name)} }}", {best.name}
 
 
 _OTHERS_SHOWN: Final = 5
@@ -360,7 +364,7 @@ def _delayed_label(
     keys["within"] = _within(max(found.longest_s * 2, _WITHIN_MIN_S))
     if found.time is not None:
         keys["time"] = found.time
-    kind: LearningKind = "multiclass" if values.are_texts else "classification" if values.are_truths else "regression"
+    kind = values.label_kind
     label = f"label = {{ {', '.join(f'{name} = {_toml(value)}' for name, value in keys.items())} }}"
     if kind == "regression":
         middle = f"{found.value} > {sorted(values.values)[len(values.values) // 2]:g}"

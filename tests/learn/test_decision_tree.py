@@ -42,8 +42,6 @@ rain mild high strong no
 """Outlook, temperature, humidity, wind, and whether tennis was played: Quinlan, Induction of Decision Trees, 1986."""
 WEATHER = ["sunny", "overcast", "rain", "hot", "mild", "cool", "high", "strong"]
 
-Grown = dict[str, Any]
-
 
 def tennis() -> tuple[list[list[float]], list[str]]:
     days = [line.split() for line in DAYS.splitlines()]

@@ -220,7 +220,7 @@ class Chart {
     this.plot = html("div", { class: "plot" });
     this.behind = html("div", { class: "behind", hidden: "" });
     this.card.append(this.names, this.plot, this.behind);
-    this.button = toggled(this.card, (isOpen) => {
+    toggled(this.card, (isOpen) => {
       this.plot.hidden = isOpen;
       this.behind.hidden = !isOpen;
       this.draw();
@@ -386,7 +386,6 @@ function toggled(card, change) {
     button.setAttribute("aria-expanded", String(isOpen));
     change(isOpen);
   });
-  return button;
 }
 
 const measures = {

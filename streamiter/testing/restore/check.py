@@ -263,9 +263,7 @@ class Comparison:
     def run(self) -> None:
         """Raise RestoreMismatch if a restored run differs from the undisturbed run."""
         if self.process is not None:
-            _described(
-                self.build, self.what
-            )  # Raises an error for what cannot be imported there, before anything runs.
+            _described(self.build, self.what)  # What cannot be imported there is an error before anything runs.
         undisturbed = self._undisturbed()
         if self.free:
             for turns in self._chosen(range(1, undisturbed.turns), self.cuts or _FREE_CUTS):
