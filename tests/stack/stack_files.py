@@ -9,9 +9,13 @@ from typing import Any
 
 import yaml
 
-__all__ = ["COMPOSE", "EXAMPLE", "PROGRAMS", "ROOT", "SERVICES", "environment_of", "interpolated"]
+from streamiter.service.service import _ANSWER_S, _STOP_ANSWERED_S
+
+__all__ = ["COMPOSE", "EXAMPLE", "LONGEST_STOP_S", "PROGRAMS", "ROOT", "SERVICES", "environment_of", "interpolated"]
 
 ROOT = Path(__file__).parents[2]
+LONGEST_STOP_S = _STOP_ANSWERED_S + _ANSWER_S + 8
+"""A service that is told to stop ends within this time; 8 s are for an abort without the broker."""
 EXAMPLE = ROOT / "examples" / "online_service"
 
 

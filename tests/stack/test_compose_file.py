@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stack.stack_files import COMPOSE, EXAMPLE, PROGRAMS, ROOT, SERVICES, environment_of
-
-from streamiter.service.service import _ANSWER_S, _STOP_ANSWERED_S
+from stack.stack_files import COMPOSE, EXAMPLE, LONGEST_STOP_S, PROGRAMS, ROOT, SERVICES, environment_of
 
 IMAGES = [name for name in SERVICES if name not in PROGRAMS]
 
@@ -74,7 +72,7 @@ def test_a_service_is_restarted_and_has_time_to_stop(service: str) -> None:
     """The service was killed ten seconds after SIGTERM, during its last checkpoint."""
     config = SERVICES[service]
     assert config["restart"] in ("on-failure", "unless-stopped")
-    longest_s = _STOP_ANSWERED_S + _ANSWER_S + 8 if service == "service" else 20  # 8 s for an abort without the broker
+    longest_s = LONGEST_STOP_S if service == "service" else 20
     assert int(config["stop_grace_period"].removesuffix("s")) >= longest_s
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from stack.stack_files import EXAMPLE
+from stack.stack_files import EXAMPLE, LONGEST_STOP_S
 
 MANIFEST: list[dict[str, Any]] = list(yaml.safe_load_all((EXAMPLE / "kubernetes.yaml").read_text(encoding="utf-8")))
 BY_KIND = {each["kind"]: each for each in MANIFEST}
@@ -35,7 +35,7 @@ def test_one_service_runs_at_a_time() -> None:
     spec = BY_KIND["Deployment"]["spec"]
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
     assert BY_KIND["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteOncePod"]
-    assert POD["terminationGracePeriodSeconds"] >= 30
+    assert POD["terminationGracePeriodSeconds"] >= LONGEST_STOP_S
 
 
 def test_probes_restart_a_blocked_service_and_not_one_that_waits_for_its_broker() -> None:
