@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ from support.kafka_fixtures import GivenKafka
 from support.kafka_jars import KAFKA_VERSION, kafka_jars
 from support.kafka_server import KafkaServer
 from support.processes import LIMIT_S, async_process
+from support.programs import system_program
 
 from streamiter.clock import SystemClock
 from streamiter.learn import AdaptiveLinearModel
@@ -30,21 +30,14 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "consumers"
 Command = list[str]
 
 
-def missing(reason: str) -> None:
-    """Skip the test, but never in CI."""
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
 def built(command: Command, folder: Path) -> None:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def javascript(folder: Path) -> Command:
-    if shutil.which("npm") is None or shutil.which("node") is None:
-        missing("no consumer in JavaScript: node and npm are not installed")
+    system_program("npm", "npm")
+    system_program("node", "nodejs")
     copy = folder / "javascript"
     shutil.copytree(EXAMPLES / "javascript", copy, ignore=shutil.ignore_patterns("node_modules"))
     built(["npm", "ci", "--silent"], copy)
@@ -52,27 +45,12 @@ def javascript(folder: Path) -> Command:
 
 
 def java(folder: Path) -> Command:
-    if shutil.which("javac") is None:
-        missing("no consumer in Java: javac is not installed")
+    system_program("javac", "default-jdk-headless")
     needed = ["kafka-clients-", "jackson-annotations-", "jackson-core-", "jackson-databind-", "slf4j-api-"]
     path = ":".join(str(jar) for name in needed for jar in kafka_jars().glob(f"{name}*.jar"))
     sources = [str(file) for file in (EXAMPLES / "java" / "src" / "main" / "java").glob("*.java")]
-    built(
-        [
-            "javac",
-            "-J-XX:TieredStopAtLevel=1",
-            "--release",
-            "17",
-            "-encoding",
-            "UTF-8",
-            "-cp",
-            path,
-            "-d",
-            str(folder),
-            *sources,
-        ],
-        folder,
-    )
+    options = ["-J-XX:TieredStopAtLevel=1", "--release", "17", "-encoding", "UTF-8"]
+    built(["javac", *options, "-cp", path, "-d", str(folder), *sources], folder)
     # With the quick compiler only, it starts in half the time.
     return ["java", "-XX:TieredStopAtLevel=1", "-cp", f"{folder}:{path}", "ModelConsumer"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from aiokafka.protocol.admin import CreateAclsRequest
-from support.certificates import Authority, key_store, need_openssl
+from support.certificates import Authority, key_store
 from support.kafka_fixtures import skip_without_java
 from support.kafka_server import KafkaServer, running_kafka
 from topics.topic_case import patiently, read_to_end, values_of, write
@@ -33,7 +33,6 @@ PATIENT = {"give_up_after_s": 20.0}
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with certificates: an authority, a broker and a client signed by it, and another authority."""
-    need_openssl()
     directory = tmp_path_factory.mktemp("certificates")
     authority = Authority(directory, "authority")
     key_store(directory, *authority.sign("broker", "IP:127.0.0.1"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from support.certificates import Authority, need_openssl
+from support.certificates import Authority
 from support.kafka_server import free_ports
 
 from streamiter.service.checks import Findings, SettingsCheck
@@ -121,7 +121,6 @@ async def test_what_does_not_fit_is_told_with_its_line(case: Case, given: dict[s
 
 async def test_a_certificate_of_another_key_is_told(case: Case) -> None:
     """A certificate was renewed and its key was not: the check was green, and the service did not start."""
-    need_openssl()
     authority = Authority(case.folder, "authority")
     (certificate, _), (_, key) = (authority.sign(name, "IP:127.0.0.1") for name in ("old", "new"))
     await case.write({"late": 1, "km": 1})

@@ -17,7 +17,7 @@ import pytest
 import uvloop
 from service.http_case import PATIENCE_S, case, problem_of, received, request, status_of
 from service.service_models import trips
-from support.certificates import Authority, need_openssl
+from support.certificates import Authority
 from support.processes import LIMIT_S, forked_run
 from support.waiting import turn, until
 
@@ -404,7 +404,6 @@ async def test_a_token_is_needed_by_all_but_probes(tmp_path: Path, monkeypatch: 
 
 async def test_tls(tmp_path: Path) -> None:
     """A token was sent in the clear through a network of others."""
-    need_openssl()
     authority = Authority(tmp_path, "authority")
     certificate, key = authority.sign("service", "IP:127.0.0.1")
     trusting = ssl.create_default_context(cafile=str(authority.certificate))
@@ -421,7 +420,6 @@ async def test_tls(tmp_path: Path) -> None:
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_connections_without_tls_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_loop: Any) -> None:
     """A scanner opened a thousand connections and sent nothing: the job had no descriptor left for its checkpoint."""
-    need_openssl()
     monkeypatch.setattr("streamiter.service.connections.CONNECTIONS_MAX", 4)
     authority = Authority(tmp_path, "authority")
     certificate, key = authority.sign("service", "IP:127.0.0.1")

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
 from support.processes import LIMIT_S
+from support.programs import system_program
 
-__all__ = ["Authority", "key_store", "need_openssl"]
-
-
-def need_openssl() -> None:
-    """Skip the test if openssl is not installed; in CI, fail instead."""
-    if shutil.which("openssl") is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("openssl is not installed")
+__all__ = ["Authority", "key_store"]
 
 
 class Authority:
-    """Signs certificates for one day."""
+    """Signs certificates for one day; needs openssl."""
 
     def __init__(self, directory: Path, name: str) -> None:
+        system_program("openssl", "openssl")
         self._directory = directory
         self.certificate = directory / f"{name}.pem"
         self._key = directory / f"{name}.key"

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright
+from support.programs import system_program
 
 __all__ = ["Visit", "chromium", "visit"]
 
-_CHROMIUM = Path("/usr/bin/chromium")
 # It asks no other host for anything; without a sandbox it also runs as root.
 _FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -46,19 +43,12 @@ class Visit:
         return await self.page.locator(selector).first.inner_text()
 
 
-def _need_chromium() -> None:
-    """Skip the tests without Chromium; in CI, fail instead."""
-    if not _CHROMIUM.exists():
-        reason = f"expected Chromium at {_CHROMIUM}, which is not installed (Debian: apt-get install chromium)"
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def chromium() -> AsyncIterator[Browser]:
     """A browser for all tests of a module, which share its event loop."""
-    _need_chromium()
+    path = system_program("chromium", "chromium")
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=_CHROMIUM, args=_FLAGS)
+        browser = await playwright.chromium.launch(executable_path=path, args=_FLAGS)
         yield browser
         await browser.close()
 

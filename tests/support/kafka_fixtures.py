@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.kafka_server import KafkaServer, running_kafka, what_is_missing
+from support.programs import missing
 
 __all__ = [
     "GivenKafka",
@@ -97,11 +98,8 @@ def topic_prefix() -> str:
 
 def skip_without_java() -> None:
     """Skip tests that need a broker if no broker can be started, but never in CI."""
-    reason = what_is_missing()
-    if reason and os.environ.get("CI"):
-        pytest.fail(reason)
-    if reason:
-        pytest.skip(reason)
+    if reason := what_is_missing():
+        missing(reason)
 
 
 def _check_answers(address: str) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.programs import missing
 
 from streamiter.clock import SystemClock
 from streamiter.parameter_server.ray.host import RayAddress
@@ -40,9 +41,7 @@ def ray_cluster() -> Iterator[None]:
     Ray ends with the tests of this folder, because it takes a thirtieth of a core even without any work.
     """
     if importlib.util.find_spec("ray") is None:
-        if os.environ.get("CI"):
-            pytest.fail("these tests need the package ray, which must be there where CI is set: make test")
-        pytest.skip("the package ray is not installed: pip install 'streamiter[ray]'")
+        missing("the package ray is not installed: pip install 'streamiter[ray]'")
     folder = Path(tempfile.mkdtemp(prefix="ray"))
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
