@@ -18,19 +18,7 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 from streamiter.errors import ConfigurationError
 from streamiter.numbers import plain_float
 from streamiter.optimizers import FTRL, SGD, AdaDelta, AdaGrad, Adam, Momentum, Optimizer, RMSProp
-from streamiter.service.settings import (
-    CheckpointSettings,
-    FeatureKind,
-    FieldComparison,
-    HealthSettings,
-    HttpSettings,
-    InputSettings,
-    LabelSettings,
-    LearnSettings,
-    LogSettings,
-    PublishSettings,
-    ServiceSettings,
-)
+from streamiter.service.settings import FeatureKind, FieldComparison, HttpSettings, LabelSettings, ServiceSettings
 from streamiter.service.toml_document import (
     Key,
     Parser,
@@ -184,15 +172,15 @@ _LABEL_KEYS: Final[Mapping[str, Key]] = {
 }
 
 
-def _table(kind: type[Any], **parsers: Parser) -> tuple[type[Any], Mapping[str, Key]]:
-    """Return a class and the keys of its fields; ``parsers`` are those that the type of a field does not tell."""
+def _keys(kind: type[Any], parsers: Mapping[str, Parser]) -> Mapping[str, Key]:
+    """Return the keys of a class's fields; ``parsers`` are those that the type of a field does not tell."""
     types = get_type_hints(kind)
     keys = {}
     for each in fields(kind):
         parse = parsers.get(each.name) or _parser_of(types[each.name])
         is_required = each.default is MISSING and each.default_factory is MISSING
         keys[_KEY_NAMES.get(each.name) or each.name.removesuffix("_s")] = Key(parse, each.name, is_required)
-    return kind, keys
+    return keys
 
 
 _KEY_NAMES: Final = {"learner_settings": "settings", "body_bytes_max": "body_max"}
@@ -207,28 +195,30 @@ def _parser_of(kind: Any) -> Parser:
 
 _PARSERS: Final[Mapping[type, Parser]] = {bool: flag_of, str: text_of, int: whole_of(1), float: duration_of}
 
+# The type of these fields does not tell their parsers.
+_OWN_PARSERS: Final[Mapping[str, Mapping[str, Parser]]] = {
+    "input": {"topic": topic_url_of, "decoder": _decoder_of, "dead_letter": topic_url_of},
+    "learn": {
+        "label": lambda value: value,
+        "features": _features_of,
+        "learner": choice_of("default", *OPTIMIZERS),
+        "learner_settings": _table_of,
+    },
+    "publish": {"topic": topic_url_of},
+    "http": {
+        "address": _address_of,
+        "token_env": _variable_of,
+        "tls_key_password_env": _variable_of,
+        "body_bytes_max": size_of,
+    },
+}
+
 TABLES: Final[Mapping[str, tuple[type[Any], Mapping[str, Key]]]] = MappingProxyType(
-    {
-        "service": (ServiceSettings, {"name": Key(_name_of, is_required=True)}),
-        "input": _table(InputSettings, topic=topic_url_of, decoder=_decoder_of, dead_letter=topic_url_of),
-        "learn": _table(
-            LearnSettings,
-            label=lambda value: value,
-            features=_features_of,
-            learner=choice_of("default", *OPTIMIZERS),
-            learner_settings=_table_of,
-        ),
-        "publish": _table(PublishSettings, topic=topic_url_of),
-        "checkpoints": _table(CheckpointSettings),
-        "http": _table(
-            HttpSettings,
-            address=_address_of,
-            token_env=_variable_of,
-            tls_key_password_env=_variable_of,
-            body_bytes_max=size_of,
-        ),
-        "health": _table(HealthSettings),
-        "log": _table(LogSettings),
+    {"service": (ServiceSettings, {"name": Key(_name_of, is_required=True)})}
+    | {
+        name: (kind, _keys(kind, _OWN_PARSERS.get(name, {})))
+        for name, kind in get_type_hints(ServiceSettings).items()
+        if name not in ("name", "source")
     }
 )
 """The tables of the file: the class of each, and its keys."""
@@ -465,14 +455,14 @@ class SettingChange:
 def changed(before: ServiceSettings, after: ServiceSettings) -> list[SettingChange]:
     """Return the settings that differ, in the order of the tables, and which of them apply while the service runs.
 
-    >>> import dataclasses
+    >>> from dataclasses import replace
     >>> before = read_settings({
     ...     "service": {"name": "late-flights"},
     ...     "input": {"topic": "memory://flights"},
     ...     "learn": {"kind": "regression", "label": {"field": "delay"}},
     ...     "publish": {"topic": "memory://model-updates"},
     ... })
-    >>> after = dataclasses.replace(before, publish=PublishSettings("memory://model-updates", every_s=5.0))
+    >>> after = replace(before, publish=replace(before.publish, every_s=5.0))
     >>> changed(before, after)
     [SettingChange(key='publish.every', needs=None)]
     """

@@ -1,4 +1,4 @@
-"""Tests of predictions share these models."""
+"""Tests of the service share these models, and a training that has ended."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from streamiter.learn.adaptive import AdaptiveLinearModel
+from streamiter import Flow
+from streamiter.learn import AdaptiveLinearModel, train_online
 from streamiter.models import LinearPredictor, ModelUpdate
 from streamiter.models.served import ServedVersion
+from streamiter.service.observations import Observations
 
 NOW_MS = 1_700_000_000_000
 
@@ -32,6 +34,17 @@ def learned(labels: str = "truth values", crosses: Any = (), count: int = 300) -
     model = AdaptiveLinearModel(bits=12, crosses=crosses)
     model.learn(rows, [make[labels](row) for row in rows])
     return model
+
+
+async def trained_in_epochs() -> Observations:
+    """Return what is known about a training in epochs that has ended."""
+    flow = Flow("trips")
+    trips = flow.from_items([{"km": n % 7, "late": n % 7 > 3} for n in range(900)])
+    train_online(trips, label="late", mode="synchronous", mini_batch=100).validation.collect()
+    observations = Observations("trips")
+    observations.job = await flow.start()
+    await observations.job.wait()
+    return observations
 
 
 def version_of(parameters: Any, version: int = 7, predict: Any = None) -> ServedVersion:

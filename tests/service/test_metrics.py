@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
+from service.service_models import trained_in_epochs
 
 from streamiter import Flow
 from streamiter.checkpoints.store import Checkpoints, MemoryStore
@@ -125,12 +126,7 @@ async def test_a_loop_has_the_figure_of_its_epochs_only_if_it_has_epochs() -> No
         assert b"\nstreamiter_epoch_watermark{" not in exposition(MetricsNow(observations), "")[0]
         [loop] = page_state(observations).loops
         assert loop.progress is None
-    flow = Flow("trips")
-    trips = flow.from_items([{"km": n % 7, "late": n % 7 > 3} for n in range(900)])
-    train_online(trips, label="late", mode="synchronous", mini_batch=100).validation.collect()
-    observations = Observations("trips")
-    observations.job = await flow.start()
-    await observations.job.wait()
+    observations = await trained_in_epochs()
     [family] = [each for each in families(observations, "") if each.name == "streamiter_epoch_watermark"]
     assert family.samples
     assert all((set(each.labels), each.value >= 8) == ({"loop", "step"}, True) for each in family.samples)

@@ -18,12 +18,11 @@ import pytest
 from playwright.async_api import Browser
 from playwright.async_api import Error as BrowserError
 from service.http_case import PATIENCE_S, case, problem_of
+from service.service_models import trained_in_epochs
 from support.chromium import chromium, visit
 from support.waiting import until
 
-from streamiter import Flow
 from streamiter.clock import SystemClock
-from streamiter.learn import train_online
 from streamiter.service.http import serving
 from streamiter.service.observations import Observations, RejectedRecord, ValidationReport
 from streamiter.service.page_documents import page_history, page_state
@@ -383,13 +382,7 @@ class _Set(SystemClock):
 
 async def test_steps_of_a_loop_have_their_epoch_and_other_steps_none() -> None:
     """A loop waited for one worker, and the page showed epoch 0 at all steps, also at those without epochs."""
-    flow = Flow("trips")
-    trips = flow.from_items([{"km": n % 7, "late": n % 7 > 3} for n in range(900)])
-    train_online(trips, label="late", mode="synchronous", mini_batch=100).validation.collect()
-    observations = Observations("trips")
-    observations.job = await flow.start()
-    await observations.job.wait()
-    state = page_state(observations)
+    state = page_state(await trained_in_epochs())
     epochs = {step.name: step.epoch_watermark for step in state.steps}
     [loop] = state.loops
     assert loop.epoch_complete is not None
