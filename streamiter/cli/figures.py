@@ -81,7 +81,7 @@ async def watched(
 
 @contextlib.asynccontextmanager
 async def _meanwhile(showing: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Show figures during this block."""
+    """Show figures during this block; a group of tasks would put the error of the job into an ``ExceptionGroup``."""
     task = asyncio.create_task(showing)
     try:
         yield
@@ -427,6 +427,10 @@ class Commands(TyperGroup):
         except Exception as error:
             if _is_of_typer(error):
                 raise
+            while isinstance(
+                error, ExceptionGroup
+            ):  # The tasks of a command, such as a job and its page, end together.
+                error = error.exceptions[0]
             _report(error, debug=debug or isinstance(error, InternalError))
             raise typer.Exit(1) from None
         return result

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import signal
+import sqlite3
 import sys
 import time
 from importlib.util import find_spec
@@ -313,6 +314,19 @@ def _answer_after(client, question, seen):
                     return rank
         time.sleep(0.02)
     raise AssertionError("no newer version has answered")
+
+
+def test_the_error_of_a_failed_training_is_told(demo, tmp_path):
+    """The page runs with the training in one group of tasks, and the demo said "unexpected ExceptionGroup"."""
+    folder = with_events_of(demo, tmp_path)
+    file = sqlite3.connect(folder / "data" / "streamiter.db", isolation_level=None)
+    with contextlib.closing(file) as connection:
+        last = "SELECT max(block_id) FROM entries JOIN topics ON id = topic_id WHERE name = 'flights'"
+        connection.execute(f"UPDATE blocks SET payload = x'00' WHERE id = ({last})")
+    done = streamiter(*SMALL, cwd=folder)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: flow 'demo', step 'flights'")
+    assert "checksum" in done.stderr
 
 
 def test_without_the_service_the_demo_learns_and_says_how_to_get_the_page(demo):
