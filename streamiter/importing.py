@@ -1,7 +1,8 @@
 """Functions and classes by their names, so that another process can import them; no pickle.
 
 :func:`importable_name` returns the name of an object, and :func:`imported` the object of a name. :func:`describe` and
-:func:`resolve` do the same for values, for ``functools.partial``, and for files that are in no package.
+:func:`resolve` do the same for values, for ``functools.partial``, and for files that are in no package. :func:`of_user`
+tells errors of the user's code from those of streamiter.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Callable
+from sysconfig import get_paths
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from streamiter.deferred import PlainValue
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, StreamiterError
+
+Result = TypeVar("Result")
 
 
 def imported(name: str, who: str, what: str = "a function") -> Any:
@@ -148,3 +153,23 @@ def module_of_file(name: str, file: str) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def of_user(call: Callable[[], Result], trouble: str) -> Result:
+    """Return the result of the user's code; an error in it becomes a ConfigurationError with its file and line."""
+    try:
+        return call()
+    except StreamiterError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(f"{trouble}: {_place(error)}{type(error).__name__}: {error}") from error
+
+
+def _place(error: BaseException) -> str:
+    """Return the innermost line that is in no library."""
+    if isinstance(error, SyntaxError):
+        return ""  # its message has file and line
+    libraries = (get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    others = ("<frozen", os.path.dirname(__file__) + os.sep, *libraries)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""

@@ -8,19 +8,17 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from sysconfig import get_paths
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
 from streamiter.cli.figures import INTERRUPTED, errors_of_output, print_statistics, watched
-from streamiter.errors import ConfigurationError, StreamiterError
+from streamiter.errors import ConfigurationError
 from streamiter.flow.flow import Flow
-from streamiter.importing import module_of_file
+from streamiter.importing import module_of_file, of_user
 from streamiter.numbers import whole_number_in
 from streamiter.runtime.running import OnInterrupt, run_in_own_loop, run_jobs
 from streamiter.runtime.statistics import JobStatistics
@@ -38,8 +36,6 @@ Target = Annotated[
     ),
 ]
 
-Result = TypeVar("Result")
-
 
 def load_flow(target: str) -> Flow:
     """Return the flow ``module:name`` or ``path/to/file.py:name``: a Flow, or a function that returns one.
@@ -51,11 +47,11 @@ def load_flow(target: str) -> Flow:
     if not colon or not module_name or not name:
         raise ConfigurationError(f"expected module:flow or file.py:flow, given {target!r}; for example: clicks.py:flow")
     importing = _import_file if module_name.endswith(".py") else _import_module
-    module = _users(lambda: importing(module_name), f"{module_name} cannot be imported")
+    module = of_user(lambda: importing(module_name), f"{module_name} cannot be imported")
     found = _attribute(module, module_name, name)
     if callable(found):
         _check_makes_a_flow(found, target, module)
-    flow = _users(found, f"{target} failed") if callable(found) else found
+    flow = of_user(found, f"{target} failed") if callable(found) else found
     if inspect.iscoroutine(flow):
         flow.close()  # It is never awaited, about which Python would warn.
     if not isinstance(flow, Flow):
@@ -133,25 +129,6 @@ def _import_file(file: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     return module_of_file(path.stem, file)
-
-
-def _users(call: Callable[[], Result], trouble: str) -> Result:
-    """Run code of the user; an error that is not one of streamiter is reported with file and line."""
-    try:
-        return call()
-    except StreamiterError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise ConfigurationError(f"{trouble}: {_place(error)}{type(error).__name__}: {error}") from error
-
-
-def _place(error: BaseException) -> str:
-    """Return the innermost line that is not in a library."""
-    if isinstance(error, SyntaxError):
-        return ""  # its message has file and line
-    libraries = (__file__, "<frozen", *(get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")))
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(libraries)]
-    return f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
 
 
 def run(

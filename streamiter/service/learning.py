@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from streamiter.flow.graph_checks import check_codec
 from streamiter.flow.stream import Stream
-from streamiter.importing import imported
+from streamiter.importing import imported, of_user
 from streamiter.learn import (
     ADWIN,
     AdaptiveLinearModel,
@@ -138,10 +139,13 @@ def rejections_of(settings: InputSettings) -> dict[str, Any]:
 def decoder_of(name: str) -> Decoder | None:
     """Return the decoder ``json``, or that of ``module:name``: an object, or a class without arguments.
 
-    None for ``default``: the topic chooses. Raises ConfigurationError for a module or a name that does not exist.
+    None for ``default``: the topic chooses. Raises ConfigurationError for a module or a name that does not exist or
+    fails, and GraphError for an object that is no decoder.
     """
     if name in ("default", "json"):
         return Json() if name == "json" else None
-    found = imported(name, "input.decoder", "a decoder")
-    decoder: Decoder = found() if isinstance(found, type) else found
+    owner = f"input.decoder: {name}"
+    found = of_user(lambda: imported(name, "input.decoder", "a decoder"), f"{owner} cannot be imported")
+    decoder: Decoder = of_user(found, f"{owner} failed") if isinstance(found, type) else found
+    check_codec(decoder, "decode", step="events")
     return decoder

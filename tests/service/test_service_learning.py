@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from flow.small_flows import Fed
 
 from streamiter import Flow
-from streamiter.errors import ConfigurationError, JobFailed, ModelError
+from streamiter.errors import ConfigurationError, JobFailed, ModelError, StreamiterError
 from streamiter.learn import BadRows
 from streamiter.models import ModelSnapshot
 from streamiter.service.features import FeatureRows
@@ -305,6 +307,26 @@ def test_a_decoder_of_ones_own_is_found_or_named() -> None:
     for name in ("nowhere:Decoder", "streamiter.topics:Nothing"):
         with pytest.raises(ConfigurationError, match=f"given '{name}': .* add its folder to PYTHONPATH"):
             decoder_of(name)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def decode(", r"input.decoder: own:made cannot be imported: SyntaxError: .*own.py, line 1"),
+        ("key = {}['key']", r"input.decoder: own:made cannot be imported: \S*own.py, line 1: KeyError: 'key'"),
+        ("class made:\n def __init__(self, path): 0", r"input.decoder: own:made failed: TypeError: .*argument: 'path'"),
+        ("made = 1", r"expected decode= to be a decoder such as Json\(\), given 1"),
+    ],
+)
+def test_an_error_in_a_decoder_of_ones_own_is_no_bug_of_streamiter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str
+) -> None:
+    """An error in the user's module asked the user to report it; --check accepted a decoder that was a number."""
+    (tmp_path / "own.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    with pytest.raises(StreamiterError, match=message):
+        decoder_of("own:made")
 
 
 def test_a_training_with_late_labels_ends_with_all_its_answers() -> None:
