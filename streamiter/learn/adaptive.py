@@ -25,7 +25,6 @@ from streamiter.learn.expert_weights import (
     checked_rates,
 )
 from streamiter.learn.rows import BadRows, row_weights
-from streamiter.models.update import ModelSnapshot
 from streamiter.named_rows import ABSENT, HUGE, FieldReader, NamedRows, is_missing, named_matrix
 from streamiter.numbers import Floats, plain_scalar, whole_number
 from streamiter.records import Columns
@@ -312,8 +311,7 @@ class AdaptiveLinearModel:
     def _check_width(self, named: NamedRows | SparseRows) -> None:
         """Refuse sparse rows after records with fields, records after sparse rows, and another width."""
         given = named.width if isinstance(named, SparseRows) else None
-        is_new = self._weights is None and self._sparse_width is None
-        is_new = is_new and not self._columns and not self._text_fields
+        is_new = self._weights is None and self._sparse_width is None and not self._columns and not self._text_fields
         if is_new or given == self._sparse_width or not len(named):
             return
         before, after = (
@@ -346,10 +344,8 @@ class AdaptiveLinearModel:
         bad_kinds = list(self._bad_kinds(named))
         if bad_kinds:
             bad, field, expected, given = min(bad_kinds, key=lambda kind: (_first(kind[0]), kind[1]))
-            raise BadRows(
-                np.flatnonzero(bad),
-                f"{_NAME}: expected {expected} in the field {field!r}, as in the first row that had it, given {given}",
-            )
+            reason = f"expected {expected} in the field {field!r}, as in the first row that had it, given {given}"
+            raise BadRows(np.flatnonzero(bad), f"{_NAME}: {reason}")
 
     def _bad_kinds(self, named: NamedRows) -> Iterator[tuple[npt.NDArray[np.bool_], str, str, str]]:
         """Yield, for each field with values of both kinds, the rows with the wrong one, the field, and both kinds."""
@@ -376,8 +372,7 @@ class AdaptiveLinearModel:
         """
         if isinstance(named, SparseRows):
             return ModelRows(named.indptr, named.indices, named.values)
-        count, first = len(named), self._hashed + 1
-        columns = self._columns
+        count, first, columns = len(named), self._hashed + 1, self._columns
         known = [place for place, field in enumerate(named.fields) if field in columns]
         known.sort(key=lambda place: columns[named.fields[place]])
         of_fields = [first + columns[named.fields[place]] for place in known]
@@ -506,10 +501,6 @@ class AdaptiveLinearModel:
         if self._weights.task == "classes":
             return published | {"link": "softmax", "classes": list(self._classes)}
         return published | {"link": "logit"}
-
-    def to_update(self) -> ModelSnapshot:
-        """Return the model to publish."""
-        return ModelSnapshot(self.parameters(), records=self._records)
 
     def start_from(self, parameters: Mapping[str, Any], *, records: int = 0) -> None:
         """Continue from published parameters, with new learning rates; ``records`` rows were learned from already.

@@ -215,7 +215,7 @@ def test_wrong_settings_states_and_uses_are_refused() -> None:
         with pytest.raises(ConfigurationError, match=f"^AdaptiveLinearModel{message}"):
             AdaptiveLinearModel(**options)
     model = AdaptiveLinearModel()
-    for use in (lambda: model.predict([{}]), model.parameters, model.to_update):
+    for use in (lambda: model.predict([{}]), model.parameters):
         with pytest.raises(ModelError, match="expected to have learned from a row first, given none so far"):
             use()
     model.learn([{}], [1])

@@ -54,7 +54,7 @@ async def served(model: AdaptiveLinearModel, form: str = "safetensors") -> Serve
     """Publish the model to a topic, and return what serves it."""
     topic = MemoryBroker().topic("models")
     await topic.create()
-    await write(topic, encoder(1, 1, format=form).encode([model.to_update()]))
+    await write(topic, encoder(1, 1, format=form).encode([model.parameters()]))
     return ServedModel(topic, "ctr")
 
 
