@@ -25,7 +25,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from streamiter.cli.demo_service import observed, serve_demo
+from streamiter.cli.demo_service import MODEL, QUESTION, UPDATES_BYTES, observed, serve_demo
 from streamiter.cli.figures import INTERRUPTED, say, watched
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, TopicNotFound
@@ -111,20 +111,10 @@ def _write(topics: DemoTopics, wanted: Contents, tell: Callable[[str], None], cl
 def serve(directory: Path, *, flights: int | None, rate: int) -> None:
     """Run a service that learns from the flights as if they happened now, until Ctrl-C."""
     DemoTopics.in_directory(directory).check_directory()
-    if code := serve_demo(directory, UPDATES_BYTES, MODEL, _QUESTION, flights, rate):
+    if code := serve_demo(directory, flights, rate):
         raise typer.Exit(code)
 
 
-# The question to ServedModel at the end, with the fields of a departure event.
-_QUESTION: Final = {
-    "carrier": "UA",
-    "origin": "EWR",
-    "dest": "ORD",
-    "hour": 18,
-    "weekday": 4,
-    "month": 12,
-    "distance": 719,
-}
 _QUESTION_IN_WORDS: Final = "UA from EWR to ORD, a Friday in December at 18:00"
 
 # The model is in a local file: it is ready at once, or something is wrong.
@@ -217,7 +207,7 @@ async def _served(topics: DemoTopics) -> Served | None:
         return None
     async with ServedModel(topics.updates, MODEL) as model:
         await model.ready(timeout_s=_READY_TIMEOUT_S)
-        answer = model.predict(_QUESTION)
+        answer = model.predict(QUESTION)
     return Served(_QUESTION_IN_WORDS, answer.value, answer.generation, answer.version, answer.age_s)
 
 
@@ -307,10 +297,6 @@ _HEADER: Final = "streamiter_demo"
 _TRANSACTIONAL_ID: Final = "streamiter demo"
 # Many times the time to write on a slow disk.
 _WRITING_TIMEOUT_S: Final = 600.0
-
-# The size of the kept updates: about 14,000, of twenty runs of the demo. Mini-batches of one event make 327,346 updates
-# in a run, over a gigabyte.
-UPDATES_BYTES: Final = 64 << 20
 
 
 class Contents(msgspec.Struct, frozen=True):
@@ -446,8 +432,6 @@ def _not_ours(flights: Topic, given: str) -> ConfigurationError:
     )
 
 
-MODEL: Final = "late-flights"
-
 # The number of labels between two reports of the validation: about two days of flights.
 _REPORT_EVERY: Final = 2_000
 
@@ -523,7 +507,7 @@ async def train(
 ) -> JobStatistics:
     """Train on the events in the topic until its current end or Ctrl-C, with a page, and live figures on a terminal."""
     await topics.create()
-    async with observed(MODEL, topics.updates, tell) as observations:
+    async with observed(topics.updates, tell) as observations:
         job = await _training_flow(topics, labels, mini_batch, progress, observations).start()
         observations.job = job
         observations.enter("running")

@@ -28,6 +28,23 @@ from streamiter.service.observations import SAMPLE_S, Observations
 from streamiter.service.settings import HttpSettings
 from streamiter.topics import OutgoingBatch, Topic, topic
 
+MODEL: Final = "late-flights"
+
+# The size of the kept updates: about 14,000, of twenty runs of the demo. Mini-batches of one event make 327,346 updates
+# in a run, over a gigabyte.
+UPDATES_BYTES: Final = 64 << 20
+
+# A question to the model, with the fields of a departure event.
+QUESTION: Final = {
+    "carrier": "UA",
+    "origin": "EWR",
+    "dest": "ORD",
+    "hour": 18,
+    "weekday": 4,
+    "month": 12,
+    "distance": 719,
+}
+
 # The usual port; a demo must not fail if another program has it.
 _PORT: Final = 8080
 
@@ -44,9 +61,9 @@ def _free_address() -> str:
 
 
 @contextlib.asynccontextmanager
-async def observed(model: str, updates: Topic, tell: Callable[[str], None]) -> AsyncIterator[Observations]:
+async def observed(updates: Topic, tell: Callable[[str], None]) -> AsyncIterator[Observations]:
     """Serve what is observed in this block, with the newest model; without the extra ``service`` say how to get it."""
-    observations = Observations(model)
+    observations = Observations(MODEL)
     try:
         from streamiter.service.http import serving
     except ConfigurationError as missing:
@@ -54,7 +71,7 @@ async def observed(model: str, updates: Topic, tell: Callable[[str], None]) -> A
         yield observations
         return
     async with (
-        ServedModel(updates, model) as observations.served,
+        ServedModel(updates, MODEL) as observations.served,
         serving(observations, HttpSettings(address=_free_address())) as address,
         running_meanwhile(lag=observations.loop_lag.run(lambda _: None), samples=_sample(observations)),
     ):
@@ -111,9 +128,7 @@ _EVENTS_BYTES: Final = 1 << 30
 _PIECES_PER_S: Final = 10
 
 
-def serve_demo(
-    directory: Path, updates_bytes: int, model: str, question: dict[str, object], flights: int | None, rate: int
-) -> int:
+def serve_demo(directory: Path, flights: int | None, rate: int) -> int:
     """Replay the flights and run a service that learns from them, until Ctrl-C; return the exit code."""
     from streamiter.service import OnlineLearningService, read_settings
     from streamiter.service.logs import logging_to
@@ -124,7 +139,7 @@ def serve_demo(
     file, address = directory / _FILE, _free_address()
     events, updates = url("flights"), url("model-updates")
     flights_file()  # Raises an error if the flights are not installed.
-    texts = {"model": model, "events": events, "updates": updates, "address": address}
+    texts = {"model": MODEL, "events": events, "updates": updates, "address": address}
     texts["checkpoints"] = str(directory / "checkpoints")
     directory.mkdir(parents=True, exist_ok=True)
     # A text of JSON is a text of TOML, too.
@@ -133,12 +148,12 @@ def serve_demo(
     settings = read_settings(file)
     say(f"This replays the flights of 2013, {rate:,} events a second. The settings of the service are in {file}.")
     say(f"Its page is http://{address}/; ask its model, in another terminal:")
-    typer.echo(f"  curl http://{address}/predict -d '{msgspec.json.encode(question).decode()}'")
+    typer.echo(f"  curl http://{address}/predict -d '{msgspec.json.encode(QUESTION).decode()}'")
     say("Ctrl-C stops it in order; the next run resumes.")
 
     async def run() -> int:
         await topic(events).create(settings={"retention_bytes": str(_EVENTS_BYTES)})
-        await topic(updates).create(settings={"retention_bytes": str(updates_bytes)})
+        await topic(updates).create(settings={"retention_bytes": str(UPDATES_BYTES)})
         async with running_meanwhile(replay_of_the_flights=_replay(topic(events), flights, rate)):
             return await OnlineLearningService(settings).serve()
 

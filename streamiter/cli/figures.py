@@ -268,9 +268,7 @@ def _in_a_line(statistics: JobStatistics) -> str:
 
 
 def _records_read(statistics: JobStatistics) -> int:
-    written = {channel.name for task in statistics.tasks for channel in task.outputs}
-    sources = [task for task in statistics.tasks if any(each.name not in written for each in task.inputs)]
-    return sum(task.steps[0].counts.records_in for task in sources)
+    return sum(task.steps[0].counts.records_in for task in statistics.tasks if task.source is not None)
 
 
 _READ_BYTES: Final = 1 << 20
