@@ -28,7 +28,6 @@ from streamiter.flow.drawing.picture import picture_of
 from streamiter.models import NoModel, NoSuchVersion, ServedModel, find_update, model_difference, model_versions
 from streamiter.models.update import shown_rank
 from streamiter.service.health import HealthFacts, HealthProblem, facts_of, liveness, readiness
-from streamiter.service.metrics import MetricsNow, exposition
 from streamiter.service.observations import Observations
 from streamiter.service.settings import HttpSettings, http_secret, tls_context
 
@@ -42,12 +41,14 @@ try:
 
     from streamiter.service.answers import FRESH, RETRY_SOON, Problem, RawEndpoint, json_answer, refusal, started_job
     from streamiter.service.connections import KEEP_ALIVE_S, Connection, EmbeddedServer
+    from streamiter.service.metrics import MetricsNow, exposition
     from streamiter.service.openapi import FlowDocument, HealthDocument, VersionList, openapi_document
     from streamiter.service.page import EVENTS_PATH, page_routes
     from streamiter.service.predictions import predict, rows_of
 except ImportError as error:
     raise ConfigurationError(
-        f"the service needs the package {error.name!r}; install it with: pip install 'streamiter[service]'"
+        f"the service needs the package {str(error.name).partition('.')[0]!r}; install it with: pip install "
+        "'streamiter[service]'"
     ) from error
 
 _log = logging.getLogger("streamiter.service.http")

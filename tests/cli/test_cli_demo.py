@@ -331,7 +331,8 @@ def test_the_error_of_a_failed_training_is_told(demo, tmp_path):
 
 def test_without_the_service_the_demo_learns_and_says_how_to_get_the_page(demo):
     """The demo ended with a traceback where the packages of the HTTP server are not installed."""
-    without_it = "import sys; sys.modules['uvicorn'] = None; from streamiter.cli import main; main()"
+    packages = ("httptools", "prometheus_client", "starlette", "uvicorn")
+    without_it = f"import sys; sys.modules.update(dict.fromkeys({packages})); from streamiter.cli import main; main()"
     command = [sys.executable, "-c", without_it]
     ran = streamiter(*SMALL, cwd=demo.folder, command=command)
     assert (ran.returncode, ran.stderr) == (0, "")

@@ -472,11 +472,12 @@ async def test_wrong_settings_are_told_before_the_job_starts(
             raise AssertionError
 
 
-def test_a_missing_package_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("package", ["httptools", "prometheus_client", "starlette", "uvicorn"])
+def test_a_missing_package_is_told(tmp_path: Path, package: str) -> None:
     """A service without its extra ended with a trace that named a package that the user did not know."""
-    program = "import sys; sys.modules['uvicorn'] = None; import streamiter.service.http"
+    program = f"import sys; sys.modules['{package}'] = None; import streamiter.service.http"
     run = forked_run([sys.executable, "-c", program], cwd=tmp_path, limit_s=LIMIT_S)
-    assert "ConfigurationError: the service needs the package 'uvicorn'; install it with: pip install" in run.stderr
+    assert f"ConfigurationError: the service needs the package '{package}'; install it with: pip install" in run.stderr
 
 
 async def test_an_address_in_use_is_told() -> None:
