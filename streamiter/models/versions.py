@@ -27,6 +27,7 @@ from streamiter.models.documents import (
     decode_document,
     encode_document,
 )
+from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.publisher import ModelUpdateEncoder, next_run
 from streamiter.models.reader import ModelUpdates, last_update, model_updates, update_of
 from streamiter.models.update import NO_RANK, ModelSnapshot, ModelUpdate, Rank, UpdateHeaders, rank_in, shown_rank
@@ -377,7 +378,7 @@ def model_difference(old: ModelUpdate, new: ModelUpdate, count: int = 20) -> Mod
     ({'loss': (0.5, 0.25)}, [(None, 0.5, 0.0)], [('weights[1]', 2.0, 4.0)])
     """
     names = [*old.metrics, *(name for name in new.metrics if name not in old.metrics)]
-    before, after = _Columns.of(old.parameters), _Columns.of(new.parameters)
+    before, after = _LinearColumns.of(old.parameters), _LinearColumns.of(new.parameters)
     weights: list[WeightChange] = []
     scales: list[ScaleChange] = []
     intercepts: list[tuple[Any, float | None, float | None]] = []
@@ -422,7 +423,7 @@ _LINEAR: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
+class _LinearColumns:
     """A linear model as columns: those with names, then hashed places."""
 
     names: list[str]
@@ -436,23 +437,26 @@ class _Columns:
     has_scales: bool
 
     @staticmethod
-    def of(parameters: Parameters) -> _Columns | None:
+    def of(parameters: Parameters) -> _LinearColumns | None:
         """Return the columns of a linear model; None for other parameters."""
         fields = parameters if isinstance(parameters, dict) else {"weights": parameters}
-        weights = fields.get("weights")
-        if not isinstance(weights, np.ndarray) or weights.ndim not in (1, 2) or weights.dtype.kind not in "iuf":
-            return None
-        count = len(weights)
         is_standardized = "center" in fields
-        if weights.ndim == 2 and not is_standardized:
+        others = [value for name, value in fields.items() if name not in _LINEAR]
+        if not is_standardized and any(isinstance(value, np.ndarray) for value in others):
+            return None  # Centroids have weights, too.
+        try:
+            LinearPredictor(fields)
+        except ModelError:
             return None
+        weights = fields["weights"]
+        count = len(weights)
         names = list(fields["fields"]) if is_standardized else [f"weights[{column}]" for column in range(count)]
         places = np.asarray(fields["places"] if is_standardized else [], dtype=np.intp)
         center, scale = ("center", "limit") if is_standardized else ("mean", "deviation")
         matrix = weights.reshape(count, -1).astype(np.float64)
-        labels: list[Any] = list(fields.get("classes", ())) or [None]
+        labels: list[Any] = list(fields["classes"]) if is_standardized and "classes" in fields else [None]
         labels += ["(other)"] * (matrix.shape[1] - len(labels))
-        return _Columns(
+        return _LinearColumns(
             names,
             places,
             labels,
@@ -467,13 +471,13 @@ class _Columns:
 class _Pair:
     """Two linear models with the same columns and scores; NaN where one of them does not have a column or score."""
 
-    def __init__(self, old: _Columns, new: _Columns) -> None:
+    def __init__(self, old: _LinearColumns, new: _LinearColumns) -> None:
         self._names = list(dict.fromkeys([*new.names, *old.names]))
         self._places = np.union1d(old.places, new.places)
         self._labels = list(dict.fromkeys([*new.labels, *old.labels]))
         self._models = old, new
 
-    def _spread(self, model: _Columns, values: Floats) -> Floats:
+    def _spread(self, model: _LinearColumns, values: Floats) -> Floats:
         """Return values of the columns of a model by the columns of both."""
         position = {name: at for at, name in enumerate(self._names)}
         at = [position[name] for name in model.names]
@@ -482,7 +486,7 @@ class _Pair:
         spread[len(self._names) + np.searchsorted(self._places, model.places)] = values[len(at) :]
         return spread
 
-    def _by_label(self, model: _Columns, values: Floats) -> Floats:
+    def _by_label(self, model: _LinearColumns, values: Floats) -> Floats:
         spread = np.full((*values.shape[:-1], len(self._labels)), np.nan)
         spread[..., [self._labels.index(label) for label in model.labels]] = values
         return spread

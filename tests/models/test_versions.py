@@ -200,6 +200,26 @@ def test_elements_of_other_arrays_are_compared() -> None:
     assert changed.other == ["gone", "width"]
 
 
+def test_centroids_are_compared_by_their_elements() -> None:
+    """The weights of clusters counted as those of a linear model: an intercept was shown, and no centroid."""
+    old = {"centroids": np.zeros((2, 2)), "weights": np.ones(2)}
+    new = {"centroids": np.array([[0.0, 3.0], [0.0, 0.0]]), "weights": np.array([1.0, 2.0])}
+    changed = model_difference(update(1, old), update(2, new))
+    assert [(each.name, each.old, each.new) for each in changed.weights] == [
+        ("centroids[0, 1]", 0.0, 3.0),
+        ("weights[1]", 1.0, 2.0),
+    ]
+    assert (changed.intercepts, changed.other) == ([], [])
+
+
+@pytest.mark.parametrize("own", [{"center": np.zeros(2)}, {"intercept": {"a": 1.0}}, {"deviation": 0.5}])
+def test_parameters_that_only_look_linear_are_compared_by_their_elements(own: dict[str, Any]) -> None:
+    """A parameter of the user's had the name of one of a linear model, and the comparison ended with a KeyError."""
+    old, new = ({"weights": np.array([1.0, moved])} | own for moved in (1.0, 2.0))
+    changed = model_difference(update(1, old), update(2, new))
+    assert [(each.name, each.old, each.new) for each in changed.weights] == [("weights[1]", 1.0, 2.0)]
+
+
 def test_scales_that_changed_are_compared_with_the_scale() -> None:
     """A field of large numbers hid the field whose unit had changed."""
     fields = {"weights": np.ones(2), "mean": np.array([0.0, 1e6]), "deviation": np.array([1.0, 1e6])}
