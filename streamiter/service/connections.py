@@ -1,4 +1,4 @@
-"""Connections of the HTTP server: uvicorn's protocol, with limits for whatever a client may send or leave out.
+"""Connections of the HTTP server: uvicorn's protocol, with limits for all that a client may send or omit.
 
 uvicorn bounds the body that it keeps, but not the head of a request, and it waits for a head without an end of time.
 Here a head has a longest time and a largest size, and so has everything between two parts of a body. A client that does
@@ -122,7 +122,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        # The rest of a body that no one wants must come in time, too.
+        # The rest of a body that the application does not read must come in time, too.
         is_more = bool(self.pipeline) or self.cycle.more_body
         self._waits_since_s = self.loop.time()
         self._began_s = self._waits_since_s if is_more else None

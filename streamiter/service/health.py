@@ -158,7 +158,7 @@ def readiness(facts: HealthFacts) -> tuple[HealthProblem, ...]:
 
 
 def _loop_problems(facts: HealthFacts) -> Iterator[HealthProblem]:
-    """Return a block that lasts, or has ended lately: while the loop is blocked, no one can be told."""
+    """Return a block that lasts, or has ended lately: while the loop is blocked, the service cannot answer."""
     blocked_s, limit_s, since_s = facts.loop_blocked_s, facts.limits.loop_limit_s, facts.since_block_s
     if blocked_s > limit_s and (since_s is None or since_s <= limit_s):
         is_so = "has been" if since_s is None else "was"

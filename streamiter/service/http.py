@@ -60,7 +60,7 @@ _READ_ON_BYTES: Final = 16 << 20
 _VERSIONS_MAX: Final = 100
 _UNREAD_BYTES: Final = 128 * 1024
 
-# Health is asked without a token, and answered whatever the load.
+# Health needs no token, and is answered under any load.
 _PROBES: Final = frozenset({"/livez", "/readyz"})
 
 
