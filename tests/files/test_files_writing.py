@@ -119,9 +119,9 @@ async def test_a_key_always_goes_to_the_same_file(tmp_path: Path) -> None:
     keys = [b"k%d" % number for number in range(20)]
     for _ in range(2):
         await append(topic, keys, keys=keys)
-    for batch in await batches_of(topic):
-        expected = [key for key in keys if zlib.crc32(key) % 3 == batch.partition]
-        assert batch.values == expected * 2
+    assert {batch.partition: batch.values for batch in await batches_of(topic)} == {
+        partition: [key for key in keys if zlib.crc32(key) % 3 == partition] * 2 for partition in range(3)
+    }
 
 
 async def test_records_without_key_are_spread_and_explicit_partitions_kept(tmp_path: Path) -> None:

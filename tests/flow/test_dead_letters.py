@@ -418,7 +418,9 @@ def test_a_letter_behind_any_steps_has_no_wrong_origin(
             stream = _STEPS[step](stream, parallelism)
         stream.process(Refusing, name="refuse", dead_letter=dead)
 
-    for partition, offset, headers in asyncio.run(refused(build, partitions=partitions)):
+    letters = asyncio.run(refused(build, partitions=partitions))
+    assert letters
+    for partition, offset, headers in letters:
         check_right(partition, offset, headers)
         if not {"late", "mini-batches"} & set(steps):
             assert headers["topic"] == "memory://clicks"
