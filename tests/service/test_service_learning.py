@@ -296,7 +296,9 @@ def test_a_learning_rate_of_another_learner_needs_a_restart() -> None:
     settings = ServiceSettings("s", InputSettings("memory://in"), learn, PublishSettings("memory://out"))
     service = OnlineLearningService(settings)
     other = replace(learn, learner="adam", learner_settings={"learning_rate": 0.1})
-    assert all(change.needs for change in service.apply(replace(settings, learn=other)))
+    changes = service.apply(replace(settings, learn=other))
+    assert {change.key for change in changes if change.needs} == {"learn.learner", "learn.settings.learning_rate"}
+    assert len(changes) == 2
     assert service.settings.learn == learn
 
 
