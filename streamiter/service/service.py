@@ -47,7 +47,7 @@ TAKEN_OVER: Final = 4
 ABORTED: Final = 130
 _CODES: Final[Mapping[str, int]] = {"stall": STALLED, "time": ABORTED}
 
-# Windows has no such signal. ``nohup`` ignores it, so that the end of a terminal ends no program; here it ends none.
+# Windows has no such signal. A service under ``nohup``, which ignores it, reads its settings again, too.
 _HANGUP: Final = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
 
 # After an outage of a topic the job is started again: at first soon, since most outages are restarts of a broker.

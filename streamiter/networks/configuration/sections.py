@@ -260,7 +260,7 @@ class LayerReader:
             return [self._with_transfer_function(layer, keys)]
         self._refuse_beside(keys, "outputdims", ("outputdim", "transfunc", "weightdim"))
         dims = self._whole_numbers(keys, "outputdims")
-        functions = self._transfer_functions(keys, len(dims))
+        transfer_functions = self._transfer_functions(keys, len(dims))
         weight_dims: Sequence[int | None] = [None] * len(dims)
         if has_weight_dims:
             self._require(keys, "weightdims", keys.where)
@@ -273,7 +273,7 @@ class LayerReader:
                 name=name,
                 inputs=layer.inputs if number == 0 else (names[number - 1],),
                 output_dim=dims[number],
-                transfer_function=functions[number],
+                transfer_function=transfer_functions[number],
                 weight_dim=weight_dims[number],
                 part=number,
             )
@@ -284,12 +284,12 @@ class LayerReader:
         if "transfuncs" not in keys:
             return [self.defaults.transfer_function] * count
         where = keys.place("transfuncs")
-        functions = [
+        transfer_functions = [
             read_function(given, TRANSFER_FUNCTIONS, place, self.warnings)
             for given, place in _items(keys.raw("transfuncs"), where, "transfer functions")
         ]
-        _check_length(where, "one for each of outputdims", count, len(functions))
-        return functions
+        _check_length(where, "one for each of outputdims", count, len(transfer_functions))
+        return transfer_functions
 
     # -- values
 
