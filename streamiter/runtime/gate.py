@@ -106,15 +106,9 @@ class Gate:
             self._in_hand.release()
             self._in_hand = None
         if self._served is not None:
-            served, self._served = self._served, None
-            # They come first: a snapshot at a barrier that is posted already has the watermark that they bring.
-            self._posted.extendleft(reversed(self._epochs.settle(served)))
-            self.reconsider_wanted()
+            self._settle_served()
         if self._posted:
             return None, self._posted.popleft()
-        return self._poll_ports()
-
-    def _poll_ports(self) -> tuple[Port | None, DataBatch | SourceBatch | Control] | None:
         if self._ending is not None:
             return self._poll_rest(*self._ending)
         stands_still = False
@@ -152,6 +146,14 @@ class Gate:
                 continue
             return port, self._take_batch(port)
         return None
+
+    def _settle_served(self) -> None:
+        """Post what waited until the records of a port were handled."""
+        assert self._served is not None
+        served, self._served = self._served, None
+        # It comes first: a snapshot at a barrier that is posted already has the watermark that it brings.
+        self._posted.extendleft(reversed(self._epochs.settle(served)))
+        self.reconsider_wanted()
 
     def _poll_feedback(self) -> tuple[Port, CheckpointBarrier] | None:
         """Log the feedback, and return the barrier when it is back. The job stops at this barrier."""

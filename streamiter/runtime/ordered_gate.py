@@ -46,10 +46,10 @@ class OrderedEpochs(GateEpochs):
         """The ports of which records were set aside, by index."""
         self.next_epoch = 0
         """The epoch of the records of the next port that have their turn."""
-        self._next: Port | None = None
-        """The next port when all inputs were wanted."""
-        self._next_at = -1
-        """The number of changes of the tracker at that time."""
+        self.next: Port | None = None
+        """The next port if all inputs are wanted, as it was found last."""
+        self.next_at = -1
+        """The number of changes of the tracker at that time; -1 if only some inputs were wanted."""
 
     def next_port(self, wanted: frozenset[str] | None) -> Port | None:
         """Return the port whose record, or the end of whose data, comes next; None if all data has ended.
@@ -59,13 +59,13 @@ class OrderedEpochs(GateEpochs):
         callback of that epoch has a fixed place. If no input is wanted, a record that waits keeps its turn.
         """
         if wanted is None:
-            if self._next_at != self.tracker.changes:
-                self._next_at = self.tracker.changes
+            if self.next_at != self.tracker.changes:
+                self.next_at = self.tracker.changes
                 slowest = self.tracker.slowest()
-                self._next = None if slowest is None else self._ports[slowest]
+                self.next = None if slowest is None else self._ports[slowest]
                 self.next_epoch = 0 if slowest is None else self.tracker.reached(slowest) + 1
-            return self._next
-        self._next_at = -1
+            return self.next
+        self.next_at = -1
         following, lowest = None, (math.inf, True, 0)
         for port in self._ports:
             if self.data_has_ended(port):
@@ -174,12 +174,17 @@ class OrderedGate(Gate):
 
     # -- taking --------------------------------------------------------------------------------------------
 
-    def _poll_ports(self) -> tuple[Port | None, DataBatch | SourceBatch | Control] | None:
-        """Return the next item of the port that is next. While it has none, set records of the others aside."""
+    def poll(self) -> tuple[Port | None, DataBatch | SourceBatch | Control] | None:
+        if self._served is not None:
+            self._settle_served()
+        if self._posted:
+            return None, self._posted.popleft()
         if self._reads is Reads.FEEDBACK:
             return self._poll_feedback()
-        if (polled := self._poll_next()) is not None:
-            return polled
+        return self._poll_next() or self._poll_others()
+
+    def _poll_others(self) -> tuple[Port | None, DataBatch | SourceBatch | Control] | None:
+        """Set records aside while the next port has none; return a control record, if one is behind them."""
         ready = self._ready
         while ready.queue:
             port = ready.take()
@@ -187,7 +192,9 @@ class OrderedGate(Gate):
             if message is None or port.state is BLOCKED:
                 continue
             if isinstance(message, Control):
-                return port, self._take_control(port)
+                port.take()
+                ready.add(port)
+                return port, message
             if self._wanted.names == frozenset() and not self._alignment.is_due:
                 ready.park(port)
             elif (control := self._set_aside_up_to_control(port)) is not None:
@@ -202,7 +209,11 @@ class OrderedGate(Gate):
     def _poll_next(self) -> tuple[Port | None, DataBatch | SourceBatch | Control] | None:
         """Return the next item of the port that is next, or an event of the end of its data."""
         epochs, wanted = self._ordered, self._wanted.names
-        while (port := epochs.next_port(wanted)) is not None:
+        while True:
+            is_known = wanted is None and epochs.next_at == epochs.tracker.changes
+            port = epochs.next if is_known else epochs.next_port(wanted)
+            if port is None:
+                return None
             if port.index in epochs.ports_aside:
                 epochs.hold_due(port)
             if port.index in epochs.waiting_ends and epochs.lowest_pending(port) is None:
@@ -214,18 +225,13 @@ class OrderedGate(Gate):
                 continue
             message = port.peek() if port.held or port.state is not BLOCKED else None
             if isinstance(message, Control):
-                return port, self._take_control(port)
+                port.take()
+                self._ready.add(port)
+                return port, message
             is_wanted = wanted is None or port.input_name in wanted
             if is_wanted and isinstance(message, DataBatch) and message.epoch == epochs.next_epoch:
                 return port, self._take_batch(port)
             return None
-        return None
-
-    def _take_control(self, port: Port) -> Control:
-        control = port.take()
-        assert isinstance(control, Control)
-        self._ready.add(port)
-        return control
 
     def _set_aside_up_to_control(self, port: Port) -> Control | None:
         """Set aside the records of a port up to a control record; take that record and return it.
