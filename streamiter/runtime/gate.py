@@ -55,7 +55,7 @@ class Reads(Enum):
 # The gate compares with them for every batch or record, and Python is slow to look up a member of an enum.
 _ALL: Final = Reads.ALL
 _BARRIERS: Final = Reads.BARRIERS
-_FEEDBACK: Final = Reads.FEEDBACK
+FEEDBACK: Final = Reads.FEEDBACK
 
 
 class Gate:
@@ -113,7 +113,7 @@ class Gate:
             return self._poll_rest(*self._ending)
         stands_still = False
         if self._reads is not _ALL:
-            if self._reads is _FEEDBACK:
+            if self._reads is FEEDBACK:
                 return self._poll_feedback()
             stands_still = True
         ready = self._ready
@@ -244,7 +244,7 @@ class Gate:
 
     def stand_still(self, stands_still: bool) -> None:
         """Read only barriers from now on, and hold the records before them; or read everything again."""
-        if self._reads is _FEEDBACK or stands_still is (self._reads is _BARRIERS):
+        if self._reads is FEEDBACK or stands_still is (self._reads is _BARRIERS):
             return
         self._reads = _BARRIERS if stands_still else _ALL
         if not stands_still:

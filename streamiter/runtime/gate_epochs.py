@@ -60,8 +60,8 @@ class WatermarkTracker:
     def __init__(self, channels: int) -> None:
         self._watermarks = [BEFORE_ALL_EPOCHS] * channels
         self._finished = [False] * channels
-        self.changes = 0
-        """The number of calls that may have changed the watermark of a channel."""
+        self.slowest = 0 if channels else None
+        """The unfinished channel with the lowest watermark, the first of several; None if all are finished."""
         self.watermark = BEFORE_ALL_EPOCHS
 
     @property
@@ -73,14 +73,6 @@ class WatermarkTracker:
 
     def reached(self, channel: int) -> int:
         return self._watermarks[channel]
-
-    def slowest(self) -> int | None:
-        """Return the unfinished channel with the lowest watermark, the first of several; None if all are finished."""
-        slowest = None
-        for channel, watermark in enumerate(self._watermarks):
-            if not self._finished[channel] and (slowest is None or watermark < self._watermarks[slowest]):
-                slowest = channel
-        return slowest
 
     def advance(self, channel: int, epoch: int) -> int | None:
         """Note a watermark of ``channel``; return the operator's new watermark if it has changed, or None."""
@@ -99,10 +91,12 @@ class WatermarkTracker:
         return self._moved()
 
     def _moved(self) -> int | None:
-        self.changes += 1
-        pairs = zip(self._watermarks, self._finished, strict=True)
-        unfinished = [watermark for watermark, finished in pairs if not finished]
-        least = min(unfinished) if unfinished else max(self._watermarks, default=self.watermark)
+        watermarks, slowest = self._watermarks, None
+        for channel, has_finished in enumerate(self._finished):
+            if not has_finished and (slowest is None or watermarks[channel] < watermarks[slowest]):
+                slowest = channel
+        self.slowest = slowest
+        least = max(watermarks, default=self.watermark) if slowest is None else watermarks[slowest]
         if least <= self.watermark:
             return None
         self.watermark = least

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, final
 from streamiter.deferred import PlainValue
 from streamiter.operators.source import SourceBatch
 from streamiter.records import Control, DataBatch, EndOfInput
-from streamiter.runtime.gate import Gate, Reads
+from streamiter.runtime.gate import FEEDBACK, Gate
 from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS, EpochsAside, GateEpochs
 from streamiter.runtime.port import BLOCKED, Port
 
@@ -44,12 +44,6 @@ class OrderedEpochs(GateEpochs):
         """The ports whose end of data waits for its turn, by index."""
         self.ports_aside: set[int] = set()
         """The ports of which records were set aside, by index."""
-        self.next_epoch = 0
-        """The epoch of the records of the next port that have their turn."""
-        self.next: Port | None = None
-        """The next port if all inputs are wanted, as it was found last."""
-        self.next_at = -1
-        """The number of changes of the tracker at that time; -1 if only some inputs were wanted."""
 
     def next_port(self, wanted: frozenset[str] | None) -> Port | None:
         """Return the port whose record, or the end of whose data, comes next; None if all data has ended.
@@ -59,13 +53,8 @@ class OrderedEpochs(GateEpochs):
         callback of that epoch has a fixed place. If no input is wanted, a record that waits keeps its turn.
         """
         if wanted is None:
-            if self.next_at != self.tracker.changes:
-                self.next_at = self.tracker.changes
-                slowest = self.tracker.slowest()
-                self.next = None if slowest is None else self._ports[slowest]
-                self.next_epoch = 0 if slowest is None else self.tracker.reached(slowest) + 1
-            return self.next
-        self.next_at = -1
+            slowest = self.tracker.slowest
+            return None if slowest is None else self._ports[slowest]
         following, lowest = None, (math.inf, True, 0)
         for port in self._ports:
             if self.data_has_ended(port):
@@ -74,7 +63,7 @@ class OrderedEpochs(GateEpochs):
             is_wanted = port.input_name in wanted
             place = reached, not is_wanted, port.index
             if place < lowest and (is_wanted or not wanted or self.lowest_pending(port) != reached + 1):
-                following, lowest, self.next_epoch = port, place, reached + 1
+                following, lowest = port, place
         return following
 
     def turn_of(self, port: Port) -> int:
@@ -179,7 +168,7 @@ class OrderedGate(Gate):
             self._settle_served()
         if self._posted:
             return None, self._posted.popleft()
-        if self._reads is Reads.FEEDBACK:
+        if self._reads is FEEDBACK:
             return self._poll_feedback()
         return self._poll_next() or self._poll_others()
 
@@ -209,11 +198,7 @@ class OrderedGate(Gate):
     def _poll_next(self) -> tuple[Port | None, DataBatch | SourceBatch | Control] | None:
         """Return the next item of the port that is next, or an event of the end of its data."""
         epochs, wanted = self._ordered, self._wanted.names
-        while True:
-            is_known = wanted is None and epochs.next_at == epochs.tracker.changes
-            port = epochs.next if is_known else epochs.next_port(wanted)
-            if port is None:
-                return None
+        while (port := epochs.next_port(wanted)) is not None:
             if port.index in epochs.ports_aside:
                 epochs.hold_due(port)
             if port.index in epochs.waiting_ends and epochs.lowest_pending(port) is None:
@@ -229,9 +214,10 @@ class OrderedGate(Gate):
                 self._ready.add(port)
                 return port, message
             is_wanted = wanted is None or port.input_name in wanted
-            if is_wanted and isinstance(message, DataBatch) and message.epoch == epochs.next_epoch:
+            if is_wanted and isinstance(message, DataBatch) and message.epoch == epochs.turn_of(port):
                 return port, self._take_batch(port)
             return None
+        return None
 
     def _set_aside_up_to_control(self, port: Port) -> Control | None:
         """Set aside the records of a port up to a control record; take that record and return it.
