@@ -319,7 +319,8 @@ def train_offline(
     after ``rounds`` rounds, or after the first round in which the mean loss, before its step, is ``tolerance`` or less.
 
     ``mode="synchronous"``: one step a round, with the mean of the gradients of all rows. The result does not depend on
-    timing, and if each round takes all rows, the number of workers changes only its last digits.
+    timing, with ``replay`` except for its last digits. If each round takes all rows, the number of workers changes only
+    its last digits, too.
     ``mode="asynchronous"``: a step for each worker's share as soon as it arrives.
 
     Workers keep their examples in memory. With ``replay`` the examples are read again in every round, from memory
