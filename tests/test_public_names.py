@@ -317,6 +317,7 @@ NAMES = {
         "Connector",
         "Decoder",
         "Encoder",
+        "GroupPositions",
         "Headers",
         "Json",
         "JsonColumns",

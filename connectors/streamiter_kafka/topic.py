@@ -7,15 +7,17 @@ and delete topics are here too.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import ClassVar, Final
 
+from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, TopicError
 from streamiter.topics.connecting import check_partition_count, closed_on_failure
 from streamiter.topics.topic import (
     Connector,
     Decoder,
+    GroupPositions,
     ReadRequest,
     SizeLimit,
     Topic,
@@ -27,9 +29,15 @@ from streamiter.topics.topic import (
 from streamiter_kafka.cluster import NO_LEADER, BrokerConnections, CoordinatorKind, OffsetFinder, shown_settings
 from streamiter_kafka.options import KafkaAddress, KafkaOptions
 from streamiter_kafka.reader import open_reader
-from streamiter_kafka.transactions import open_transactions
+from streamiter_kafka.transactions import offsets_of, open_transactions
 from streamiter_kafka.trouble import BrokerTrouble, Code, TopicMissing, check, code_name
-from streamiter_kafka.wire import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest, OffsetCommitRequest
+from streamiter_kafka.wire import (
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+    GroupOffsetsRequest,
+    OffsetCommitRequest,
+)
 from streamiter_kafka.writer import open_packing, open_writer
 
 
@@ -110,6 +118,11 @@ class KafkaTopic(Topic):
     async def open_transactions(self, transactional_id: str, *, timeout_s: float = 60.0) -> Transactions:
         async with closed_on_failure(self._cluster()) as cluster:
             return await open_transactions(cluster, self.commit_domain, transactional_id, timeout_s)
+
+    async def committed_positions(self, group: str, *, clock: Clock) -> GroupPositions | None:
+        """Return the offsets of the consumer group ``group``."""
+        async with self._cluster() as cluster:
+            return await group_offsets(cluster, group, self.name)
 
     async def report_positions(self, group: str, positions: Mapping[int, int]) -> None:
         """Commit ``positions`` as the offsets of the consumer group ``group``, outside any transaction."""
@@ -274,15 +287,39 @@ async def commit_group_offsets(
 ) -> None:
     """Store ``positions``, the next offset by partition, as the offsets of a consumer group.
 
-    Tools show the lag of the group from them; the engine never reads them. Raises ``TopicError`` while consumers are in
-    the group, since the offsets are theirs.
+    Tools show the lag of the group from them. Raises ``TopicError`` while consumers are in the group, since the offsets
+    are theirs.
     """
     if positions:
         await cluster.persist(lambda: _commit_offsets(cluster, group, topic, positions))
 
 
+async def group_offsets(cluster: BrokerConnections, group: str, topic: str) -> GroupPositions | None:
+    """Return the offsets that a consumer group has in a topic, with the run in their metadata; None without any."""
+    partitions = await cluster.require(topic)
+    return await cluster.persist(lambda: _group_offsets(cluster, group, topic, partitions))
+
+
+async def _group_offsets(
+    cluster: BrokerConnections, group: str, topic: str, partitions: Iterable[int]
+) -> GroupPositions | None:
+    subject = offsets_of(group, topic, cluster)
+    node = await cluster.find_coordinator(group, CoordinatorKind.GROUP, subject)
+    response = await cluster.request(node, GroupOffsetsRequest(group, topic, partitions))
+    check(response.error_code, subject)
+    offsets, runs = {}, []
+    for _topic, answers, _tags in response.topics:
+        for number, offset, _leader_epoch, metadata, code, _tags_of_partition in answers:
+            check(code, subject)
+            if offset >= 0:
+                offsets[number] = offset
+                runs.append(metadata or "")
+    # Offsets that another program has changed do not belong to a run.
+    return GroupPositions(offsets, runs[0] if len(set(runs)) == 1 else "") if offsets else None
+
+
 async def _commit_offsets(cluster: BrokerConnections, group: str, topic: str, positions: Mapping[int, int]) -> None:
-    subject = f"offsets of the consumer group {group!r} in topic {topic!r} at {cluster.address}"
+    subject = offsets_of(group, topic, cluster)
     node = await cluster.find_coordinator(group, CoordinatorKind.GROUP, subject)
     partitions = [(number, offset, _NO_METADATA) for number, offset in sorted(positions.items())]
     request = OffsetCommitRequest(group, _NO_GENERATION, _NO_MEMBER, _DEFAULT_RETENTION, [(topic, partitions)])

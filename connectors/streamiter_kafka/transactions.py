@@ -13,16 +13,18 @@ from typing import Final, TypeVar
 
 from streamiter.errors import ConfigurationError, ProducerFenced, StreamiterError, TopicError, TransactionExpired
 from streamiter.topics.connecting import TransactionState
-from streamiter.topics.topic import OutgoingBatch, Topic, Transactions
+from streamiter.topics.topic import GroupPositions, OutgoingBatch, Topic, Transactions
 from streamiter_kafka.cluster import OPEN_TIMEOUT_S, BrokerConnections, CoordinatorKind
 from streamiter_kafka.packing import Key, Packing, ProducerIdentity, fenced
 from streamiter_kafka.trouble import BrokerTrouble, Code, check, code_name, log, persist
 from streamiter_kafka.wire import (
+    AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,
     RenewProducerRequest,
     Response,
+    TxnOffsetCommitRequest,
 )
 from streamiter_kafka.writer import Sender, open_packing
 
@@ -35,6 +37,15 @@ _FENCED: Final = frozenset({Code.INVALID_PRODUCER_EPOCH, Code.PRODUCER_FENCED})
 _FIRST_WAIT_S: Final = 0.002
 _LONGEST_WAIT_S: Final = 0.05
 _USUAL_END_S: Final = 1.0
+
+
+# The offsets of a group are in a partition of a topic of Kafka's own, which the client does not know.
+_OF_GROUP: Final = -1
+
+
+def offsets_of(group: str, topic: str, cluster: BrokerConnections) -> str:
+    """Return the subject of errors about the offsets of a consumer group."""
+    return f"offsets of the consumer group {group!r} in topic {topic!r} at {cluster.address}"
 
 
 class TransactionStillEnding(BrokerTrouble):
@@ -55,8 +66,8 @@ class Coordinator:
         self._clock = cluster.clock
         self._node: int | None = None
         self.subject = f"transactions {transactional_id!r} at {cluster.address}"
-        self.has_lost_end = False
-        """Whether a request to end a transaction got no answer: it may arrive late and end another transaction."""
+        self.has_lost_request = False
+        """Whether a request got no answer that may arrive late, and then end another transaction or change it."""
 
     async def take_over(self) -> ProducerIdentity:
         """Fence the owner of the id, abort its open transaction, and return the new identity."""
@@ -72,7 +83,7 @@ class Coordinator:
         then be restarted. Neither of them loses or duplicates records.
         """
         renewed = await self._settled(lambda: self._renew(producer))
-        self.has_lost_end = False
+        self.has_lost_request = False
         return renewed
 
     def expired(self) -> TransactionExpired:
@@ -88,6 +99,29 @@ class Coordinator:
         for topic, number in partitions:
             by_topic.setdefault(topic, []).append(number)
         await self._settled(lambda: self._enlist(producer, list(by_topic.items())))
+
+    async def enlist_group(self, producer: ProducerIdentity, group: str) -> None:
+        """Make the offsets of a consumer group part of the open transaction."""
+        await self._settled(lambda: self._enlist_group(producer, group))
+
+    async def store_offsets(
+        self, producer: ProducerIdentity, group: str, topic: str, positions: GroupPositions
+    ) -> None:
+        """Write the offsets of an enlisted group to the broker that coordinates the group."""
+        subject = offsets_of(group, topic, self._cluster)
+        node = await self._cluster.find_coordinator(group, CoordinatorKind.GROUP, subject)
+        offsets = [(number, offset, positions.run) for number, offset in sorted(positions.offsets.items())]
+        request = TxnOffsetCommitRequest(self._id, group, producer.number, producer.epoch, [(topic, offsets)])
+        try:
+            response = await self._cluster.request(node, request)
+        except (BrokerTrouble, asyncio.CancelledError):
+            self.has_lost_request = True
+            raise
+        for _topic, answers in response.errors:
+            for _number, code in answers:
+                if code in _FENCED:
+                    raise ProducerFenced(f"{self.subject}: {fenced(producer)}")
+                check(code, subject)
 
     async def end(self, producer: ProducerIdentity, *, commit: bool, is_empty: bool) -> None:
         """Commit or abort. For an empty transaction this only raises if another writer owns the id."""
@@ -132,17 +166,21 @@ class Coordinator:
             if code != Code.OPERATION_NOT_ATTEMPTED:  # the code of another partition is the reason
                 self._check(code, producer)
 
+    async def _enlist_group(self, producer: ProducerIdentity, group: str) -> None:
+        request = AddOffsetsToTxnRequest(self._id, producer.number, producer.epoch, group)
+        self._check((await self._request(request)).error_code, producer)
+
     async def _end(self, producer: ProducerIdentity, commit: bool, is_empty: bool) -> None:
         request = EndTxnRequest(self._id, producer.number, producer.epoch, commit)
         try:
             code = (await self._request(request)).error_code
         except (BrokerTrouble, asyncio.CancelledError):
-            self.has_lost_end = True
+            self.has_lost_request = True
             raise
         if code == Code.UNKNOWN_SERVER_ERROR:
             # A broker that paused in the middle of the request answers so. The end may have happened or not; requesting
             # the same end again is safe.
-            self.has_lost_end = True
+            self.has_lost_request = True
             raise BrokerTrouble(f"{self.subject}: the broker answered {code_name(code)}", code)
         if code == Code.INVALID_TXN_STATE:
             if is_empty:
@@ -238,6 +276,20 @@ class KafkaTransactions(Transactions):
         for number, part in packing.spread(batch, leaders):
             self._sender.put(packing, number, part)
 
+    async def commit_positions(self, topic: Topic, group: str, positions: GroupPositions) -> None:
+        """Make the positions the offsets of the consumer group; their metadata is the id of the run."""
+        self._state.check_open()
+        self._state.check_topic(topic, self._commit_domain)
+        patience = self._cluster.patience(self._subject)
+        await self._noting_fences(persist(patience, lambda: self._commit_positions(topic.name, group, positions)))
+
+    async def _commit_positions(self, topic: str, group: str, positions: GroupPositions) -> None:
+        if (group, _OF_GROUP) not in self._enlisted:
+            self._count_time()
+            await self._coordinator.enlist_group(self._producer, group)
+            self._enlisted[group, _OF_GROUP] = None
+        await self._coordinator.store_offsets(self._producer, group, topic, positions)
+
     async def commit(self) -> None:
         self._state.check_open()
         await self._noting_fences(self._sender.flush())
@@ -290,10 +342,13 @@ class KafkaTransactions(Transactions):
     async def _enlist(self, partitions: Iterable[Key]) -> None:
         new = [key for key in partitions if key not in self._enlisted]
         if new:
-            if self._open_since_s is None:
-                self._open_since_s = self._cluster.clock.monotonic_s()
+            self._count_time()
             await self._coordinator.enlist(self._producer, new)
             self._enlisted.update(dict.fromkeys(new))
+
+    def _count_time(self) -> None:
+        if self._open_since_s is None:
+            self._open_since_s = self._cluster.clock.monotonic_s()
 
     async def _packing(self, topic: Topic) -> Packing:
         self._state.check_topic(topic, self._commit_domain)
@@ -307,7 +362,7 @@ class KafkaTransactions(Transactions):
 
     @property
     def _must_renew(self) -> bool:
-        return self._has_lost_records or self._coordinator.has_lost_end
+        return self._has_lost_records or self._coordinator.has_lost_request
 
     async def _renew(self) -> None:
         """Take a new epoch, so that no late request can end the next transaction."""

@@ -64,6 +64,7 @@ class Code(enum.IntEnum):
     UNKNOWN_LEADER_EPOCH = 75
     OFFSET_NOT_AVAILABLE = 78
     INVALID_RECORD = 87
+    UNSTABLE_OFFSET_COMMIT = 88
     THROTTLING_QUOTA_EXCEEDED = 89
     PRODUCER_FENCED = 90
     UNKNOWN_TOPIC_ID = 100
@@ -89,6 +90,7 @@ PASSING: Final = frozenset(
         Code.FENCED_LEADER_EPOCH,
         Code.UNKNOWN_LEADER_EPOCH,
         Code.OFFSET_NOT_AVAILABLE,
+        Code.UNSTABLE_OFFSET_COMMIT,  # until an open transaction that changes the offset has ended
         Code.THROTTLING_QUOTA_EXCEEDED,
         # As for an unknown topic; another topic of the same name is detected elsewhere, too.
         Code.UNKNOWN_TOPIC_ID,

@@ -4,9 +4,9 @@ Only this module imports aiokafka. Its consumer and producer are not used: their
 for ever without telling why, and they build an object of eleven fields for each record, which takes longer than reading
 the record. The loops of this package send aiokafka's requests over aiokafka's connections, each with a deadline.
 
-Three requests are defined here, in versions that aiokafka does not have: the next epoch of a producer, the metadata
-of a topic with the topic's id, and a fetch by that id. Where a broker does not know such a version of metadata or
-fetch, the newest version of aiokafka is sent instead.
+Four requests are defined here, in versions that aiokafka does not have: the next epoch of a producer, the metadata of a
+topic with the topic's id, a fetch by that id, and the offsets of a group without those of open transactions. Where a
+broker does not know such a version of metadata or fetch, the newest version of aiokafka is sent instead.
 """
 
 from __future__ import annotations
@@ -36,13 +36,19 @@ from aiokafka.protocol.admin import (  # type: ignore[import-untyped]
 )
 from aiokafka.protocol.api import Request, RequestStruct  # type: ignore[import-untyped]
 from aiokafka.protocol.api import Response as ResponseStruct
-from aiokafka.protocol.commit import OffsetCommitRequest  # type: ignore[import-untyped]
+from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest  # type: ignore[import-untyped]
 from aiokafka.protocol.coordination import FindCoordinatorRequest  # type: ignore[import-untyped]
 from aiokafka.protocol.fetch import FetchRequest  # type: ignore[import-untyped]
 from aiokafka.protocol.metadata import MetadataRequest  # type: ignore[import-untyped]
 from aiokafka.protocol.offset import OffsetRequest  # type: ignore[import-untyped]
 from aiokafka.protocol.produce import ProduceRequest  # type: ignore[import-untyped]
-from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest  # type: ignore[import-untyped]
+from aiokafka.protocol.transaction import (  # type: ignore[import-untyped]
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+)
 from aiokafka.protocol.types import (  # type: ignore[import-untyped]
     Boolean,
     CompactArray,
@@ -151,7 +157,7 @@ class Uuid:
         return str(value)
 
 
-# -- The fields of the three requests and of their responses -----------------------------------------------
+# -- The fields of the four requests and of their responses -----------------------------------------------
 
 _TAGS: Final = ("tags", TaggedFields)
 _TEXT: Final = CompactString("utf-8")
@@ -268,6 +274,33 @@ _FETCH: Final = _request_type(
 )
 
 
+_GROUP_OFFSETS: Final = _request_type(
+    OffsetFetchRequest.API_KEY,
+    7,
+    request=[
+        ("group_id", _TEXT),
+        _list_of("topics", ("name", _TEXT), ("partitions", CompactArray(Int32))),
+        ("require_stable", Boolean),
+    ],
+    response=[
+        ("throttle_time_ms", Int32),
+        _list_of(
+            "topics",
+            ("name", _TEXT),
+            _list_of(
+                "partitions",
+                ("partition", Int32),
+                ("committed_offset", Int64),
+                ("committed_leader_epoch", Int32),
+                ("metadata", _TEXT),
+                ("error_code", Int16),
+            ),
+        ),
+        ("error_code", Int16),
+    ],
+)
+
+
 # -- The requests ------------------------------------------------------------------------------------------
 
 
@@ -370,6 +403,22 @@ class FetchTopicRequest(Request[_FETCH]):  # type: ignore[misc]
         ]
         topics = [(self._topic_id, partitions, _NO_TAGS)]
         return request_type(-1, *self._limits, 0, -1, topics, [], "", _NO_TAGS)
+
+
+class GroupOffsetsRequest(Request[_GROUP_OFFSETS]):  # type: ignore[misc]
+    """Asks for the offsets that a consumer group has committed in one topic.
+
+    While a transaction that changes an offset is open, the broker answers with an error code (KIP-447, Kafka 2.5). It
+    does so also for the moment after a commit in which it would still return the offset before.
+    """
+
+    API_KEY = _GROUP_OFFSETS.API_KEY
+
+    def __init__(self, group: str, topic: str, partitions: Iterable[int]) -> None:
+        self._fields = (group, [(topic, list(partitions), _NO_TAGS)], True)
+
+    def build(self, request_type: Callable[..., RequestStruct]) -> RequestStruct:
+        return request_type(*self._fields, _NO_TAGS)
 
 
 class FetchedPartition(NamedTuple):

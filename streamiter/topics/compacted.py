@@ -10,12 +10,23 @@ import logging
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Final, Literal
 
+import orjson
+
 from streamiter.clock import Clock
 from streamiter.errors import OffsetOutOfRange, TopicDenied, TopicNotFound
-from streamiter.topics.topic import ReadRequest, Topic, TopicBatch, TopicDescription, TopicRecord
+from streamiter.topics.topic import (
+    GroupPositions,
+    OutgoingBatch,
+    ReadRequest,
+    Topic,
+    TopicBatch,
+    TopicDescription,
+    TopicRecord,
+)
 
 COMMIT_TOPIC: Final = "streamiter-commits"
-"""The one topic of all flows that write to a server or file; the key of a record is its flow."""
+"""The one topic of all flows that write to a server or file; the key of a record is its flow, or a group and a topic
+whose positions it has."""
 
 
 async def ensure_commit_topic(beside: Topic) -> Topic:
@@ -106,6 +117,31 @@ async def last_value(topic: Topic, key: bytes, *, clock: Clock) -> TopicRecord |
         if record is not None and (found is None or record.timestamp_ms > found.timestamp_ms):
             found = record
     return found
+
+
+def record_of_positions(topic: Topic, group: str, positions: GroupPositions) -> tuple[Topic, OutgoingBatch]:
+    """Return the commit topic in the domain of ``topic``, and the record of positions to write to it.
+
+    >>> from streamiter.topics import MemoryBroker
+    >>> record_of_positions(MemoryBroker().topic("clicks"), "shop", GroupPositions({0: 17}))[1].values
+    [b'{"offsets":{"0":17},"run":"","identities":{}}']
+    """
+    value = orjson.dumps(positions, option=orjson.OPT_NON_STR_KEYS)
+    return topic.beside(COMMIT_TOPIC), OutgoingBatch([value], keys=[_key_of_positions(topic, group)])
+
+
+async def last_positions(topic: Topic, group: str, *, clock: Clock) -> GroupPositions | None:
+    """Return the positions of the last record that ``record_of_positions`` made, from the commit topic."""
+    record = await last_value(await ensure_commit_topic(topic), _key_of_positions(topic, group), clock=clock)
+    if record is None:
+        return None
+    value = orjson.loads(record.value or b"")
+    offsets, identities = ({int(key): each for key, each in value[name].items()} for name in ("offsets", "identities"))
+    return GroupPositions(offsets, value["run"], identities)
+
+
+def _key_of_positions(topic: Topic, group: str) -> bytes:
+    return f"{group} in {topic.name}".encode()
 
 
 # A transaction at the end of a topic ends within milliseconds unless its writer is gone.

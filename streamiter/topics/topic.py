@@ -84,6 +84,16 @@ class Topic(abc.ABC):
     async def open_transactions(self, transactional_id: str, *, timeout_s: float = 60.0) -> Transactions:
         """Return transactions in this topic's commit domain; one that is open for over ``timeout_s`` is aborted."""
 
+    async def committed_positions(self, group: str, *, clock: Clock) -> GroupPositions | None:
+        """Return what :meth:`Transactions.commit_positions` has committed for this topic and group; None for nothing.
+
+        Kafka's brokers keep it as the offsets of the consumer group. Of other topics it is in the commit topic of their
+        commit domain. Waits until an open transaction that changes it has ended.
+        """
+        from streamiter.topics.compacted import last_positions  # It imports this module.
+
+        return await last_positions(self, group, clock=clock)
+
     async def report_positions(self, group: str, positions: Mapping[int, int]) -> None:  # noqa: B027
         """Tell tools that show lag how far ``group`` has read: the next offset by partition.
 
@@ -132,6 +142,19 @@ class TopicDescription:
         return sum(end - first for first, end in self.offsets.values())
 
 
+@dataclass(frozen=True, slots=True)
+class GroupPositions:
+    """Where a group of readers resumes in a topic."""
+
+    offsets: Mapping[int, int]
+    """The next offset by partition."""
+    run: str = ""
+    """The id of the run that has committed them; empty if another program has."""
+    identities: Mapping[int, str] = field(default_factory=dict)
+    """The topic that the offsets belong to, as `TopicReader.identities` returns it. Kafka's brokers need none: they
+    drop the offsets of a group together with the topic."""
+
+
 # By default Kafka's brokers and clients take 1 MiB, framing and headers included.
 RECORD_BYTES_MAX: Final = 1_000_000
 
@@ -170,6 +193,9 @@ StartPosition = Literal["earliest", "latest"] | Mapping[int, int] | datetime
 """Where reading begins: at the earliest or after the latest record, at an offset for each partition, or at the first
 record of a time or later (an aware datetime). A partition that a mapping does not name begins at its earliest
 record."""
+
+SourceStart = StartPosition | Literal["committed"]
+"""Where the source of a flow begins: at a position, or where its consumer group has committed to resume."""
 
 StopPosition = Literal["latest"] | Mapping[int, int] | None
 """Where reading ends: never (None), at the last stable offset that the topic has when the reader is opened, or before
@@ -512,6 +538,16 @@ class Transactions(abc.ABC):
         Returns when the records are taken, before they are stored. A later failure is raised by a later call of
         ``write``, or by ``commit``. After ``StorageFull`` the batch is part of the transaction: do not write it again.
         """
+
+    async def commit_positions(self, topic: Topic, group: str, positions: GroupPositions) -> None:
+        """Store within the open transaction where ``group`` resumes in a topic of the same commit domain.
+
+        ``topic.committed_positions`` returns the positions when the transaction is committed. Call it once before the
+        first transaction, because it creates the commit topic.
+        """
+        from streamiter.topics.compacted import record_of_positions  # It imports this module.
+
+        await self.write(*record_of_positions(topic, group, positions))
 
     @abc.abstractmethod
     async def commit(self) -> None:
