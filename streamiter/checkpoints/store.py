@@ -99,6 +99,9 @@ class CheckpointStore(abc.ABC):
 class Checkpoints:
     """The settings of a job's checkpoints: their store, and how often one is taken.
 
+    A job without state, whose sources all have ``start="committed"``, needs no store: its checkpoints are the positions
+    that it commits.
+
     A checkpoint is taken every ``interval_s`` seconds, and when the job ends or is suspended. Records in transactional
     outputs become visible with the next checkpoint, so the interval is their delay.
 
@@ -106,9 +109,9 @@ class Checkpoints:
     3
     """
 
-    directory: str | os.PathLike[str] | CheckpointStore
+    directory: str | os.PathLike[str] | CheckpointStore | None = None
     """A folder, which is created if it is missing and which other flows may use too; or another
-    :class:`~streamiter.checkpoints.store.CheckpointStore`."""
+    :class:`~streamiter.checkpoints.store.CheckpointStore`; None for a job without state."""
     interval_s: float = 10.0
     """Seconds from the start of a checkpoint to the start of the next one."""
     keep: int = 3
@@ -122,7 +125,7 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         # An empty text is mostly a variable that is not set, rarely the current folder.
-        if not isinstance(self.directory, (str, os.PathLike, CheckpointStore)) or self.directory == "":
+        if not isinstance(self.directory, (str, os.PathLike, CheckpointStore, type(None))) or self.directory == "":
             raise ConfigurationError(
                 f"Checkpoints: expected a folder or a CheckpointStore, given {self.directory!r}; "
                 'write Checkpoints("/var/lib/…")'
@@ -130,6 +133,11 @@ class Checkpoints:
         for name in ("interval_s", "alignment_timeout_s", "transaction_timeout_s"):
             positive(f"Checkpoints: {name}", getattr(self, name))
         whole_number("Checkpoints: keep", self.keep, 1)
+
+    @property
+    def has_store(self) -> bool:
+        """Whether state is stored; otherwise the job commits positions only."""
+        return self.directory is not None
 
     def check_transactions(self, flow: str) -> None:
         """Raise ConfigurationError if a transaction would be aborted before its checkpoint."""

@@ -189,22 +189,16 @@ async def run_flow(flow: Flow, on_interrupt: OnInterrupt, options: Mapping[str, 
 def _checkpoint_options(
     folder: str | None, interval_s: float | None, restore: str | None, changed_steps: Sequence[str]
 ) -> dict[str, object]:
-    if folder is None:
-        given = {
-            "--checkpoint-interval": interval_s is not None,
-            "--restore": restore is not None,
-            "--changed-step": bool(changed_steps),
-        }
-        for option in (option for option, is_given in given.items() if is_given):
-            raise ConfigurationError(
-                f"{option}: expected --checkpoints FOLDER with it, given none; say where checkpoints are kept"
-            )
-        return {}
+    options: dict[str, object] = {"restore": _restore(restore), "changed_steps": changed_steps}
+    if folder is None and interval_s is None:
+        return options
     # Imports the stores, which a flow without checkpoints does not need.
     from streamiter.checkpoints.store import Checkpoints
 
-    checkpoints = Checkpoints(folder) if interval_s is None else Checkpoints(folder, interval_s=interval_s)
-    return {"checkpoints": checkpoints, "restore": _restore(restore), "changed_steps": changed_steps}
+    return {
+        "checkpoints": Checkpoints(folder) if interval_s is None else Checkpoints(folder, interval_s=interval_s),
+        **options,
+    }
 
 
 def _restore(given: str | None) -> Literal["last"] | int | None:

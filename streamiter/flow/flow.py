@@ -46,7 +46,7 @@ from streamiter.runtime.graph import Step
 from streamiter.tables import rows_of_table
 from streamiter.topics.formats import Json
 from streamiter.topics.source_and_sink import DecodeValues, TopicSource
-from streamiter.topics.topic import Decoder, StartPosition, StopPosition, Topic
+from streamiter.topics.topic import Decoder, SourceStart, StartPosition, StopPosition, Topic
 from streamiter.topics.urls import shown_given
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ class Flow(FlowWithSources):
         topic: Topic,
         *,
         decode: Decoder | None = None,
-        start: StartPosition = "earliest",
+        start: SourceStart | None = None,
+        first_start: StartPosition | None = None,
         stop: StopPosition = None,
         **options: Unpack[StepOptions],
     ) -> Stream:
@@ -89,10 +90,14 @@ class Flow(FlowWithSources):
         that it cannot read follow ``on_error`` or are written to the topic ``dead_letter``; the options are those of
         :class:`~streamiter.Stream`.
 
-        ``start`` is ``"earliest"``, ``"latest"``, an offset for each partition (``{0: 1200}``; the others begin at
-        their earliest record), or an aware datetime. ``stop``: None never stops. ``"latest"`` stops where the topic
-        ends when the job starts; offsets stop before the offset of each partition (the others are not read). Then the
-        stream is bounded.
+        ``start`` is ``"earliest"`` (the default), ``"latest"``, an offset for each partition (``{0: 1200}``; the others
+        begin at their earliest record), or an aware datetime. A job that resumes from a checkpoint ignores it.
+        ``"committed"`` is for jobs without state, which need no folder of checkpoints: the job commits the positions of
+        the source, together with its outputs, to the consumer group ``streamiter-`` and the flow's name, and the next
+        run resumes there. The first run begins at ``first_start``, by default the earliest record.
+
+        ``stop``: None never stops. ``"latest"`` stops where the topic ends when the job starts; offsets stop before the
+        offset of each partition (the others are not read). Then the stream is bounded.
 
         >>> from streamiter import topic
         >>> flow = Flow("yesterday")
@@ -108,7 +113,7 @@ class Flow(FlowWithSources):
         label = name or topic.name
         decoder = decode if decode is not None else (topic.default_decoder() or Json())
         check_codec(decoder, "decode", step=label)
-        check_start(start, step=label)
+        check_start(topic, start, first_start, step=label)
         check_stop(stop, step=label)
         policy = check_policy(options.get("on_error", "fail"), dead_letter, step=label)
         bounded = stop is not None or getattr(topic, "bounded", False)
@@ -117,7 +122,7 @@ class Flow(FlowWithSources):
             stream = self._add_source(
                 label,
                 name,
-                lambda: TopicSource(topic, start, stop, decoder),
+                lambda: TopicSource(topic, start, stop, decoder, first_start=first_start or "earliest"),
                 operator=lambda: DecodeValues(topic, decoder),
                 parallelism=options.get("parallelism"),
                 bounded=bounded,
@@ -273,7 +278,8 @@ class Flow(FlowWithSources):
         state need a ``name=``. ``restore`` chooses the checkpoint: ``"last"`` (without any checkpoint a fresh start),
         the number of a checkpoint, or None for a fresh start. The state of ``changed_steps`` is dropped or initial; any
         other step that was added or removed is an error. ``on_restore(number)`` is called before the chosen checkpoint
-        is read. See :class:`~streamiter.Checkpoints`.
+        is read. See :class:`~streamiter.Checkpoints`. A job without state whose sources have ``start="committed"``
+        needs no folder: ``checkpoints=Checkpoints(interval_s=1)`` sets how often it commits, by default every 10 s.
 
         With ``worker=(index, count)`` this process is one of ``count`` workers that run the same flow and share its
         loops through topics (see :func:`~streamiter.feedback_through`); all workers are given one ``run_id``, a new one
@@ -296,7 +302,6 @@ class Flow(FlowWithSources):
         check_restore_option(self.name, restore)
         _check_one_of(self.name, checkpoints, snapshot, worker)
         changed = _checked_steps(self.name, changed_steps)
-        _check_of_checkpoints(self.name, checkpoints, restore, changed)
         given: dict[str, Any] = {
             "clock": clock,
             "channel_limits": channel_limits,
@@ -387,21 +392,6 @@ def _checked_steps(flow: str, given: object) -> frozenset[str]:
             f'{shortened(given if names is None else names)}; write changed_steps=["name of the step"]'
         )
     return frozenset(names)
-
-
-def _check_of_checkpoints(flow: str, checkpoints: object, restore: object, changed: frozenset[str]) -> None:
-    """Raise ConfigurationError for options that have no effect without checkpoints."""
-    if checkpoints is not None:
-        return
-    for option, given, is_given in (
-        ("restore", restore, restore != "last"),
-        ("changed_steps", sorted(changed), bool(changed)),
-    ):
-        if is_given:
-            raise ConfigurationError(
-                f"flow {flow!r}: expected checkpoints= together with {option}=, given {option}={given!r} alone; "
-                f"add checkpoints=Checkpoints(…), or leave {option}= out"
-            )
 
 
 def listed_items(owner: str, items: Any) -> Batch:

@@ -18,7 +18,7 @@ from streamiter.operators.functions import asynchronous_kind, misfit
 from streamiter.operators.operator import Operator, Service
 from streamiter.operators.output import RejectionPolicy
 from streamiter.runtime.entries import SOURCE_METHODS, check_handlers, check_methods
-from streamiter.topics.topic import StartPosition, StopPosition, Topic
+from streamiter.topics.topic import SourceStart, StartPosition, StopPosition, Topic
 from streamiter.topics.urls import shown_given
 
 
@@ -94,17 +94,36 @@ def check_policy(on_error: RejectionPolicy, dead_letter: Topic | None, *, step: 
 # -- topics ------------------------------------------------------------------------------------------------
 
 
-def check_start(start: StartPosition, *, step: str) -> None:
-    """Raise GraphError unless ``start`` is an end of the topic, an offset for each partition, or an aware datetime."""
+def check_start(topic: Topic, start: SourceStart | None, first_start: StartPosition | None, *, step: str) -> None:
+    """Raise GraphError unless the source can begin there; None is the default."""
+    if not _is_end(start, "committed"):
+        _check_position(start, "start", step)
+        if first_start is not None:
+            raise GraphError(
+                f'step {step!r}: expected first_start= together with start="committed", given it with start={start!r}; '
+                "leave it out, since each run begins at start="
+            )
+        return
+    if not topic.has_transactions:
+        raise GraphError(
+            f'step {step!r}: expected start="committed" of a topic that keeps positions, given {topic.url}, which has '
+            "no transactions; use flow.start(checkpoints=…), which stores the positions in a folder"
+        )
+    _check_position(first_start, "first_start", step)
+
+
+def _check_position(start: SourceStart | None, argument: str, step: str) -> None:
+    if start is None:
+        return
     if isinstance(start, datetime):
         if start.tzinfo is None:
             raise GraphError(
-                f"step {step!r}: expected start to be an aware datetime, given {start} without a time zone; "
+                f"step {step!r}: expected {argument} to be an aware datetime, given {start} without a time zone; "
                 "say which one: start.replace(tzinfo=UTC)"
             )
     elif not _is_end(start, "earliest", "latest") and not _are_offsets(start):
         raise GraphError(
-            f'step {step!r}: expected start "earliest", "latest", an offset for each partition ({{0: 1200}}) '
+            f'step {step!r}: expected {argument} "earliest", "latest", an offset for each partition ({{0: 1200}}) '
             f"or an aware datetime, given {start!r}; choose one of these"
         )
 

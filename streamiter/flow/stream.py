@@ -45,7 +45,7 @@ from streamiter.operators.steps import Filter, FilterBatch, FlatMap, Map, MapBat
 from streamiter.records import Batch, OutputTag
 from streamiter.runtime.graph import SINGLE_INPUT, KeySelector, Step
 from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Partitioning, Rebalance
-from streamiter.topics.topic import Decoder, Encoder, StartPosition, StopPosition, Topic
+from streamiter.topics.topic import Decoder, Encoder, SourceStart, StartPosition, StopPosition, Topic
 
 
 class FlowWithSources(FlowUnderConstruction):
@@ -56,7 +56,8 @@ class FlowWithSources(FlowUnderConstruction):
         topic: Topic,
         *,
         decode: Decoder | None = None,
-        start: StartPosition = "earliest",
+        start: SourceStart | None = None,
+        first_start: StartPosition | None = None,
         stop: StopPosition = None,
         **options: Unpack[StepOptions],
     ) -> Stream:

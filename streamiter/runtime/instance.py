@@ -278,7 +278,7 @@ class Feeder:
         self._clock = clock
         self.intake = Intake()
         """Shut by a channel downstream while its reader holds too many records."""
-        self._source = source
+        self.source = source
         self._step = step
         self.is_idle = False
         """Whether the source brings nothing for now. It is known after ``open``."""
@@ -296,11 +296,11 @@ class Feeder:
         """Open the source; return the positions where it starts."""
         self._opened = True
         with FailuresOf(self._step):
-            result = self._source.open(context, positions)
+            result = self.source.open(context, positions)
             if inspect.isawaitable(result):
                 await result
-            self.is_idle = self._source.is_idle()
-            return self._source.positions()
+            self.is_idle = self.source.is_idle()
+            return self.source.positions()
 
     def start(self, group: asyncio.TaskGroup) -> None:
         reading = call_unless_cancelled(self._run, self._step)
@@ -334,7 +334,7 @@ class Feeder:
         self._is_reading = True
         try:
             await self.intake.wait()
-            batch = self._source.read()
+            batch = self.source.read()
             return self._checked((await batch) if inspect.isawaitable(batch) else batch)
         except asyncio.CancelledError:
             if self._stopped and self._running is not None and self._running.uncancel() == 0:
@@ -350,11 +350,11 @@ class Feeder:
             return None
         if isinstance(batch, SourceBatch):
             if type(batch.records) not in self._carriers:
-                batch.records = rows_if_table(f"{type(self._source).__name__}.read", batch.records)
+                batch.records = rows_if_table(f"{type(self.source).__name__}.read", batch.records)
                 self._carriers.add(type(batch.records))
             return batch
         raise ConfigurationError(
-            f"{type(self._source).__name__}.read: expected a SourceBatch, or None at the end, given "
+            f"{type(self.source).__name__}.read: expected a SourceBatch, or None at the end, given "
             f"{shortened(batch)}; return SourceBatch(records, positions)"
         )
 
@@ -365,42 +365,42 @@ class Feeder:
         self._last_lag, self._last_statistics = self.lag(), self.statistics()
         self._opened = False
         with FailuresOf(self._step):
-            result = self._source.close()
+            result = self.source.close()
             if inspect.isawaitable(result):
                 await result
 
     async def report_positions(self, group: str, positions: Positions) -> None:
         """Report the positions of a checkpoint through the source, for tools that show lag."""
-        result = self._source.report_positions(group, positions)
+        result = self.source.report_positions(group, positions)
         if inspect.isawaitable(result):
             await result
 
     def redistribute(self, positions: Sequence[Positions], parallelism: int) -> Sequence[Positions] | None:
         """Return the positions for another number of subtasks, or None if the source cannot give them."""
-        redistribute = getattr(self._source, "redistribute", None)
+        redistribute = getattr(self.source, "redistribute", None)
         return None if redistribute is None else redistribute(positions, parallelism)
 
     def statistics(self) -> SourceStatistics:
         """Return the state of the source now, or before it was closed."""
         if not self._opened:
             return self._last_statistics
-        since_s = self._source.unanswered_since_s()
+        since_s = self.source.unanswered_since_s()
         unanswered_s = 0.0 if since_s is None else self._clock.monotonic_s() - since_s
-        now_ms, read_ms = self._clock.now_ms(), self._source.timestamps_ms()
+        now_ms, read_ms = self._clock.now_ms(), self.source.timestamps_ms()
         return SourceStatistics(
-            topic=self._source.topic_name,
+            topic=self.source.topic_name,
             answered_at_ms=now_ms - round(1000 * unanswered_s),
             unanswered_s=unanswered_s,
             lag_s={
                 str(part): max(0, now_ms - read_ms[part]) / 1000 if left else 0.0
-                for part, left in self._source.lag().items()
+                for part, left in self.source.lag().items()
                 if read_ms.get(part, 0) > 0
             },
         )
 
     def lag(self) -> Mapping[int, int]:
         """Return the lag of the source, or its last lag before it was closed."""
-        return dict(self._source.lag()) if self._opened else self._last_lag
+        return dict(self.source.lag()) if self._opened else self._last_lag
 
 
 @final

@@ -30,6 +30,7 @@ from streamiter.operators.operator import JobScope
 from streamiter.operators.output import RecordFailure
 from streamiter.runtime.checkpointing.barriers import Barriers, JobServices, service_key
 from streamiter.runtime.checkpointing.commit import JobSnapshot, snapshot_in_memory
+from streamiter.runtime.checkpointing.committed import checkpoints_of, id_of
 from streamiter.runtime.checkpointing.task_barriers import TaskStates
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import DrainInput, call_unless_cancelled, unless_cancelled
@@ -38,8 +39,10 @@ from streamiter.runtime.statistics import JobState, JobStatistics
 from streamiter.runtime.task import Task
 from streamiter.runtime.topic_feedback import check_shared
 from streamiter.runtime.watchdog import Watchdog, task_statistics
+from streamiter.topics.source_and_sink import ConsumerGroup
 
 if TYPE_CHECKING:
+    from streamiter.checkpoints.store import Checkpoints
     from streamiter.runtime.checkpointing.checkpointer import Checkpointer
 
 StopMode = Literal["suspend", "drain", "abort"]
@@ -80,11 +83,12 @@ class Job:
             check_shared(flow, steps)
         self._tasks = planner.make_tasks()
         self._topic_feedback = planner.topic_feedback
-        self._services = JobServices(
-            flow, self._tasks, plain_data=plain_data, has_checkpoints=options.checkpoints is not None
-        )
+        checkpoints = self._checkpoints = checkpoints_of(flow, self._tasks, options)
+        self._services = JobServices(flow, self._tasks, plain_data=plain_data, has_checkpoints=checkpoints is not None)
         self._barriers.watch(self._tasks, self._services, self._checkpoint_abandoned)
-        self._checkpointer = self._make_checkpointer(options)
+        self._checkpointer = None if checkpoints is None else self._make_checkpointer(checkpoints, options)
+        group = ConsumerGroup(id_of(flow), lambda step: options.restore is None or step in options.changed_steps)
+        self._scope.put(ConsumerGroup, group)
         self._watchdog = Watchdog(self._tasks, options.clock, options.stall_after_s)
         self._state: JobState = "running"
         self._is_aborting = False
@@ -95,15 +99,13 @@ class Job:
         self._taking: set[asyncio.Task[object]] = set()
         """Snapshots and checkpoints that are being taken, also if their caller has stopped waiting."""
 
-    def _make_checkpointer(self, options: JobOptions) -> Checkpointer | None:
-        if options.checkpoints is None:
-            return None
+    def _make_checkpointer(self, checkpoints: Checkpoints, options: JobOptions) -> Checkpointer:
         # Imported only for jobs with checkpoints.
         from streamiter.runtime.checkpointing.checkpointer import Checkpointer
 
         return Checkpointer(
             self.flow,
-            options.checkpoints,
+            checkpoints,
             options,
             tasks=self._tasks,
             barriers=self._barriers,
@@ -166,6 +168,11 @@ class Job:
             await self._checkpointer.restored()
 
     def _check_same_tasks(self, snapshot: JobSnapshot) -> None:
+        if self._checkpointer is not None:
+            raise ConfigurationError(
+                f'flow {self.flow!r}: expected either sources with start="committed" or snapshot=, given both; the '
+                "snapshot has other positions than the topics"
+            )
         names = {task.name: None for task in self._tasks}
         names.update({service_key(name): None for name in self._services.names()})
         for given, expected, kind in ((snapshot, names, "only in the snapshot"), (names, snapshot, "only in the flow")):
@@ -406,8 +413,7 @@ class Job:
 
     def _error_of(self, failure: BaseException) -> BaseException:
         if isinstance(failure, RecordFailure):
-            has_checkpoints = self._checkpointer is not None
-            return _job_failed(self.flow, failure, self._lines, has_checkpoints=has_checkpoints)
+            return _job_failed(self.flow, failure, self._lines, self._checkpoints)
         if isinstance(failure, StreamiterError):  # the error of a checkpoint, which no step has caused
             subject = f"flow {self.flow!r}: "
             failed = JobFailed(f"{subject}{str(failure).removeprefix(subject)}", step="checkpoint")
@@ -447,7 +453,7 @@ def _first_failure(error: BaseException) -> BaseException:
 
 
 def _job_failed(
-    flow: str, failure: RecordFailure, lines: Mapping[str, str], *, has_checkpoints: bool = False
+    flow: str, failure: RecordFailure, lines: Mapping[str, str], checkpoints: Checkpoints | None
 ) -> JobFailed:
     """Return the error for a failed job; it names the step, the user's line, and the record or its offsets."""
     cause = failure.__cause__ or failure
@@ -455,12 +461,15 @@ def _job_failed(
     where = f" ({lines[step]})" if step in lines else ""
     what = str(cause) if isinstance(cause, StreamiterError) else f"{type(cause).__name__}: {cause}"
     message = f"flow {flow!r}, step {step!r}{where}{_place(failure)}: {what}"
-    if has_checkpoints and isinstance(cause, OffsetOutOfRange):
-        message += (
-            f"; changed_steps=[{step!r}] lets this source begin where its start= says, and keeps the state of all "
-            "other steps; restore=None is a fresh start of the whole flow; restore=<number> resumes from another "
-            "checkpoint"
-        )
+    if checkpoints is not None and isinstance(cause, OffsetOutOfRange):
+        message += f"; changed_steps=[{step!r}] lets this source begin where its "
+        if not checkpoints.has_store:
+            message += "first_start= says, in one run; restore=None does so with all sources"
+        else:
+            message += (
+                "start= says, and keeps the state of all other steps; restore=None is a fresh start of the whole flow; "
+                "restore=<number> resumes from another checkpoint"
+            )
     error = JobFailed(message, step=step)
     error.__cause__ = cause
     return error

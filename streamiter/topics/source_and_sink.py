@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import date, time
 from typing import Any, Final
 
@@ -23,10 +23,12 @@ from streamiter.topics.formats import to_json_type
 from streamiter.topics.topic import (
     Decoder,
     Encoder,
+    GroupPositions,
     Headers,
     OutgoingBatch,
     ReadRequest,
     SizeLimit,
+    SourceStart,
     StartPosition,
     StopPosition,
     Topic,
@@ -39,6 +41,16 @@ _IDENTITIES: Final = "identities"
 """The key of the identities among the positions; the other keys are partitions."""
 
 
+@dataclass(frozen=True, slots=True)
+class ConsumerGroup:
+    """The group for which a job commits the positions of its sources; the job puts it into its scope."""
+
+    name: str = ""
+    """The name of the group."""
+    begins_anew: Callable[[str], bool] = lambda step: True
+    """Whether the source of this step begins as in its first run, although the group has positions."""
+
+
 class TopicSource(Source):
     """Reads one subtask's share of a topic's partitions, as objects of :class:`TopicBatch`.
 
@@ -47,15 +59,23 @@ class TopicSource(Source):
     """
 
     def __init__(
-        self, topic: Topic, start: StartPosition = "earliest", stop: StopPosition = None, decoder: Decoder | None = None
+        self,
+        topic: Topic,
+        start: SourceStart | None = None,
+        stop: StopPosition = None,
+        decoder: Decoder | None = None,
+        *,
+        first_start: StartPosition = "earliest",
     ) -> None:
-        self._topic = topic
+        """``start``: None is the default, the earliest record; "committed" uses ``first_start`` in the first run."""
+        self.topic = topic
+        self.start = start
+        self.stop = stop
         self._ahead: Callable[[TopicBatch], Callable[[], object] | None] | None = getattr(decoder, "ahead", None)
         self._url = topic.url
         self.topic_name = topic.name
         self._timestamps_ms: dict[int, int] = {}
-        self._start = start
-        self._stop = stop
+        self._first_start = first_start
         self._reader: TopicReader | None = None
         self._pending: TopicBatch | None = None
         """A batch whose decoding was interrupted; the next read begins with it."""
@@ -63,19 +83,28 @@ class TopicSource(Source):
         """The identities that the positions of the last batch had."""
 
     async def open(self, context: Context, positions: Positions | None) -> None:
+        if positions is None and self.start == "committed":
+            positions = await self._committed(context)
         restored = None if positions is None else positions.get(_IDENTITIES)
-        self._reader = await self._topic.open_reader(
+        self._reader = await self.topic.open_reader(
             ReadRequest(
                 subtask=context.subtask_index,
                 subtasks=context.parallelism,
-                start=self._start,
-                stop=self._stop,
+                start=self._first_start if self.start is None or self.start == "committed" else self.start,
+                stop=self.stop,
                 positions=None if positions is None else _offsets(positions),
                 identities=restored,
                 clock=context.clock,
             )
         )
         self._told = self.positions().get(_IDENTITIES, {}) if restored is None else restored
+
+    async def _committed(self, context: Context) -> Positions | None:
+        group = context.scope.get(ConsumerGroup, ConsumerGroup)
+        found = await self.topic.committed_positions(group.name, clock=context.clock)
+        return (
+            None if found is None or group.begins_anew(context.name) else _positions_of(found.offsets, found.identities)
+        )
 
     async def read(self) -> SourceBatch | None:
         assert self._reader is not None
@@ -117,7 +146,13 @@ class TopicSource(Source):
         return None if self._reader is None else self._reader.unanswered_since_s()
 
     async def report_positions(self, group: str, positions: Positions) -> None:
-        await self._topic.report_positions(group, _offsets(positions))
+        await self.topic.report_positions(group, _offsets(positions))
+
+    @classmethod
+    def group_positions(cls, positions: Sequence[Positions], run: str) -> GroupPositions:
+        """Return the positions of all subtasks as those that a run commits for its group."""
+        [merged] = cls.redistribute(positions, 1)
+        return GroupPositions(_offsets(merged), run, merged.get(_IDENTITIES, {}))
 
     @staticmethod
     def redistribute(positions: Sequence[Positions], parallelism: int) -> list[Positions]:

@@ -37,6 +37,12 @@ def unnamed():
 def renamed():
     return summing("latest", name="total")
 
+def copies():
+    flow = Flow("copies")
+    read = flow.source(topic("sqlite:///numbers.db?topic=numbers"), start="committed", stop="latest")
+    read.sink(topic("sqlite:///sums.db?topic=sums"))
+    return flow
+
 def elsewhere():
     return summing("latest", os.environ["ELSEWHERE"])
 """
@@ -113,14 +119,6 @@ async def test_a_run_can_restart_from_an_older_checkpoint_or_from_the_beginning(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (
-            ("--checkpoint-interval", "5"),
-            "--checkpoint-interval: expected --checkpoints FOLDER with it, given none; say where checkpoints are kept",
-        ),
-        (
-            ("--restore", "last"),
-            "--restore: expected --checkpoints FOLDER with it, given none; say where checkpoints are kept",
-        ),
         *(
             (
                 (*KEPT, "--restore", given),
@@ -200,7 +198,23 @@ def test_a_changed_step_may_be_confirmed_by_an_option(folder):
     check_error(streamiter("run", "job.py:renamed", *KEPT, cwd=folder), "it has state of step 'sum'")
     changed = ("--changed-step", "sum", "--changed-step", "total")
     assert streamiter("run", "job.py:renamed", *KEPT, *changed, cwd=folder).returncode == 0
-    check_error(streamiter("run", "job.py:rest", *changed, cwd=folder), "--changed-step: expected --checkpoints FOLDER")
+    without = streamiter("run", "job.py:rest", *changed, cwd=folder)
+    check_error(
+        without, "changed_steps=['sum', 'total'] alone; add checkpoints=Checkpoints(…) (on the command line --c"
+    )
+    without = streamiter("run", "job.py:rest", "--checkpoint-interval", "5", cwd=folder)
+    check_error(without, 'or sources with start="committed", given neither', "--checkpoints FOLDER")
+
+
+async def test_a_flow_without_state_is_resumed_without_a_folder(folder):
+    """A flow that only maps records needed a disk, or wrote all outputs again at each start."""
+    for start, options in ((0, ()), (10, ("--checkpoint-interval", "5"))):
+        ran = streamiter("run", "job.py:copies", *options, cwd=folder)
+        assert ran.returncode == 0, ran.stderr
+        assert await committed(folder) == list(range(start + 10))
+        await write(folder, range(start + 10, start + 20))
+    assert streamiter("run", "job.py:copies", "--restore", "none", cwd=folder).returncode == 0
+    assert await committed(folder) == [*range(20), *range(30)]
 
 
 async def test_checkpoints_that_do_not_fit_the_commit_record_are_an_error(folder):

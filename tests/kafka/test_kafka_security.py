@@ -16,7 +16,7 @@ from topics.topic_case import patiently, read_to_end, values_of, write
 
 from streamiter import Checkpoints, Flow
 from streamiter.clock import SystemClock
-from streamiter.errors import ConfigurationError, TopicDenied, TopicNotFound, TopicUnavailable
+from streamiter.errors import ConfigurationError, JobFailed, TopicDenied, TopicNotFound, TopicUnavailable
 from streamiter.learn import train_online
 from streamiter.models import model_updates
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, topic
@@ -50,7 +50,7 @@ def guarded_broker(certificates: Path) -> Iterator[KafkaServer]:
     skip_without_java()
     plain = "org.apache.kafka.common.security.plain.PlainLoginModule required"
     scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
-    names = ("alice", "bob", "carol", "dora", "emil", "fred")
+    names = ("alice", "bob", "carol", "dora", "emil", "fred", "gina")
     users = " ".join(f'user_{name}="{PASSWORD}"' for name in names) + ";"
     store = {"keystore": certificates / "broker-store.pem", "truststore": certificates / "authority.pem"}
     settings = {
@@ -322,3 +322,35 @@ async def test_the_documented_rights_suffice_for_the_service_its_producer_and_it
     assert seen[-1].records == 50
     with pytest.raises(TopicDenied):
         await patiently(write(updates, [b"a model of a stranger"]))
+
+
+async def test_the_documented_rights_suffice_for_a_job_without_state_and_a_missing_one_is_named(
+    guarded_broker: KafkaServer, topic_prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A job that could not commit its positions ran, and read everything again after its restart."""
+    names = [topic_prefix + name for name in ("flights", "flights-clean")]
+    for name in names:
+        await topic(url(guarded_broker, "PLAINTEXT", name)).create()
+    await write(topic(url(guarded_broker, "PLAINTEXT", names[0])), [b"1", b"2"])
+    flights, clean = (topic(url(guarded_broker, "PASSWORD", name), **as_user("gina")) for name in names)
+    group = f"streamiter-{topic_prefix}late-flights"
+
+    async def run() -> None:
+        flow = Flow(f"{topic_prefix}late-flights")
+        flow.source(flights, start="committed", stop="latest", name="flights").sink(clean)
+        await asyncio.wait_for((await flow.start()).wait(), 60)
+
+    *others, right_on_group = documented_rights("job without state", topic_prefix)
+    assert right_on_group == (RESOURCES["group"], group, READ)
+    await allow(guarded_broker, "gina", others)
+    with pytest.raises(JobFailed) as caught:
+        await run()
+    assert "step 'flights'" in str(caught.value)
+    assert f"consumer group {group!r}" in str(caught.value)
+    assert "GROUP_AUTHORIZATION_FAILED; ask for the right to do this" in str(caught.value)
+    await allow(guarded_broker, "gina", [right_on_group])
+    for _ in range(2):
+        await run()
+    assert values_of(await read_to_end(topic(url(guarded_broker, "PLAINTEXT", names[1])))) == [b"1", b"2"]
+    logged = [record for record in caplog.records if record.name.startswith("streamiter")]
+    assert [record.getMessage() for record in logged if record.levelname != "INFO"] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 
@@ -9,10 +10,14 @@ import pytest
 from simulation.flows import FLOWS
 from simulation.simulation_runs import run_in_turn
 
+from streamiter import Checkpoints, Flow
+from streamiter.testing import Simulation, simulate
+
 SEEDS_OF_A_FLOW = 8
 """So many seeds find ten of the twelve planted bugs; the others need 15 and 31. `make soak` tries further seeds."""
 SEEDS = SEEDS_OF_A_FLOW * len(FLOWS)
 SEEDS_OF_A_TEST = 32
+SEEDS_WITHOUT_STATE = 20
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +38,23 @@ def test_faults_do_not_change_the_committed_records_under_further_seeds() -> Non
     """The seeds are new in each run: STREAMITER_SOAK_RUNS seeds, starting with STREAMITER_SOAK_SEED."""
     first = int(os.environ.get("STREAMITER_SOAK_SEED", SEEDS)) * len(FLOWS)
     run_in_turn(range(first, first + int(os.environ.get("STREAMITER_SOAK_RUNS", SEEDS))))
+
+
+# A crash drops a coroutine that asks for positions: it would still close its reader.
+@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
+def test_faults_do_not_change_what_a_job_without_state_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions of a job without a folder were not committed together with its outputs."""
+
+    def doubled(simulation: Simulation) -> Flow:
+        flow = Flow("doubled", parallelism=2)
+        for name in ("left", "right"):
+            read = flow.source(simulation.input(name, range(20), partitions=2, over_s=5), start="committed")
+            read.map(lambda number: 2 * number).sink(simulation.output(f"doubled {name}", order="any"))
+        return flow
+
+    # Each life starts as with a folder, but without one.
+    module = importlib.import_module("streamiter.testing.simulation.simulate")
+    monkeypatch.setattr(module, "Checkpoints", lambda store, **options: Checkpoints(**options))
+    undisturbed = None
+    for seed in range(SEEDS_WITHOUT_STATE):
+        undisturbed = simulate(doubled, seed, undisturbed=undisturbed).undisturbed

@@ -33,6 +33,7 @@ from streamiter.runtime.checkpointing.barriers import (
     WorkersApart,
 )
 from streamiter.runtime.checkpointing.commit import JobTransaction, output_to_commit_with
+from streamiter.runtime.checkpointing.committed import SourcePositions, id_of
 from streamiter.runtime.checkpointing.restore import JobRestore
 from streamiter.runtime.checkpointing.task_barriers import TaskStates, release_parts
 from streamiter.runtime.graph import Step
@@ -83,6 +84,8 @@ class Checkpointer:
         self._store: CheckpointStore | None = None
         self._job_restore: JobRestore | None = None
         self._transaction: JobTransaction | None = None
+        self._positions: SourcePositions | None = None
+        """Of a job without state: they are committed instead of a snapshot in the store."""
         self._lag = LagReports(flow, tasks)
         self._is_over = False
         self._failure: Exception | None = None
@@ -110,9 +113,14 @@ class Checkpointer:
     async def open(self) -> TaskStates:
         """Shut out older runs, choose a checkpoint, and return the states of the tasks; no states without one."""
         self._steps = {**stateful_steps(self._tasks), **self._services.steps()}
-        given = self._settings.directory
-        self._store = given if isinstance(given, CheckpointStore) else DirectoryStore(given)
         output = output_to_commit_with(self._flow, self._tasks)
+        given = self._settings.directory
+        if given is None:
+            self._positions = SourcePositions(self._flow, self._tasks, run=self._run_id, clock=self._clock)
+            # Without transactional outputs, the transaction of the positions shuts out older runs.
+            output = output or self._positions.first_topic
+        else:
+            self._store = given if isinstance(given, CheckpointStore) else DirectoryStore(given)
         if output is not None:
             self._settings.check_transactions(self._flow)
             self._transaction = JobTransaction(
@@ -122,11 +130,16 @@ class Checkpointer:
                 timeout_s=self._settings.transaction_timeout_s,
                 plain_data=self._plain_data,
                 is_newest_run=self._is_newest_run,
+                positions=self._positions,
             )
             self._scope.put(Outputs, self._transaction)
+        if self._positions is not None and self._transaction is not None:
+            await self._transaction.open()
+            await self._positions.open_others(self._transaction.commit_domain, self._settings.transaction_timeout_s)
+            return {}
         self._job_restore = JobRestore(
             self._flow,
-            self._store,
+            self._opened_store,
             self._transaction,
             restore=self._options.restore,
             changed_steps=self._options.changed_steps,
@@ -140,16 +153,23 @@ class Checkpointer:
 
     async def _is_newest_run(self) -> bool:
         try:
+            if self._positions is not None:
+                return await self._positions.is_newest_run()
             pointer = await self._opened_store.pointer(self._flow)
         except StreamiterError:  # It is unknown.
             return False
         return pointer is not None and pointer.run == self._run_id
 
     async def restored(self) -> None:
-        """All tasks have restored their states: confirm the chosen checkpoint."""
-        assert self._job_restore is not None
-        await self._job_restore.confirm()
-        begun = self._job_restore.checkpoint
+        """All tasks have restored their states: confirm the chosen checkpoint, or commit where the sources begin."""
+        begun = None
+        if self._job_restore is not None:
+            await self._job_restore.confirm()
+            begun = self._job_restore.checkpoint
+        elif self._positions is not None and self._transaction is not None:
+            await self._transaction.begin_with(None)
+            await self._positions.commit_others(at_start=True)
+            _log.info("flow %r: commits the positions of its sources to the group %r", self._flow, id_of(self._flow))
         number = None if begun is None else begun.number
         after_s = self._clock.monotonic_s() - self._started_at_s
         self._statistics = replace(self._statistics, restored=number, committed=number, committed_after_s=after_s)
@@ -261,7 +281,8 @@ class Checkpointer:
             committed_at_ms=self._clock.now_ms(),
             committed_after_s=committed_s - self._started_at_s,
         )
-        self._lag.committed(positions)
+        if self._positions is None:  # Otherwise they are committed already.
+            self._lag.committed(positions)
         return checkpoint.number
 
     def _seal_sinks(self) -> None:
@@ -279,7 +300,7 @@ class Checkpointer:
         )
         parts = [part for of_task in taken.values() for part in of_task]
         try:
-            return await self._opened_store.save(header, parts)
+            return 0 if self._store is None else await self._store.save(header, parts)
         finally:
             release_parts(parts)
 
@@ -288,8 +309,12 @@ class Checkpointer:
             try:
                 await self._transaction.commit(checkpoint, continues=continues)
             except StorageFull:  # So the checkpoint is known not to be committed.
-                await self._opened_store.prune(self._flow, keep=self._settings.keep)
+                if self._store is not None:
+                    await self._store.prune(self._flow, keep=self._settings.keep)
                 raise
+        if self._positions is not None:
+            await self._positions.commit_others()
+            return
         try:
             await self._opened_store.commit(self._flow, checkpoint)
             await self._opened_store.prune(self._flow, keep=self._settings.keep)
@@ -320,6 +345,8 @@ class Checkpointer:
             if self._transaction is not None:
                 await self._transaction.close()
         finally:
+            if self._positions is not None:
+                await self._positions.close()
             if self._store is not None:
                 store, self._store = self._store, None
                 await store.close()
@@ -374,7 +401,7 @@ class LagReports:
         if task.feeder is None or task.ended or not positions:
             return
         try:
-            await task.feeder.report_positions(f"streamiter-{self._flow}", positions)
+            await task.feeder.report_positions(id_of(self._flow), positions)
         except Exception as error:  # An error of a user's own source is no reason to end the job.
             if not self._has_failed:
                 what = error if isinstance(error, StreamiterError) else f"{type(error).__name__}: {error}"

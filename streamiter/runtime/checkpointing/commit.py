@@ -38,6 +38,7 @@ from streamiter.errors import (
 from streamiter.operators.output import RecordFailure
 from streamiter.records import DataBatch
 from streamiter.runtime.checkpointing.barriers import TakenParts
+from streamiter.runtime.checkpointing.committed import SourcePositions, id_of
 from streamiter.runtime.checkpointing.task_barriers import SERVICE, STEP, PartName, held_in_memory, task_state
 from streamiter.runtime.task import Task
 from streamiter.topics.compacted import ensure_commit_topic, last_value
@@ -134,8 +135,12 @@ class JobTransaction(Outputs):
         timeout_s: float,
         plain_data: PlainData,
         is_newest_run: Callable[[], Awaitable[bool]],
+        positions: SourcePositions | None = None,
     ) -> None:
-        """``output`` is one of the outputs; ``is_newest_run`` returns whether no later run has claimed the flow."""
+        """``output`` is one of the outputs; ``is_newest_run`` returns whether no later run has claimed the flow.
+
+        Of a job without state, the ``positions`` of the sources are committed in place of a commit record.
+        """
         self.commit_domain = output.commit_domain
         self._flow = flow
         self._output = output
@@ -144,6 +149,7 @@ class JobTransaction(Outputs):
         self._plain_data = plain_data
         self._began_s = clock.monotonic_s()
         self._is_newest_run = is_newest_run
+        self._positions = positions
         self._transactions: Transactions | None = None
         self._commits: Topic | None = None
         self._writers: list[TransactionalWriter] = []
@@ -175,19 +181,19 @@ class JobTransaction(Outputs):
 
     async def open(self) -> TopicRecord | None:
         """Fence older runs and begin a transaction; return the last commit record, None if there is none."""
-        commits = self._commits = await ensure_commit_topic(self._output)
-        transactional_id = f"streamiter-{self._flow}"
-        self._transactions = await commits.open_transactions(transactional_id, timeout_s=self._timeout_s)
-        record = await last_value(commits, self._flow.encode(), clock=self._clock)
+        if self._positions is None:
+            self._commits = await ensure_commit_topic(self._output)
+        self._transactions = await self._output.open_transactions(id_of(self._flow), timeout_s=self._timeout_s)
+        commits, key = self._commits, self._flow.encode()
+        record = None if commits is None else await last_value(commits, key, clock=self._clock)
         # Raises if a newer run has started since: then this run must not claim the store.
         await self._begin()
         return record
 
     @property
     def commits_in(self) -> str:
-        """The URL of the topic of commit records."""
-        assert self._commits is not None
-        return self._commits.url
+        """The URL of the topic of commit records, or of an output if there are none."""
+        return (self._commits or self._output).url
 
     async def begin_with(self, checkpoint: CheckpointId | None) -> None:
         """Commit a record of the checkpoint that the run starts from."""
@@ -212,9 +218,11 @@ class JobTransaction(Outputs):
             await self.checkpoint_over()
 
     async def _commit(self, checkpoint: CheckpointId | None, *, continues: bool) -> None:
-        assert self._commits is not None
         async with self._one_at_a_time, self._explained_fencing():
-            await self._opened.write(self._commits, CommitRecord(self._flow, checkpoint).outgoing())
+            if self._positions is not None:
+                await self._positions.write_into(self._opened, self.commit_domain, at_start=checkpoint is None)
+            elif self._commits is not None:
+                await self._opened.write(self._commits, CommitRecord(self._flow, checkpoint).outgoing())
             await self._opened.commit()
             if continues:
                 await self._begin_next()

@@ -1,0 +1,210 @@
+"""Jobs without state: the positions of their sources are committed to the topics that they read.
+
+A source with ``start="committed"`` resumes where the consumer group of its flow has committed. A job of such sources
+whose steps keep no state needs no folder of checkpoints. It takes the same barriers; instead of a snapshot it stores
+:class:`SourcePositions`, in the transaction of its outputs where both are in one commit domain. :func:`checkpoints_of`
+decides how a job commits, and refuses steps with state.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final, final
+
+from streamiter.checkpoints.store import Checkpoints
+from streamiter.clock import Clock
+from streamiter.errors import ConfigurationError, GraphError, StorageFull
+from streamiter.operators.operator import Operator
+from streamiter.runtime.instance import OperatorInstance
+from streamiter.runtime.task import Task
+from streamiter.topics.source_and_sink import TopicSink, TopicSource
+from streamiter.topics.topic import Topic, Transactions
+
+if TYPE_CHECKING:
+    from streamiter.runtime.plan import JobOptions
+
+_log = logging.getLogger("streamiter.job")
+
+
+def id_of(flow: str) -> str:
+    """Return the consumer group of a flow, which is also its transactional id."""
+    return f"streamiter-{flow}"
+
+
+def checkpoints_of(flow: str, tasks: Sequence[Task], options: JobOptions) -> Checkpoints | None:
+    """Return the settings of the job's checkpoints, without a folder if it commits positions; None without both.
+
+    Raises ConfigurationError for options that do not fit, and GraphError for a step that needs a folder.
+    """
+    given, committed = options.checkpoints, _sources_of(tasks, "committed")
+    if given is not None and given.has_store:
+        return given
+    if committed:
+        _check_options(flow, options, committed)
+        _check_sources(tasks)
+        for instance in (instance for task in tasks for instance in task.instances):
+            _check_without_state(instance, next(iter(committed)))
+        return given or Checkpoints()
+    if given is not None:
+        raise ConfigurationError(
+            f'flow {flow!r}: expected Checkpoints with a folder, or sources with start="committed", given neither; '
+            'write Checkpoints("/var/lib/…") (on the command line --checkpoints FOLDER), or, in a flow without state, '
+            'flow.source(…, start="committed")'
+        )
+    changed = sorted(options.changed_steps)
+    for option, value, is_given in (
+        ("restore", options.restore, options.restore != "last"),
+        ("changed_steps", changed, bool(changed)),
+    ):
+        if is_given:
+            raise ConfigurationError(
+                f"flow {flow!r}: expected checkpoints= together with {option}=, given {option}={value!r} alone; "
+                f"add checkpoints=Checkpoints(…) (on the command line --checkpoints FOLDER), or leave {option}= out"
+            )
+    return None
+
+
+def _sources_of(tasks: Sequence[Task], start: object) -> dict[str, list[Task]]:
+    """Return the tasks of the topic sources with this ``start``, by step."""
+    found: dict[str, list[Task]] = {}
+    for task in tasks:
+        if (
+            task.feeder is not None
+            and isinstance(task.feeder.source, TopicSource)
+            and task.feeder.source.start == start
+        ):
+            found.setdefault(task.first.step.name, []).append(task)
+    return found
+
+
+def _check_options(flow: str, options: JobOptions, committed: Iterable[str]) -> None:
+    if options.restore not in ("last", None):
+        raise ConfigurationError(
+            f'flow {flow!r}: expected restore=None or restore="last" without a folder of checkpoints, given '
+            f"{options.restore!r}; the topics have only the last positions"
+        )
+    if unknown := sorted(set(options.changed_steps) - set(committed)):
+        raise ConfigurationError(
+            f'flow {flow!r}: expected changed_steps= to name sources with start="committed" '
+            f"({', '.join(map(repr, committed))}), given {unknown[0]!r}; no other step has a position or state"
+        )
+
+
+def _check_sources(tasks: Sequence[Task]) -> None:
+    """Raise GraphError for a source that would bring its records again, or whose positions another source commits."""
+    by_topic: dict[str, str] = {}
+    for step, source in ((task.first.step, task.feeder.source) for task in tasks if task.feeder is not None):
+        if not isinstance(source, TopicSource) or source.start not in ("committed", "latest"):
+            raise GraphError(
+                f'step {step.name!r}: expected start="committed" or "latest", as another source has start="committed", '
+                "given a source that begins again at each start; change it, or use flow.start(checkpoints=…), which "
+                "stores all positions",
+                where=step.where,
+            )
+        other = by_topic.setdefault(source.topic.url, step.name)
+        if other != step.name and source.start == "committed":
+            raise GraphError(
+                f'step {step.name!r}: expected one source with start="committed" of topic {source.topic.name!r}, given '
+                f"also {other!r}; a group has one position in a partition: use one source for both",
+                where=step.where,
+            )
+
+
+# The methods of operators that hold something between two batches.
+_HOLDING: Final = ("snapshot", "finish", "on_timer", "wanted_inputs")
+
+
+def _check_without_state(instance: OperatorInstance, source: str) -> None:
+    step, operator = instance.step, instance.operator
+    if step.loop is not None:
+        reason = "is in an iteration"
+    elif step.service is not None:
+        reason = f"works with the parameter server {step.service.name!r}"
+    elif step.keys is not None:
+        reason = "keeps state by key"
+    elif operator.is_stateless or type(operator) is TopicSink:
+        return
+    else:
+        kind = type(operator)
+        holding = [name for name in _HOLDING if getattr(kind, name, None) is not getattr(Operator, name, None)]
+        if not holding:
+            return
+        reason = f"keeps state: {kind.__name__} defines {holding[0]}()"
+    raise GraphError(
+        f'step {step.name!r}: expected a step without state, since step {source!r} has start="committed" and the job '
+        f'has no folder for state, given one that {reason}; use flow.start(checkpoints=Checkpoints("folder")), which '
+        "stores the state together with the positions",
+        where=step.where,
+    )
+
+
+@final
+class SourcePositions:
+    """The positions of the sources of a job without state, which it commits in place of a snapshot.
+
+    Positions in the commit domain of the job's transaction are committed in that transaction. Each further commit
+    domain has transactions of its own, which are committed after the outputs: after a crash in between, some records
+    are read again.
+    """
+
+    def __init__(self, flow: str, tasks: Sequence[Task], *, run: str, clock: Clock) -> None:
+        self._flow = flow
+        self._run = run
+        self._clock = clock
+        self._sources: list[tuple[Topic, list[Task]]] = []
+        for of_step in _sources_of(tasks, "committed").values():
+            assert of_step[0].feeder is not None
+            assert isinstance(of_step[0].feeder.source, TopicSource)
+            self._sources.append((of_step[0].feeder.source.topic, of_step))
+        self._others: dict[str, Transactions] = {}
+
+    @property
+    def first_topic(self) -> Topic:
+        """The topic whose commit domain the job uses if none of its outputs has transactions."""
+        return self._sources[0][0]
+
+    async def open_others(self, domain: str, timeout_s: float) -> None:
+        """Open transactions in the commit domains besides ``domain``, which shuts out older runs there."""
+        for topic, tasks in self._sources:
+            other = topic.commit_domain
+            if other != domain and other not in self._others:
+                self._others[other] = await topic.open_transactions(id_of(self._flow), timeout_s=timeout_s)
+                _log.warning(
+                    "flow %r, step %r: its positions are committed to %s after the outputs, which are committed to %s: "
+                    "after a crash some records may come twice",
+                    self._flow,
+                    tasks[0].first.step.name,
+                    other,
+                    domain,
+                )
+
+    async def write_into(self, transactions: Transactions, domain: str, *, at_start: bool) -> None:
+        """Write the positions of the sources in a commit domain: where they begin, or those at the last barrier."""
+        for topic, tasks in self._sources:
+            if topic.commit_domain == domain:
+                taken = [task.positions if at_start else task.barriers.positions for task in tasks]
+                positions = TopicSource.group_positions(taken, self._run)
+                await transactions.commit_positions(topic, id_of(self._flow), positions)
+
+    async def commit_others(self, *, at_start: bool = False) -> None:
+        """Commit the positions that are not in the job's transaction."""
+        for domain, transactions in self._others.items():
+            await transactions.begin()
+            try:
+                await self.write_into(transactions, domain, at_start=at_start)
+                await transactions.commit()
+            except StorageFull:  # The next checkpoint begins another transaction.
+                await transactions.abort()
+                raise
+
+    async def is_newest_run(self) -> bool:
+        """Return whether no other run has committed positions since this one."""
+        topics = [topic for topic, _tasks in self._sources]
+        found = [await topic.committed_positions(id_of(self._flow), clock=self._clock) for topic in topics]
+        return all(each is not None and each.run == self._run for each in found)
+
+    async def close(self) -> None:
+        """Close the transactions. May be called more than once."""
+        while self._others:
+            await self._others.popitem()[1].close()

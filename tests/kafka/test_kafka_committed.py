@@ -1,0 +1,265 @@
+"""Jobs without state on a real broker: their positions are the offsets of a group, committed with the outputs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from job_faults.service import Serve, Service, nothing_unheard, one_line
+from support.kafka_retention import delete_records
+from support.processes import async_process
+from topics.topic_case import numbered, numbers_of, patiently, read_to_end, write
+
+from streamiter import Checkpoints, Flow
+from streamiter.errors import JobFailed, OffsetOutOfRange, ProducerFenced
+from streamiter.topics import OutgoingBatch, Topic, topic
+
+MakeTopic = Callable[..., Topic]
+CHILD = Path(__file__).with_name("committed_child.py")
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Ask a broker until a condition is true."""
+
+    async def ask() -> None:
+        while not await condition():
+            pass
+
+    await patiently(ask())
+
+
+# -- kill -9 -------------------------------------------------------------------------------------------------
+
+LIVES = 5
+
+
+@pytest.mark.parametrize(
+    ("numbers_in", "doubled_in", "delivery", "is_once"),
+    [
+        ("kafka", "kafka", "", True),
+        ("kafka", "kafka", "at_least_once", False),
+        ("kafka", "sqlite", "", False),
+        ("sqlite", "sqlite", "", True),
+    ],
+)
+async def test_a_job_that_is_killed_at_random_moments_loses_nothing_and_repeats_nothing_if_it_says_so(
+    kafka_topic: MakeTopic, tmp_path: Path, numbers_in: str, doubled_in: str, delivery: str, is_once: bool
+) -> None:
+    """A job without checkpoints read everything again after a crash: 2,000 outputs of 1,000 records."""
+    random = Random(f"{numbers_in} {doubled_in} {delivery}")
+
+    def made(kind: str, name: str) -> Topic:
+        return kafka_topic(name) if kind == "kafka" else topic(f"sqlite:///{tmp_path}/topics.db?topic={name}")
+
+    numbers, doubled = made(numbers_in, "numbers"), made(doubled_in, "doubled")
+    await numbers.create(partitions=2)
+    await doubled.create(partitions=2)
+    command = [sys.executable, str(CHILD), kafka_topic("flow").name, numbers.url, doubled.url, delivery]
+    written = 0
+    for _life in range(LIVES):
+        async with async_process([*command, "", "0.02"], is_forked=True) as child:
+            end = (await doubled.describe()).records + random.randint(1, 400)
+
+            async def has_written(end: int = end) -> bool:
+                nonlocal written
+                chunk = random.randint(1, 50)
+                batch = OutgoingBatch(numbered(range(written, written + chunk)), partition=random.randint(0, 1))
+                await write(numbers, batch)
+                written += chunk
+                return (await doubled.describe()).records >= end
+
+            await until(has_written)
+            child.kill()
+    async with async_process([*command, "latest", "0.02"], is_forked=True) as child:
+        assert await patiently(child.wait()) == 0
+    outputs = numbers_of(await read_to_end(doubled))
+    assert set(outputs) == {2 * number for number in range(written)}
+    assert len(outputs) == written or not is_once
+
+
+# -- SIGSTOP -------------------------------------------------------------------------------------------------
+
+_FROZEN_S = 2.5  # longer than the transaction may last, and than the broker needs to notice that
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_a_job_that_was_frozen_for_too_long_resumes_unless_it_was_replaced(
+    kafka_topic: MakeTopic, is_replaced: bool
+) -> None:
+    """A machine that woke up ended the run that had replaced it, or stayed down although no run had."""
+    numbers, doubled = kafka_topic("numbers"), kafka_topic("doubled")
+    await numbers.create()
+    await doubled.create()
+    command = [sys.executable, str(CHILD), kafka_topic("flow").name, numbers.url, doubled.url, "", "", "0.5"]
+
+    async def until_there(count: int, *, is_committed: bool = True) -> None:
+        async def are_there() -> bool:
+            seen = await read_to_end(doubled) if is_committed else range((await doubled.describe()).records)
+            return len(seen) >= count
+
+        await until(are_there)
+
+    async with async_process(command, is_forked=True, stderr=asyncio.subprocess.PIPE) as frozen:
+        await write(numbers, numbered(range(10)))
+        await until_there(10, is_committed=False)
+        frozen.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(_FROZEN_S)  # The broker measures real time, which no condition signals.
+        assert await read_to_end(doubled) == []
+        async with contextlib.AsyncExitStack() as stack:
+            if is_replaced:
+                await stack.enter_async_context(async_process(command, is_forked=True))
+                await until_there(10)
+            frozen.send_signal(signal.SIGCONT)
+            if is_replaced:
+                assert await patiently(frozen.wait()) == 1
+                assert frozen.stderr is not None
+                assert b"another run of the flow has taken over" in await patiently(frozen.stderr.read())
+            await write(numbers, numbered(range(10, 20)))
+            await until_there(20)
+    assert sorted(numbers_of(await read_to_end(doubled))) == [2 * number for number in range(20)]
+
+
+# -- positions -----------------------------------------------------------------------------------------------
+
+
+async def positions_of(broker: str, flow: str) -> dict[int, int]:
+    """Return the offsets of the group of a flow, as Kafka's own tools show them."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=broker)
+    await admin.start()
+    try:
+        found = await admin.list_consumer_group_offsets(f"streamiter-{flow}")
+    finally:
+        await admin.close()
+    return {partition.partition: offset.offset for partition, offset in found.items()}
+
+
+async def set_position(broker: str, flow: str, made: Topic, offset: int) -> None:
+    """Set the offset of a group in partition 0, as ``kafka-consumer-groups --reset-offsets`` does."""
+    consumer = AIOKafkaConsumer(group_id=f"streamiter-{flow}", bootstrap_servers=broker, enable_auto_commit=False)
+    await consumer.start()
+    try:
+        consumer.assign([TopicPartition(made.name, 0)])
+        await consumer.commit({TopicPartition(made.name, 0): offset})
+    finally:
+        await consumer.stop()
+
+
+class Job:
+    """A flow that doubles numbers, and its topics."""
+
+    def __init__(self, serve: Serve, numbers: Topic, doubled: Topic) -> None:
+        self.name = f"{numbers.name}-flow"
+        self.numbers = numbers
+        self.doubled = doubled
+        self._serve = serve
+
+    def run(self, *, first_start: Any = None, **options: Any) -> Service:
+        flow = Flow(self.name)
+        read = flow.source(self.numbers, start="committed", first_start=first_start, name="numbers")
+        read.map(lambda number: 2 * number).sink(self.doubled)
+        return self._serve(flow, Checkpoints(interval_s=0.05), **options)
+
+    async def write(self, *numbers: int, partition: int = 0) -> None:
+        await write(self.numbers, OutgoingBatch(numbered(numbers), partition=partition))
+
+    async def outputs(self) -> list[int]:
+        return sorted(numbers_of(await read_to_end(self.doubled)))
+
+    async def until_written(self, count: int) -> None:
+        async def is_written() -> bool:
+            return len(await self.outputs()) >= count
+
+        await until(is_written)
+
+
+@pytest.fixture
+async def job(serve: Serve, kafka_topic: MakeTopic) -> Job:
+    """Return a job whose topics are on the broker of all tests."""
+    made = Job(serve, kafka_topic("numbers"), kafka_topic("doubled"))
+    await made.numbers.create()
+    await made.doubled.create()
+    return made
+
+
+async def test_tools_of_kafka_see_and_set_the_positions_of_a_job(
+    job: Job, kafka_broker: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No tool showed the lag of the job, and records could not be read again without another name of the flow."""
+    with nothing_unheard(caplog):
+        service = job.run()
+        await job.write(*range(10))
+        await job.until_written(10)
+        assert await positions_of(kafka_broker.bootstrap, job.name) == {0: 10}
+        await service.suspended()
+        await set_position(kafka_broker.bootstrap, job.name, job.numbers, 7)
+        service = job.run()
+        await job.until_written(13)
+        await service.suspended()
+    assert await job.outputs() == sorted(2 * number for number in (*range(10), 7, 8, 9))
+    assert await positions_of(kafka_broker.bootstrap, job.name) == {0: 10}
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+async def test_the_first_run_begins_where_first_start_says_and_later_runs_where_it_has_committed(job: Job) -> None:
+    """With Kafka's ``auto.offset.reset=latest``, consumers skip the first records of an added partition."""
+    await job.write(1, 2)
+    service = job.run(first_start="latest")
+    await service.works()
+    await service.suspended()  # It has read nothing, but its place is known.
+    await job.write(3, 4)
+    await job.numbers.create(partitions=2)
+    await job.write(5, partition=1)
+    service = job.run(first_start="latest")
+    await job.until_written(3)
+    await service.suspended()
+    assert await job.outputs() == [6, 8, 10]
+
+
+async def test_a_second_copy_takes_over_and_the_first_ends_with_an_error_that_says_so(job: Job) -> None:
+    """Two copies wrote each output twice, and nothing was said."""
+    first = job.run()
+    await job.write(*range(10))
+    await job.until_written(10)
+    second = job.run()
+    error = await first.failed()
+    assert isinstance(error, JobFailed)
+    assert isinstance(error.__cause__, ProducerFenced)
+    assert "another run of the flow has taken over, so this one must end" in one_line(error)
+    await job.write(*range(10, 20))
+    await job.until_written(20)
+    await second.suspended()
+    assert await job.outputs() == [2 * number for number in range(20)]
+
+
+@pytest.mark.parametrize("choice", [{"changed_steps": ["numbers"]}, {"restore": None}])
+async def test_a_position_that_fell_out_of_retention_is_an_error_with_the_choices(
+    job: Job, kafka_broker: Any, choice: dict[str, Any]
+) -> None:
+    """A job that was stopped over the holidays resumed without the records of these days, and without an error."""
+    service = job.run()
+    await job.write(*range(10))
+    await job.until_written(10)
+    await service.suspended()
+    await job.write(*range(10, 30))
+    await delete_records(kafka_broker.bootstrap, job.numbers, 20)
+    error = await job.run().failed()
+    assert isinstance(error.__cause__, OffsetOutOfRange)
+    for said in (
+        "partition 0: offset 10 fell out of retention; expected 20 to 30",
+        "changed_steps=['numbers'] lets this source begin where its first_start= says, in one run",
+        "restore=None does so with all sources",
+    ):
+        assert said in one_line(error)
+    service = job.run(**choice)
+    await job.until_written(20)
+    await service.suspended()
+    assert await job.outputs() == [2 * number for number in (*range(10), *range(20, 30))]

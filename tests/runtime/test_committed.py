@@ -1,0 +1,237 @@
+"""Jobs without state commit the positions of their sources."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.waiting import until
+from topics.topic_case import numbered, numbers_of, read_to_end, write
+
+from streamiter import Checkpoints, Flow, Operator, topic
+from streamiter.errors import ConfigurationError, GraphError
+from streamiter.flow.stream import Stream
+from streamiter.runtime.job import Job
+from streamiter.topics import MemoryBroker, Topic
+
+# No checkpoint is taken but at the end, and when a test says so.
+RARE = Checkpoints(interval_s=200)
+
+
+@pytest.fixture
+async def topics() -> tuple[Topic, Topic]:
+    """Return an input with the numbers below 10, and an output."""
+    broker = MemoryBroker()
+    numbers, doubled = broker.topic("numbers"), broker.topic("doubled")
+    await numbers.create(partitions=2)
+    await doubled.create()
+    await write(numbers, numbered(range(10)))
+    return numbers, doubled
+
+
+def doubling(numbers: Topic, doubled: Topic, **source: Any) -> Flow:
+    flow = Flow("doubling", parallelism=2)
+    read = flow.source(numbers, **{"start": "committed", **source})
+    read.map(lambda number: 2 * number).sink(doubled, name="doubled")
+    return flow
+
+
+async def handled(job: Job, count: int) -> None:
+    await until(lambda: job.statistics().step("doubled").records_in >= count)
+
+
+async def outputs_of(doubled: Topic) -> list[int]:
+    return sorted(number // 2 for number in numbers_of(await read_to_end(doubled)))
+
+
+async def test_a_job_resumes_where_the_last_checkpoint_was(topics: tuple[Topic, Topic]) -> None:
+    """Outputs between the last commit and a crash were lost, or came twice."""
+    numbers, doubled = topics
+    job = await doubling(*topics).start(checkpoints=RARE)
+    await handled(job, 10)
+    assert await outputs_of(doubled) == []
+    assert await job.checkpoint() == 1
+    assert await outputs_of(doubled) == list(range(10))
+    await write(numbers, numbered(range(10, 20)))
+    await handled(job, 20)
+    await job.stop("abort")
+    for count in (20, 30):
+        statistics = await (await doubling(*topics, stop="latest").start()).wait()
+        assert await outputs_of(doubled) == list(range(count))
+        assert statistics.checkpoints is not None
+        assert statistics.checkpoints.taken == 1
+        await write(numbers, numbered(range(count, count + 10)))
+
+
+async def test_a_start_that_commits_nothing_else_commits_where_it_begins(topics: tuple[Topic, Topic]) -> None:
+    """A job with ``first_start="latest"`` crashed before its first checkpoint, and skipped the records until its next
+    start.
+    """
+    numbers, doubled = topics
+    job = await doubling(*topics, first_start="latest").start(checkpoints=RARE)
+    await job.stop("abort")
+    await write(numbers, numbered([10, 11]))
+    await (await doubling(*topics, first_start="latest", stop="latest").start()).wait()
+    assert await outputs_of(doubled) == [10, 11]
+
+
+@pytest.mark.parametrize("delivery", [None, "at_least_once"])
+async def test_positions_of_another_file_than_the_outputs_are_committed_after_them(
+    topics: tuple[Topic, Topic], tmp_path: Path, delivery: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The positions were committed and the outputs were not, because they are in different files."""
+    numbers, _ = topics
+    doubled = topic(f"sqlite:///{tmp_path}/doubled.db?topic=doubled")
+    await doubled.create()
+
+    def flow() -> Flow:
+        made = Flow("doubling")
+        read = made.source(numbers, start="committed", stop="latest")
+        read.map(lambda number: 2 * number).sink(doubled, delivery=delivery)
+        return made
+
+    for count in (10, 20):
+        await (await flow().start()).wait()
+        assert await outputs_of(doubled) == list(range(count))
+        await write(numbers, numbered(range(count, count + 10)))
+    said = "step 'numbers': its positions are committed to memory:"
+    assert (said in caplog.text) is (delivery is None)
+
+
+async def test_a_job_with_a_folder_begins_at_the_committed_positions(
+    topics: tuple[Topic, Topic], tmp_path: Path
+) -> None:
+    """A flow got state and a folder of checkpoints, and read everything again."""
+    await (await doubling(*topics, stop="latest").start()).wait()
+    await write(topics[0], numbered(range(10, 20)))
+    flow = Flow("doubling")
+    sums = flow.source(topics[0], start="committed", stop="latest").key_by(lambda number: 0)
+    seen = sums.stateful_map(lambda total, number: (total + 1, number), 0, name="sum").collect(name="seen")
+    await (await flow.start(checkpoints=Checkpoints(tmp_path))).wait()
+    assert sorted(seen.items) == list(range(10, 20))
+
+
+@pytest.mark.parametrize(("options", "first"), [({"changed_steps": ["numbers"]}, 0), ({"restore": None}, 0)])
+async def test_a_source_may_begin_again(topics: tuple[Topic, Topic], options: dict[str, Any], first: int) -> None:
+    """Records could not be written again after a mistake in the flow."""
+    for given in ({}, options, {}):
+        await (await doubling(*topics, stop="latest").start(**given)).wait()
+    assert await outputs_of(topics[1]) == sorted([*range(10), *range(10)])
+
+
+# -- refused -------------------------------------------------------------------------------------------------
+
+
+class Waiting(Operator):
+    """Sets a timer, which is state."""
+
+    def process(self, record: object, out: Any) -> None:
+        out.emit(record)
+
+    def on_timer(self, payload: object, out: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("add", "said"),
+    [
+        (lambda read: read.key_by(lambda n: n).process(Waiting, name="x"), "keeps state by key"),
+        (
+            lambda read: read.key_by(lambda n: n).reduce(lambda a, b: a + b, name="x"),
+            "keeps state: KeyedReduce defines snapshot()",
+        ),
+        (lambda read: read.process(Waiting, name="x"), "keeps state: Waiting defines on_timer()"),
+        (lambda read: read.batch(4, name="x"), "keeps state: MiniBatch defines snapshot()"),
+        (lambda read: read.collect(name="x"), "keeps state: Collect defines snapshot()"),
+    ],
+    ids=["keyed", "sum", "timer", "mini-batch", "collect"],
+)
+async def test_a_step_with_state_is_refused(
+    topics: tuple[Topic, Topic], add: Callable[[Stream], object], said: str
+) -> None:
+    """The positions were committed, the state was not, and sums were wrong after the first restart."""
+    flow = Flow("state")
+    add(flow.source(topics[0], start="committed"))
+    with pytest.raises(GraphError) as caught:
+        await flow.start()
+    message = str(caught.value)
+    assert message.startswith("step 'x': expected a step without state, since step 'numbers' has start=\"committed\"")
+    assert f'given one that {said}; use flow.start(checkpoints=Checkpoints("folder"))' in message
+    assert "test_committed.py" in message
+
+
+async def test_a_loop_is_refused(topics: tuple[Topic, Topic]) -> None:
+    """The feedback on its way was lost at each restart."""
+    from streamiter import IterationBodyResult, iterate_unbounded_streams
+
+    flow = Flow("loop")
+    read = flow.source(topics[0], start="committed", stop="latest")
+    iterate_unbounded_streams(
+        [read], [], lambda variables, data: IterationBodyResult([variables[0].filter(lambda n: False)], [variables[0]])
+    )
+    with pytest.raises(GraphError, match="given one that is in an iteration"):
+        await flow.start()
+
+
+@pytest.mark.parametrize(
+    ("sources", "said"),
+    [
+        ([{"start": "committed"}, {"start": "earliest"}], 'expected start="committed" or "latest", as another source'),
+        ([{"start": "committed"}, {}], "given a source that begins again at each start"),
+        ([{"start": "committed"}, {"start": "committed"}], "a group has one position in a partition"),
+    ],
+    ids=["earliest", "default", "twice"],
+)
+async def test_sources_that_do_not_fit_are_refused(
+    topics: tuple[Topic, Topic], sources: list[dict[str, Any]], said: str
+) -> None:
+    """One of two inputs was read again at each start, or two sources overwrote each other's positions."""
+    flow = Flow("sources")
+    first, second = (flow.source(topics[0], name=f"source {index}", **each) for index, each in enumerate(sources))
+    first.union(second).sink(topics[1])
+    with pytest.raises(GraphError, match=re.escape(said)) as caught:
+        await flow.start()
+    assert "step 'source 1'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"restore": 7}, 'expected restore=None or restore="last" without a folder of checkpoints, given 7'),
+        ({"changed_steps": ["doubled"]}, "to name sources with start=\"committed\" ('numbers'), given 'doubled'"),
+        ({"snapshot": {}}, 'expected either sources with start="committed" or snapshot='),
+    ],
+    ids=str,
+)
+async def test_options_that_need_a_folder_are_refused(
+    topics: tuple[Topic, Topic], options: dict[str, Any], said: str
+) -> None:
+    """``restore=7`` silently began somewhere else."""
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        await doubling(*topics).start(**options)
+
+
+def test_a_start_that_cannot_work_is_refused_at_its_line(topics: tuple[Topic, Topic], tmp_path: Path) -> None:
+    """``first_start=`` was ignored, and a flow of files failed only after its start."""
+    (tmp_path / "numbers.jsonl").write_text("1\n")
+    flow = Flow("refused")
+    for of_topic, options, said in (
+        (topics[0], {"first_start": "latest"}, 'expected first_start= together with start="committed"'),
+        (
+            topics[0],
+            {"start": "committed", "first_start": "now"},
+            'expected first_start "earliest", "latest", an offset',
+        ),
+        (topic(f"file:{tmp_path}/numbers.jsonl"), {"start": "committed"}, "which has no transactions; use flow.start"),
+    ):
+        with pytest.raises(GraphError, match=re.escape(said)):
+            flow.source(of_topic, **options)
+
+
+async def test_checkpoints_without_a_folder_need_committed_sources(topics: tuple[Topic, Topic]) -> None:
+    """A variable with the folder was None, and the job ran without checkpoints."""
+    with pytest.raises(ConfigurationError, match="expected Checkpoints with a folder, or sources with"):
+        await doubling(*topics, start="earliest").start(checkpoints=Checkpoints())
