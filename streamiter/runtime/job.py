@@ -30,7 +30,7 @@ from streamiter.operators.operator import JobScope
 from streamiter.operators.output import RecordFailure
 from streamiter.runtime.checkpointing.barriers import Barriers, JobServices, service_key
 from streamiter.runtime.checkpointing.commit import JobSnapshot, snapshot_in_memory
-from streamiter.runtime.checkpointing.committed import checkpoints_of, id_of
+from streamiter.runtime.checkpointing.committed import checkpoints_of, id_of, warn_of_doubled_outputs
 from streamiter.runtime.checkpointing.task_barriers import TaskStates
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import DrainInput, call_unless_cancelled, unless_cancelled
@@ -118,6 +118,8 @@ class Job:
 
     async def start(self, snapshot: JobSnapshot | None = None) -> None:
         """Open all steps, then run the tasks. Raises JobFailed if a step cannot be opened."""
+        if self._checkpointer is None and snapshot is None:
+            warn_of_doubled_outputs(self.flow, self._tasks)
         if snapshot is not None:
             self._check_same_tasks(snapshot)
             # Operators keep the state that they restore, and other jobs may start from the same snapshot.

@@ -1,7 +1,8 @@
-"""Jobs without state commit the positions of their sources."""
+"""Jobs without state commit the positions of their sources; jobs that would double their outputs say so."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -235,3 +236,63 @@ async def test_checkpoints_without_a_folder_need_committed_sources(topics: tuple
     """A variable with the folder was None, and the job ran without checkpoints."""
     with pytest.raises(ConfigurationError, match="expected Checkpoints with a folder, or sources with"):
         await doubling(*topics, start="earliest").start(checkpoints=Checkpoints())
+
+
+# -- outputs that double ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "is_warned"),
+    [
+        ({"start": None}, {}, True),
+        ({"start": None, "stop": "latest"}, {}, True),
+        ({"start": None, "stop": {0: 3}}, {}, False),
+        ({"start": "earliest"}, {}, False),
+        ({"start": "latest"}, {}, False),
+        ({"start": "committed"}, {}, False),
+        ({"start": None}, {"checkpoints": Checkpoints}, False),
+    ],
+    ids=str,
+)
+async def test_a_job_that_doubles_its_outputs_at_the_next_start_says_so_once(
+    topics: tuple[Topic, Topic],
+    source: dict[str, Any],
+    options: dict[str, Any],
+    is_warned: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A second copy of a job wrote 2,000 outputs of 1,000 records, and nothing was said."""
+    given = {name: make(tmp_path) for name, make in options.items()}
+    job = await doubling(*topics, **source).start(**given)
+    await job.stop()
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == is_warned, warnings
+    if is_warned:
+        assert (
+            "reads step 'numbers' from the first record and writes all outputs of step 'doubled' again" in warnings[0]
+        )
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda read, doubled: read(stop=None).collect(),
+        lambda read, doubled: read().key_by(lambda n: n % 2).reduce(lambda a, b: a + b).sink(doubled),
+        lambda read, doubled: read(file=True).sink(doubled),
+    ],
+    ids=["collected", "a result", "a file"],
+)
+async def test_what_is_computed_again_on_purpose_is_no_warning(
+    topics: tuple[Topic, Topic], build: Callable[..., object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each look at a topic in a notebook, and each training, was answered with a warning."""
+    (tmp_path / "numbers.jsonl").write_text("1\n")
+    flow = Flow("look")
+
+    def read(*, stop: Any = "latest", file: bool = False) -> Stream:
+        return flow.source(topic(f"file:{tmp_path}/numbers.jsonl") if file else topics[0], stop=stop)
+
+    build(read, topics[1])
+    await (await flow.start()).stop()
+    assert caplog.text == ""

@@ -9,7 +9,7 @@ decides how a job commits, and refuses steps with state.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, final
 
 from streamiter.checkpoints.store import Checkpoints
@@ -37,7 +37,7 @@ def checkpoints_of(flow: str, tasks: Sequence[Task], options: JobOptions) -> Che
 
     Raises ConfigurationError for options that do not fit, and GraphError for a step that needs a folder.
     """
-    given, committed = options.checkpoints, _sources_of(tasks, "committed")
+    given, committed = options.checkpoints, _committed_of(tasks)
     if given is not None and given.has_store:
         return given
     if committed:
@@ -65,16 +65,49 @@ def checkpoints_of(flow: str, tasks: Sequence[Task], options: JobOptions) -> Che
     return None
 
 
-def _sources_of(tasks: Sequence[Task], start: object) -> dict[str, list[Task]]:
-    """Return the tasks of the topic sources with this ``start``, by step."""
-    found: dict[str, list[Task]] = {}
+def warn_of_doubled_outputs(flow: str, tasks: Sequence[Task]) -> None:
+    """Log a warning for a job whose next run, or second copy, reads all records again and writes all outputs again.
+
+    ``start=`` at the source says that this is meant. So does a range of offsets, a file, or a flow that computes a
+    result from all of its input.
+    """
+    instances = [instance for task in tasks for instance in task.instances]
+    keeps_state = any(_state_of(instance) is not None for instance in instances)
+    again = [
+        task.first.step.name
+        for task, source in _topic_sources(tasks)
+        if source.start is None
+        and (source.stop is None or (source.stop == "latest" and not keeps_state))
+        and not getattr(source.topic, "bounded", False)
+    ]
+    sinks = [
+        instance.step.name
+        for instance in instances
+        if type(instance.operator) is TopicSink and not instance.operator.is_for_dead_letters
+    ]
+    if again and sinks:
+        _log.warning(
+            "flow %r: each start, also of a second copy, reads step %r from the first record and writes all outputs of "
+            'step %r again. Give the source start="committed", or the job checkpoints=Checkpoints("folder"); or say '
+            'with start="earliest" that this is meant',
+            flow,
+            again[0],
+            sinks[0],
+        )
+
+
+def _topic_sources(tasks: Sequence[Task]) -> Iterator[tuple[Task, TopicSource]]:
     for task in tasks:
-        if (
-            task.feeder is not None
-            and isinstance(task.feeder.source, TopicSource)
-            and task.feeder.source.start == start
-        ):
-            found.setdefault(task.first.step.name, []).append(task)
+        if task.feeder is not None and isinstance(task.feeder.source, TopicSource):
+            yield task, task.feeder.source
+
+
+def _committed_of(tasks: Sequence[Task]) -> dict[str, tuple[Topic, list[Task]]]:
+    """Return topic and tasks of each source with ``start="committed"``, by step."""
+    found: dict[str, tuple[Topic, list[Task]]] = {}
+    for task, source in _topic_sources(tasks):
+        if source.start == "committed":
+            found.setdefault(task.first.step.name, (source.topic, []))[1].append(task)
     return found
 
 
@@ -116,27 +149,29 @@ _HOLDING: Final = ("snapshot", "finish", "on_timer", "wanted_inputs")
 
 
 def _check_without_state(instance: OperatorInstance, source: str) -> None:
+    if (reason := _state_of(instance)) is not None:
+        raise GraphError(
+            f'step {instance.step.name!r}: expected a step without state, since step {source!r} has start="committed" '
+            f"and the job has no folder for state, given one that {reason}; use "
+            'flow.start(checkpoints=Checkpoints("folder")), which stores the state together with the positions',
+            where=instance.step.where,
+        )
+
+
+def _state_of(instance: OperatorInstance) -> str | None:
+    """Return why a step may hold something between two batches; None if it does not."""
     step, operator = instance.step, instance.operator
     if step.loop is not None:
-        reason = "is in an iteration"
-    elif step.service is not None:
-        reason = f"works with the parameter server {step.service.name!r}"
-    elif step.keys is not None:
-        reason = "keeps state by key"
-    elif operator.is_stateless or type(operator) is TopicSink:
-        return
-    else:
-        kind = type(operator)
-        holding = [name for name in _HOLDING if getattr(kind, name, None) is not getattr(Operator, name, None)]
-        if not holding:
-            return
-        reason = f"keeps state: {kind.__name__} defines {holding[0]}()"
-    raise GraphError(
-        f'step {step.name!r}: expected a step without state, since step {source!r} has start="committed" and the job '
-        f'has no folder for state, given one that {reason}; use flow.start(checkpoints=Checkpoints("folder")), which '
-        "stores the state together with the positions",
-        where=step.where,
-    )
+        return "is in an iteration"
+    if step.service is not None:
+        return f"works with the parameter server {step.service.name!r}"
+    if step.keys is not None:
+        return "keeps state by key"
+    if operator.is_stateless or type(operator) is TopicSink:
+        return None
+    kind = type(operator)
+    holding = [name for name in _HOLDING if getattr(kind, name, None) is not getattr(Operator, name, None)]
+    return f"keeps state: {kind.__name__} defines {holding[0]}()" if holding else None
 
 
 @final
@@ -152,11 +187,7 @@ class SourcePositions:
         self._flow = flow
         self._run = run
         self._clock = clock
-        self._sources: list[tuple[Topic, list[Task]]] = []
-        for of_step in _sources_of(tasks, "committed").values():
-            assert of_step[0].feeder is not None
-            assert isinstance(of_step[0].feeder.source, TopicSource)
-            self._sources.append((of_step[0].feeder.source.topic, of_step))
+        self._sources = list(_committed_of(tasks).values())
         self._others: dict[str, Transactions] = {}
 
     @property
