@@ -102,6 +102,13 @@ class Source:
         """
         return {}
 
+    def settled(self, positions: Positions) -> Positions:
+        """Return the positions for a snapshot; ``positions`` follow the last records that were passed on.
+
+        They may be later ones if no record is between. Otherwise retention could drop a position of an idle source.
+        """
+        return positions
+
     def is_idle(self) -> bool:
         """Return whether no records are expected for now. Called once, when the source is open.
 

@@ -42,6 +42,7 @@ SOURCE_METHODS: Final[Mapping[str, Sequence[str]]] = {
     "open": ["context", "positions"],
     "read": [],
     "positions": [],
+    "settled": ["positions"],
     "is_idle": [],
     "lag": [],
     "report_positions": ["group", "positions"],

@@ -464,7 +464,7 @@ class Task:
             "watermark": self.progress.watermark,
             "ended": self.ended,
             "interior input ended": self.chain.interior_input_ended,
-            "positions": dict(self.positions),
+            "positions": dict(self.positions if self.feeder is None else self.feeder.source.settled(self.positions)),
             "turns": turns_of(self.writers),
             "gate": self.gate.snapshot(),
         }

@@ -75,6 +75,8 @@ class TopicSource(Source):
         self._url = topic.url
         self.topic_name = topic.name
         self._timestamps_ms: dict[int, int] = {}
+        self._returned: dict[int, int] = {}
+        """For each partition the offset after the last record that the reader has returned."""
         self._first_start = first_start
         self._reader: TopicReader | None = None
         self._pending: TopicBatch | None = None
@@ -111,6 +113,7 @@ class TopicSource(Source):
         batch = await self._reader.read() if self._pending is None else self._pending
         if batch is None:
             return None
+        self._returned[batch.partition] = batch.next_offset
         if self._ahead is not None and (work := self._ahead(batch)) is not None:
             self._pending = batch
             await asyncio.to_thread(work)
@@ -132,6 +135,14 @@ class TopicSource(Source):
         if self._reader is None:
             return {}
         return _positions_of(self._reader.positions(), self._reader.identities())
+
+    def settled(self, positions: Positions) -> Positions:
+        """Skip offsets without records, such as the end of a transaction, where all returned records are handled."""
+        following = {} if self._reader is None else self._reader.positions()
+        return {
+            part: following[part] if part in following and self._returned.get(part, position) == position else position
+            for part, position in positions.items()
+        }
 
     def is_idle(self) -> bool:
         return self._reader is not None and not self._reader.positions()

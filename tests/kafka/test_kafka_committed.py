@@ -17,7 +17,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from job_faults.service import Serve, Service, nothing_unheard, one_line
 from support.kafka_retention import delete_records
 from support.processes import async_process
-from topics.topic_case import numbered, numbers_of, patiently, read_to_end, write
+from topics.topic_case import numbered, numbers_of, patiently, read_to_end, write, write_transaction
 
 from streamiter import Checkpoints, Flow
 from streamiter.errors import JobFailed, OffsetOutOfRange, ProducerFenced
@@ -207,6 +207,36 @@ async def test_tools_of_kafka_see_and_set_the_positions_of_a_job(
     assert await job.outputs() == sorted(2 * number for number in (*range(10), 7, 8, 9))
     assert await positions_of(kafka_broker.bootstrap, job.name) == {0: 10}
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+async def test_the_end_of_a_transaction_is_no_lag_and_does_not_fall_out_of_retention(
+    job: Job, kafka_broker: Any
+) -> None:
+    """A job that had read everything showed a lag for ever, and after the retention time it did not start any more."""
+    transactions = await job.numbers.open_transactions(f"{job.name}-before")
+    service = job.run()
+    await write_transaction(transactions, job.numbers, numbered(range(10)), commit=True)
+    await transactions.close()
+    await job.until_written(10)
+    [(_, end)] = (await job.numbers.describe()).offsets.values()
+    assert end == 11
+
+    async def is_at_end() -> bool:
+        return await positions_of(kafka_broker.bootstrap, job.name) == {0: end}
+
+    await until(is_at_end)
+    await service.suspended()
+    # As an earlier job, or another program, has left it.
+    await set_position(kafka_broker.bootstrap, job.name, job.numbers, end - 1)
+    service = job.run()
+    await until(is_at_end)
+    await service.suspended()
+    await delete_records(kafka_broker.bootstrap, job.numbers, end)
+    service = job.run()
+    await job.write(10)
+    await job.until_written(11)
+    await service.suspended()
+    assert await job.outputs() == [2 * number for number in range(11)]
 
 
 async def test_the_first_run_begins_where_first_start_says_and_later_runs_where_it_has_committed(job: Job) -> None:
