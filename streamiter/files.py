@@ -1,7 +1,7 @@
 """Locks of files, names that the disk has stored, and work that a cancellation does not interrupt.
 
 :func:`alone`, :func:`shared`, :func:`is_free` and :func:`locked` lock files, so that several processes can use them. On
-Windows, which has no such locks, the package works without :class:`~streamiter.checkpoints.DirectoryStore`.
+Windows, which has no such locks, the package works without checkpoints in a folder.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 In reading order: ``plain_data`` (with ``encoding`` and ``plain_format``) encodes values and batches; ``keys`` has keys
 and key groups; ``disk_queue`` (with ``disk_batches``) keeps batches in memory up to a limit and then on disk;
-``snapshot`` is a stored snapshot and its file; ``store`` is the protocol of a store of snapshots, and the store in
-memory; ``directory_store`` is the store in a directory; ``files`` has locks and calls that block.
+``snapshot`` is a stored snapshot and its file; ``store`` keeps snapshots, and ``flow_record`` the rules of claims and
+commits; both use ``blobs``: in memory, in a folder (``folder_blobs``) or in an object store (``object_blobs``).
 """
 
 from streamiter.checkpoints.disk_queue import ReplayCache, SpillQueue, SpillStatistics

@@ -6,28 +6,23 @@ and a trailer with the place of the manifest. The manifest comes last, so that a
 made, in little memory. docs/checkpoint-format.md describes the same for other readers of the format.
 
 Here are the data types, the conversion of each piece of the format to bytes and back, and the file:
-:class:`SnapshotFile` reads it, and :class:`SnapshotWriter` writes it piece by piece.
+:class:`StoredSnapshot` reads it, and :class:`SnapshotWriter` writes it piece by piece.
 """
 
 from __future__ import annotations
 
-import abc
-import contextlib
-import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from io import FileIO
-from pathlib import Path
 from struct import Struct, error
-from typing import Annotated, BinaryIO, Final, TypeVar
+from typing import Annotated, BinaryIO, Final
 
 import msgspec
 
+from streamiter.checkpoints.blobs import BlobReader, run_call
 from streamiter.deferred import Deferred
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError
-from streamiter.files import in_thread
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -83,53 +78,6 @@ class SnapshotPart:
     """The state as encoded plain data, which refers to deferred pieces by number."""
     deferred: Sequence[Deferred] = ()
     """The deferred pieces, in the order of their numbers."""
-
-
-class StoredSnapshot(abc.ABC):
-    """One snapshot in a store, open for reading; all bytes that are read are compared with their checksum."""
-
-    header: SnapshotHeader
-
-    @abc.abstractmethod
-    def part_names(self) -> Sequence[str]:
-        """Return the names of its parts."""
-
-    @abc.abstractmethod
-    async def content(self, part: str) -> bytes:
-        """Return the content of a part."""
-
-    @abc.abstractmethod
-    def frames(self, part: str, deferred: int) -> Iterable[bytes]:
-        """Return the frames of a part's deferred piece number ``deferred``; each is read when it is needed."""
-
-    @abc.abstractmethod
-    async def verify(self) -> None:
-        """Read the whole snapshot. Raises CheckpointError if anything is damaged or missing."""
-
-    @abc.abstractmethod
-    async def close(self) -> None:
-        """Close the snapshot. May be called more than once."""
-
-
-Part = TypeVar("Part")
-
-
-def part_of(parts: Mapping[str, Part], name: str, place: str) -> Part:
-    """Return the part of that name; ``place`` (the file, the checkpoint) begins the message of an error."""
-    try:
-        return parts[name]
-    except KeyError:
-        raise InternalError(f"{place}: it has no part {name!r}") from None
-
-
-def piece_of(pieces: Sequence[Part], deferred: int, part: str, place: str) -> Part:
-    """Return the deferred piece of that number. Raises ``CheckpointError`` if the part does not have it."""
-    if not 0 <= deferred < len(pieces):
-        raise CheckpointError(
-            f"{place}: expected deferred piece {deferred} of part {part!r}, given {len(pieces)} of them; "
-            "it was written by another version of the program"
-        )
-    return pieces[deferred]
 
 
 FORMAT: Final = 1
@@ -289,39 +237,37 @@ _CHECKED_BYTES: Final = 1 << 20
 _CHECK_PAUSE_BYTES: Final = 1 << 24
 
 
-class SnapshotFile(StoredSnapshot):
-    """One snapshot file, open for reading. It stays readable if another process removes it.
+class StoredSnapshot:
+    """One snapshot in a store, open for reading. It stays readable if another process removes it.
 
     All bytes are compared with their checksum before they are returned. Raises ``CheckpointError`` if the file is
-    missing, damaged, or of another version of the format. Content and frames may be read in any order.
+    damaged, or of another version of the format. Content and frames may be read in any order.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with errors_of_reading(path):
-            self._file = FileIO(path)
+    def __init__(self, reader: BlobReader, root: str) -> None:
+        """``root`` is the store, for messages. If the file is damaged, the reader is closed."""
+        self._reader = reader
+        self._root = root
         try:
-            with self._explained_errors():
+            with self._explained_damage():
                 self._manifest = self._read_manifest()
         except BaseException:
-            self._file.close()
+            reader.close()
             raise
         self.header: SnapshotHeader = self._manifest.header
         self._parts = {part.name: part for part in self._manifest.parts}
-
-    @property
-    def size_bytes(self) -> int:
-        return os.fstat(self._file.fileno()).st_size
 
     def check_identity(self, flow: str, checkpoint: CheckpointId) -> None:
         """Raise ``CheckpointError`` if it is another snapshot than its name says."""
         if (self.header.flow, self.header.id) != (flow, checkpoint):
             raise CheckpointError(
-                f"{self.path}: expected checkpoint {checkpoint} of flow {flow!r}, given checkpoint {self.header.id} "
-                f"of flow {self.header.flow!r}; the file was renamed or copied: put it back where it was"
+                f"{self._reader.place}: expected checkpoint {checkpoint} of flow {flow!r}, given checkpoint "
+                f"{self.header.id} of flow {self.header.flow!r}; the file was renamed or copied: put it back where it "
+                "was"
             )
 
     def part_names(self) -> Sequence[str]:
+        """Return the names of its parts."""
         return list(self._parts)
 
     def part_bytes(self, part: str) -> int:
@@ -330,30 +276,40 @@ class SnapshotFile(StoredSnapshot):
         return sum(section.bytes for section in (entry.content, *entry.deferred))
 
     async def content(self, part: str) -> bytes:
-        return await in_thread(self._content, part)
+        """Return the content of a part."""
+        return await run_call(self._reader, self._content, part)
 
     def frames(self, part: str, deferred: int) -> Iterator[bytes]:
-        return self._frames(part, piece_of(self._part(part).deferred, deferred, part, f"{self.path}"))
+        """Return the frames of a part's deferred piece number ``deferred``; each is read when it is needed."""
+        pieces = self._part(part).deferred
+        if not 0 <= deferred < len(pieces):
+            raise CheckpointError(
+                f"{self._reader.place}: expected deferred piece {deferred} of part {part!r}, given {len(pieces)} of "
+                "them; it was written by another version of the program"
+            )
+        return self._frames(part, pieces[deferred])
 
     async def verify(self) -> None:
+        """Read the whole snapshot. Raises ``CheckpointError`` if anything is damaged or missing."""
         checking = self._check()
-        while await in_thread(next, checking, None):
+        while await run_call(self._reader, next, checking, None):
             pass
 
     async def close(self) -> None:
+        """Close the snapshot. May be called more than once."""
         self.close_now()
 
     def close_now(self) -> None:
-        """Close the file without an event loop."""
-        self._file.close()
+        """Close the snapshot without an event loop."""
+        self._reader.close()
 
     def verify_now(self) -> None:
-        """Verify the file without an event loop."""
+        """Verify the snapshot without an event loop."""
         for _ in self._check():
             pass
 
     def _read_manifest(self) -> Manifest:
-        size_bytes = self.size_bytes
+        size_bytes = self._reader.size_bytes
         check_preamble(self._read(0, min(size_bytes, PREAMBLE_BYTES)))
         if size_bytes < PREAMBLE_BYTES + TRAILER_BYTES:
             raise Damage(f"expected at least {PREAMBLE_BYTES + TRAILER_BYTES} bytes, given {size_bytes}: it is cut off")
@@ -368,18 +324,21 @@ class SnapshotFile(StoredSnapshot):
         return content
 
     def _part(self, name: str) -> PartEntry:
-        return part_of(self._parts, name, f"{self.path}")
+        try:
+            return self._parts[name]
+        except KeyError:
+            raise InternalError(f"{self._reader.place}: it has no part {name!r}") from None
 
     def _frames(self, part: str, section: Section) -> Iterator[bytes]:
         reader = _SectionReader(self._read, section)
         for number in range(section.frames):
-            with self._explained_errors(part):
+            with self._explained_damage(part):
                 place = reader.position
                 length, crc32 = FRAME_HEAD.unpack(reader.take(FRAME_HEAD.size))
                 content = reader.take(length)
                 _compare(number, zlib.crc32(content, frame_crc32(place, length)), crc32)
             yield content
-        with self._explained_errors(part):
+        with self._explained_damage(part):
             reader.check_end()
 
     def _check(self) -> Iterator[bool]:
@@ -397,28 +356,27 @@ class SnapshotFile(StoredSnapshot):
         """Check the frames of a section with one piece of a frame in memory; yield the lengths of the pieces."""
         reader = _SectionReader(self._read, section)
         for number in range(section.frames):
-            with self._explained_errors(part):
+            with self._explained_damage(part):
                 place = reader.position
                 rest, expected = FRAME_HEAD.unpack(reader.take(FRAME_HEAD.size))
                 reader.check_length(rest)
                 crc32 = frame_crc32(place, rest)
             while rest:
                 length = min(rest, _CHECKED_BYTES)
-                with self._explained_errors(part):
+                with self._explained_damage(part):
                     crc32 = zlib.crc32(reader.take(length), crc32)
                 rest -= length
                 yield length
-            with self._explained_errors(part):
+            with self._explained_damage(part):
                 _compare(number, crc32, expected)
-        with self._explained_errors(part):
+        with self._explained_damage(part):
             reader.check_end()
 
     def _read(self, offset: int, length: int) -> bytes:
         """Return exactly these bytes. Raises ``Damage`` if the file ends before."""
         pieces: list[bytes] = []
         while length:
-            # fileno() is called each time: the number of a closed file may belong to another file now.
-            piece = os.pread(self._file.fileno(), length, offset)
+            piece = self._reader.read(offset, length)
             if not piece:
                 raise Damage(f"expected {length} more bytes from byte {offset} on, given its end: it is cut off")
             pieces.append(piece)
@@ -427,23 +385,21 @@ class SnapshotFile(StoredSnapshot):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     @contextmanager
-    def _explained_errors(self, part: str | None = None) -> Iterator[None]:
-        """Convert damage and errors of the system to ``CheckpointError``: which file, what is wrong, what to do."""
-        where = f"{self.path}: " if part is None else f"{self.path}, part {part!r}: "
-        root = self.path.parent.parent
+    def _explained_damage(self, part: str | None = None) -> Iterator[None]:
+        """Convert damage to ``CheckpointError``: which file, what is wrong, what to do."""
+        where = f"{self._reader.place}: " if part is None else f"{self._reader.place}, part {part!r}: "
         try:
-            with errors_of_reading(self.path):
-                yield
+            yield
         except Damage as damage:
             raise CheckpointError(
                 f"{where}the checkpoint is damaged: {damage}; start from an older one "
-                f"(`streamiter checkpoints list {root}` shows them), or put the file back from a backup"
+                f"(`streamiter checkpoints list {self._root}` shows them), or put the file back from a backup"
             ) from damage
         except OtherFormat as other:
             by = "a newer" if other.given > FORMAT else "another"
             raise CheckpointError(
                 f"{where}written by {by} streamiter (format {other.given}), expected format {FORMAT}; use that "
-                f"version, or start from an older one (`streamiter checkpoints list {root}` shows them)"
+                f"version, or start from an older one (`streamiter checkpoints list {self._root}` shows them)"
             ) from other
 
 
@@ -491,14 +447,16 @@ BATCH_BYTES: Final = 1 << 20
 
 
 class SnapshotWriter:
-    """Writes a snapshot file piece by piece.
+    """Writes a snapshot piece by piece into a file.
 
     ``add_part``, ``begin_deferred`` and ``add_frame`` only collect frames, in the event loop. The other methods block,
     so call them in a thread. One call at a time.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_published = False
+        """Whether the file has become a snapshot; its owner sets it."""
         self.pending_bytes = 0
         self._file: BinaryIO | None = None
         self._contents: list[bytes] = []
@@ -509,7 +467,7 @@ class SnapshotWriter:
     def add_part(self, name: str, content: bytes) -> None:
         """Start a part; its deferred pieces follow."""
         if name in self._names:
-            raise InternalError(f"{self.path.name}: two parts are called {name!r}")
+            raise InternalError(f"{self.name}: two parts are called {name!r}")
         self._names.add(name)
         start = self._position
         self._add(content)
@@ -532,75 +490,33 @@ class SnapshotWriter:
         self._position += length
         self.pending_bytes += length
 
-    def open(self) -> None:
-        """Create the file and lock it; a file without a lock has no living writer. Raises ``OSError``."""
-        import fcntl  # Windows does not have it; everything else works there
-
-        # Emptied only after it is locked, so that the file of another writer is not changed.
-        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(handle, 0)
-            self._file = open(handle, "wb", buffering=BATCH_BYTES)  # noqa: SIM115 close and abandon do
-        except BaseException:
-            os.close(handle)
-            raise
-        self._file.write(pack_preamble())
+    def begin(self, file: BinaryIO) -> None:
+        """Write the start of the file. Raises ``OSError``, as the following methods do."""
+        self._file = file
+        file.write(pack_preamble())
 
     def write(self) -> None:
-        """Write the collected frames. Raises ``OSError``."""
+        """Write the collected frames."""
         contents, self._contents, self.pending_bytes = self._contents, [], 0
-        file = self._opened()
         for content in contents:
             head = frame_head(self._written, content)
-            file.write(head)
-            file.write(content)
+            self.file.write(head)
+            self.file.write(content)
             self._written += len(head) + len(content)
 
     def finish(self, header: SnapshotHeader) -> int:
-        """Write the end of the file and make the disk store it; return its size in bytes. Raises ``OSError``."""
+        """Write the rest of the file; return its size in bytes."""
         self.write()
-        file = self._opened()
         manifest = pack_manifest(header, self._parts)
-        file.write(manifest + pack_trailer(self._position, manifest))
-        file.flush()
-        os.fsync(file.fileno())
-        return file.tell()
+        self.file.write(manifest + pack_trailer(self._position, manifest))
+        return self.file.tell()
 
-    def rename(self, path: Path) -> None:
-        """Give the file its final name. Raises ``OSError``."""
-        os.rename(self.path, path)
-        self.path = path
+    @property
+    def has_begun(self) -> bool:
+        return self._file is not None
 
-    def close(self) -> None:
-        """Close the file, which stays. May be called more than once."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):  # a full disk, for the bytes in the buffer
-                self._file.close()
-            self._file = None
-
-    def abandon(self) -> None:
-        """Remove the file under its present name, unless it was closed."""
-        self._contents.clear()
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self.path.unlink(missing_ok=True)
-            self.close()
-
-    def _opened(self) -> BinaryIO:
+    @property
+    def file(self) -> BinaryIO:
         if self._file is None:
-            raise InternalError(f"{self.path.name}: written before it was opened")
+            raise InternalError(f"{self.name}: written before it was begun")
         return self._file
-
-
-@contextmanager
-def errors_of_reading(path: Path) -> Iterator[None]:
-    """Convert errors of the system to ``CheckpointError``, while a file is read."""
-    try:
-        yield
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise CheckpointError(
-            f"{path}: expected a file that can be read, given an error of the system ({reason}); check that "
-            "disk and the file's owner, or start from another checkpoint"
-        ) from error

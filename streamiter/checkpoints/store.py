@@ -1,56 +1,68 @@
-"""The store of checkpoints: its protocol, the settings of a job's checkpoints, and the store in memory.
+"""The store of checkpoints, and the settings of a job's checkpoints.
 
 A *run* is one start of a flow. It *claims* the flow in the store, which shuts out older runs; then it *saves* snapshots
-and *commits* them. The next run starts from the last committed snapshot. :class:`FlowRecord` has these rules as a pure
-data structure, which all stores share.
+and *commits* them. The next run starts from the last committed snapshot.
+
+:class:`CheckpointStore` has these calls for jobs. :class:`FlowCheckpoints` does the work for one flow, with calls that
+block. Both work on blobs of any kind: in memory, in a folder, or in an object store.
 """
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import builtins
+import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Final
 
+from streamiter.checkpoints.blobs import BlobChanged, BlobReader, Blobs, MemoryBlobs, run_call
+from streamiter.checkpoints.flow_record import (
+    RECORD_FORMAT,
+    STORAGE_NAME_CHARACTERS,
+    CommitPointer,
+    FlowRecord,
+    checkpoint_of,
+    is_shortened,
+    name_of,
+    pack_record,
+    shortened_name,
+    snapshot_name,
+    storage_name,
+    unpack_record,
+)
+from streamiter.checkpoints.folder_blobs import FolderBlobs
 from streamiter.checkpoints.snapshot import (
+    BATCH_BYTES,
     CheckpointId,
+    Damage,
+    OtherFormat,
     SnapshotHeader,
     SnapshotPart,
+    SnapshotWriter,
     StoredSnapshot,
-    part_of,
-    piece_of,
 )
-from streamiter.errors import CheckpointError, ConfigurationError, InternalError, ProducerFenced
+from streamiter.errors import CheckpointError, ConfigurationError, InternalError, StreamiterError
 from streamiter.numbers import positive, whole_number
 
 
-@dataclass(frozen=True, slots=True)
-class CommitPointer:
-    """The last run of a flow, and its last commit."""
-
-    run: str
-    """The run that claimed the flow last."""
-    committed: CheckpointId | None
-    """The last committed checkpoint; None if no run has committed one since the flow began without state."""
-    committed_by_run: Mapping[str, int] = field(default_factory=dict, compare=False)
-    """The highest number that each run has committed, as far back as is known; its earlier checkpoints led to it."""
-
-    def has_led_to_commit(self, checkpoint: CheckpointId) -> bool:
-        """Return whether the checkpoint was committed, or a later one of the same run."""
-        return checkpoint.number <= self.committed_by_run.get(checkpoint.run, -1)
-
-
-class CheckpointStore(abc.ABC):
+class CheckpointStore:
     """Keeps the snapshots of flows by the name of the flow. One object serves one job or one tool.
 
+    A snapshot is one file (docs/checkpoint-format.md). It is written as a whole and then gets its name: so after
+    ``kill -9`` or a power failure it exists as a whole or not at all.
+
     Errors: ``CheckpointError`` for a snapshot that is missing, damaged, or of another version; ``StorageFull`` for a
-    full disk; ``ProducerFenced`` if a newer run has claimed the flow.
+    full disk; ``ProducerFenced`` if a newer run has claimed the flow; ``ConfigurationError`` for a place that this
+    process may not write to; ``InternalError`` for saving, committing or pruning without a claim.
     """
 
-    @abc.abstractmethod
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self._runs: dict[str, str] = {}
+        self._in_use: dict[str, IO[bytes]] = {}
+
     async def claim(self, flow: str, run: str, *, begin_anew: bool = False) -> CommitPointer | None:
         """Make ``run`` the owner of the flow; from now on, ``save`` and ``commit`` of older runs are refused.
 
@@ -58,41 +70,425 @@ class CheckpointStore(abc.ABC):
         which of them is committed. ``begin_anew`` clears the committed checkpoint. Later calls of ``commit`` and
         ``prune`` act for the run of the last claim; a snapshot of an earlier run may be committed too.
         """
+        claims: list[tuple[FlowRecord | None, IO[bytes] | None]] = []
+        claim = self._of(flow).claim
+        try:
+            await run_call(self._blobs, lambda: claims.append(claim(run, begin_anew=begin_anew)))
+        finally:  # a claim is kept even if the caller is cancelled while the thread runs
+            for _, in_use in claims:
+                self._end_run(flow)
+                if in_use is not None:
+                    self._in_use[flow] = in_use
+                self._runs[flow] = run
+        [(before, _)] = claims
+        return before.pointer if before else None
 
-    @abc.abstractmethod
     async def pointer(self, flow: str) -> CommitPointer | None:
         """Return the last commit of a flow, without claiming the flow."""
+        record = await run_call(self._blobs, self._of(flow).record)
+        return record.pointer if record else None
 
-    @abc.abstractmethod
     async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
         """Store a snapshot durably, as a whole or not at all; return its size in bytes.
 
         The frames of deferred pieces are made in the event loop, one at a time, with other work in between. If the call
         fails or is cancelled, the store has no such snapshot. The caller releases the deferred pieces.
         """
+        self._run_of(header.flow)
+        flow, writer = self._of(header.flow), SnapshotWriter(snapshot_name(header.id))
+        try:
+            await run_call(self._blobs, flow.begin, header.id, writer)
+            await self._write(flow, writer, parts)
+            return await run_call(self._blobs, flow.publish, header, writer)
+        except BaseException:
+            await run_call(self._blobs, flow.abandon, writer)
+            raise
 
-    @abc.abstractmethod
     async def commit(self, flow: str, checkpoint: CheckpointId) -> None:
         """Make a saved checkpoint durably the committed one, which the next run starts from."""
+        await run_call(self._blobs, self._of(flow).commit, self._run_of(flow), checkpoint)
 
-    @abc.abstractmethod
     async def prune(self, flow: str, *, keep: int) -> list[CheckpointId]:
         """Remove all but the committed snapshot and the ``keep`` - 1 newest before it; return the removed ones.
 
         Orphans are removed too: snapshots that are newer than the committed one, and incomplete files.
         """
+        run = self._run_of(flow)
+        return await run_call(self._blobs, self._of(flow).prune, keep=keep, newer=True, run=run)
 
-    @abc.abstractmethod
     async def list(self, flow: str | None = None) -> Sequence[SnapshotHeader]:
         """Return the snapshots of one flow or of all flows, oldest first, without unreadable ones."""
+        return await run_call(self._blobs, self._headers, flow)
 
-    @abc.abstractmethod
     async def open(self, flow: str, checkpoint: CheckpointId) -> StoredSnapshot:
         """Open a snapshot for reading."""
+        return await run_call(self._blobs, self._of(flow).open, checkpoint)
 
-    @abc.abstractmethod
     async def close(self) -> None:
         """Close all files. May be called more than once."""
+        for flow in [*self._in_use]:
+            self._end_run(flow)
+        self._runs.clear()
+
+    def _of(self, flow: str) -> FlowCheckpoints:
+        return FlowCheckpoints(self._blobs, flow)
+
+    def _run_of(self, flow: str) -> str:
+        if flow not in self._runs:
+            raise InternalError(f"flow {flow!r}: it was not claimed before something was stored")
+        return self._runs[flow]
+
+    def _end_run(self, flow: str) -> None:
+        handle = self._in_use.pop(flow, None)
+        if handle is not None:
+            handle.close()
+
+    def _headers(self, flow: str | None) -> builtins.list[SnapshotHeader]:
+        headers: list[SnapshotHeader] = []
+        for each in flows_in(self._blobs) if flow is None else [self._of(flow)]:
+            for checkpoint in each.snapshots():
+                with contextlib.suppress(CheckpointError):  # open() and verify() raise what is wrong with it
+                    headers.append(each.header(checkpoint))
+        return headers
+
+    async def _write(self, flow: FlowCheckpoints, writer: SnapshotWriter, parts: Iterable[SnapshotPart]) -> None:
+        """Write the parts: frames are made one at a time, with other work between, and written a megabyte at a time."""
+        for part in parts:
+            writer.add_part(part.name, part.content)
+            for deferred in part.deferred:
+                writer.begin_deferred()
+                for frame in deferred.frames():
+                    writer.add_frame(frame)
+                    await self._write_if_enough(flow, writer)
+            await self._write_if_enough(flow, writer)
+
+    async def _write_if_enough(self, flow: FlowCheckpoints, writer: SnapshotWriter) -> None:
+        if writer.pending_bytes >= BATCH_BYTES:
+            await run_call(self._blobs, flow.write, writer)
+        await asyncio.sleep(0)
+
+
+class DirectoryStore(CheckpointStore):
+    """Keeps the snapshots of flows in a directory, which is created when a flow is claimed: a folder for each flow.
+
+    Flows may share the directory.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        super().__init__(FolderBlobs(directory))
+
+
+class MemoryStore(CheckpointStore):
+    """Keeps snapshots in memory, across jobs and event loops, for simulations and tests.
+
+    Its snapshots are lost with the process. A job that stands for another process uses :meth:`another`, which shares
+    the snapshots.
+
+    >>> async def run_twice() -> CommitPointer | None:
+    ...     store = MemoryStore()
+    ...     await store.claim("clicks", "a")
+    ...     header = SnapshotHeader("clicks", CheckpointId(1, "a"), created_at_ms=0, steps={})
+    ...     await store.save(header, [])
+    ...     await store.commit("clicks", header.id)
+    ...     return await store.another().claim("clicks", "b")
+    >>> asyncio.run(run_twice()).committed
+    CheckpointId(number=1, run='a')
+    """
+
+    def __init__(self) -> None:
+        super().__init__(MemoryBlobs())
+
+    def another(self) -> MemoryStore:
+        """Return a store of the same snapshots for another job; only the job that claimed a flow last may continue."""
+        store = MemoryStore()
+        store._blobs = self._blobs
+        return store
+
+
+RECORD_NAME: Final = "record.json"
+
+# Each failed try means that another run has changed the record; runs start seconds apart.
+_TRIES: Final = 100
+
+
+class FlowCheckpoints:
+    """The checkpoints of one flow in a store: ``record.json``, and a blob for each snapshot.
+
+    Every call blocks, except on blobs in memory. :meth:`claim` creates the folder of the flow.
+
+    The record is replaced only in the version that was read, so no claim or commit is lost, whichever runs make them at
+    the same time. What is not in the record is checked against it afterward: a snapshot is published, and removed again
+    if another run has claimed the flow; snapshots to be pruned are listed before the record is read, so that none of
+    a newer run is among them.
+    """
+
+    def __init__(self, blobs: Blobs, flow: str) -> None:
+        self.flow = flow
+        self._blobs = blobs
+        self._folder = shortened_name(flow)
+        self._record_name = f"{self._folder}/{RECORD_NAME}"
+        self._what = f"flow {flow!r}"
+
+    # ---- runs and commits
+
+    def claim(self, run: str, *, begin_anew: bool) -> tuple[FlowRecord | None, IO[bytes] | None]:
+        """Make ``run`` the owner; return the record before it, and a handle which shows that the run is alive."""
+        if not run or len(storage_name(run)) > STORAGE_NAME_CHARACTERS:
+            raise ConfigurationError(
+                f"{self._what}: expected the id of a run of 1 to {STORAGE_NAME_CHARACTERS} letters or digits, given "
+                f"{run!r:.100}; it is part of the names of files"
+            )
+        with self._explained():
+            self._blobs.make(self._folder)
+        with self._alone():
+            before = self._change(
+                lambda record: (record or FlowRecord(self.flow)).claimed_by(run, begin_anew=begin_anew),
+                lambda: self._before_claim(begin_anew=begin_anew),
+            )
+            return before, self._blobs.enter(self._folder)
+
+    def record(self) -> FlowRecord | None:
+        """Return the runs of the flow and its last commit; None if there are none. Raises ``CheckpointError`` for
+        damage.
+        """
+        with self._explained():
+            return self._versioned_record()[0]
+
+    def commit(self, run: str, checkpoint: CheckpointId) -> None:
+        """Make a saved checkpoint the committed one, which the next run starts from."""
+
+        def committed(record: FlowRecord | None) -> FlowRecord:
+            owned = self._owned(record, run, f"commit checkpoint {checkpoint.number}")
+            if self.size_of(checkpoint) is None:
+                raise CheckpointError(
+                    f"{self._what}: expected checkpoint {checkpoint} in {self._place} to commit it, given none; it was "
+                    "not saved, or something else has removed it: let nothing else write there"
+                )
+            return owned.with_commit(checkpoint)
+
+        with self._alone():
+            self._change(committed, self._versioned_record)
+
+    # ---- snapshots
+
+    def place_of(self, checkpoint: CheckpointId) -> str:
+        """Return the path or the URL of a snapshot, whether it exists or not."""
+        return self._blobs.place_of(self._name_of(checkpoint))
+
+    def size_of(self, checkpoint: CheckpointId) -> int | None:
+        """Return the size of a snapshot in bytes; None if it does not exist."""
+        with self._explained():
+            return self._blobs.size(self._name_of(checkpoint))
+
+    def snapshots(self) -> list[CheckpointId]:
+        """Return the snapshots by the names of their blobs, oldest first."""
+        with self._explained():
+            found = map(checkpoint_of, self._blobs.names(self._folder))
+            return sorted(checkpoint for checkpoint in found if checkpoint is not None)
+
+    def open(self, checkpoint: CheckpointId) -> StoredSnapshot:
+        """Open a snapshot. Raises ``CheckpointError`` if it is missing, damaged, or not what its name says."""
+        return self._opened(checkpoint, self._blobs.open)
+
+    def header(self, checkpoint: CheckpointId) -> SnapshotHeader:
+        """Return the header of a snapshot; raises as :meth:`open` does."""
+        snapshot = self.peek(checkpoint)
+        snapshot.close_now()
+        return snapshot.header
+
+    def peek(self, checkpoint: CheckpointId) -> StoredSnapshot:
+        """Open a snapshot of which only the header and the sizes of its parts are read."""
+        return self._opened(checkpoint, self._blobs.peek)
+
+    def begin(self, checkpoint: CheckpointId, writer: SnapshotWriter) -> None:
+        """Begin a snapshot. Raises ``ProducerFenced`` if another run owns the flow, before anything is written."""
+        with self._alone():
+            self._check_may_save(checkpoint)
+            if self.size_of(checkpoint) is not None:
+                raise InternalError(f"{self._what}: checkpoint {checkpoint} is saved a second time, in {self._place}")
+            writer.begin(self._blobs.create(self._name_of(checkpoint)))
+
+    def write(self, writer: SnapshotWriter) -> None:
+        """Write the frames that the writer has collected."""
+        with self._explained():
+            writer.write()
+
+    def publish(self, header: SnapshotHeader, writer: SnapshotWriter) -> int:
+        """Write the rest of the snapshot and give it its name; return its size in bytes."""
+        with self._explained():
+            size_bytes = writer.finish(header)
+            self._blobs.complete(writer.file)
+        with self._alone():
+            self._check_may_save(header.id)
+            self._blobs.publish(writer.file, self._name_of(header.id))
+            writer.is_published = True
+            self._check_may_save(header.id)
+            writer.file.close()
+        return size_bytes
+
+    def abandon(self, writer: SnapshotWriter) -> None:
+        """Remove a snapshot whose writing has ended early."""
+        if writer.has_begun:
+            with contextlib.suppress(StreamiterError):
+                name = f"{self._folder}/{writer.name}"
+                self._blobs.abandon(writer.file, name, is_published=writer.is_published)
+
+    # ---- upkeep
+
+    def prune(self, *, keep: int, newer: bool, run: str | None = None) -> list[CheckpointId]:
+        """Remove the snapshots that ``FlowRecord.removable`` returns, and files of dead writers; return the snapshots.
+
+        ``run`` must own the flow. Without ``run``, for a tool, ``newer`` is refused while a run is alive.
+        """
+        found = self.snapshots()
+        with self._alone():
+            if run is None and newer and (given := self._blobs.living_run(self._folder)):
+                raise ConfigurationError(
+                    f"{self._what}: expected no run while checkpoints newer than the committed one are removed, given "
+                    f"{given}"
+                )
+            record, _ = self._versioned_record()
+            if run is not None:
+                record = self._owned(record, run, "remove checkpoints")
+            removed = record.removable(found, keep=keep, newer=newer) if record else []
+            for checkpoint in removed:
+                self._blobs.delete(self._name_of(checkpoint))
+            self._blobs.remove_remains(self._folder, lambda name: checkpoint_of(name) is not None)
+        return removed
+
+    # ---- inside
+
+    @property
+    def _place(self) -> str:
+        return self._blobs.place_of(self._folder)
+
+    def _name_of(self, checkpoint: CheckpointId) -> str:
+        return f"{self._folder}/{snapshot_name(checkpoint)}"
+
+    def _explained(self) -> contextlib.AbstractContextManager[None]:
+        return self._blobs.explained(self._what)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        with self._explained(), self._blobs.alone(self._folder):
+            yield
+
+    def _change(
+        self,
+        change: Callable[[FlowRecord | None], FlowRecord],
+        read: Callable[[], tuple[FlowRecord | None, str | None]],
+    ) -> FlowRecord | None:
+        """Replace the record by the result of ``change``; return the record before.
+
+        If another run has replaced it meanwhile, it is read and changed again.
+        """
+        before, version = read()
+        for _ in range(_TRIES):
+            after = change(before)
+            try:
+                self._blobs.replace(self._record_name, pack_record(after), version)
+            except BlobChanged:
+                now, version = read()
+                if now == after:  # This change was made; a store that did not answer was asked again.
+                    return before
+                before = now
+            else:
+                return before
+        raise CheckpointError(
+            f"{self._what}: expected to replace {self._blobs.place_of(self._record_name)}, given {_TRIES} changes of "
+            "it by other runs meanwhile; start fewer runs at the same time"
+        )
+
+    def _versioned_record(self) -> tuple[FlowRecord | None, str | None]:
+        blob = self._blobs.read(self._record_name)
+        if blob is None:
+            return None, None
+        place = self._blobs.place_of(self._record_name)
+        try:
+            return unpack_record(blob.content, flow=self.flow), blob.version
+        except Damage as damage:
+            raise CheckpointError(
+                f"{place}: expected the runs and the last commit of flow {self.flow!r}, given a damaged file: "
+                f"{damage}; put it back from a backup, or remove it and start from a checkpoint that you choose "
+                "(restore=<number>), or without one (restore=None)"
+            ) from damage
+        except OtherFormat as other:
+            raise CheckpointError(
+                f"{place}: written by another streamiter (format {other.given}), expected format {RECORD_FORMAT}; "
+                "use that version, or another directory"
+            ) from other
+
+    def _before_claim(self, *, begin_anew: bool) -> tuple[FlowRecord | None, str | None]:
+        try:
+            record, version = self._versioned_record()
+        except CheckpointError:
+            blob = self._blobs.read(self._record_name)
+            if not begin_anew or blob is None:
+                raise
+            return None, blob.version
+        if record is None and self.snapshots():
+            return FlowRecord(self.flow, is_lost=True), None
+        return record, version
+
+    def _owned(self, record: FlowRecord | None, run: str, wanted: str) -> FlowRecord:
+        if record is None:
+            raise CheckpointError(
+                f"{self._what}: expected {self._blobs.place_of(self._record_name)} to {wanted}, given none; something "
+                "else has removed it: let nothing else write there, and start the flow again"
+            )
+        record.check_owner(run, wanted)
+        return record
+
+    def _check_may_save(self, checkpoint: CheckpointId) -> None:
+        record, _ = self._versioned_record()
+        self._owned(record, checkpoint.run, f"save checkpoint {checkpoint.number}")
+
+    def _opened(self, checkpoint: CheckpointId, opener: Callable[[str], BlobReader]) -> StoredSnapshot:
+        with self._explained():
+            if self.size_of(checkpoint) is None:
+                there = ", ".join(map(str, self.snapshots()))
+                raise CheckpointError(
+                    f"{self._what}: expected checkpoint {checkpoint} in {self._place}, given {there or 'none'}; "
+                    f"{'choose one of these, or ' if there else ''}give the directory that the last run had"
+                )
+            snapshot = StoredSnapshot(opener(self._name_of(checkpoint)), self._blobs.place)
+        try:
+            snapshot.check_identity(self.flow, checkpoint)
+        except BaseException:
+            snapshot.close_now()
+            raise
+        return snapshot
+
+
+def flows_in(blobs: Blobs) -> list[FlowCheckpoints]:
+    """Return the checkpoints of all flows, in the order of their names; other folders are left out."""
+    with blobs.explained("checkpoints"):
+        flows = [flow for folder in blobs.folders() if (flow := _flow_of(blobs, folder)) is not None]
+    return [FlowCheckpoints(blobs, flow) for flow in sorted(flows)]
+
+
+def _flow_of(blobs: Blobs, folder: str) -> str | None:
+    names = blobs.names(folder)
+    if not any(name == RECORD_NAME or checkpoint_of(name) for name in names):
+        return None
+    if not is_shortened(folder):
+        return name_of(folder)
+    # The name was too long for a folder, so it is read from the blobs in the folder.
+    named = (_flow_named_in(blobs, f"{folder}/{name}") for name in names)
+    return next((flow for flow in named if flow is not None and shortened_name(flow) == folder), None)
+
+
+def _flow_named_in(blobs: Blobs, name: str) -> str | None:
+    """Return the flow that a blob names; None for another blob, or a damaged one."""
+    with contextlib.suppress(Damage, OtherFormat, CheckpointError):
+        _, _, file_name = name.rpartition("/")
+        if file_name == RECORD_NAME and (blob := blobs.read(name)):
+            return unpack_record(blob.content).flow
+        if checkpoint_of(file_name):
+            snapshot = StoredSnapshot(blobs.peek(name), blobs.place)
+            snapshot.close_now()
+            return snapshot.header.flow
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +505,10 @@ class Checkpoints:
     3
     """
 
-    directory: str | os.PathLike[str] | CheckpointStore | None = None
-    """A folder, which is created if it is missing and which other flows may use too; or another
-    :class:`~streamiter.checkpoints.store.CheckpointStore`; None for a job without state."""
+    store: str | os.PathLike[str] | CheckpointStore | None = None
+    """A folder, which is created if it is missing; the URL of an object store, such as ``s3://bucket/prefix``; or a
+    :class:`~streamiter.checkpoints.store.CheckpointStore`. Other flows may use it, too. None for a job
+    without state."""
     interval_s: float = 10.0
     """Seconds from the start of a checkpoint to the start of the next one."""
     keep: int = 3
@@ -125,9 +522,9 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         # An empty text is mostly a variable that is not set, rarely the current folder.
-        if not isinstance(self.directory, (str, os.PathLike, CheckpointStore, type(None))) or self.directory == "":
+        if not isinstance(self.store, (str, os.PathLike, CheckpointStore, type(None))) or self.store == "":
             raise ConfigurationError(
-                f"Checkpoints: expected a folder or a CheckpointStore, given {self.directory!r}; "
+                f"Checkpoints: expected a folder or a CheckpointStore, given {self.store!r}; "
                 'write Checkpoints("/var/lib/…")'
             )
         for name in ("interval_s", "alignment_timeout_s", "transaction_timeout_s"):
@@ -137,7 +534,7 @@ class Checkpoints:
     @property
     def has_store(self) -> bool:
         """Whether state is stored; otherwise the job commits positions only."""
-        return self.directory is not None
+        return self.store is not None
 
     def check_transactions(self, flow: str) -> None:
         """Raise ConfigurationError if a transaction would be aborted before its checkpoint."""
@@ -149,269 +546,11 @@ class Checkpoints:
             )
 
 
-# With this limit the record stays below 10 kB. A run that was replaced a hundred runs ago and is still alive could not
-# be told from a new one; but snapshots of such a run are no longer kept.
-_RUNS_MAX: Final = 100
+def store_at(given: str | os.PathLike[str] | CheckpointStore) -> CheckpointStore:
+    """Return the store in a folder or at a URL; a store is returned itself."""
+    return given if isinstance(given, CheckpointStore) else CheckpointStore(blobs_at(given))
 
 
-@dataclass(frozen=True, slots=True)
-class RunRecord:
-    """A run that has claimed the flow."""
-
-    run: str
-    """The id of the run."""
-    committed: int | None = None
-    """The highest number of its checkpoints that was committed."""
-
-
-@dataclass(frozen=True, slots=True)
-class FlowRecord:
-    """The runs of a flow, its last commit, and so which snapshots may be removed. It does no I/O.
-
-    >>> record = FlowRecord("clicks").claimed_by("a").with_commit(CheckpointId(7, "a")).claimed_by("b")
-    >>> record.pointer
-    CommitPointer(run='b', committed=CheckpointId(number=7, run='a'), committed_by_run={'a': 7})
-    >>> record = record.with_commit(CheckpointId(9, "b"))
-    >>> ids = [CheckpointId(6, "a"), CheckpointId(7, "a"), CheckpointId(8, "a"), CheckpointId(9, "b")]
-    >>> record.removable(ids, keep=2, newer=True)  # 8 of run a was never committed: run b started from 7
-    [CheckpointId(number=6, run='a'), CheckpointId(number=8, run='a')]
-    """
-
-    flow: str
-    """The name of the flow."""
-    runs: tuple[RunRecord, ...] = ()
-    """The runs in the order of their claims; the last one owns the flow."""
-    committed: CheckpointId | None = None
-    """The last committed checkpoint."""
-    is_lost: bool = False
-    """Whether snapshots were found without a record: which of them is committed is unknown until the next commit."""
-
-    @property
-    def run(self) -> str | None:
-        """The run that owns the flow."""
-        return self.runs[-1].run if self.runs else None
-
-    @property
-    def pointer(self) -> CommitPointer | None:
-        """The last run and the last commit, for a job; None if it is unknown what is committed."""
-        if self.run is None or self.is_lost:
-            return None
-        return CommitPointer(self.run, self.committed, self._committed_by_run)
-
-    @property
-    def _committed_by_run(self) -> dict[str, int]:
-        return {each.run: each.committed for each in self.runs if each.committed is not None}
-
-    def claimed_by(self, run: str, *, begin_anew: bool = False) -> FlowRecord:
-        """Return the record with ``run`` as the owner. Raises ``ProducerFenced`` if a newer run has claimed the
-        flow.
-        """
-        record = self
-        if any(earlier.run == run for earlier in self.runs[:-1]):
-            record.check_owner(run, "claim the flow again")
-        if run != self.run:
-            record = replace(record, runs=(*record.runs, RunRecord(run))[-_RUNS_MAX:])
-        if begin_anew:
-            runs = tuple(RunRecord(earlier.run) for earlier in record.runs)
-            record = replace(record, runs=runs, committed=None, is_lost=False)
-        return record
-
-    def check_owner(self, run: str, wanted: str) -> None:
-        """Raise ``ProducerFenced`` if another run owns the flow; ``wanted`` is what this run was about to do."""
-        if run != self.run:
-            raise ProducerFenced(
-                f"flow {self.flow!r}: run {run} cannot {wanted}: run {self.run} has claimed the flow since; only one "
-                f"run of a flow may continue, so run {run} must end"
-            )
-
-    def with_commit(self, checkpoint: CheckpointId) -> FlowRecord:
-        """Return the record with this checkpoint as the last commit."""
-        runs = [
-            replace(each, committed=max(checkpoint.number, each.committed or 0)) if each.run == checkpoint.run else each
-            for each in self.runs
-        ]
-        if checkpoint.run not in [each.run for each in runs]:
-            runs.insert(0, RunRecord(checkpoint.run, checkpoint.number))
-        return replace(self, runs=tuple(runs), committed=checkpoint, is_lost=False)
-
-    def removable(self, ids: Collection[CheckpointId], *, keep: int, newer: bool) -> list[CheckpointId]:
-        """Return the snapshots that are not needed, in order; ``newer``: also those newer than the committed one.
-
-        If the committed checkpoint is unknown, or not among ``ids``, none is removable.
-        """
-        committed = self.committed
-        if committed is None or committed not in ids:
-            return []
-        # A checkpoint whose run committed neither it nor a later one led to no commit: a later run started before it.
-        led = self._committed_by_run
-        before = sorted(each for each in ids if each.number < committed.number and each.number <= led.get(each.run, -1))
-        kept = {committed, *before[max(0, len(before) - (keep - 1)) :]}
-        return sorted(each for each in ids if each not in kept and (newer or each.number <= committed.number))
-
-
-class ClaimedRuns(dict[str, str]):
-    """The run of each flow that a store has claimed."""
-
-    def of(self, flow: str) -> str:
-        """Return the run; raise ``InternalError`` if the flow is not claimed."""
-        if flow not in self:
-            raise InternalError(f"flow {flow!r}: it was not claimed before something was stored")
-        return self[flow]
-
-
-@dataclass(slots=True)
-class _StoredPart:
-    content: bytes
-    deferred: list[list[bytes]]
-
-
-@dataclass(slots=True)
-class _StoredFlow:
-    record: FlowRecord
-    snapshots: dict[CheckpointId, _MemorySnapshot] = field(default_factory=dict)
-
-
-class MemoryStore(CheckpointStore):
-    """Keeps snapshots in dicts, across jobs and event loops, for simulations and tests.
-
-    It obeys the same rules as the store in a directory; its snapshots are lost with the process. A job that stands for
-    another process uses :meth:`another`, which shares the snapshots.
-
-    >>> async def run_twice() -> CommitPointer | None:
-    ...     store = MemoryStore()
-    ...     await store.claim("clicks", "a")
-    ...     header = SnapshotHeader("clicks", CheckpointId(1, "a"), created_at_ms=0, steps={})
-    ...     await store.save(header, [])
-    ...     await store.commit("clicks", header.id)
-    ...     return await store.another().claim("clicks", "b")
-    >>> asyncio.run(run_twice()).committed
-    CheckpointId(number=1, run='a')
-    """
-
-    def __init__(self) -> None:
-        self._flows: dict[str, _StoredFlow] = {}
-        self._runs = ClaimedRuns()
-
-    def another(self) -> MemoryStore:
-        """Return a store of the same snapshots for another job; only the job that claimed a flow last may continue."""
-        store = MemoryStore()
-        store._flows = self._flows
-        return store
-
-    async def claim(self, flow: str, run: str, *, begin_anew: bool = False) -> CommitPointer | None:
-        if not run:
-            raise InternalError(f"flow {flow!r}: a run without an id")
-        known = self._flows.get(flow)
-        before = known.record if known else FlowRecord(flow)
-        after = before.claimed_by(run, begin_anew=begin_anew)
-        if known is None:
-            self._flows[flow] = _StoredFlow(after)
-        else:
-            known.record = after
-        self._runs[flow] = run
-        return before.pointer
-
-    async def pointer(self, flow: str) -> CommitPointer | None:
-        known = self._flows.get(flow)
-        return known.record.pointer if known else None
-
-    async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
-        self._runs.of(header.flow)
-        known = self._flows[header.flow]
-        self._check_may_save(known, header.id)
-        stored = {}
-        for part in parts:
-            if part.name in stored:
-                raise InternalError(f"checkpoint {header.id}: two parts are called {part.name!r}")
-            stored[part.name] = _StoredPart(part.content, await _frames_in_memory(part))
-        self._check_may_save(known, header.id)
-        snapshot = known.snapshots[header.id] = _MemorySnapshot(header, stored)
-        return snapshot.size_bytes
-
-    async def commit(self, flow: str, checkpoint: CheckpointId) -> None:
-        run = self._runs.of(flow)
-        known = self._flows[flow]
-        known.record.check_owner(run, f"commit checkpoint {checkpoint.number}")
-        if checkpoint not in known.snapshots:
-            raise CheckpointError(
-                f"flow {flow!r}: expected checkpoint {checkpoint} in the store to commit it, given none; it was not "
-                "saved"
-            )
-        known.record = known.record.with_commit(checkpoint)
-
-    async def prune(self, flow: str, *, keep: int) -> builtins.list[CheckpointId]:
-        run = self._runs.of(flow)
-        known = self._flows[flow]
-        known.record.check_owner(run, "remove checkpoints")
-        removed = known.record.removable(known.snapshots, keep=keep, newer=True)
-        for checkpoint in removed:
-            del known.snapshots[checkpoint]
-        return removed
-
-    async def list(self, flow: str | None = None) -> Sequence[SnapshotHeader]:
-        flows = sorted(self._flows) if flow is None else [flow]
-        return [
-            known.snapshots[checkpoint].header
-            for known in (self._flows[each] for each in flows if each in self._flows)
-            for checkpoint in sorted(known.snapshots)
-        ]
-
-    async def open(self, flow: str, checkpoint: CheckpointId) -> StoredSnapshot:
-        there = self._flows[flow].snapshots if flow in self._flows else {}
-        if checkpoint not in there:
-            given = ", ".join(map(str, sorted(there))) or "none"
-            raise CheckpointError(
-                f"flow {flow!r}: expected checkpoint {checkpoint} in the store, given {given}; choose one of these"
-            )
-        return there[checkpoint]
-
-    async def close(self) -> None:
-        self._runs.clear()
-
-    @staticmethod
-    def _check_may_save(known: _StoredFlow, checkpoint: CheckpointId) -> None:
-        known.record.check_owner(checkpoint.run, f"save checkpoint {checkpoint.number}")
-        if checkpoint in known.snapshots:
-            raise InternalError(f"flow {known.record.flow!r}: checkpoint {checkpoint} is saved a second time")
-
-
-async def _frames_in_memory(part: SnapshotPart) -> list[list[bytes]]:
-    deferred: list[list[bytes]] = []
-    for piece in part.deferred:
-        taken: list[bytes] = []
-        for frame in piece.frames():
-            taken.append(frame)
-            await asyncio.sleep(0)
-        deferred.append(taken)
-    return deferred
-
-
-class _MemorySnapshot(StoredSnapshot):
-    def __init__(self, header: SnapshotHeader, parts: dict[str, _StoredPart]) -> None:
-        self.header = header
-        self._parts = parts
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(
-            len(part.content) + sum(len(frame) for frames in part.deferred for frame in frames)
-            for part in self._parts.values()
-        )
-
-    def part_names(self) -> Sequence[str]:
-        return list(self._parts)
-
-    async def content(self, part: str) -> bytes:
-        return self._part(part).content
-
-    def frames(self, part: str, deferred: int) -> Iterator[bytes]:
-        return iter(piece_of(self._part(part).deferred, deferred, part, f"checkpoint {self.header.id}"))
-
-    async def verify(self) -> None:
-        """Do nothing: memory is not damaged."""
-
-    async def close(self) -> None:
-        """Do nothing: no file is open."""
-
-    def _part(self, name: str) -> _StoredPart:
-        return part_of(self._parts, name, f"checkpoint {self.header.id}")
+def blobs_at(place: str | os.PathLike[str]) -> Blobs:
+    """Return the blobs in a folder or at a URL."""
+    return FolderBlobs(place)

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from streamiter.checkpoints.directory_store import FlowFolder, flows_in
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotFile, SnapshotHeader, StepState
+from streamiter.checkpoints.folder_blobs import FolderBlobs
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState, StoredSnapshot
+from streamiter.checkpoints.store import FlowCheckpoints, blobs_at, flows_in
 from streamiter.cli.figures import print_error, print_fields, print_json, print_rows, say
 from streamiter.cli.run import examples
 from streamiter.cli.topics import AsJson
 from streamiter.errors import CheckpointError
 
-Directory = Annotated[
-    Path, typer.Argument(metavar="DIRECTORY", help="The folder of the checkpoints.", show_default=False)
+Store = Annotated[
+    str,
+    typer.Argument(
+        metavar="STORE", help="The folder of the checkpoints, or a URL such as s3://bucket/prefix.", show_default=False
+    ),
 ]
 FlowName = Annotated[
     str | None, typer.Option("--flow", metavar="NAME", help="Only the checkpoints of this flow.", show_default=False)
@@ -35,8 +38,8 @@ Number = Annotated[
 class ListedCheckpoint:
     """A checkpoint in a directory."""
 
-    folder: FlowFolder
-    """The folder of its flow."""
+    folder: FlowCheckpoints
+    """The checkpoints of its flow."""
     id: CheckpointId
     """Its number and run."""
     size_bytes: int
@@ -88,12 +91,13 @@ class ListedCheckpoint:
         }
 
 
-def all_folders(directory: Path, flow: str | None) -> list[FlowFolder]:
+def all_folders(store: str, flow: str | None) -> list[FlowCheckpoints]:
     """Return the folders of all flows, or of the named one."""
-    if not directory.is_dir():
-        given = "a file" if directory.exists() else "none of that name"
-        raise typer.BadParameter(f"expected a directory, given {directory}: {given}", param_hint="'DIRECTORY'")
-    folders = flows_in(directory)
+    blobs = blobs_at(store)
+    if isinstance(blobs, FolderBlobs) and not blobs.root.is_dir():
+        given = "a file" if blobs.root.exists() else "none of that name"
+        raise typer.BadParameter(f"expected a directory, given {store}: {given}", param_hint="'STORE'")
+    folders = flows_in(blobs)
     if flow is None:
         return folders
     chosen = [folder for folder in folders if folder.flow == flow]
@@ -102,22 +106,22 @@ def all_folders(directory: Path, flow: str | None) -> list[FlowFolder]:
     return chosen
 
 
-def one_folder(directory: Path, flow: str | None) -> FlowFolder:
+def one_folder(store: str, flow: str | None) -> FlowCheckpoints:
     """Return the folder of the named flow, or of the only one."""
-    folders = all_folders(directory, flow)
+    folders = all_folders(store, flow)
     if not folders:
-        raise typer.BadParameter(f"expected checkpoints in {directory}, given none", param_hint="'DIRECTORY'")
+        raise typer.BadParameter(f"expected checkpoints in {store}, given none", param_hint="'STORE'")
     if len(folders) > 1:
         raise typer.BadParameter(f"expected {_one_of(folders)}, given none", param_hint="'--flow'")
     return folders[0]
 
 
-def _one_of(folders: Sequence[FlowFolder]) -> str:
+def _one_of(folders: Sequence[FlowCheckpoints]) -> str:
     names = ", ".join(repr(folder.flow) for folder in folders)
     return f"one of {names}" if names else "a directory with checkpoints"
 
 
-def listed_checkpoints(folder: FlowFolder) -> list[ListedCheckpoint]:
+def listed_checkpoints(folder: FlowCheckpoints) -> list[ListedCheckpoint]:
     """Return all checkpoints of a flow, oldest first, without those that a job removes meanwhile."""
     committed = _committed(folder)
     found: list[ListedCheckpoint] = []
@@ -126,11 +130,8 @@ def listed_checkpoints(folder: FlowFolder) -> list[ListedCheckpoint]:
             header = folder.header(checkpoint)
         except CheckpointError:
             header = None
-        try:
-            size_bytes = folder.path_of(checkpoint).stat().st_size
-        except FileNotFoundError:
-            continue
-        found.append(ListedCheckpoint(folder, checkpoint, size_bytes, header, committed))
+        if (size_bytes := folder.size_of(checkpoint)) is not None:
+            found.append(ListedCheckpoint(folder, checkpoint, size_bytes, header, committed))
     return found
 
 
@@ -143,7 +144,7 @@ def numbered(listed: Sequence[ListedCheckpoint], number: int) -> list[ListedChec
     return found
 
 
-def _committed(folder: FlowFolder) -> CheckpointId | None:
+def _committed(folder: FlowCheckpoints) -> CheckpointId | None:
     """Return the committed checkpoint; if that cannot be read, print the error and return None."""
     try:
         record = folder.record()
@@ -153,18 +154,18 @@ def _committed(folder: FlowFolder) -> CheckpointId | None:
     return record.committed if record else None
 
 
-def list_checkpoints(directory: Directory, flow: FlowName = None, as_json: AsJson = False) -> None:
+def list_checkpoints(store: Store, flow: FlowName = None, as_json: AsJson = False) -> None:
     """List the checkpoints in a directory, oldest first, with flow, number, run, time and size in bytes.
 
     A flow resumes from the committed checkpoint. If the job was killed, a newer one may be committed, too: the next run
     asks the topic that show calls “commits in”.
     """
-    found = [listed for folder in all_folders(directory, flow) for listed in listed_checkpoints(folder)]
+    found = [listed for folder in all_folders(store, flow) for listed in listed_checkpoints(folder)]
     if as_json:
         for listed in found:
             print_json(listed.document())
     elif not found:
-        typer.echo(f"no checkpoints in {directory}", err=True)
+        typer.echo(f"no checkpoints in {store}", err=True)
     else:
         headings = ("flow", "checkpoint", "run", "time", "bytes", "")
         print_rows(headings, map(_row, found), numbers=("checkpoint", "bytes"))
@@ -178,7 +179,7 @@ def _row(listed: ListedCheckpoint) -> tuple[str | int, ...]:
 
 
 def prune(
-    directory: Directory,
+    store: Store,
     flow: FlowName = None,
     keep: Annotated[
         int,
@@ -204,7 +205,7 @@ def prune(
     The committed checkpoint stays, and so do newer ones: a job may be about to commit them. A running job is not
     disturbed.
     """
-    folder = one_folder(directory, flow)
+    folder = one_folder(store, flow)
     record = folder.record()
     if orphans and record is not None and record.committed is not None:
         _check_that_none_may_be_committed(folder)
@@ -220,7 +221,7 @@ def prune(
         say(f"flow {folder.flow!r}: there is nothing to remove", err=True)
 
 
-def _check_that_none_may_be_committed(folder: FlowFolder) -> None:
+def _check_that_none_may_be_committed(folder: FlowCheckpoints) -> None:
     """Raise CheckpointError if a killed job may have committed a checkpoint in a topic, unknown to the store."""
     for listed in listed_checkpoints(folder):
         if listed.is_perhaps_committed:
@@ -231,14 +232,14 @@ def _check_that_none_may_be_committed(folder: FlowFolder) -> None:
             )
 
 
-def show(directory: Directory, flow: FlowName = None, checkpoint: Number = None, as_json: AsJson = False) -> None:
+def show(store: Store, flow: FlowName = None, checkpoint: Number = None, as_json: AsJson = False) -> None:
     """Show a checkpoint, by default the committed one.
 
     It prints its notes, its steps with their parallelism, and its parts with their sizes.
     """
-    folder = one_folder(directory, flow)
+    folder = one_folder(store, flow)
     listed = _chosen(folder.flow, listed_checkpoints(folder), checkpoint)
-    snapshot = listed.folder.open(listed.id)
+    snapshot = listed.folder.peek(listed.id)
     try:
         document, fields = _document(listed, snapshot), _fields(listed, snapshot)
     finally:
@@ -253,13 +254,13 @@ def _chosen(flow: str, found: Sequence[ListedCheckpoint], number: int | None) ->
     """Return the checkpoint with this number (None: any): the committed one if possible, else the newest."""
     if not found:
         raise typer.BadParameter(
-            f"expected checkpoints of flow {flow!r}, given none: it has not taken one yet", param_hint="'DIRECTORY'"
+            f"expected checkpoints of flow {flow!r}, given none: it has not taken one yet", param_hint="'STORE'"
         )
     among = found if number is None else numbered(found, number)
     return next((each for each in among if each.id == each.committed), among[-1])
 
 
-def _document(listed: ListedCheckpoint, snapshot: SnapshotFile) -> dict[str, object]:
+def _document(listed: ListedCheckpoint, snapshot: StoredSnapshot) -> dict[str, object]:
     return {
         **listed.document(),
         "notes": dict(snapshot.header.notes),
@@ -268,7 +269,7 @@ def _document(listed: ListedCheckpoint, snapshot: SnapshotFile) -> dict[str, obj
     }
 
 
-def _fields(listed: ListedCheckpoint, snapshot: SnapshotFile) -> list[tuple[str, str]]:
+def _fields(listed: ListedCheckpoint, snapshot: StoredSnapshot) -> list[tuple[str, str]]:
     """Return names and values as pairs, because a note may have the name of another field."""
     header = snapshot.header
     return [
@@ -289,16 +290,16 @@ def _described(step: StepState) -> str:
     return f"{step.operator}, parallelism {step.parallelism}{source}"
 
 
-def verify(directory: Directory, flow: FlowName = None, checkpoint: Number = None, as_json: AsJson = False) -> None:
+def verify(store: Store, flow: FlowName = None, checkpoint: Number = None, as_json: AsJson = False) -> None:
     """Read checkpoints completely and compare all checksums.
 
     The exit code is 1 if a file is damaged or missing; each such file is named.
     """
-    listed = [each for folder in all_folders(directory, flow) for each in listed_checkpoints(folder)]
+    listed = [each for folder in all_folders(store, flow) for each in listed_checkpoints(folder)]
     sound = [_verify(each, as_json) for each in (listed if checkpoint is None else numbered(listed, checkpoint))]
-    complete = [_verify_record(folder) for folder in all_folders(directory, flow)]
+    complete = [_verify_record(folder) for folder in all_folders(store, flow)]
     if not sound:
-        typer.echo(f"no checkpoints in {directory}", err=True)
+        typer.echo(f"no checkpoints in {store}", err=True)
     if not all(sound + complete):
         raise typer.Exit(1)
 
@@ -328,7 +329,7 @@ def _problem(listed: ListedCheckpoint) -> str | None:
     return None
 
 
-def _verify_record(folder: FlowFolder) -> bool:
+def _verify_record(folder: FlowCheckpoints) -> bool:
     """Whether the committed checkpoint is known and exists; an unreadable record was reported before."""
     try:
         record = folder.record()
@@ -337,7 +338,7 @@ def _verify_record(folder: FlowFolder) -> bool:
     if record is None or record.committed is None or record.committed in folder.snapshots():
         return True
     print_error(
-        f"{folder.path_of(record.committed)}: expected the committed checkpoint, given no such file; put it back from "
+        f"{folder.place_of(record.committed)}: expected the committed checkpoint, given no such file; put it back from "
         "a backup, or resume from another one (restore=<number>)"
     )
     return False

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from checkpoints.store_contract import MakeStore
 
-from streamiter.checkpoints.directory_store import DirectoryStore
+from streamiter.checkpoints.store import DirectoryStore
 
 
 @pytest.fixture

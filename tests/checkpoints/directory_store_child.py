@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from checkpoints.snapshots import Frames, header
 
-from streamiter.checkpoints.directory_store import DirectoryStore
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart
+from streamiter.checkpoints.store import DirectoryStore
 from streamiter.deferred import Deferred
 from streamiter.errors import ProducerFenced
 

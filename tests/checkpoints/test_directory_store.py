@@ -14,8 +14,9 @@ from checkpoints.snapshots import Frames, header, ids, parts, save, save_and_com
 from checkpoints.store_contract import MakeStore, StoreContract
 
 from streamiter import files as file_locks
-from streamiter.checkpoints.directory_store import DirectoryStore, FlowFolder
+from streamiter.checkpoints.folder_blobs import FolderBlobs
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart
+from streamiter.checkpoints.store import DirectoryStore, FlowCheckpoints
 from streamiter.errors import CheckpointError, ConfigurationError
 
 MIB = 1 << 20
@@ -105,7 +106,7 @@ async def test_a_file_that_is_being_written_is_not_removed(saving: Any, folder: 
     dead = folder / "0000000009-dead.checkpoint.partial"
     dead.write_bytes(b"half")
     assert await store.prune("clicks", keep=1) == []
-    assert FlowFolder(folder.parent, "clicks").prune(keep=1, newer=False) == []
+    assert FlowCheckpoints(FolderBlobs(folder.parent), "clicks").prune(keep=1, newer=False) == []
     assert (partial.exists(), dead.exists()) == (True, False)
     may_end.set()
     await task
@@ -119,7 +120,7 @@ async def test_a_tool_removes_newer_snapshots_only_while_no_run_is_alive(make_st
     await store.claim("clicks", "a")
     await save_and_commit(store, 1)
     newer = await save(store, 2)
-    tool = FlowFolder(folder.parent, "clicks")
+    tool = FlowCheckpoints(FolderBlobs(folder.parent), "clicks")
     assert tool.prune(keep=1, newer=False) == []
     with pytest.raises(ConfigurationError, match="given one that is alive"):
         tool.prune(keep=1, newer=True)
@@ -169,15 +170,15 @@ async def test_a_save_that_is_cancelled_as_it_ends_leaves_nothing(
     store = make_store()
     await store.claim("clicks", "a")
     loop = asyncio.get_running_loop()
-    publish = FlowFolder.publish
+    publish = FlowCheckpoints.publish
     saving: list[asyncio.Future[int]] = []
 
-    def cancelled_behind(self: FlowFolder, *arguments: Any) -> int:
+    def cancelled_behind(self: FlowCheckpoints, *arguments: Any) -> int:
         size_bytes = publish(self, *arguments)
         loop.call_soon_threadsafe(saving[0].cancel)
         return size_bytes
 
-    monkeypatch.setattr(FlowFolder, "publish", cancelled_behind)
+    monkeypatch.setattr(FlowCheckpoints, "publish", cancelled_behind)
     saving.append(asyncio.ensure_future(store.save(header(1), parts())))
     with pytest.raises(asyncio.CancelledError):
         await saving[0]
@@ -203,7 +204,7 @@ async def test_all_claims_at_the_same_time_are_recorded(make_store: MakeStore, f
     """A run that was missing in the record claimed the flow again, and took it from a newer run."""
     runs = [f"run{number}" for number in range(20)]
     await asyncio.gather(*(make_store().claim("clicks", run) for run in runs))
-    record = FlowFolder(folder.parent, "clicks").record()
+    record = FlowCheckpoints(FolderBlobs(folder.parent), "clicks").record()
     assert record is not None
     assert sorted(each.run for each in record.runs) == sorted(runs)
 
@@ -218,7 +219,7 @@ async def test_a_reader_during_a_commit_sees_the_old_or_the_new_record(make_stor
 
     def look() -> None:
         while not is_done.is_set():
-            record = FlowFolder(folder.parent, "clicks").record()
+            record = FlowCheckpoints(FolderBlobs(folder.parent), "clicks").record()
             seen.add(record.committed if record else None)
 
     looking = asyncio.ensure_future(asyncio.to_thread(look))

@@ -14,8 +14,8 @@ from pathlib import Path
 from checkpoints.directory_store_child import MIB, parts
 from support.processes import async_process
 
-from streamiter.checkpoints.directory_store import DirectoryStore
 from streamiter.checkpoints.snapshot import CheckpointId
+from streamiter.checkpoints.store import DirectoryStore
 
 CHILD = Path(__file__).with_name("directory_store_child.py")
 

@@ -10,9 +10,8 @@ import pytest
 from checkpoints.snapshots import ids, save, save_and_commit
 from checkpoints.store_contract import MakeStore
 
-from streamiter.checkpoints.directory_store import unpack_record
+from streamiter.checkpoints.flow_record import CommitPointer, unpack_record
 from streamiter.checkpoints.snapshot import CheckpointId, Damage, OtherFormat
-from streamiter.checkpoints.store import CommitPointer
 from streamiter.errors import CheckpointError
 
 

@@ -11,9 +11,9 @@ import pytest
 from checkpoints.snapshots import CONTENT, Frames, content_of, header, ids, save, save_and_commit
 from support.processes import LIMIT_S
 
-from streamiter.checkpoints.directory_store import DirectoryStore
+from streamiter.checkpoints.flow_record import CommitPointer
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart
-from streamiter.checkpoints.store import CommitPointer
+from streamiter.checkpoints.store import DirectoryStore
 from streamiter.errors import ConfigurationError, StorageFull
 
 MIB = 1 << 20

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.examples import random_examples
 
+from streamiter.checkpoints.flow_record import CommitPointer, FlowRecord
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader
-from streamiter.checkpoints.store import CommitPointer, FlowRecord
 from streamiter.errors import CheckpointError, ConfigurationError, ProducerFenced
 from streamiter.runtime.checkpointing.commit import CommitRecord
 from streamiter.runtime.checkpointing.restore import Restore, check_restore_option, choose_checkpoint

@@ -13,12 +13,13 @@ from checkpoints.snapshots import FRAMES, Frames, header
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamiter.checkpoints.folder_blobs import FileReader
 from streamiter.checkpoints.snapshot import (
     PREAMBLE_BYTES,
     TRAILER_BYTES,
-    SnapshotFile,
     SnapshotPart,
     SnapshotWriter,
+    StoredSnapshot,
     check_preamble,
     pack_manifest,
     pack_preamble,
@@ -31,8 +32,8 @@ PARTS = [SnapshotPart("read/0", b"positions"), SnapshotPart("größe/0", b"", (F
 
 def write(path: Path, parts: list[SnapshotPart], notes: dict[str, str] | None = None) -> Path:
     """Write a whole file of these parts, and return its path."""
-    writer = SnapshotWriter(path)
-    writer.open()
+    writer = SnapshotWriter(path.name)
+    writer.begin(open(path, "wb"))  # noqa: SIM115 closed below
     for part in parts:
         writer.add_part(part.name, part.content)
         for deferred in part.deferred:
@@ -40,9 +41,13 @@ def write(path: Path, parts: list[SnapshotPart], notes: dict[str, str] | None = 
             for frame in deferred.frames():
                 writer.add_frame(frame)
     size_bytes = writer.finish(header(7, notes=notes or {}))
-    writer.close()
+    writer.file.close()
     assert path.stat().st_size == size_bytes
     return path
+
+
+def opened(path: Path) -> StoredSnapshot:
+    return StoredSnapshot(FileReader(str(path), path), str(path.parent.parent))
 
 
 @pytest.fixture
@@ -55,7 +60,7 @@ def file(tmp_path: Path) -> Path:
 
 def read_everything(path: Path) -> list[bytes]:
     """Read the whole content, and close the file in any case."""
-    snapshot = SnapshotFile(path)
+    snapshot = opened(path)
     try:
         snapshot.verify_now()
         return list(contents(snapshot))
@@ -63,7 +68,7 @@ def read_everything(path: Path) -> list[bytes]:
         snapshot.close_now()
 
 
-def contents(snapshot: SnapshotFile) -> Iterator[bytes]:
+def contents(snapshot: StoredSnapshot) -> Iterator[bytes]:
     for part in PARTS:
         [content] = snapshot._frames(part.name, snapshot._part(part.name).content)
         yield content
@@ -76,7 +81,7 @@ def refusal(path: Path) -> str:
     with pytest.raises(CheckpointError) as refused:
         read_everything(path)
     with pytest.raises(CheckpointError):  # noqa: PT012 opening refuses some, reading others
-        snapshot = SnapshotFile(path)
+        snapshot = opened(path)
         try:
             list(contents(snapshot))
         finally:
@@ -98,7 +103,7 @@ def test_any_parts_are_restored_unchanged(tmp_path_factory: pytest.TempPathFacto
         written = [
             SnapshotPart(name, content, tuple(map(Frames, deferred))) for name, (content, deferred) in parts.items()
         ]
-        snapshot = SnapshotFile(write(path, written, notes={name: name for name in parts}))
+        snapshot = opened(write(path, written, notes={name: name for name in parts}))
         snapshot.verify_now()
         assert snapshot.header == header(7, notes={name: name for name in parts})
         assert list(snapshot.part_names()) == list(parts)
@@ -202,7 +207,7 @@ def test_two_frames_that_changed_places_are_found(tmp_path: Path) -> None:
     first, second = whole.index(b"a" * 50) - 12, whole.index(b"b" * 50) - 12
     swapped = whole[:first] + whole[second : second + 62] + whole[first : first + 62] + whole[second + 62 :]
     path.write_bytes(swapped)
-    snapshot = SnapshotFile(path)
+    snapshot = opened(path)
     with pytest.raises(CheckpointError, match="part 'p': the checkpoint is damaged: frame 0 does not match"):
         snapshot.verify_now()
     snapshot.close_now()
@@ -269,14 +274,14 @@ def test_a_file_of_something_else_is_refused(file: Path) -> None:
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     """The error was the system's own message, without a remedy."""
     with pytest.raises(CheckpointError, match=r"No such file or directory.*start from another checkpoint"):
-        SnapshotFile(tmp_path / "none")
+        opened(tmp_path / "none")
     with pytest.raises(CheckpointError, match="Is a directory"):
-        SnapshotFile(tmp_path)
+        opened(tmp_path)
 
 
 def test_nothing_is_read_after_closing(file: Path) -> None:
     """The number of a closed file is used for the next file, whose bytes were taken for the snapshot."""
-    snapshot = SnapshotFile(file)
+    snapshot = opened(file)
     frames = snapshot.frames("größe/0", 0)
     snapshot.close_now()
     with open(file, "rb"), pytest.raises(ValueError, match="closed file"):
@@ -287,15 +292,3 @@ def test_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
     """The JSON contained a text that no reader accepts."""
     with pytest.raises(ConfigurationError, match="expected names of text, given one with half a character"):
         pack_manifest(header(1, notes={"name": "\ud800"}), [])
-
-
-def test_an_abandoned_file_is_removed(tmp_path: Path) -> None:
-    """An incomplete file stayed after the writing was abandoned."""
-    path = tmp_path / "x.partial"
-    writer = SnapshotWriter(path)
-    writer.abandon()
-    writer.open()
-    writer.add_part("p", b"content")
-    writer.abandon()
-    writer.abandon()
-    assert list(tmp_path.iterdir()) == []

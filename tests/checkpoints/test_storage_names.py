@@ -9,7 +9,7 @@ import pytest
 from checkpoints.plain_values import CHARACTERS
 from support.examples import random_examples
 
-from streamiter.checkpoints.directory_store import (
+from streamiter.checkpoints.flow_record import (
     STORAGE_NAME_CHARACTERS,
     checkpoint_of,
     is_shortened,

@@ -10,8 +10,8 @@ from checkpoints.snapshots import header, parts, save, save_and_commit
 from cli.program import on_terminal, streamiter
 from typer.testing import CliRunner
 
-from streamiter.checkpoints.directory_store import DirectoryStore
 from streamiter.checkpoints.snapshot import CheckpointId
+from streamiter.checkpoints.store import DirectoryStore
 from streamiter.cli.app import app
 
 RUN = "4f1a"
@@ -210,15 +210,15 @@ async def test_nothing_is_pruned_while_the_committed_checkpoint_is_unknown(tmp_p
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["list", "nosuch"], "'DIRECTORY': expected a directory, given nosuch: none of that name"),
-        (["list", "file"], "'DIRECTORY': expected a directory, given file: a file"),
+        (["list", "nosuch"], "'STORE': expected a directory, given nosuch: none of that name"),
+        (["list", "file"], "'STORE': expected a directory, given file: a file"),
         (["list", "kept", "--flow", "click"], "'--flow': expected one of 'clicks', 'views', given 'click'"),
         (["show", "kept"], "'--flow': expected one of 'clicks', 'views', given none"),
         (["prune", "kept"], "'--flow': expected one of 'clicks', 'views', given none"),
         (["prune", "kept", "--keep", "0"], "'--keep'"),
         (["show", "kept", "--flow", "views", "--checkpoint", "9"], "'--checkpoint': expected one of 1, given 9"),
         (["verify", "kept", "--checkpoint", "9"], "'--checkpoint': expected one of 1, 2, 3, given 9"),
-        (["show", "empty"], "'DIRECTORY': expected checkpoints in empty, given none"),
+        (["show", "empty"], "'STORE': expected checkpoints in empty, given none"),
         (["list", "empty", "--flow", "clicks"], "'--flow': expected a directory with checkpoints, given 'clicks'"),
     ],
 )

@@ -14,7 +14,7 @@ from crash.places import KAFKA_COMMIT, KAFKA_TAKING_OVER, SQLITE_COMMIT, SQLITE_
 from crash.programs import Program
 from crash.training import Options
 
-from streamiter.checkpoints.directory_store import FlowFolder
+from streamiter.checkpoints.flow_record import shortened_name
 from streamiter.topics import OutgoingBatch, Topic, topic
 
 __all__ = [
@@ -82,7 +82,7 @@ def trainer(case: Case, run: str, **options: Any) -> Program:
         mini_batch=MINI_BATCH,
         **options,
     )
-    folder = FlowFolder(case.folder, given.flow).path
+    folder = case.folder / shortened_name(given.flow)
     script = Path(__file__).with_name("training.py")
     return Program(script, folder, (msgspec.json.encode(given).decode(),))
 
@@ -114,7 +114,7 @@ def example_trainer(case: Case, run: str, **environment: str) -> Program:
         "CHECKPOINT_INTERVAL": str(_INTERVAL_S),
         "MINI_BATCH": str(MINI_BATCH),
     }
-    return Program(_EXAMPLE, FlowFolder(case.folder, flow).path, environment=given | environment)
+    return Program(_EXAMPLE, case.folder / shortened_name(flow), environment=given | environment)
 
 
 def flight_pieces(flights: int) -> Pieces:

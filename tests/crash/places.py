@@ -25,8 +25,8 @@ _CHECKPOINTER: Final = "streamiter.runtime.checkpointing.checkpointer:Checkpoint
 _JOB_RESTORE = "streamiter.runtime.checkpointing.restore:JobRestore"
 _TRANSACTION: Final = "streamiter.runtime.checkpointing.commit:JobTransaction"
 _WRITER: Final = "streamiter.runtime.checkpointing.commit:TransactionalWriter"
-_FOLDER: Final = "streamiter.checkpoints.directory_store:FlowFolder"
-_SNAPSHOT: Final = "streamiter.checkpoints.snapshot:SnapshotWriter"
+_FLOW: Final = "streamiter.checkpoints.store:FlowCheckpoints"
+_FOLDER: Final = "streamiter.checkpoints.folder_blobs:FolderBlobs"
 _KAFKA: Final = "streamiter_kafka.transactions:KafkaTransactions"
 _SQLITE: Final = "streamiter_sqlite.writer:SqliteTransactions"
 
@@ -49,10 +49,10 @@ def _both(function: str) -> list[Place]:
 # The places are in the order in which a run reaches them.
 RESTORE: Final = [
     *_both(f"{_TRANSACTION}.open"),
-    *_both(f"{_FOLDER}.claim"),
+    *_both(f"{_FLOW}.claim"),
     *_both(f"{_JOB_RESTORE}._opened"),
     *_both(f"{_JOB_RESTORE}.confirm"),
-    *_both("streamiter.checkpoints.directory_store:DirectoryStore.list"),
+    *_both("streamiter.checkpoints.store:CheckpointStore.list"),
     Place("after", f"{_CHECKPOINTER}.open"),
     *_both("streamiter.runtime.task:Task.open"),
     Place("after", f"{_CHECKPOINTER}.restored"),
@@ -63,18 +63,18 @@ CHECKPOINT: Final = [
     Place("after", f"{_CHECKPOINTER}._seal_sinks"),
     Place("before", "streamiter.runtime.checkpointing.barriers:Barriers.acknowledge"),
     Place("before", f"{_CHECKPOINTER}._save"),
-    Place("after", f"{_SNAPSHOT}.open"),
-    Place("before", f"{_SNAPSHOT}.finish"),
-    *_both(f"{_SNAPSHOT}.rename"),
+    Place("after", f"{_FOLDER}.create"),
+    Place("before", f"{_FOLDER}.complete"),
+    *_both(f"{_FOLDER}.publish"),
     Place("after", f"{_CHECKPOINTER}._save"),
     Place("before", f"{_TRANSACTION}.commit"),
     Place("after", f"{_TRANSACTION}._commit"),
     Place("before", f"{_TRANSACTION}.checkpoint_over"),
     Place("before", f"{_WRITER}.unseal"),
     Place("after", f"{_WRITER}.unseal"),
-    *_both(f"{_FOLDER}.commit"),
-    Place("before", f"{_FOLDER}._write_record"),
-    *_both(f"{_FOLDER}.prune"),
+    *_both(f"{_FLOW}.commit"),
+    Place("before", f"{_FOLDER}.replace"),
+    *_both(f"{_FLOW}.prune"),
 ]
 """Each checkpoint reaches these places at least once."""
 
@@ -96,9 +96,9 @@ SQLITE_COMMIT: Final = [
 ]
 
 STORE_COMMIT: Final = [
-    *_both(f"{_FOLDER}.commit"),
-    Place("before", f"{_FOLDER}._write_record"),
-    Place("after", f"{_FOLDER}._write_record"),
+    *_both(f"{_FLOW}.commit"),
+    Place("before", f"{_FOLDER}.replace"),
+    Place("after", f"{_FOLDER}.replace"),
 ]
 """The places of a commit in flows without transactions, in which the store commits."""
 

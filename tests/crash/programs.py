@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from crash.places import Place
 from support.processes import async_process
 
-from streamiter.checkpoints.directory_store import unpack_record
+from streamiter.checkpoints.flow_record import unpack_record
 
 __all__ = ["PATIENCE_S", "Process", "Program", "Record", "running"]
 

@@ -19,7 +19,7 @@ from iteration.topic_loop_program import Options
 from iteration.topic_loops_support import KINDS, Kind, MakeTopic, check_undisturbed, end_of, logged_in_last, values_in
 from support.processes import async_process
 
-from streamiter.checkpoints.directory_store import DirectoryStore
+from streamiter.checkpoints.store import DirectoryStore
 from streamiter.errors import CheckpointError
 from streamiter.runtime.feedback import TopicRange
 from streamiter.topics import Topic

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 
-from streamiter.checkpoints.directory_store import DirectoryStore
 from streamiter.checkpoints.snapshot import SnapshotHeader, SnapshotPart
+from streamiter.checkpoints.store import DirectoryStore
 
 __all__ = ["HeldStore"]
 

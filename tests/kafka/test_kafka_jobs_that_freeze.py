@@ -18,7 +18,7 @@ from job_faults.summing import Options
 from job_faults.sums import Topics, check_committed, feeding, until_committed
 from topics.topic_case import ManualClock, patiently
 
-from streamiter.checkpoints.directory_store import FlowFolder
+from streamiter.checkpoints.flow_record import shortened_name
 from streamiter.errors import TopicUnavailable
 from streamiter.topics import Topic
 from streamiter_kafka.trouble import BrokerTrouble, RetryLimit
@@ -57,7 +57,7 @@ def program(topics: Topics, topic_prefix: str, tmp_path: Path) -> Program:
     )
     return Program(
         _TESTS / "job_faults" / "summing.py",
-        FlowFolder(tmp_path, options.flow).path,
+        tmp_path / shortened_name(options.flow),
         (msgspec.json.encode(options).decode(),),
         {"PYTHONPATH": str(_TESTS)},
     )

@@ -17,9 +17,8 @@ from job_faults.held_store import HeldStore
 from support.waiting import until
 
 from streamiter import Checkpoints, Flow, Operator
-from streamiter.checkpoints.directory_store import DirectoryStore
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart
-from streamiter.checkpoints.store import CheckpointStore
+from streamiter.checkpoints.store import CheckpointStore, DirectoryStore
 from streamiter.errors import CheckpointError, ConfigurationError, GraphError, JobFailed, ProducerFenced, StorageFull
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
-from streamiter.checkpoints.directory_store import DirectoryStore
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState
-from streamiter.checkpoints.store import Checkpoints, CheckpointStore
+from streamiter.checkpoints.store import Checkpoints, CheckpointStore, store_at
 from streamiter.errors import GraphError, StorageFull, StreamiterError
 from streamiter.operators.operator import JobScope, Operator
 from streamiter.operators.source import Positions
@@ -114,13 +113,12 @@ class Checkpointer:
         """Shut out older runs, choose a checkpoint, and return the states of the tasks; no states without one."""
         self._steps = {**stateful_steps(self._tasks), **self._services.steps()}
         output = output_to_commit_with(self._flow, self._tasks)
-        given = self._settings.directory
-        if given is None:
+        if self._settings.store is None:
             self._positions = SourcePositions(self._flow, self._tasks, run=self._run_id, clock=self._clock)
             # Without transactional outputs, the transaction of the positions shuts out older runs.
             output = output or self._positions.first_topic
         else:
-            self._store = given if isinstance(given, CheckpointStore) else DirectoryStore(given)
+            self._store = store_at(self._settings.store)
         if output is not None:
             self._settings.check_transactions(self._flow)
             self._transaction = JobTransaction(

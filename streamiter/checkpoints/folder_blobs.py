@@ -1,0 +1,207 @@
+"""Blobs as files in a folder, on a local disk or on one that all machines share.
+
+A process that is killed at any point leaves nothing incomplete under the name of a blob: files are written under
+another name, synced and renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from io import FileIO
+from pathlib import Path
+from typing import IO, BinaryIO, Final
+
+from streamiter.checkpoints.blobs import Blob, BlobReader, Blobs
+from streamiter.errors import CheckpointError, ConfigurationError, StorageFull
+from streamiter.files import FULL_DISK, alone, is_free, shared, sync_folder
+
+_LOCK: Final = "lock"
+_IN_USE: Final = "in-use"
+_PARTIAL: Final = ".partial"
+
+_BUFFER_BYTES: Final = 1 << 20
+
+
+class FolderBlobs(Blobs):
+    """Files in the folders of the directory ``root``, which is created when a run claims a flow.
+
+    ========================  ======================================================
+    ``lock``                  locked while any name in the folder is changed
+    ``in-use``                locked (shared) by the runs that are alive
+    ``….partial``             a file that is being written; a large one is locked then
+    ========================  ======================================================
+
+    Processes exclude each other with ``flock``; a directory on a network must support it.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+        self.place = str(self.root)
+
+    def folders(self) -> list[str]:
+        with errors_of_reading(self.place):
+            return sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []
+
+    def names(self, folder: str) -> list[str]:
+        path = self.root / folder
+        with errors_of_reading(str(path)):
+            return sorted(os.listdir(path)) if path.is_dir() else []
+
+    def size(self, name: str) -> int | None:
+        try:
+            return (self.root / name).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def read(self, name: str) -> Blob | None:
+        path = self.root / name
+        with errors_of_reading(str(path)):
+            if not path.exists():
+                return None
+            content = path.read_bytes()
+        return Blob(content, hashlib.sha256(content).hexdigest())
+
+    def replace(self, name: str, content: bytes, version: str | None) -> None:
+        # Its caller holds the lock of the folder, so the version is the one that was read.
+        path, partial = self.root / name, self.root / f"{name}{_PARTIAL}"
+        try:
+            with open(partial, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+    def create(self, name: str) -> BinaryIO:
+        import fcntl  # Windows does not have it; everything else works there
+
+        # Emptied only after it is locked, so that the file of another writer is not changed.
+        handle = os.open(self.root / f"{name}{_PARTIAL}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(handle, 0)
+            return open(handle, "wb", buffering=_BUFFER_BYTES)
+        except BaseException:
+            os.close(handle)
+            raise
+
+    def complete(self, file: BinaryIO) -> None:
+        file.flush()
+        os.fsync(file.fileno())
+
+    def publish(self, file: BinaryIO, name: str) -> None:
+        path = self.root / name
+        os.rename(self.root / f"{name}{_PARTIAL}", path)
+        sync_folder(path.parent)
+
+    def abandon(self, file: BinaryIO, name: str, *, is_published: bool) -> None:
+        with contextlib.suppress(OSError):
+            (self.root / (name if is_published else f"{name}{_PARTIAL}")).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a full disk, for the bytes in the buffer
+            file.close()
+
+    def open(self, name: str) -> BlobReader:
+        return FileReader(str(self.root / name), self.root / name)
+
+    def delete(self, name: str) -> None:
+        (self.root / name).unlink(missing_ok=True)
+
+    def explained(self, what: str) -> AbstractContextManager[None]:
+        return errors_of_writing(what, self.place, f"`streamiter checkpoints prune {self.place}`")
+
+    def make(self, folder: str) -> None:
+        path = self.root / folder
+        missing = [each for each in (path, *path.parents) if not each.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        for each in missing:
+            sync_folder(each.parent)
+
+    def alone(self, folder: str) -> AbstractContextManager[None]:
+        return alone(self.root / folder / _LOCK)
+
+    def enter(self, folder: str) -> IO[bytes] | None:
+        return shared(self.root / folder / _IN_USE)
+
+    def living_run(self, folder: str) -> str | None:
+        if is_free(self.root / folder / _IN_USE):
+            return None
+        return "one that is alive and may be about to commit them; stop it first"
+
+    def remove_remains(self, folder: str, is_ours: Callable[[str], bool]) -> None:
+        for name in self.names(folder):
+            path = self.root / folder / name
+            if name.endswith(_PARTIAL) and is_ours(name.removesuffix(_PARTIAL)) and is_free(path):
+                path.unlink(missing_ok=True)
+        if (self.root / folder).is_dir():
+            sync_folder(self.root / folder)
+
+
+class FileReader(BlobReader):
+    """Reads a file, which several threads may do at the same time."""
+
+    def __init__(self, place: str, file: Path | BinaryIO) -> None:
+        with errors_of_reading(place):
+            self._file = FileIO(file) if isinstance(file, Path) else file
+            super().__init__(place, os.fstat(self._file.fileno()).st_size)
+
+    def read(self, offset: int, length: int) -> bytes:
+        # fileno() is called each time: the number of a closed file may belong to another file now.
+        with errors_of_reading(self.place):
+            return os.pread(self._file.fileno(), length, offset)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+# A wrong folder or a wrong user: errors that do not go away with time.
+_NOT_ALLOWED: Final = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG}
+)
+
+
+@contextlib.contextmanager
+def errors_of_writing(what: str, place: str, prune: str) -> Iterator[None]:
+    """Convert errors of the system to errors that say what to do, while files in ``place`` are written.
+
+    ``what`` (the flow) begins the message; ``prune`` is a command that makes room.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        if error.errno in FULL_DISK:
+            raise StorageFull(
+                f"{what}: expected room for checkpoints in {place}, given {reason}; what was committed before is as "
+                f"it was: free space on that disk, or keep fewer ({prune})"
+            ) from error
+        if error.errno in _NOT_ALLOWED:
+            raise ConfigurationError(
+                f"{what}: expected a directory for checkpoints that this process may write to, given {place} "
+                f"({error.filename or place}: {reason}); choose another, or give it to this process's user"
+            ) from error
+        raise CheckpointError(
+            f"{what}: expected to write checkpoints to {place}, given an error of the system "
+            f"({error.filename or place}: {reason}); check that disk, or choose another directory"
+        ) from error
+
+
+@contextlib.contextmanager
+def errors_of_reading(place: str) -> Iterator[None]:
+    """Convert errors of the system to ``CheckpointError``, while a file is read."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise CheckpointError(
+            f"{place}: expected a file that can be read, given an error of the system ({reason}); check that "
+            "disk and the file's owner, or start from another checkpoint"
+        ) from error
