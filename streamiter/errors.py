@@ -30,6 +30,7 @@
     │   ├── CheckpointTimedOut     (streamiter.runtime) a barrier did not pass through the job in time
     │   │   └── WorkersApart       (streamiter.runtime) workers of a parameter server did not reach one clock in time
     │   └── JobIsOver              (streamiter.runtime) the job has ended, so no checkpoint is taken
+    ├── StoreUnavailable           the store of checkpoints does not answer
     ├── ParameterServerError       a parameter server cannot do what a call asks for
     │   ├── UnknownMatrix          the server has no such matrix
     │   ├── UnknownWorker          the worker is not registered
@@ -178,6 +179,10 @@ class TransactionExpired(ProducerFenced):
 
 class CheckpointError(StreamiterError):
     """A checkpoint is missing, damaged, or of another flow or version, or it cannot be taken or resumed from."""
+
+
+class StoreUnavailable(StreamiterError):
+    """The store of checkpoints does not answer."""
 
 
 class ParameterServerError(StreamiterError):

@@ -54,8 +54,9 @@ class CheckpointStore:
     ``kill -9`` or a power failure it exists as a whole or not at all.
 
     Errors: ``CheckpointError`` for a snapshot that is missing, damaged, or of another version; ``StorageFull`` for a
-    full disk; ``ProducerFenced`` if a newer run has claimed the flow; ``ConfigurationError`` for a place that this
-    process may not write to; ``InternalError`` for saving, committing or pruning without a claim.
+    full disk; ``StoreUnavailable`` if an object store does not answer; ``ProducerFenced`` if a newer run has claimed
+    the flow; ``ConfigurationError`` for a place that this process may not write to; ``InternalError`` for saving,
+    committing or pruning without a claim.
     """
 
     def __init__(self, blobs: Blobs) -> None:
@@ -524,9 +525,13 @@ class Checkpoints:
         # An empty text is mostly a variable that is not set, rarely the current folder.
         if not isinstance(self.store, (str, os.PathLike, CheckpointStore, type(None))) or self.store == "":
             raise ConfigurationError(
-                f"Checkpoints: expected a folder or a CheckpointStore, given {self.store!r}; "
+                f"Checkpoints: expected a folder, a URL or a CheckpointStore, given {self.store!r}; "
                 'write Checkpoints("/var/lib/…")'
             )
+        if is_url(self.store):
+            from streamiter.checkpoints.object_blobs import ObjectStoreUrl
+
+            ObjectStoreUrl.of(str(self.store))
         for name in ("interval_s", "alignment_timeout_s", "transaction_timeout_s"):
             positive(f"Checkpoints: {name}", getattr(self, name))
         whole_number("Checkpoints: keep", self.keep, 1)
@@ -553,4 +558,13 @@ def store_at(given: str | os.PathLike[str] | CheckpointStore) -> CheckpointStore
 
 def blobs_at(place: str | os.PathLike[str]) -> Blobs:
     """Return the blobs in a folder or at a URL."""
+    if is_url(place):
+        from streamiter.checkpoints.object_blobs import ObjectBlobs  # its clients are imported if they are needed
+
+        return ObjectBlobs(str(place))
     return FolderBlobs(place)
+
+
+def is_url(place: object) -> bool:
+    """Whether a place of checkpoints is a URL, and not a folder."""
+    return isinstance(place, str) and "://" in place

@@ -17,6 +17,7 @@ from streamiter.errors import (
     ConfigurationError,
     ModelError,
     ProducerFenced,
+    StoreUnavailable,
     StreamiterError,
     TopicUnavailable,
     TransactionExpired,
@@ -328,8 +329,9 @@ class OnlineLearningService:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether a job failed because a topic did not answer, so that the next one may succeed."""
-    return any(isinstance(cause, TopicUnavailable) for cause in causes_of(error)) and not is_taken_over(error)
+    """Whether a job failed because a topic or the store did not answer, so that the next one may succeed."""
+    outages = (TopicUnavailable, StoreUnavailable)
+    return any(isinstance(cause, outages) for cause in causes_of(error)) and not is_taken_over(error)
 
 
 def is_taken_over(error: BaseException) -> bool:

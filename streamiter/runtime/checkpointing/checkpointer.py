@@ -20,7 +20,7 @@ import numpy as np
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState
 from streamiter.checkpoints.store import Checkpoints, CheckpointStore, store_at
-from streamiter.errors import GraphError, StorageFull, StreamiterError
+from streamiter.errors import GraphError, StorageFull, StoreUnavailable, StreamiterError
 from streamiter.operators.operator import JobScope, Operator
 from streamiter.operators.source import Positions
 from streamiter.runtime.checkpointing.barriers import (
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from streamiter.runtime.plan import JobOptions
 
 _log = logging.getLogger("streamiter.job")
+
+# After these errors the job continues without the checkpoint.
+_GIVEN_UP: Final = (CheckpointTimedOut, StorageFull, StoreUnavailable)
 
 # Shorter delays are not noticed by readers of the outputs.
 _SLOW_S: Final = 2.0
@@ -196,7 +199,7 @@ class Checkpointer:
             try:
                 await self.take()
                 self._warn_if_slow()
-            except (CheckpointTimedOut, StorageFull) as error:
+            except _GIVEN_UP as error:
                 _log.warning("%s. The next one is tried in %g s", error, interval_s)
             except JobIsOver:
                 return
@@ -238,10 +241,12 @@ class Checkpointer:
                 return taken
             raise taken
 
-    async def _take_or_give_up(self, *, suspend: bool, is_last: bool) -> int | CheckpointTimedOut | StorageFull:
+    async def _take_or_give_up(
+        self, *, suspend: bool, is_last: bool
+    ) -> int | CheckpointTimedOut | StorageFull | StoreUnavailable:
         try:
             return await self._take(suspend=suspend, is_last=is_last)
-        except (CheckpointTimedOut, StorageFull) as error:
+        except _GIVEN_UP as error:
             self._statistics = replace(self._statistics, given_up=self._statistics.given_up + 1)
             if self._is_over:
                 self._failure = error
@@ -316,7 +321,7 @@ class Checkpointer:
         try:
             await self._opened_store.commit(self._flow, checkpoint)
             await self._opened_store.prune(self._flow, keep=self._settings.keep)
-        except StorageFull as error:
+        except (StorageFull, StoreUnavailable) as error:
             if self._transaction is None:
                 raise
             # The commit record decides; the store's own pointer is updated with the next checkpoint.
