@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import IO, BinaryIO, ClassVar, Final, ParamSpec, TypeVar
 
+from streamiter.errors import CheckpointError
 from streamiter.files import in_thread
 
 
@@ -48,6 +49,13 @@ class BlobReader(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Close it. May be called more than once."""
+
+
+def missing(place: str) -> CheckpointError:
+    """Return the error for a blob that was removed after it was found."""
+    return CheckpointError(
+        f"{place}: expected a checkpoint that can be read, given none: it was removed meanwhile; start from another one"
+    )
 
 
 class Blobs(abc.ABC):
@@ -213,6 +221,8 @@ class MemoryBlobs(Blobs):
             self.delete(name)
 
     def open(self, name: str) -> BlobReader:
+        if name not in self._blobs:
+            raise missing(self.place_of(name))
         return BytesReader(self.place_of(name), self._blobs[name].content)
 
     def delete(self, name: str) -> None:

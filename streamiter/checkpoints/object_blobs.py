@@ -16,9 +16,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl, urlsplit
 
-from streamiter.checkpoints.blobs import Blob, BlobChanged, BlobReader, Blobs
+from streamiter.checkpoints.blobs import Blob, BlobChanged, BlobReader, Blobs, missing
 from streamiter.checkpoints.folder_blobs import FileReader, errors_of_writing
-from streamiter.errors import CheckpointError, ConfigurationError, StoreUnavailable
+from streamiter.errors import ConfigurationError, StoreUnavailable
 from streamiter.topics.urls import options_from, shown_url
 
 if TYPE_CHECKING:
@@ -334,7 +334,4 @@ class RangeReader(BlobReader):
         try:
             return call()
         except FileNotFoundError:
-            raise CheckpointError(
-                f"{self.place}: expected an object that can be read, given none: it was removed meanwhile; start from "
-                "another checkpoint"
-            ) from None
+            raise missing(self.place) from None

@@ -259,8 +259,10 @@ class FlowCheckpoints:
         """Make a saved checkpoint the committed one, which the next run starts from."""
 
         def committed(record: FlowRecord | None) -> FlowRecord:
-            owned = self._owned(record, run, f"commit checkpoint {checkpoint.number}")
+            wanted = f"commit checkpoint {checkpoint.number}"
+            owned = self._owned(record, run, wanted)
             if self.size_of(checkpoint) is None:
+                self._owned(self._versioned_record()[0], run, wanted)  # A newer run may just have removed it.
                 raise CheckpointError(
                     f"{self._what}: expected checkpoint {checkpoint} in {self._place} to commit it, given none; it was "
                     "not saved, or something else has removed it: let nothing else write there"

@@ -88,7 +88,7 @@ app = typer.Typer(
         "streamiter topics create URL             create a topic",
         "streamiter topics tail URL --follow      print the records that arrive",
         "streamiter models tail URL -m ctr -f     print the updates of a model",
-        "streamiter checkpoints list DIRECTORY    where a flow can resume",
+        "streamiter checkpoints list STORE        where a flow can resume",
         "streamiter network show deepfm.json      the layers of a network, as a table",
         "streamiter train --config deepfm.json --data train.dummy    train it, and save the model",
         "",

@@ -140,8 +140,9 @@ def run(
         str | None,
         typer.Option(
             "--checkpoints",
-            metavar="FOLDER",
-            help="Take checkpoints into this folder, and resume from the last one there.",
+            metavar="STORE",
+            help="Take checkpoints into this folder or object store (s3://bucket/prefix), and resume from the last one "
+            "there.",
         ),
     ] = None,
     interval_s: Annotated[

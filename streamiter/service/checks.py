@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from streamiter.checkpoints.store import blobs_at, is_url
 from streamiter.errors import ConfigurationError, ModelError, StreamiterError, TopicNotFound, described, did_you_mean
 from streamiter.learn import BadRows
 from streamiter.service.features import FeatureRows
@@ -42,7 +43,8 @@ class SettingsCheck:
             urls["input", "dead_letter"] = given.dead_letter
         # Together: a server that does not answer is waited for only once.
         are_there = await asyncio.gather(*(self._check_topic(path, url) for path, url in urls.items()))
-        self._try(("checkpoints", "store"), lambda: checked_folder(self._settings.checkpoints.store))
+        store = self._settings.checkpoints.store
+        await asyncio.to_thread(self._try, ("checkpoints", "store"), lambda: checked_store(store))
         self._check_http(self._settings.http)
         self._try(("input", "decoder"), partial(decoder_of, given.decoder))
         if are_there[0] and not self._document.is_wrong(("input", "decoder")):
@@ -170,8 +172,13 @@ _NAMES_SHOWN: Final = 10
 _REFUSED_SHARE: Final = 0.1
 
 
-def checked_folder(store: str) -> str:
-    """Return what is known of the folder of the checkpoints; raise ConfigurationError where none can be written."""
+def checked_store(store: str) -> str:
+    """Return what is known of the store of the checkpoints; raise an error where none can be written."""
+    if is_url(store):
+        blobs = blobs_at(store)
+        with blobs.explained("checkpoints"):
+            blobs.folders()
+        return f"{blobs.place} answers"
     folder = Path(store)
     above = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):

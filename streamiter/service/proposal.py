@@ -436,7 +436,7 @@ topic = {updates}
 every = "1s" # or records = 1000
 
 [checkpoints]
-store = "checkpoints" # a folder on a disk that lasts
+store = "checkpoints" # a folder on a disk that lasts, or s3://bucket/prefix
 interval = "1s"
 
 [http]

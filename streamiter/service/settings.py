@@ -147,7 +147,7 @@ class CheckpointSettings:
     """The table ``[checkpoints]``."""
 
     store: str = "checkpoints"
-    """The folder of the snapshots."""
+    """The folder of the snapshots, or the URL of an object store."""
     interval_s: float = 1.0
     keep: int = 3
     """The number of snapshots that are kept."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
+from streamiter.checkpoints.store import Checkpoints
 from streamiter.errors import ConfigurationError
 from streamiter.numbers import plain_float
 from streamiter.optimizers import FTRL, SGD, AdaDelta, AdaGrad, Adam, Momentum, Optimizer, RMSProp
@@ -254,6 +255,7 @@ def read_document(given: str | os.PathLike[str] | Mapping[str, object]) -> tuple
     _check_publish(document, tables["publish"])
     _check_http(document, tables["http"])
     _check_topics(document, tables)
+    _check_store(document, tables)
     document.check()
     made = {name: kind(**tables[name]) for name, (kind, _) in TABLES.items() if name != "service"}
     return ServiceSettings(**tables["service"], **made, source=document.source), document
@@ -437,6 +439,15 @@ def _check_topics(document: TomlDocument, given: dict[str, dict[str, Any]]) -> N
         if url == read and path != ("input", "topic"):
             wrong = WrongValue("another topic than input.topic", "choose one of its own", given="the same")
             document.refuse_value(path, wrong)
+
+
+def _check_store(document: TomlDocument, given: dict[str, dict[str, Any]]) -> None:
+    """Refuse URLs that no store of checkpoints has."""
+    if "store" in given["checkpoints"]:
+        try:
+            Checkpoints(given["checkpoints"]["store"])
+        except ConfigurationError as error:
+            document.refuse(("checkpoints", "store"), str(error))
 
 
 # ---- changes

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
-from checkpoints.store_contract import MakeStore, StoreContract, check_independence
+import asyncio
+import json
+import sys
+import traceback
 
-from streamiter.checkpoints.store import store_at
+import pytest
+from checkpoints.snapshots import CONTENT, Frames, header, ids, save, save_and_commit
+from checkpoints.store_contract import MakeStore, StoreContract, check_independence
+from support.s3_server import S3Server
+from typer.testing import CliRunner
+
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart
+from streamiter.checkpoints.store import Checkpoints, FlowCheckpoints, blobs_at, store_at
+from streamiter.cli.app import app
+from streamiter.errors import ConfigurationError, StoreUnavailable
 
 
 class TestObjectStore(StoreContract):
@@ -18,3 +29,118 @@ class TestObjectStore(StoreContract):
     async def test_flows_of_any_name_are_independent(self, make_store: MakeStore) -> None:
         """A server took the name of a flow for a path, or decoded it. (Fewer names, since each costs requests.)"""
         await check_independence(make_store(), "../clicks", ["..", "größe", "a b", "a/b", "漢字" * 61])
+
+
+# ---- the URL
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://AKIA7:hush@state/x", "'s3://…@state/x': expected credentials in the environment (AWS_ACCESS_KEY_ID and"),
+        (
+            "s3://state/x?secret_access_key=hush",
+            "unknown option 'secret_access_key'; the options are endpoint, give_up",
+        ),
+        ("s3://state/x?endpoint=http://key:hush@host", "expected credentials in the environment"),
+        ("s3://state/x?endpoint=host:9000", "option endpoint: expected http://host:port or https://host:port"),
+        ("s3://state/x?give_up_after_s=0", "option give_up_after_s: expected a number above 0, given '0'"),
+        ("gs://state/x?region=eu", "unknown option 'region'; the options are give_up_after_s"),
+        ("s3:///x", "expected the name of a bucket and a prefix, as in s3://bucket/prefix"),
+        ("s3://state/a/../b", "expected the name of a bucket and a prefix"),
+        ("s3://state//x", "expected the name of a bucket and a prefix"),
+        ("ftp://state/x", "expected a folder, or a URL with one of s3://, gs://, az://, given ftp://"),
+    ],
+)
+def test_a_url_that_no_store_has_is_refused_without_its_secrets(url: str, said: str) -> None:
+    """A key in a URL was in the log of each pod; or a misspelt option was ignored."""
+    with pytest.raises(ConfigurationError) as refused:
+        Checkpoints(url)
+    assert said in str(refused.value)
+    assert "hush" not in str(refused.value)
+
+
+def test_clients_of_all_providers_are_made_without_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client of a provider was given an option under another name, which no test noticed."""
+    monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+    given = {
+        "s3://state/of/clicks?region=eu-central-1&endpoint=https://s3.example.org": "s3://state/of/clicks",
+        "gs://state/clicks/": "gs://state/clicks",
+        "az://state?account_name=acme": "az://state",
+    }
+    assert {url: blobs_at(url).place for url in given} == given
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run in production ended with an ImportError."""
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'streamiter\[object-store\]'"):
+        blobs_at("s3://state/clicks")
+
+
+# ---- the server
+
+
+async def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(s3_server: S3Server, s3_url: str) -> None:
+    """A job listed no checkpoints while the network was away, and started without its state."""
+    store = store_at(s3_url.replace("after_s=20", "after_s=0.2"))
+    await store.claim("clicks", "a")
+    [committed] = await save_and_commit(store, 1)
+    s3_server.stop()
+    try:
+        for call in (
+            store.list(),
+            store.list("clicks"),
+            store.pointer("clicks"),
+            store.open("clicks", committed),
+            store.claim("clicks", "a"),
+            store.commit("clicks", committed),
+            store.prune("clicks", keep=1),
+            save(store, 2),
+        ):
+            with pytest.raises(StoreUnavailable, match="expected the object store s3://") as failed:
+                await call
+            assert "hush" not in "".join(traceback.format_exception(failed.value))
+    finally:
+        s3_server.start()
+    assert await ids(store) == [committed]
+
+
+async def test_a_large_snapshot_is_sent_in_parts_and_read_unchanged(s3_url: str) -> None:
+    """The parts of an upload were put together in another order, or the last one was missing."""
+    store = store_at(s3_url)
+    await store.claim("clicks", "a")
+    frames = [number.to_bytes(4, "little") * (1 << 18) for number in range(20)]
+    await store.save(header(1), [SnapshotPart("p", b"", [Frames(frames)])])
+    snapshot = await store.open("clicks", CheckpointId(1, "a"))
+    assert list(snapshot.frames("p", 0)) == frames
+    await snapshot.close()
+
+
+async def test_a_tool_does_not_remove_newer_snapshots(s3_url: str) -> None:
+    """An object store does not show which runs are alive, and a tool removed a snapshot before its commit."""
+    store = store_at(s3_url)
+    await store.claim("clicks", "a")
+    await save_and_commit(store, 1)
+    await save(store, 2)
+    tool = FlowCheckpoints(blobs_at(s3_url), "clicks")
+    with pytest.raises(ConfigurationError, match="given a store that does not show whether one is alive; start the"):
+        tool.prune(keep=1, newer=True)
+    assert tool.prune(keep=1, newer=False) == []
+
+
+async def test_the_command_line_takes_the_url(s3_url: str) -> None:
+    """The tools could not see the checkpoints of a job in an object store."""
+    store = store_at(s3_url)
+    await store.claim("clicks", "a")
+    await save_and_commit(store, 1, 2)
+    said = {}
+    for command in ("list", "show", "verify", "prune"):
+        ran = await asyncio.to_thread(CliRunner().invoke, app, ["checkpoints", command, s3_url, "--json"])
+        assert ran.exit_code == 0, ran.output
+        said[command] = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert [(each["checkpoint"], each["committed"]) for each in said["list"]] == [(1, False), (2, True)]
+    assert said["show"][0]["parts"].keys() == CONTENT.keys()
+    assert [each["problem"] for each in said["verify"]] == [None, None]
+    assert said["prune"] == []
+    assert "hush" not in json.dumps(said)

@@ -203,7 +203,7 @@ def test_a_changed_step_may_be_confirmed_by_an_option(folder):
         without, "changed_steps=['sum', 'total'] alone; add checkpoints=Checkpoints(…) (on the command line --c"
     )
     without = streamiter("run", "job.py:rest", "--checkpoint-interval", "5", cwd=folder)
-    check_error(without, 'or sources with start="committed", given neither', "--checkpoints FOLDER")
+    check_error(without, 'or sources with start="committed", given neither', "--checkpoints STORE")
 
 
 async def test_a_flow_without_state_is_resumed_without_a_folder(folder):

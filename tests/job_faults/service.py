@@ -25,9 +25,9 @@ __all__ = ["INTERVAL_S", "Serve", "Service", "checkpoints_in", "nothing_unheard"
 INTERVAL_S = 0.1
 
 
-def checkpoints_in(folder: Path, **options: Any) -> Checkpoints:
+def checkpoints_in(place: Path | str, **options: Any) -> Checkpoints:
     """Return checkpoints with a short interval."""
-    return Checkpoints(folder, **{"interval_s": INTERVAL_S, **options})
+    return Checkpoints(place, **{"interval_s": INTERVAL_S, **options})
 
 
 class Service:

@@ -1,6 +1,6 @@
-"""The work of a child process in a directory of checkpoints, for tests that kill or measure the process.
+"""The work of a child process in a store of checkpoints, for tests that kill or measure the process.
 
-``directory_store_child.py <work> <directory> <run>``; it prints its results on stdout.
+``store_child.py <work> <folder or URL> <run>``; it prints its results on stdout.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from collections.abc import Iterator
 from checkpoints.snapshots import Frames, header
 
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart
-from streamiter.checkpoints.store import DirectoryStore
+from streamiter.checkpoints.store import store_at
 from streamiter.deferred import Deferred
 from streamiter.errors import ProducerFenced
 
 MIB = 1 << 20
-LARGE_FRAMES = 300
 
 
 class Large(Deferred):
     """Frames of a megabyte that are made when they are taken."""
 
+    def __init__(self, count: int) -> None:
+        self._count = count
+
     def frames(self) -> Iterator[bytes]:
-        for number in range(LARGE_FRAMES):
+        for number in range(self._count):
             yield number.to_bytes(4, "little") * (MIB // 4)
 
     def release(self) -> None:
@@ -38,9 +40,9 @@ def parts(number: int) -> list[SnapshotPart]:
     return [SnapshotPart("p", b"%d" % number, (Frames(frames * 3),)), SnapshotPart("q", b"", (Frames(frames),))]
 
 
-async def take_checkpoints(directory: str, run: str) -> None:
+async def take_checkpoints(place: str, run: str) -> None:
     """Take checkpoints without end, and print the number of each commit."""
-    store = DirectoryStore(directory)
+    store = store_at(place)
     before = await store.claim("clicks", run)
     number = before.committed.number if before and before.committed else 0
     print(number, flush=True)
@@ -53,9 +55,9 @@ async def take_checkpoints(directory: str, run: str) -> None:
         await store.prune("clicks", keep=2)
 
 
-async def compete(directory: str, run: str) -> None:
+async def compete(place: str, run: str) -> None:
     """Claim the flow after a line on stdin; take checkpoints until another run claims it; print the last commit."""
-    store = DirectoryStore(directory)
+    store = store_at(place)
     sys.stdin.readline()
     committed = 0
     await store.claim("clicks", run)
@@ -70,17 +72,17 @@ async def compete(directory: str, run: str) -> None:
         print(f"fenced {committed} {error}", flush=True)
 
 
-async def save_large(directory: str, run: str) -> None:
+async def save_large(place: str, run: str, frames: str) -> None:
     """Save a large snapshot, and print the peak growth of the memory in bytes."""
-    store = DirectoryStore(directory)
+    store = store_at(place)
     await store.claim("clicks", run)
     await store.save(header(1, run), parts(1))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    await store.save(header(2, run), [SnapshotPart("p", b"", (Large(),))])
+    await store.save(header(2, run), [SnapshotPart("p", b"", (Large(int(frames)),))])
     print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024, flush=True)
     snapshot = await store.open("clicks", CheckpointId(2, run))
     await snapshot.verify()
-    assert sum(1 for _ in snapshot.frames("p", 0)) == LARGE_FRAMES
+    assert sum(1 for _ in snapshot.frames("p", 0)) == int(frames)
     await snapshot.close()
     print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024, flush=True)
 

@@ -1,4 +1,4 @@
-"""The store in a directory with several processes: killed at any point, at the same time, in little memory."""
+"""The stores in a folder and in an object store, with processes that are killed, race, or have little memory."""
 
 from __future__ import annotations
 
@@ -11,22 +11,30 @@ import sys
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from checkpoints.directory_store_child import MIB, parts
+import pytest
+from checkpoints.store_child import MIB, parts
 from support.processes import async_process
 
 from streamiter.checkpoints.snapshot import CheckpointId
-from streamiter.checkpoints.store import DirectoryStore
+from streamiter.checkpoints.store import blobs_at, store_at
 
-CHILD = Path(__file__).with_name("directory_store_child.py")
+CHILD = Path(__file__).with_name("store_child.py")
 
 # The limit is far above any duration here on a busy machine.
 DEADLINE_S = 60
 
 
-def child(what: str, directory: Path, run: str) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
+@pytest.fixture(params=["folder", "object store"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return a folder, or the URL of an object store."""
+    url: str = request.getfixturevalue("s3_url") if request.param == "object store" else str(tmp_path)
+    return url
+
+
+def child(what: str, place: str, run: str, *more: str) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
     tests, root = CHILD.parents[1], CHILD.parents[2]
     return async_process(
-        [sys.executable, CHILD, what, directory, run],
+        [sys.executable, CHILD, what, place, run, *more],
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": f"{tests}{os.pathsep}{root}"},
@@ -39,9 +47,9 @@ async def line_of(process: asyncio.subprocess.Process) -> str:
         return (await process.stdout.readline()).decode().strip()
 
 
-async def killed(directory: Path, run: str, commits: int, more_turns: int) -> int:
+async def killed(place: str, run: str, commits: int, more_turns: int) -> int:
     """Kill the run some time after this number of commits; return the last number that it reported as committed."""
-    async with child("take_checkpoints", directory, run) as process:
+    async with child("take_checkpoints", place, run) as process:
         number = 0
         for _ in range(1 + commits):
             number = int(await line_of(process))
@@ -55,13 +63,13 @@ async def killed(directory: Path, run: str, commits: int, more_turns: int) -> in
     return number
 
 
-async def test_after_a_kill_the_committed_snapshot_is_complete(tmp_path: Path) -> None:
+async def test_after_a_kill_the_committed_snapshot_is_complete(place: str) -> None:
     """A process died while it saved, committed or pruned, and the next run could not resume from the last commit."""
     chance = random.Random(14)
     for attempt in range(8):
         run = f"run{attempt}"
-        said = await killed(tmp_path, run, chance.randrange(3), chance.randrange(3000))
-        store = DirectoryStore(tmp_path)
+        said = await killed(place, run, chance.randrange(3), chance.randrange(3000))
+        store = store_at(place)
         pointer = await store.pointer("clicks")
         assert pointer is not None
         assert pointer.run == run
@@ -77,25 +85,26 @@ async def test_after_a_kill_the_committed_snapshot_is_complete(tmp_path: Path) -
         assert list(snapshot.frames("p", 0)) == list(first.deferred[0].frames())
         await snapshot.close()
     # The last store removes the remains of all runs; no lock of a dead process blocks it.
-    store = DirectoryStore(tmp_path)
+    store = store_at(place)
     await store.claim("clicks", "last")
     await store.prune("clicks", keep=1)
     assert len(await store.list("clicks")) == 1
-    assert sorted(path.suffix for path in (tmp_path / "clicks").iterdir()) == ["", "", ".checkpoint", ".json"]
+    names = blobs_at(place).names("clicks")
+    assert [Path(name).suffix for name in names if name not in ("lock", "in-use")] == [".checkpoint", ".json"]
     await store.close()
 
 
-async def test_of_two_processes_that_claim_at_the_same_time_the_last_one_wins(tmp_path: Path) -> None:
+async def test_of_two_processes_that_claim_at_the_same_time_the_last_one_wins(place: str) -> None:
     """An orchestrator started the new process before the old one had ended, and both wrote the state."""
     async with contextlib.AsyncExitStack() as started:
-        processes = {run: await started.enter_async_context(child("compete", tmp_path, run)) for run in ("a", "b", "c")}
+        processes = {run: await started.enter_async_context(child("compete", place, run)) for run in ("a", "b", "c")}
         for process in processes.values():
             assert process.stdin is not None
             process.stdin.write(b"go\n")
             await process.stdin.drain()
         for process in processes.values():
             assert await line_of(process) == "claimed"
-        pointer = await DirectoryStore(tmp_path).pointer("clicks")
+        pointer = await store_at(place).pointer("clicks")
         assert pointer is not None
         winner = pointer.run
         losers = [run for run in processes if run != winner]
@@ -106,7 +115,7 @@ async def test_of_two_processes_that_claim_at_the_same_time_the_last_one_wins(tm
             )
             assert await processes[run].wait() == 0
         # The winner still runs: only this test fences it, and all its commits stay.
-        ours = DirectoryStore(tmp_path)
+        ours = store_at(place)
         before = await ours.claim("clicks", "ours")
         said = await line_of(processes[winner])
         committed = int(said.split()[1])
@@ -120,9 +129,11 @@ async def test_of_two_processes_that_claim_at_the_same_time_the_last_one_wins(tm
     await ours.close()
 
 
-async def test_large_state_is_saved_and_read_in_little_memory(tmp_path: Path) -> None:
+async def test_large_state_is_saved_and_read_in_little_memory(place: str) -> None:
     """A job whose state fills half of its memory was killed by its first checkpoint."""
-    async with child("save_large", tmp_path, "a") as process:
-        assert int(await line_of(process)) < 20 * MIB
-        assert int(await line_of(process)) < 20 * MIB
+    # The server of the tests is slow. Three parts of 8 MiB are on their way to it at the same time.
+    frames, limit = (96, 64 * MIB) if place.startswith("s3://") else (300, 20 * MIB)
+    async with child("save_large", place, "a", str(frames)) as process:
+        assert int(await line_of(process)) < limit
+        assert int(await line_of(process)) < limit
         assert await process.wait() == 0
