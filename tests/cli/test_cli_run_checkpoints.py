@@ -1,5 +1,6 @@
 """`streamiter run --checkpoints` resumes runs, and reports wrong options and wrong checkpoints."""
 
+import asyncio
 import contextlib
 import json
 import signal
@@ -104,6 +105,24 @@ async def test_a_suspended_run_is_resumed(folder):
     assert await committed(folder) == expected(20)
 
 
+async def test_a_killed_run_is_resumed_from_an_object_store(folder, s3_url):
+    """The folder of a pod is gone with the pod: a run on another machine started from the beginning."""
+    options = ("--checkpoints", s3_url, "--checkpoint-interval", "0.1")
+    with started("run", "job.py:service", *options, cwd=folder) as program:
+        for _ in range(10):
+            program.stdout.readline()
+        while await committed(folder) != expected(10):
+            await asyncio.sleep(0.05)
+        program.kill()
+        printed, said = program.communicate(timeout=60)
+    await write(folder, range(10, 20))
+    ran = streamiter("run", "job.py:rest", *options, cwd=folder)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.startswith("sums: finished, ")
+    assert await committed(folder) == expected(20)
+    assert "hush" not in printed + said + ran.stdout + ran.stderr
+
+
 async def test_a_run_can_restart_from_an_older_checkpoint_or_from_the_beginning(folder):
     """After a mistake in the flow, a user could not restart it from an older checkpoint or from the beginning."""
     committed_by = {}
@@ -136,7 +155,7 @@ async def test_a_run_can_restart_from_an_older_checkpoint_or_from_the_beginning(
         ),
         (
             ("--checkpoints", ""),
-            "Checkpoints: expected a folder or a CheckpointStore, given ''; write Checkpoints(\"/var/lib/…\")",
+            "Checkpoints: expected a folder, a URL or a CheckpointStore, given ''; write Checkpoints(\"/var/lib/…\")",
         ),
     ],
 )

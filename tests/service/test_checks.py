@@ -119,6 +119,19 @@ async def test_what_does_not_fit_is_told_with_its_line(case: Case, given: dict[s
     assert problem.startswith("f:")
 
 
+async def test_an_object_store_is_asked(case: Case, s3_url: str) -> None:
+    """A misspelt bucket was a folder for the check, and the service did not start."""
+    await case.write({"late": 1, "km": 1})
+    found = await case.found(folder=s3_url)
+    assert found["checkpoints.store"] == f"{s3_url.partition('?')[0]} answers"
+    [problem] = await case.refused(folder=s3_url.replace("s3://state", "s3://other"))
+    assert "expected an object store for checkpoints" in problem
+    assert "(answer 404 NoSuchBucket)" in problem
+    [problem] = await case.refused(folder="s3://AKIA:hush@state")
+    assert "checkpoints in 's3://…@state': expected credentials in the environment" in problem
+    assert "hush" not in problem
+
+
 async def test_a_certificate_of_another_key_is_told(case: Case) -> None:
     """A certificate was renewed and its key was not: the check was green, and the service did not start."""
     authority = Authority(case.folder, "authority")
