@@ -1,4 +1,4 @@
-"""Blobs in an object store: S3 and its relatives, Google Cloud Storage, Azure.
+"""Blobs in an object store: S3 and its relatives, Google Cloud Storage, Azure. It is imported when a URL is given.
 
 Messages show the URL without its options, and of an answer of the server only its status and code: its text may repeat
 a key.
@@ -10,11 +10,15 @@ import contextlib
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias, cast
 from urllib.parse import parse_qsl, urlsplit
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+from obstore.store import AzureStore, GCSStore, S3Store
 
 from streamiter.checkpoints.blobs import Blob, BlobChanged, BlobReader, Blobs, missing
 from streamiter.checkpoints.folder_blobs import FileReader, errors_of_writing
@@ -23,11 +27,9 @@ from streamiter.topics.urls import options_from, shown_url
 
 if TYPE_CHECKING:
     from obstore import UpdateVersion
-    from obstore.store import AzureStore, ClientConfig, GCSStore, RetryConfig, S3Store
+    from obstore.store import ClientConfig, RetryConfig
 
-    Client: TypeAlias = S3Store | GCSStore | AzureStore
-
-T = TypeVar("T")
+Client: TypeAlias = S3Store | GCSStore | AzureStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,8 @@ _CONNECT_S: Final = 5.0
 _PART_BYTES: Final = 8 << 20
 _PARTS_AT_ONCE: Final = 3
 
-# The manifest of some hundred parts, so that the end of a snapshot is read by one request.
-_END_BYTES: Final = 1 << 16
+# The manifest of some hundred parts, which is all that lists of checkpoints read.
+_RANGE_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +131,7 @@ class ObjectStoreUrl:
         return f"{self.scheme}://{self.bucket}/{self.prefix}".rstrip("/")
 
     def client(self) -> Client:
-        """Return a client; this connects to no server. Raises ``ConfigurationError`` if obstore is not installed."""
-        try:
-            from obstore.exceptions import BaseError
-            from obstore.store import AzureStore, GCSStore, S3Store
-        except ImportError:
-            raise ConfigurationError(
-                f"checkpoints in {self.place!r}: expected the package obstore, given none; "
-                "install it with: pip install 'streamiter[object-store]'"
-            ) from None
+        """Return a client; this connects to no server."""
         limit_s = self.options.give_up_after_s
         retry: RetryConfig = {
             "max_retries": 1000,  # the time decides
@@ -174,34 +168,26 @@ class ObjectBlobs(Blobs):
     Several processes exclude each other only by means of ``replace``. Snapshots pass through a temporary file.
     """
 
-    def __init__(self, url: str) -> None:
-        self._url = ObjectStoreUrl.of(url)
-        self._client = self._url.client()
-        self.place = self._url.place
+    def __init__(self, url: ObjectStoreUrl) -> None:
+        self._url = url
+        self._client = url.client()
+        self.place = url.place
 
     def folders(self) -> list[str]:
-        import obstore
-
         return sorted(obstore.list_with_delimiter(self._client)["common_prefixes"])
 
     def names(self, folder: str) -> list[str]:
-        import obstore
-
         found = obstore.list(self._client, folder).collect()
         names = (each["path"].removeprefix(f"{folder}/") for each in found)
         return sorted(name for name in names if "/" not in name)
 
     def size(self, name: str) -> int | None:
-        import obstore
-
         try:
             return obstore.head(self._client, name)["size"]
         except FileNotFoundError:
             return None
 
     def read(self, name: str) -> Blob | None:
-        import obstore
-
         try:
             found = obstore.get(self._client, name)
             return Blob(bytes(found.bytes()), json.dumps([found.meta["e_tag"], found.meta["version"]]))
@@ -209,9 +195,6 @@ class ObjectBlobs(Blobs):
             return None
 
     def replace(self, name: str, content: bytes, version: str | None) -> None:
-        import obstore
-        from obstore.exceptions import AlreadyExistsError, PreconditionError
-
         e_tag, number = (None, None) if version is None else json.loads(version)
         # A version that is None must be left out.
         known: UpdateVersion = {"e_tag": e_tag} if number is None else {"e_tag": e_tag, "version": number}
@@ -228,8 +211,6 @@ class ObjectBlobs(Blobs):
         return _temporary_file()
 
     def publish(self, file: BinaryIO, name: str) -> None:
-        import obstore
-
         file.seek(0)
         obstore.put(self._client, name, file, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
 
@@ -253,11 +234,9 @@ class ObjectBlobs(Blobs):
         return FileReader(self.place_of(name), file)
 
     def peek(self, name: str) -> BlobReader:
-        return RangeReader(self, self._client, name)
+        return ObjectReader(self.place_of(name), self._client, name)
 
     def delete(self, name: str) -> None:
-        import obstore
-
         with contextlib.suppress(FileNotFoundError):
             obstore.delete(self._client, name)
 
@@ -266,8 +245,6 @@ class ObjectBlobs(Blobs):
 
     @contextlib.contextmanager
     def explained(self, what: str) -> Iterator[None]:
-        from obstore.exceptions import BaseError
-
         with errors_of_writing(what, tempfile.gettempdir(), "set TMPDIR to a folder with more room"):
             try:
                 yield
@@ -302,36 +279,26 @@ def _temporary_file() -> BinaryIO:
     return cast("BinaryIO", tempfile.TemporaryFile(prefix="streamiter-"))
 
 
-class RangeReader(BlobReader):
-    """Reads an object by ranges; its end is read at once."""
+class ObjectReader(BlobReader):
+    """Reads an object by ranges."""
 
-    def __init__(self, blobs: ObjectBlobs, client: Client, name: str) -> None:
-        import obstore
-
-        self._client = client
-        self._name = name
-        super().__init__(blobs.place_of(name), self._explained(lambda: obstore.head(client, name)["size"]))
-        self._end_offset = max(0, self.size_bytes - _END_BYTES)
-        self._end = self._range(self._end_offset, self.size_bytes)
+    def __init__(self, place: str, client: Client, name: str) -> None:
+        with _removed(place):
+            self._file = obstore.open_reader(client, name, buffer_size=_RANGE_BYTES)
+            super().__init__(place, self._file.size)
 
     def read(self, offset: int, length: int) -> bytes:
-        end = min(offset + length, self.size_bytes)
-        if offset >= self._end_offset:
-            return self._end[offset - self._end_offset : max(offset, end) - self._end_offset]
-        return self._range(offset, end)
+        with _removed(self.place):
+            self._file.seek(offset)
+            return bytes(self._file.read(length))
 
     def close(self) -> None:
-        """Do nothing: no file is open."""
+        """Do nothing: no connection is kept."""
 
-    def _range(self, start: int, end: int) -> bytes:
-        import obstore
 
-        if start >= end:
-            return b""
-        return self._explained(lambda: bytes(obstore.get_range(self._client, self._name, start=start, end=end)))
-
-    def _explained(self, call: Callable[[], T]) -> T:
-        try:
-            return call()
-        except FileNotFoundError:
-            raise missing(self.place) from None
+@contextlib.contextmanager
+def _removed(place: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise missing(place) from None

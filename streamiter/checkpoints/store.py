@@ -45,6 +45,7 @@ from streamiter.checkpoints.snapshot import (
 )
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError, StreamiterError
 from streamiter.numbers import positive, whole_number
+from streamiter.topics.urls import shown_url
 
 
 class CheckpointStore:
@@ -167,16 +168,6 @@ class CheckpointStore:
         if writer.pending_bytes >= BATCH_BYTES:
             await run_call(self._blobs, flow.write, writer)
         await asyncio.sleep(0)
-
-
-class DirectoryStore(CheckpointStore):
-    """Keeps the snapshots of flows in a directory, which is created when a flow is claimed: a folder for each flow.
-
-    Flows may share the directory.
-    """
-
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
-        super().__init__(FolderBlobs(directory))
 
 
 class MemoryStore(CheckpointStore):
@@ -531,9 +522,7 @@ class Checkpoints:
                 'write Checkpoints("/var/lib/…")'
             )
         if is_url(self.store):
-            from streamiter.checkpoints.object_blobs import ObjectStoreUrl
-
-            ObjectStoreUrl.of(str(self.store))
+            object_store(str(self.store))
         for name in ("interval_s", "alignment_timeout_s", "transaction_timeout_s"):
             positive(f"Checkpoints: {name}", getattr(self, name))
         whole_number("Checkpoints: keep", self.keep, 1)
@@ -560,11 +549,19 @@ def store_at(given: str | os.PathLike[str] | CheckpointStore) -> CheckpointStore
 
 def blobs_at(place: str | os.PathLike[str]) -> Blobs:
     """Return the blobs in a folder or at a URL."""
-    if is_url(place):
-        from streamiter.checkpoints.object_blobs import ObjectBlobs  # its clients are imported if they are needed
+    return object_store(str(place)) if is_url(place) else FolderBlobs(place)
 
-        return ObjectBlobs(str(place))
-    return FolderBlobs(place)
+
+def object_store(url: str) -> Blobs:
+    """Return the blobs at a URL; this connects to no server. Raises ``ConfigurationError``, also without obstore."""
+    try:
+        from streamiter.checkpoints.object_blobs import ObjectBlobs, ObjectStoreUrl
+    except ImportError as error:
+        raise ConfigurationError(
+            f"checkpoints in {shown_url(url)!r}: expected the package obstore, given none ({error.name}); "
+            "install it with: pip install 'streamiter[object-store]'"
+        ) from None
+    return ObjectBlobs(ObjectStoreUrl.of(url))
 
 
 def is_url(place: object) -> bool:

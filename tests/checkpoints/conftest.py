@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from checkpoints.store_contract import MakeStore
 
-from streamiter.checkpoints.store import DirectoryStore
+from streamiter.checkpoints.store import CheckpointStore, store_at
 
 
 @pytest.fixture
 async def make_store(tmp_path: Path) -> AsyncIterator[MakeStore]:
     """Return a maker of stores in one directory, which is created by the first store that claims a flow."""
-    stores: list[DirectoryStore] = []
+    stores: list[CheckpointStore] = []
 
-    def make() -> DirectoryStore:
-        stores.append(DirectoryStore(tmp_path / "made" / "here"))
+    def make() -> CheckpointStore:
+        stores.append(store_at(tmp_path / "made" / "here"))
         return stores[-1]
 
     yield make

@@ -16,13 +16,13 @@ from checkpoints.store_contract import MakeStore, StoreContract
 from streamiter import files as file_locks
 from streamiter.checkpoints.folder_blobs import FolderBlobs
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart
-from streamiter.checkpoints.store import DirectoryStore, FlowCheckpoints
+from streamiter.checkpoints.store import FlowCheckpoints, store_at
 from streamiter.errors import CheckpointError, ConfigurationError
 
 MIB = 1 << 20
 
 
-class TestDirectoryStore(StoreContract):
+class TestStoreInADirectory(StoreContract):
     """The checks for every store."""
 
 
@@ -43,8 +43,8 @@ async def test_a_file_in_place_of_the_directory_is_an_error(tmp_path: Path) -> N
     (tmp_path / "file").write_bytes(b"")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ConfigurationError, match=rf"flow 'clicks': expected a directory .* given {place}"):
-            await DirectoryStore(place).claim("clicks", "a")
-    assert await DirectoryStore(tmp_path / "file").list() == []
+            await store_at(place).claim("clicks", "a")
+    assert await store_at(tmp_path / "file").list() == []
 
 
 async def test_files_of_others_in_the_directory_are_not_changed(make_store: MakeStore, folder: Path) -> None:

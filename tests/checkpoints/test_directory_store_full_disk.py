@@ -13,7 +13,7 @@ from support.processes import LIMIT_S
 
 from streamiter.checkpoints.flow_record import CommitPointer
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart
-from streamiter.checkpoints.store import DirectoryStore
+from streamiter.checkpoints.store import store_at
 from streamiter.errors import ConfigurationError, StorageFull
 
 MIB = 1 << 20
@@ -38,13 +38,13 @@ async def test_a_directory_that_may_not_be_written_to_is_an_error(small_disk: Sm
     with pytest.raises(
         ConfigurationError, match=r"expected a directory for checkpoints that this process may write to.*Read-only"
     ):
-        await DirectoryStore(disk).claim("clicks", "a")
+        await store_at(disk).claim("clicks", "a")
 
 
 async def test_a_full_disk_fails_the_save_and_nothing_else(small_disk: SmallDisk) -> None:
     """Half a snapshot counted as one, or filled the disk, or a full disk damaged the committed snapshot."""
     disk, give_more_room = small_disk
-    store = DirectoryStore(disk)
+    store = store_at(disk)
     await store.claim("clicks", "a")
     await save_and_commit(store, 1)
     large = [SnapshotPart("p", b"", (Frames([bytes(MIB // 2)] * 10),))]
@@ -67,15 +67,15 @@ async def test_a_full_disk_fails_the_save_and_nothing_else(small_disk: SmallDisk
 async def test_on_a_full_disk_commits_fail_as_a_whole_and_pruning_works(small_disk: SmallDisk) -> None:
     """The few bytes of the record did not fit, and even removing snapshots needed space."""
     disk, _ = small_disk
-    store = DirectoryStore(disk)
+    store = store_at(disk)
     await store.claim("clicks", "a")
     await save_and_commit(store, 1, 2)
     third = await save(store, 3)
     fill(disk)
     for call in (
         store.commit("clicks", third),
-        DirectoryStore(disk).claim("clicks", "b"),
-        DirectoryStore(disk).claim("other", "b"),
+        store_at(disk).claim("clicks", "b"),
+        store_at(disk).claim("other", "b"),
     ):
         with pytest.raises(StorageFull):
             await call

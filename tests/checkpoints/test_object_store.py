@@ -73,7 +73,8 @@ def test_clients_of_all_providers_are_made_without_a_connection(monkeypatch: pyt
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first run in production ended with an ImportError."""
-    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.delitem(sys.modules, "streamiter.checkpoints.object_blobs", raising=False)
     with pytest.raises(ConfigurationError, match=r"pip install 'streamiter\[object-store\]'"):
         blobs_at("s3://state/clicks")
 

@@ -11,7 +11,7 @@ from cli.program import on_terminal, streamiter
 from typer.testing import CliRunner
 
 from streamiter.checkpoints.snapshot import CheckpointId
-from streamiter.checkpoints.store import DirectoryStore
+from streamiter.checkpoints.store import store_at
 from streamiter.cli.app import app
 
 RUN = "4f1a"
@@ -22,7 +22,7 @@ async def stored(folder, *, flow="clicks", commits=(1, 2, 3), more=(), **in_head
 
     The checkpoints ``more`` are not committed; ``in_header`` is for their headers.
     """
-    store = DirectoryStore(folder / "kept")
+    store = store_at(folder / "kept")
     await store.claim(flow, RUN)
     await save_and_commit(store, *commits, run=RUN, flow=flow)
     for number in more:
@@ -41,7 +41,7 @@ def checkpoints(*arguments, cwd):
 async def test_checkpoints_are_a_line_each(tmp_path):
     """Users could not see from which checkpoints a flow can resume, and from which one it will."""
     files = await stored(tmp_path, more=[4])
-    store = DirectoryStore(tmp_path / "kept")
+    store = store_at(tmp_path / "kept")
     await store.claim("views", "b")
     await store.save(header(12, "b", flow="views", job_ended=True), parts())
     await store.commit("views", CheckpointId(12, "b"))
@@ -124,7 +124,7 @@ async def test_the_content_of_a_checkpoint_is_shown(tmp_path):
 async def test_of_two_checkpoints_with_one_number_the_committed_one_is_shown(tmp_path):
     """Of two checkpoints with one number, the one of a replaced run was shown."""
     await stored(tmp_path, commits=[1], more=[2])
-    store = DirectoryStore(tmp_path / "kept")
+    store = store_at(tmp_path / "kept")
     await store.claim("clicks", "0")
     await save_and_commit(store, 2, run="0")
     await store.close()
@@ -177,7 +177,7 @@ async def test_pruning_keeps_the_committed_one_and_those_before_it(tmp_path):
 
 async def test_pruning_during_a_run_keeps_the_snapshot_that_the_job_may_commit(tmp_path):
     """A snapshot was removed between its saving and its commit, which ended the job, or the flow for ever."""
-    store = DirectoryStore(tmp_path / "kept")
+    store = store_at(tmp_path / "kept")
     await store.claim("clicks", RUN)
     await save_and_commit(store, 1, 2, run=RUN)
     saved = await save(store, 3, RUN, notes={})

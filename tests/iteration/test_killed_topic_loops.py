@@ -19,7 +19,7 @@ from iteration.topic_loop_program import Options
 from iteration.topic_loops_support import KINDS, Kind, MakeTopic, check_undisturbed, end_of, logged_in_last, values_in
 from support.processes import async_process
 
-from streamiter.checkpoints.store import DirectoryStore
+from streamiter.checkpoints.store import store_at
 from streamiter.errors import CheckpointError
 from streamiter.runtime.feedback import TopicRange
 from streamiter.topics import Topic
@@ -47,7 +47,7 @@ async def running(options: Options) -> AsyncIterator[asyncio.subprocess.Process]
 
 async def caught_circling(options: Options, process: asyncio.subprocess.Process) -> None:
     """Wait until the last checkpoint contains feedback in transit, or the process has ended."""
-    store = DirectoryStore(options.folder)
+    store = store_at(options.folder)
     async with asyncio.timeout(DEADLINE_S):
         while process.returncode is None:
             # A newer checkpoint may have replaced the one to be read.
@@ -96,7 +96,7 @@ async def test_a_killed_loop_has_the_results_of_an_undisturbed_one(
             if process.returncode is None:
                 os.kill(process.pid, signal.SIGKILL)
             assert await process.wait() in (0, -signal.SIGKILL)
-        resumed_with += await logged_in_last(DirectoryStore(options.folder), options.flow)
+        resumed_with += await logged_in_last(store_at(options.folder), options.flow)
     async with running(options) as process:
         assert await asyncio.wait_for(process.wait(), DEADLINE_S) == 0
     check_undisturbed(await values_in(out), tokens=TOKENS, most=MOST)

@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from streamiter.checkpoints.snapshot import SnapshotHeader, SnapshotPart
-from streamiter.checkpoints.store import DirectoryStore
+from streamiter.checkpoints.store import CheckpointStore, blobs_at
 
 __all__ = ["HeldStore"]
 
 
-class HeldStore(DirectoryStore):
+class HeldStore(CheckpointStore):
     """Saves a snapshot only when a test allows it."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+        super().__init__(blobs_at(folder))
         self.saves = asyncio.Event()
         self.may_save = asyncio.Event()
 

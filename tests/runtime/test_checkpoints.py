@@ -18,7 +18,7 @@ from support.waiting import until
 
 from streamiter import Checkpoints, Flow, Operator
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart
-from streamiter.checkpoints.store import CheckpointStore, DirectoryStore
+from streamiter.checkpoints.store import CheckpointStore, blobs_at, store_at
 from streamiter.errors import CheckpointError, ConfigurationError, GraphError, JobFailed, ProducerFenced, StorageFull
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
@@ -283,7 +283,7 @@ async def test_a_checkpoint_that_was_never_committed_is_not_resumed_from(broker:
     job = await summing(broker).start(checkpoints=settings(tmp_path))
     await job.checkpoint()
     await job.stop("suspend")
-    store = DirectoryStore(tmp_path)
+    store = store_at(tmp_path)
     await store.claim("sums of numbers", "killed")
     [_, last] = await store.list("sums of numbers")
     await store.save(replace(last, id=CheckpointId(3, "killed")), [])
@@ -299,7 +299,7 @@ async def test_a_snapshot_that_its_own_run_did_not_commit_is_not_resumed_from(
     broker: MemoryBroker, tmp_path: Path
 ) -> None:
     """The snapshot was newer than the last one that this run had committed, so its outputs were aborted."""
-    store = DirectoryStore(tmp_path)
+    store = store_at(tmp_path)
     job = await summing(broker).start(checkpoints=settings(store))
     await job.checkpoint()
     run = (await store.list("sums of numbers"))[-1]
@@ -333,7 +333,7 @@ async def test_nothing_is_committed_before_its_snapshot_is_stored(broker: Memory
 async def test_nothing_is_committed_where_its_snapshot_cannot_be_stored(broker: MemoryBroker, tmp_path: Path) -> None:
     """The disk of the checkpoints was full, and outputs became visible, and again after the restart."""
     await write(broker.topic("numbers"), range(10))
-    job = await summing(broker).start(checkpoints=settings(FullStore(tmp_path)))
+    job = await summing(broker).start(checkpoints=settings(FullStore(blobs_at(tmp_path))))
     await handled(job, "sink sums", 10)
     with pytest.raises(StorageFull, match="no room for checkpoint 1"):
         await job.checkpoint()
@@ -344,7 +344,7 @@ async def test_nothing_is_committed_where_its_snapshot_cannot_be_stored(broker: 
     assert await written(broker.topic("sums")) == expected(10)
 
 
-class FullStore(DirectoryStore):
+class FullStore(CheckpointStore):
     """A store on a full disk."""
 
     async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
