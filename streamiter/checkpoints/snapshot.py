@@ -233,9 +233,6 @@ _AHEAD_BYTES: Final = 1 << 16
 # Frames are checked in pieces: a frame may be larger than the memory that is left.
 _CHECKED_BYTES: Final = 1 << 20
 
-# Checking this many bytes takes about 10 ms; then the check can be cancelled.
-_CHECK_PAUSE_BYTES: Final = 1 << 24
-
 
 class StoredSnapshot:
     """One snapshot in a store, open for reading. It stays readable if another process removes it.
@@ -289,24 +286,15 @@ class StoredSnapshot:
             )
         return self._frames(part, pieces[deferred])
 
-    async def verify(self) -> None:
+    def verify(self) -> None:
         """Read the whole snapshot. Raises ``CheckpointError`` if anything is damaged or missing."""
-        checking = self._check()
-        while await run_call(self._reader, next, checking, None):
-            pass
+        for part in self._manifest.parts:
+            for section in (part.content, *part.deferred):
+                self._verify_section(part.name, section)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close the snapshot. May be called more than once."""
-        self.close_now()
-
-    def close_now(self) -> None:
-        """Close the snapshot without an event loop."""
         self._reader.close()
-
-    def verify_now(self) -> None:
-        """Verify the snapshot without an event loop."""
-        for _ in self._check():
-            pass
 
     def _read_manifest(self) -> Manifest:
         size_bytes = self._reader.size_bytes
@@ -341,35 +329,20 @@ class StoredSnapshot:
         with self._explained_damage(part):
             reader.check_end()
 
-    def _check(self) -> Iterator[bool]:
-        """Read and check everything; yield True from time to time."""
-        checked_bytes = 0
-        for part in self._manifest.parts:
-            for section in (part.content, *part.deferred):
-                for length in self._check_section(part.name, section):
-                    checked_bytes += length
-                    if checked_bytes >= _CHECK_PAUSE_BYTES:
-                        checked_bytes = 0
-                        yield True
-
-    def _check_section(self, part: str, section: Section) -> Iterator[int]:
-        """Check the frames of a section with one piece of a frame in memory; yield the lengths of the pieces."""
+    def _verify_section(self, part: str, section: Section) -> None:
+        """Check the frames of a section with one piece of a frame in memory."""
         reader = _SectionReader(self._read, section)
-        for number in range(section.frames):
-            with self._explained_damage(part):
+        with self._explained_damage(part):
+            for number in range(section.frames):
                 place = reader.position
                 rest, expected = FRAME_HEAD.unpack(reader.take(FRAME_HEAD.size))
                 reader.check_length(rest)
                 crc32 = frame_crc32(place, rest)
-            while rest:
-                length = min(rest, _CHECKED_BYTES)
-                with self._explained_damage(part):
+                while rest:
+                    length = min(rest, _CHECKED_BYTES)
                     crc32 = zlib.crc32(reader.take(length), crc32)
-                rest -= length
-                yield length
-            with self._explained_damage(part):
+                    rest -= length
                 _compare(number, crc32, expected)
-        with self._explained_damage(part):
             reader.check_end()
 
     def _read(self, offset: int, length: int) -> bytes:

@@ -287,7 +287,7 @@ class FlowCheckpoints:
     def header(self, checkpoint: CheckpointId) -> SnapshotHeader:
         """Return the header of a snapshot; raises as :meth:`open` does."""
         snapshot = self.peek(checkpoint)
-        snapshot.close_now()
+        snapshot.close()
         return snapshot.header
 
     def peek(self, checkpoint: CheckpointId) -> StoredSnapshot:
@@ -449,7 +449,7 @@ class FlowCheckpoints:
         try:
             snapshot.check_identity(self.flow, checkpoint)
         except BaseException:
-            snapshot.close_now()
+            snapshot.close()
             raise
         return snapshot
 
@@ -480,7 +480,7 @@ def _flow_named_in(blobs: Blobs, name: str) -> str | None:
             return unpack_record(blob.content).flow
         if checkpoint_of(file_name):
             snapshot = StoredSnapshot(blobs.peek(name), blobs.place)
-            snapshot.close_now()
+            snapshot.close()
             return snapshot.header.flow
     return None
 

@@ -243,7 +243,7 @@ def show(store: Store, flow: FlowName = None, checkpoint: Number = None, as_json
     try:
         document, fields = _document(listed, snapshot), _fields(listed, snapshot)
     finally:
-        snapshot.close_now()
+        snapshot.close()
     if as_json:
         print_json(document)
     else:
@@ -321,11 +321,11 @@ def _problem(listed: ListedCheckpoint) -> str | None:
     except CheckpointError as error:
         return str(error)
     try:
-        snapshot.verify_now()
+        snapshot.verify()
     except CheckpointError as error:
         return str(error)
     finally:
-        snapshot.close_now()
+        snapshot.close()
     return None
 
 

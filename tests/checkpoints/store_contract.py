@@ -53,9 +53,9 @@ class StoreContract:
         assert snapshot.header == header(7)
         assert list(snapshot.part_names()) == list(CONTENT)
         assert await content_of(snapshot) == CONTENT
-        await snapshot.verify()
-        await snapshot.close()
-        await snapshot.close()
+        snapshot.verify()
+        snapshot.close()
+        snapshot.close()
 
     async def test_frames_of_several_pieces_may_be_read_in_turn(self, make_store: MakeStore) -> None:
         """The subtasks of a step restored at the same time, and a shared position in the file mixed their frames up."""
@@ -66,7 +66,7 @@ class StoreContract:
         snapshot = await store.open("clicks", CheckpointId(1, "a"))
         together = zip(*(snapshot.frames("p", number) for number in range(3)), strict=True)
         assert [list(frames) for frames in zip(*together, strict=True)] == many
-        await snapshot.close()
+        snapshot.close()
 
     async def test_a_request_for_a_missing_piece_is_an_error(self, make_store: MakeStore) -> None:
         """A changed program requested pieces that the snapshot does not have, without an error."""
@@ -78,7 +78,7 @@ class StoreContract:
             snapshot.frames("größe/0", 3)
         with pytest.raises(InternalError, match="it has no part 'none'"):
             await snapshot.content("none")
-        await snapshot.close()
+        snapshot.close()
 
     async def test_saving_releases_no_deferred_state(self, make_store: MakeStore) -> None:
         """The store released state that its owner releases, also after a failed save, so it was released twice."""
@@ -157,7 +157,7 @@ class StoreContract:
             await store.save(header(1), [])
         snapshot = await store.open("clicks", CheckpointId(1, "a"))
         assert await content_of(snapshot) == CONTENT
-        await snapshot.close()
+        snapshot.close()
 
     async def test_a_missing_snapshot_is_an_error_that_names_the_existing_ones(self, make_store: MakeStore) -> None:
         """The error for a wrong directory or number did not name the existing snapshots."""
@@ -362,4 +362,4 @@ class StoreContract:
         snapshot = await store.open("clicks", CheckpointId(1, "a"))
         assert await store.prune("clicks", keep=1) == [CheckpointId(1, "a")]
         assert await content_of(snapshot) == CONTENT
-        await snapshot.close()
+        snapshot.close()

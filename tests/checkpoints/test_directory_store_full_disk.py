@@ -57,7 +57,7 @@ async def test_a_full_disk_fails_the_save_and_nothing_else(small_disk: SmallDisk
     assert [path.suffix for path in (disk / "clicks").iterdir() if path.stat().st_size > 1000] == []
     snapshot = await store.open("clicks", CheckpointId(1, "a"))
     assert await content_of(snapshot) == CONTENT
-    await snapshot.close()
+    snapshot.close()
     give_more_room()
     await store.save(header(5), large)
     await store.commit("clicks", CheckpointId(5, "a"))

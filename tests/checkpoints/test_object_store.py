@@ -115,7 +115,7 @@ async def test_a_large_snapshot_is_sent_in_parts_and_read_unchanged(s3_url: str)
     await store.save(header(1), [SnapshotPart("p", b"", [Frames(frames)])])
     snapshot = await store.open("clicks", CheckpointId(1, "a"))
     assert list(snapshot.frames("p", 0)) == frames
-    await snapshot.close()
+    snapshot.close()
 
 
 async def test_a_tool_does_not_remove_newer_snapshots(s3_url: str) -> None:

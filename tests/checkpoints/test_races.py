@@ -177,7 +177,7 @@ class Race:
     def _restore(self, flow: FlowCheckpoints, checkpoint: CheckpointId, run: str) -> None:
         """Read the committed snapshot, which older runs do not remove; a newer run may."""
         try:
-            flow.open(checkpoint).close_now()
+            flow.open(checkpoint).close()
         except CheckpointError:
             record = self.flow.record()
             assert record is not None

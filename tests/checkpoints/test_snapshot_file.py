@@ -62,10 +62,10 @@ def read_everything(path: Path) -> list[bytes]:
     """Read the whole content, and close the file in any case."""
     snapshot = opened(path)
     try:
-        snapshot.verify_now()
+        snapshot.verify()
         return list(contents(snapshot))
     finally:
-        snapshot.close_now()
+        snapshot.close()
 
 
 def contents(snapshot: StoredSnapshot) -> Iterator[bytes]:
@@ -85,7 +85,7 @@ def refusal(path: Path) -> str:
         try:
             list(contents(snapshot))
         finally:
-            snapshot.close_now()
+            snapshot.close()
     assert str(refused.value).startswith(str(path))
     return str(refused.value)
 
@@ -104,13 +104,13 @@ def test_any_parts_are_restored_unchanged(tmp_path_factory: pytest.TempPathFacto
             SnapshotPart(name, content, tuple(map(Frames, deferred))) for name, (content, deferred) in parts.items()
         ]
         snapshot = opened(write(path, written, notes={name: name for name in parts}))
-        snapshot.verify_now()
+        snapshot.verify()
         assert snapshot.header == header(7, notes={name: name for name in parts})
         assert list(snapshot.part_names()) == list(parts)
         for name, (content, deferred) in parts.items():
             assert list(snapshot._frames(name, snapshot._part(name).content)) == [content]
             assert [list(snapshot.frames(name, number)) for number in range(len(deferred))] == deferred
-        snapshot.close_now()
+        snapshot.close()
 
     check()
 
@@ -209,8 +209,8 @@ def test_two_frames_that_changed_places_are_found(tmp_path: Path) -> None:
     path.write_bytes(swapped)
     snapshot = opened(path)
     with pytest.raises(CheckpointError, match="part 'p': the checkpoint is damaged: frame 0 does not match"):
-        snapshot.verify_now()
-    snapshot.close_now()
+        snapshot.verify()
+    snapshot.close()
 
 
 def with_manifest(whole: bytes, change: Callable[[dict[str, object]], object]) -> bytes:
@@ -283,7 +283,7 @@ def test_nothing_is_read_after_closing(file: Path) -> None:
     """The number of a closed file is used for the next file, whose bytes were taken for the snapshot."""
     snapshot = opened(file)
     frames = snapshot.frames("größe/0", 0)
-    snapshot.close_now()
+    snapshot.close()
     with open(file, "rb"), pytest.raises(ValueError, match="closed file"):
         next(iter(frames))
 

@@ -79,11 +79,11 @@ async def test_after_a_kill_the_committed_snapshot_is_complete(place: str) -> No
         # The commit may be one higher than the report, if the kill came between them.
         assert pointer.committed.number in (said, said + 1)
         snapshot = await store.open("clicks", pointer.committed)
-        await snapshot.verify()
+        snapshot.verify()
         [first, *_] = parts(pointer.committed.number)
         assert await snapshot.content("p") == first.content
         assert list(snapshot.frames("p", 0)) == list(first.deferred[0].frames())
-        await snapshot.close()
+        snapshot.close()
     # The last store removes the remains of all runs; no lock of a dead process blocks it.
     store = store_at(place)
     await store.claim("clicks", "last")

@@ -345,4 +345,4 @@ class JobRestore:
         self._queues.close()
         if self._snapshot is not None:
             snapshot, self._snapshot = self._snapshot, None
-            await snapshot.close()
+            snapshot.close()
