@@ -101,13 +101,13 @@ class ObjectStoreUrl:
 (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), given some in the URL; remove them from it
         """
         subject = f"checkpoints in {shown_url(url)!r}"
-        scheme, _, rest = url.partition("://")
-        if scheme not in _KINDS:
+        scheme, _, rest = url.partition(":")
+        if scheme not in _KINDS or not rest.startswith("//"):
             raise ConfigurationError(
                 f"{subject}: expected a folder, or a URL with one of {', '.join(f'{each}://' for each in _KINDS)}, "
-                f"given {scheme}://"
+                f"given {scheme}:{'//' if rest.startswith('//') else ''}"
             )
-        place, _, query = rest.partition("?")
+        place, _, query = rest[2:].partition("?")
         bucket, _, prefix = place.rstrip("/").partition("/")
         options = options_from(_KINDS[scheme], dict(parse_qsl(query, keep_blank_values=True)), subject)
         endpoint = getattr(options, "endpoint", None) or ""

@@ -13,6 +13,7 @@ import asyncio
 import builtins
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Final
@@ -564,6 +565,11 @@ def object_store(url: str) -> Blobs:
     return ObjectBlobs(ObjectStoreUrl.of(url))
 
 
+# A single letter is a drive of Windows.
+_URL: Final = re.compile(r"[A-Za-z][\w+.-]+:/")
+
+
 def is_url(place: object) -> bool:
-    """Whether a place of checkpoints is a URL, and not a folder."""
-    return isinstance(place, str) and "://" in place
+    """Whether a place of checkpoints is a URL, perhaps a misspelt one such as ``s3:/bucket``, and not a folder."""
+    text = os.fspath(place) if isinstance(place, (str, os.PathLike)) else ""
+    return isinstance(text, str) and _URL.match(text) is not None

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import traceback
+from pathlib import Path
 
 import pytest
 from checkpoints.snapshots import CONTENT, Frames, header, ids, save, save_and_commit
@@ -49,10 +50,13 @@ class TestObjectStore(StoreContract):
         ("s3:///x", "expected the name of a bucket and a prefix, as in s3://bucket/prefix"),
         ("s3://state/a/../b", "expected the name of a bucket and a prefix"),
         ("s3://state//x", "expected the name of a bucket and a prefix"),
+        ("s3:/state/x", "expected a folder, or a URL with one of s3://, gs://, az://, given s3:"),
+        ("S3://state", "given S3://"),
+        (Path("s3://state"), "given s3:"),
         ("ftp://state/x", "expected a folder, or a URL with one of s3://, gs://, az://, given ftp://"),
     ],
 )
-def test_a_url_that_no_store_has_is_refused_without_its_secrets(url: str, said: str) -> None:
+def test_a_url_that_no_store_has_is_refused_without_its_secrets(url: str | Path, said: str) -> None:
     """A key in a URL was in the log of each pod; or a misspelt option was ignored."""
     with pytest.raises(ConfigurationError) as refused:
         Checkpoints(url)
