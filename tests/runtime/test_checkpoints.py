@@ -19,7 +19,15 @@ from support.waiting import until
 from streamiter import Checkpoints, Flow, Operator
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart
 from streamiter.checkpoints.store import CheckpointStore, blobs_at, store_at
-from streamiter.errors import CheckpointError, ConfigurationError, GraphError, JobFailed, ProducerFenced, StorageFull
+from streamiter.errors import (
+    CheckpointError,
+    ConfigurationError,
+    GraphError,
+    JobFailed,
+    ProducerFenced,
+    StorageFull,
+    StoreUnavailable,
+)
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.runtime.job import Job, StopMode
@@ -349,6 +357,27 @@ class FullStore(CheckpointStore):
 
     async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
         raise StorageFull(f"no room for checkpoint {header.id.number}")
+
+
+class AwayStore(CheckpointStore):
+    """A store that does not answer after the commit."""
+
+    async def prune(self, flow: str, *, keep: int) -> list[CheckpointId]:
+        raise StoreUnavailable("away")
+
+
+async def test_a_checkpoint_counts_although_older_ones_cannot_be_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store was away for a moment behind the last commit, and a job that had done everything failed."""
+    flow = Flow("numbers")
+    flow.from_items([1, 2, 3], name="numbers").collect(name="collected")
+    job = await flow.start(checkpoints=settings(AwayStore(blobs_at(tmp_path))))
+    statistics = await asyncio.wait_for(job.wait(), PATIENCE_S)
+    assert statistics.checkpoints is not None
+    assert (statistics.checkpoints.taken, statistics.checkpoints.given_up) == (1, 0)
+    assert "flow 'numbers': away" in caplog.text
+    assert (await store_at(tmp_path).list("numbers"))[-1].job_ended
 
 
 async def test_outputs_in_another_place_are_reported_as_at_least_once(

@@ -318,13 +318,15 @@ class Checkpointer:
         if self._positions is not None:
             await self._positions.commit_others()
             return
+        # With a transaction the commit record decides; the store's own pointer is updated with the next checkpoint.
+        is_committed = self._transaction is not None
         try:
             await self._opened_store.commit(self._flow, checkpoint)
+            is_committed = True
             await self._opened_store.prune(self._flow, keep=self._settings.keep)
         except (StorageFull, StoreUnavailable) as error:
-            if self._transaction is None:
+            if not is_committed:
                 raise
-            # The commit record decides; the store's own pointer is updated with the next checkpoint.
             _log.warning("flow %r: %s", self._flow, error)
 
     # -- end -------------------------------------------------------------------------------------------

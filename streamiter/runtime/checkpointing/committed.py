@@ -49,7 +49,7 @@ def checkpoints_of(flow: str, tasks: Sequence[Task], options: JobOptions) -> Che
     if given is not None:
         raise ConfigurationError(
             f'flow {flow!r}: expected Checkpoints with a folder, or sources with start="committed", given neither; '
-            'write Checkpoints("/var/lib/…") (on the command line --checkpoints FOLDER), or, in a flow without state, '
+            'write Checkpoints("/var/lib/…") (on the command line --checkpoints STORE), or, in a flow without state, '
             'flow.source(…, start="committed")'
         )
     changed = sorted(options.changed_steps)
@@ -60,7 +60,7 @@ def checkpoints_of(flow: str, tasks: Sequence[Task], options: JobOptions) -> Che
         if is_given:
             raise ConfigurationError(
                 f"flow {flow!r}: expected checkpoints= together with {option}=, given {option}={value!r} alone; "
-                f"add checkpoints=Checkpoints(…) (on the command line --checkpoints FOLDER), or leave {option}= out"
+                f"add checkpoints=Checkpoints(…) (on the command line --checkpoints STORE), or leave {option}= out"
             )
     return None
 
