@@ -131,7 +131,7 @@ class Blobs(abc.ABC):
         """Make a folder, if it does not exist."""
 
     def alone(self, folder: str) -> AbstractContextManager[None]:
-        """Exclude other processes that use the folder, where this is possible; no rule depends on it."""
+        """Exclude other processes that change the folder. Files need this for ``replace``; objects have no locks."""
         return contextlib.nullcontext()
 
     def enter(self, folder: str) -> IO[bytes] | None:

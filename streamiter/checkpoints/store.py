@@ -324,7 +324,7 @@ class FlowCheckpoints:
     def abandon(self, writer: SnapshotWriter) -> None:
         """Remove a snapshot whose writing has ended early."""
         if writer.has_begun:
-            with contextlib.suppress(StreamiterError):
+            with contextlib.suppress(StreamiterError), self._explained():
                 name = f"{self._folder}/{writer.name}"
                 self._blobs.abandon(writer.file, name, is_published=writer.is_published)
 

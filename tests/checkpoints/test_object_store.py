@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 import traceback
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from checkpoints.store_contract import MakeStore, StoreContract, check_independe
 from support.s3_server import S3Server
 from typer.testing import CliRunner
 
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart, SnapshotWriter
 from streamiter.checkpoints.store import Checkpoints, FlowCheckpoints, blobs_at, store_at
 from streamiter.cli.app import app
 from streamiter.errors import ConfigurationError, StoreUnavailable
@@ -109,6 +111,47 @@ async def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(s3_ser
     finally:
         s3_server.start()
     assert await ids(store) == [committed]
+
+
+async def test_the_reason_of_a_failed_save_is_not_replaced(s3_server: S3Server, s3_url: str) -> None:
+    """The store was away behind the last part, and the job ended with an error of the client in place of its own."""
+    flow = FlowCheckpoints(blobs_at(s3_url.replace("after_s=20", "after_s=0.2")), "clicks")
+    flow.claim("a", begin_anew=False)
+    writer = SnapshotWriter("0000000001-a.checkpoint")
+    flow.begin(CheckpointId(1, "a"), writer)
+    flow.publish(header(1), writer)
+    s3_server.stop()
+    try:
+        flow.abandon(writer)
+    finally:
+        s3_server.start()
+
+
+class Refusal(BaseHTTPRequestHandler):
+    """Answers as S3 does if a key is wrong: with the key."""
+
+    def do_GET(self) -> None:
+        said = b"<Error><Code>InvalidAccessKeyId</Code><AWSAccessKeyId>AKIAOFTESTS</AWSAccessKeyId></Error>"
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def test_a_refusal_is_told_without_the_key(s3_url: str) -> None:
+    """The answer of the server, with the id of the key in it, was in the log of each pod."""
+    with HTTPServer(("127.0.0.1", 0), Refusal) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"s3://state/clicks?endpoint=http://127.0.0.1:{server.server_port}"
+        with pytest.raises(
+            ConfigurationError, match=r"given s3://state/clicks \(answer 403 InvalidAccessKey"
+        ) as refused:
+            FlowCheckpoints(blobs_at(url), "clicks").record()
+        server.shutdown()
+    assert "AKIA" not in "".join(traceback.format_exception(refused.value))
 
 
 async def test_a_large_snapshot_is_sent_in_parts_and_read_unchanged(s3_url: str) -> None:
