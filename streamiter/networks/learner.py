@@ -25,13 +25,12 @@ from streamiter.networks.data import FeatureMiniBatch, TrainingSteps, from_recor
 from streamiter.networks.layers.layer import Parameter
 from streamiter.networks.network import LayerGraph, Network, check_size
 from streamiter.networks.serving import Diverged, checked_arrays, finite_loss, version_of
-from streamiter.networks.sparse import FEATURES, DrawnRows, columns_of, drawn_weights, no_features, seed_of
+from streamiter.networks.sparse import FEATURES, DrawnRows, columns_of, no_features, seed_of
 from streamiter.operators.output import Output
 from streamiter.optimizers import Optimizer
 from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.psf.aggregates import PullSparse
 from streamiter.parameter_server.psf.optimize import Optimize
-from streamiter.parameter_server.psf.random import RandomNormal, RandomUniform
 from streamiter.parameter_server.psf.rows import Put
 from streamiter.parameter_server.storage.sparse import distinct
 from streamiter.records import Array
@@ -261,11 +260,10 @@ def _first_rows(layout: ParameterLayout, optimize: Optimize, start: Mapping[str,
         return {"init": np.stack([weights, *ordered, np.zeros_like(weights)])}
     columns = columns_of(start[FEATURES], layout.width)
     rows = {_WEIGHTS: weights, **{optimize.slot_row(name): slot for name, slot in slots.items() if slot.any()}}
-    seed = seed_of(start)
     return {
         "sparse": True,
         "vector": layout.width,
-        "default": DrawnRows(layout.drawn(seed), layout.optimizer, seed),
+        "default": layout.drawn(seed_of(start)),
         "init": [Put(layout.matrix, row, values, columns) for row, values in rows.items()] if features else 0.0,
     }
 
@@ -329,7 +327,7 @@ class ParameterLayout:
     """The shape of each parameter; without the first axis for parameters by feature."""
     features: int
     """The number of features; 1 for parameters that are not by feature."""
-    drawn: Callable[[int], RandomNormal | RandomUniform] | None = None
+    drawn: Callable[[int], DrawnRows] | None = None
     """Returns for a seed how features that were not learned from are drawn; None: the matrix stores all features."""
 
     @cached_property
@@ -381,12 +379,11 @@ class ParameterLayout:
 def layouts(parameters: Iterable[Parameter], name: str, *, way: str | None = None) -> list[ParameterLayout]:
     """Return a layout for each optimizer and kind of parameter; ``name`` is in front of the names of the matrices.
 
-    With ``way``, how values of features are drawn, each parameter by feature has a layout of its own.
+    ``way`` says how values of features are drawn; None: all are stored.
     """
     groups: list[list[Parameter]] = []
     for parameter in parameters:
-        is_alone = parameter.by_feature and way is not None
-        group = None if is_alone else next((group for group in groups if _are_alike(group[0], parameter)), None)
+        group = next((group for group in groups if _are_alike(group[0], parameter)), None)
         if group is None:
             groups.append([parameter])
         else:
@@ -411,5 +408,5 @@ def _layout(group: Sequence[Parameter], number: int, name: str, way: str | None)
         names=tuple(parameter.name for parameter in group),
         shapes=tuple(parameter.shape[1:] if by_feature else parameter.shape for parameter in group),
         features=first.shape[0] if by_feature else 1,
-        drawn=partial(drawn_weights, first, way=way) if by_feature and way is not None else None,
+        drawn=partial(DrawnRows.of, group, way) if by_feature and way is not None else None,
     )

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -48,10 +48,17 @@ def drawn_weights(parameter: Parameter, seed: int, way: str) -> RandomNormal | R
 class DrawnRows(DrawnValues):
     """The first rows of a matrix of the parameter server: drawn weights, and the slots that fit them."""
 
-    weights: RandomNormal | RandomUniform
+    weights: tuple[tuple[int, RandomNormal | RandomUniform], ...]
+    """For each parameter the count of its values for a feature, and the function that draws them."""
     optimizer: Optimizer
     seed: int
-    """The seed of the network, from which ``weights`` has its own."""
+    """The seed of the network, from which the functions have theirs."""
+
+    @classmethod
+    def of(cls, parameters: Sequence[Parameter], way: str, seed: int) -> Self:
+        """Return the rows of parameters with one optimizer."""
+        weights = ((math.prod(made.shape[1:]), drawn_weights(made, seed, way)) for made in parameters)
+        return cls(tuple(weights), parameters[0].optimizer, seed)
 
     def draws(self, row: int) -> bool:
         if row == 0:
@@ -59,7 +66,13 @@ class DrawnRows(DrawnValues):
         return row <= len(self.optimizer.slot_names) and bool(self._slot(row, np.ones(1)).any())
 
     def draw(self, row: int, columns: Features, out: Array) -> None:
-        self.weights.draw(0, columns, out)
+        features, within = np.divmod(columns, sum(width for width, _ in self.weights))
+        for width, weights in self.weights:
+            at = ((within >= 0) & (within < width)).nonzero()[0]
+            drawn = np.empty(len(at), out.dtype)
+            weights.draw(0, features[at] * width + within[at], drawn)
+            out[at] = drawn
+            within -= width
         if row:
             out[:] = self._slot(row, out)
 

@@ -180,14 +180,16 @@ class HashedCells(Cells):
             slots, absent = self._find(columns)
             values = gathered(self._values, slots, out)
         else:
-            firsts, within = _vectors(columns, self._vector)
+            firsts, parts = _vectors(columns, self._vector)
             slots, absent = self._find(firsts)
-            if within is None:
+            if parts is None:
                 table = self._values.reshape(-1, self._vector)
                 values = gathered(table, slots, None if out is None else out.reshape(-1, self._vector)).reshape(-1)
                 absent = _ranges(absent * self._vector, self._vector)
             else:
-                values = gathered(self._values, slots * self._vector + within, out)
+                vectors, within = parts
+                values = gathered(self._values, slots[vectors] * self._vector + within, out)
+                absent = (self._columns[slots] < 0)[vectors].nonzero()[0]
         if self._draw is not None and len(absent):
             drawn = np.empty(len(absent), values.dtype)
             self._draw(columns[absent], drawn)
@@ -204,25 +206,17 @@ class HashedCells(Cells):
         out[columns - self._first] = values
 
     def add(self, columns: Columns, values: Numbers) -> bool:
-        slots, within = self._claim(columns, is_overwritten=False)
-        if slots is None:
+        places = self._claim(columns, is_overwritten=False)
+        if places is None:
             return False
-        if self._vector > 1:
-            slots = slots * self._vector
-            slots = _ranges(slots, self._vector) if within is None else slots + within
-        np.add.at(self._values, slots, values)
+        np.add.at(self._values, places, values)
         return True
 
     def put(self, columns: Columns, values: Numbers) -> bool:
-        slots, within = self._claim(columns, is_overwritten=True)
-        if slots is None:
+        places = self._claim(columns, is_overwritten=True)
+        if places is None:
             return False
-        if self._vector == 1:
-            self._values[slots] = values
-        elif within is None:
-            self._values.reshape(-1, self._vector)[slots] = values.reshape(-1, self._vector)
-        else:
-            self._values[slots * self._vector + within] = values
+        self._values[places] = values
         return True
 
     def count_absent(self, columns: Columns) -> int:
@@ -301,24 +295,29 @@ class HashedCells(Cells):
                 at, searched, places = at[further], searched[further], places[further]
         return slots, (seen < 0).nonzero()[0]
 
-    def _claim(self, columns: Columns, *, is_overwritten: bool) -> tuple[npt.NDArray[np.int64] | None, Columns | None]:
-        """Return the slot of each vector, taking slots for absent ones; None if more than half would be taken.
+    def _claim(self, columns: Columns, *, is_overwritten: bool) -> npt.NDArray[np.int64] | None:
+        """Return the place of each column, taking slots for absent ones; None if more than half would be taken.
 
-        Return the columns within their vectors, too; None if they are whole vectors. If whole vectors are then
-        overwritten, their values are not drawn.
+        If whole vectors are then overwritten, their values are not drawn.
         """
-        firsts, within = (columns, None) if self._vector == 1 else _vectors(columns, self._vector)
+        firsts, parts = (columns, None) if self._vector == 1 else _vectors(columns, self._vector)
         slots, absent = self._find(firsts)
         if len(absent):
             missing = firsts[absent]
             new = distinct(missing)
             if 2 * (self._taken + len(new)) > len(self._columns):
-                return None, within
+                return None
             self._take(new)
             slots[absent] = self._find(missing)[0]
-            if self._draw is not None and not (is_overwritten and within is None):
+            if self._draw is not None and not (is_overwritten and parts is None):
                 self._draw_stored(new)
-        return slots, within
+        if self._vector == 1:
+            return slots
+        if parts is None:
+            return _ranges(slots * self._vector, self._vector)
+        vectors, within = parts
+        places: npt.NDArray[np.int64] = slots[vectors] * self._vector + within
+        return places
 
     def _take(self, new: Columns) -> None:
         """Take slots for columns that are absent and distinct."""
@@ -341,15 +340,16 @@ def _ranges(begins: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]
     return (begins[:, np.newaxis] + np.arange(length)).reshape(-1)
 
 
-def _vectors(columns: Columns, vector: int) -> tuple[Columns, Columns | None]:
-    """Return the first columns of the vectors of these columns, and the columns counted within their vectors.
+def _vectors(columns: Columns, vector: int) -> tuple[Columns, tuple[npt.NDArray[np.intp], Columns] | None]:
+    """Return the first columns of the vectors of these columns, and for each column its vector and its place in that.
 
-    The second array is None if the columns are whole vectors; then the first has one number for each vector.
+    The second is None if the columns are whole vectors. A vector occurs twice if its columns are not neighbours.
 
     >>> _vectors(np.array([6, 7, 8, 0, 1, 2]), 3)
     (array([6, 0]), None)
-    >>> [array.tolist() for array in _vectors(np.array([7, 0]), 3)]
-    [[6, 0], [1, 0]]
+    >>> firsts, (vectors, within) = _vectors(np.array([6, 8, 1]), 3)
+    >>> firsts.tolist(), vectors.tolist(), within.tolist()
+    ([6, 0], [0, 0, 1], [0, 2, 1])
     """
     if len(columns) % vector == 0:
         table = columns.reshape(-1, vector)
@@ -357,7 +357,10 @@ def _vectors(columns: Columns, vector: int) -> tuple[Columns, Columns | None]:
         if not (firsts % vector).any() and (table - firsts[:, np.newaxis] == np.arange(vector)).all():
             return firsts, None
     within = columns % vector
-    return columns - within, within
+    firsts = columns - within
+    is_first = np.ones(len(firsts), np.bool_)
+    np.not_equal(firsts[1:], firsts[:-1], out=is_first[1:])
+    return firsts[is_first], (is_first.cumsum() - 1, within)
 
 
 def distinct(columns: Columns) -> Columns:
