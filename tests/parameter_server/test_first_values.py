@@ -139,6 +139,46 @@ async def test_settings_are_the_same_however_they_are_written() -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        (
+            {"default": psf.RandomUniform("v", 0, 0.0, 1.0, seed=1)},
+            ParameterServerError,
+            "expected matrix 'w', given 'v'",
+        ),
+        ({"default": psf.RandomUniform("w", 2, 0.0, 1.0, seed=1)}, OutOfRange, "from 0 to 1, given 2"),
+        (
+            {"default": psf.RandomUniform("w", 0, 0.0, 1.0, seed=1), "dtype": "int64"},
+            ParameterServerError,
+            "expected a matrix of float32 or float64",
+        ),
+        (
+            {"default": psf.RandomUniform("w", 0, 0.0, 1.0, seed=1), "sparse": False},
+            ConfigurationError,
+            "random numbers such as psf.RandomNormal(…), and sparse=True where it is not 0, given RandomUniform",
+        ),
+        ({"default": psf.Fill("w", 0, 1.0)}, ConfigurationError, "expected a number or random numbers such as"),
+        (
+            {"default": psf.RandomUniform("w", None, 0.0, 1.0, seed=1), "on_clock": psf.Optimize("w", SGD(0.5))},
+            ParameterServerError,
+            "expected default=0.0, the first value of gradients and slots, given RandomUniform",
+        ),
+        ({"vector": 3}, ConfigurationError, "whole vectors, given vector=3, sparse=True, columns=4, block=None"),
+        ({"vector": 2, "block": (2, 3)}, ConfigurationError, r"given vector=2, .* block=(2, 3)"),
+        ({"vector": 2, "sparse": False}, ConfigurationError, "given vector=2, sparse=False"),
+        ({"vector": 0}, ConfigurationError, "vector=: expected a whole number of at least 1, given 0"),
+    ],
+)
+async def test_drawn_defaults_and_vectors_that_do_not_fit_are_refused(
+    settings: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    """A matrix whose vectors were cut by a block gave numbers of another feature."""
+    async with ParameterServer(shards=2) as server:
+        with pytest.raises(error, match=re.escape(message).replace(r"\.\*", ".*")):
+            await server.create_matrix("w", **{"rows": 2, "columns": 4, "sparse": True, **settings})
+
+
+@pytest.mark.parametrize(
     ("dtype", "default"),
     [
         ("float64", float("nan")),

@@ -102,7 +102,8 @@ class OptimizerRows(Checked, UpdateFunction):
     def check(self, matrix: Matrix) -> None:
         self.rows(matrix)
         check_fractions_fit(self, matrix)
-        if matrix.default and not isinstance(matrix.default, DrawnValues):
+        has_gradient = any(matrix.draws(self.gradient_row(row)) for row in range(self.weights))
+        if has_gradient or (matrix.default and not isinstance(matrix.default, DrawnValues)):
             raise ParameterServerError(
                 f"{where(self, matrix)}: expected default=0.0, the first value of gradients and slots, given "
                 f"{matrix.default}; give the weights their default with psf.Fill"

@@ -53,6 +53,10 @@ def increment(matrix: Array) -> None:
     matrix[3, 0] += 4
 
 
+def put(matrix: Array) -> None:
+    matrix[3, [99, 0, 51]] = 1, 4, 3
+
+
 def sparse_push(matrix: Array) -> None:
     matrix[3] = 0
     matrix[3, [99, 0, 51]] = [1, 4, 3]
@@ -156,6 +160,7 @@ CASES: tuple[Case, ...] = (
     Case(psf.MinA("w", 1, ROW), to(1, lambda m: np.minimum(m[1], ROW.astype(m.dtype)))),
     Case(psf.Increment("w", 3, [1, 2, 3, 4], columns=[99, 0, 51, 0]), increment),
     Case(psf.Increment("w", 3, [], []), lambda m: None, FLOATS),
+    Case(psf.Put("w", 3, [1, 2, 3, 4], columns=[99, 0, 51, 0]), put),
     Case(psf.Push("w", 1, ROW), to(1, lambda m: ROW)),
     Case(psf.Push("w", row=3, values=ROW_OF_FRACTIONS), to(3, lambda m: ROW_OF_FRACTIONS), FLOATS),
     Case(psf.SparsePush("w", 3, [99, 0, 51, 0], [1, 2, 3, 4]), sparse_push),
