@@ -53,6 +53,8 @@ class ChannelStatistics:
     """Records that the reading task has taken and not handled. They count toward the limits of the channel."""
     aside_bytes: int
     """The estimated size of these records."""
+    wire_bytes: int = 0
+    """Bytes that were sent to another process for this channel, or received; 0 if both tasks are in one process."""
 
 
 class Intake:
@@ -113,7 +115,7 @@ class Channel:
         self._makes_way = False
         self._intakes: Sequence[Intake] = ()
         self._way = 1
-        self._is_overfull = False
+        self._is_overfull = self._is_overfull_downstream = False
 
     def attach(self, on_ready: Callable[[], None]) -> None:
         """Call ``on_ready`` whenever an item is put into the empty channel (for the consumer)."""
@@ -129,15 +131,7 @@ class Channel:
             occupied_bytes += self._aside_bytes
         if occupied and (occupied + count > self.limit_records or occupied_bytes + size_bytes > self.limit_bytes):
             return False
-        self.records += count
-        self._size_bytes += size_bytes
-        self._peak_records = max(self._peak_records, self.records)
-        self._peak_bytes = max(self._peak_bytes, self._size_bytes)
-        self._total_records += count
-        self._total_batches += 1
-        self._total_bytes += size_bytes
-        self._sizes.append(size_bytes)
-        self._append(batch)
+        self._admit(batch, count, size_bytes)
         return True
 
     def put_control(self, control: Control) -> None:
@@ -153,7 +147,7 @@ class Channel:
 
     async def wait_for_room(self) -> None:
         """Wait until the consumer takes or releases something (for the producer; one task at a time)."""
-        if not self._items and (self._makes_way or not self._aside_records):
+        if not self.records and (self._makes_way or not self._aside_records):
             return
         if self._room is not None:
             raise InternalError(f"channel {self.name}: expected one producer, but a second task waits for room")
@@ -192,8 +186,7 @@ class Channel:
     def make_way(self, makes_way: bool) -> None:
         """Choose whether to admit batches as if nothing were set aside (for the consumer, which expects a barrier)."""
         self._makes_way = makes_way
-        if makes_way:
-            self._wake_producer()
+        self._wake_producer()
 
     def shut_intakes(self, intakes: Sequence[Intake], way: int) -> None:
         """Shut these intakes while the consumer holds more than fits into the ``way`` channels between them and it."""
@@ -220,13 +213,28 @@ class Channel:
             aside_bytes=self._aside_bytes,
         )
 
+    def _admit(self, batch: DataBatch, count: int, size_bytes: int) -> None:
+        self.records = records = self.records + count
+        self._size_bytes = waiting_bytes = self._size_bytes + size_bytes
+        if records > self._peak_records:
+            self._peak_records = records
+        if waiting_bytes > self._peak_bytes:
+            self._peak_bytes = waiting_bytes
+        self._total_records += count
+        self._total_batches += 1
+        self._total_bytes += size_bytes
+        self._sizes.append(size_bytes)
+        self._append(batch)
+
     def _wake_producer(self) -> None:
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
 
     def _check_intakes(self) -> None:
         is_overfull = (
-            self._aside_records > self._way * self.limit_records or self._aside_bytes > self._way * self.limit_bytes
+            self._is_overfull_downstream
+            or self._aside_records > self._way * self.limit_records
+            or self._aside_bytes > self._way * self.limit_bytes
         )
         if is_overfull is not self._is_overfull:
             self._is_overfull = is_overfull

@@ -214,7 +214,7 @@ def _record_bytes(record: Any, levels: int = _LEVELS) -> int:
         return record.nbytes
     size = sys.getsizeof(record)
     if isinstance(record, dict):
-        size += sum(sys.getsizeof(value) for value in record.values())
+        size += sum(map(sys.getsizeof, record.values()))
     elif isinstance(record, (list, tuple)) and record and levels:
         size += len(record) * _record_bytes(record[0], levels - 1)
     return size

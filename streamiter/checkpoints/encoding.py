@@ -51,25 +51,34 @@ class NotPlain(Exception):
     """A value is not plain data; ``find_refusal`` of ``plain_data`` then finds the part at fault and the reason."""
 
 
+Parts = list[bytes | memoryview]
+"""A frame in pieces. A piece of a large array is the array's own memory, which must not change while it is in use."""
+
+
 def encode_frame(value: PlainValue, structs: StructRegistry, deferred: list[Deferred] | None = None) -> bytes:
-    """Return the frame of ``value``. Raises :class:`NotPlain`, or an error of msgpack, for a value that is not plain
-    data.
+    """Return the frame of ``value``, as :func:`encode_parts` does in pieces."""
+    return b"".join(encode_parts(value, structs, deferred))
+
+
+def encode_parts(value: PlainValue, structs: StructRegistry, deferred: list[Deferred] | None = None) -> Parts:
+    """Return the frame of ``value`` in pieces. Raises :class:`NotPlain`, or an error of msgpack, for a value that is
+    not plain data.
 
     Each ``Deferred`` in the value is appended to ``deferred``, and its number is written in its place; without that
     list, a ``Deferred`` is not plain data.
     """
     try:
-        return _encode_frame(value, structs, "strict", deferred)
+        return _encode_parts(value, structs, "strict", deferred)
     except UnicodeEncodeError:
         # Start again with a new encoder: this one has already collected arrays.
         if deferred is not None:
             deferred.clear()
-        return _encode_frame(value, structs, UNICODE_ERRORS, deferred)
+        return _encode_parts(value, structs, UNICODE_ERRORS, deferred)
 
 
-def _encode_frame(
+def _encode_parts(
     value: PlainValue, structs: StructRegistry, unicode_errors: str, deferred: list[Deferred] | None
-) -> bytes:
+) -> Parts:
     encoder = _PlainDataEncoder(structs, deferred)
     packed = pack(value, encoder.default, unicode_errors=unicode_errors)
     # After packing, which has refused a value that contains itself.
@@ -78,16 +87,16 @@ def _encode_frame(
     if deferred and len(set(map(id, deferred))) < len(deferred):
         raise NotPlain
     if not encoder.buffers:
-        return bytes((plain_format.PLAIN,)) + packed
+        return [bytes((plain_format.PLAIN,)), packed]
     head = bytes((plain_format.WITH_BUFFERS,)) + plain_format.OBJECT_LENGTH.pack(len(packed))
-    return b"".join((head, packed, *_with_gaps(encoder.buffers, len(head) + len(packed))))
+    return [head, packed, *_with_gaps(encoder.buffers, len(head) + len(packed))]
 
 
-def _with_gaps(buffers: list[bytes | memoryview], position: int) -> list[bytes | memoryview]:
+def _with_gaps(buffers: Parts, position: int) -> Parts:
     """Return the buffers with the zero bytes between them; the first buffer is at ``position`` in the frame."""
     if max(map(len, buffers)) < plain_format.ALIGNED_BYTES:
         return buffers
-    parts: list[bytes | memoryview] = []
+    parts: Parts = []
     for buffer in buffers:
         gap = plain_format.gap_before(position, len(buffer))
         if gap:
@@ -107,7 +116,7 @@ class _PlainDataEncoder:
         self._deferred = deferred
         # The arrays of one value mostly have the same few dtypes.
         self._headers: dict[tuple[Dtype, str], bytes] = {}
-        self.buffers: list[bytes | memoryview] = []
+        self.buffers: Parts = []
 
     def default(self, value: PlainValue) -> PlainValue:
         """Return the value that is packed in place of ``value``."""
@@ -129,7 +138,7 @@ class _PlainDataEncoder:
     def _array(self, array: Array) -> Extension:
         shape = plain_format.shape_layout(array.ndim).pack(*array.shape)
         header = self._dtype_header(array.dtype) + shape
-        self.buffers.append(_content(array))
+        self.buffers.append(content(array))
         return extension(plain_format.ARRAY, header)
 
     def _dtype_header(self, dtype: Dtype) -> bytes:
@@ -174,7 +183,8 @@ def _dtype_header(dtype: Dtype) -> bytes:
     return plain_format.DTYPE_LENGTH.pack(len(packed)) + packed
 
 
-def _content(array: Array) -> bytes | memoryview:
+def content(array: Array) -> bytes | memoryview:
+    """Return the bytes of an array in C order: its own memory if the array is large and contiguous."""
     if array.nbytes < plain_format.ALIGNED_BYTES or not array.flags.c_contiguous:
         return array.tobytes()
     # As bytes, because numpy exports no buffer of datetimes.

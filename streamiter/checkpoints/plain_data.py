@@ -32,7 +32,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from streamiter.checkpoints.encoding import Resolve, decode_frame, encode_frame
+from streamiter.checkpoints.encoding import Parts, Resolve, decode_frame, encode_frame, encode_parts
 from streamiter.checkpoints.plain_format import DEPTH_MAX, SCALAR_TYPES, StructRegistry, dtype_refusal
 from streamiter.deferred import Deferred, PlainValue, release_all
 from streamiter.errors import InternalError, PlainDataError
@@ -75,8 +75,12 @@ class PlainData:
 
         Raises :class:`~streamiter.errors.PlainDataError` with the path to the part that is not plain data.
         """
+        return b"".join(self.parts(value, name=name))
+
+    def parts(self, value: PlainValue, *, name: str = "record") -> Parts:
+        """Return the bytes of ``value`` in pieces; large arrays are not copied. Raises as :meth:`encode` does."""
         try:
-            return encode_frame(value, self._structs)
+            return encode_parts(value, self._structs)
         except MemoryError:
             raise
         except Exception as error:
@@ -142,11 +146,15 @@ class PlainData:
         A sequence other than a list becomes a list of its records. Raises as :meth:`encode` does, with the index of
         the record.
         """
+        return b"".join(self.batch_parts(batch))
+
+    def batch_parts(self, batch: Batch) -> Parts:
+        """Return the bytes of a batch in pieces; large arrays are not copied. Raises as :meth:`encode_batch` does."""
         if isinstance(batch, (np.ndarray, Columns)):
-            return self._encode_arrays(batch)
+            return self._array_parts(batch)
         records = batch if type(batch) is list else _listed(batch)
         try:
-            return encode_frame(records, self._structs)
+            return encode_parts(records, self._structs)
         except MemoryError:
             raise
         except Exception as error:
@@ -159,7 +167,8 @@ class PlainData:
     def decode_batch_in(self, room: memoryview) -> Batch:
         """Decode a batch without copies: large arrays stay in ``room``, writable memory that belongs to them then.
 
-        ``room`` must begin at a multiple of 16, as memory of numpy does; otherwise arrays are copied.
+        ``room`` must begin at a multiple of 16, as memory of numpy does; otherwise arrays are copied. Arrays in
+        read-only memory are copied, too.
         """
         return self._checked_batch(self._decoded(room))
 
@@ -182,13 +191,13 @@ class PlainData:
             f"{type_name(type(batch))}; it is of a single value: use decode"
         )
 
-    def _encode_arrays(self, batch: Batch) -> bytes:
+    def _array_parts(self, batch: Batch) -> Parts:
         if isinstance(batch, np.ndarray) and batch.ndim == 0:
             raise PlainDataError(
                 "batch: expected an array whose first axis is the record, given one without axes; "
                 "wrap it: array[numpy.newaxis]"
             )
-        return self.encode(batch, name="batch")
+        return self.parts(batch, name="batch")
 
     def _refused(
         self, value: PlainValue, name: str, error: Exception, *, may_be_deferred: bool = False
