@@ -406,7 +406,7 @@ class DeadLetterEncoder:
         )
 
     def _fitting(self, letter: DeadLetter) -> tuple[bytes | None, bytes | None, Headers]:
-        value, headers = _value(letter.record), _headers(letter)
+        value, headers = dead_letter_value(letter.record), _headers(letter)
         if self._limit is None or self._limit.holds(value, letter.key, headers):
             return value, letter.key, headers
         return _cut(value, letter, self._limit)
@@ -485,7 +485,8 @@ def _utf8(text: str) -> bytes:
 # -- values --------------------------------------------------------------------------------------------------
 
 
-def _value(record: object) -> bytes | None:
+def dead_letter_value(record: object) -> bytes | None:
+    """Return the value of the dead letter of a record; that of bytes are the bytes themselves. Never raises."""
     if record is None:
         return None
     if isinstance(record, (bytes, bytearray)):

@@ -1,0 +1,1 @@
+"""A flow in several processes: links between processes, and channels whose ends are in two processes."""

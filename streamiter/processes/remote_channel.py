@@ -1,0 +1,186 @@
+"""A channel whose ends are in two processes: two halves, joined by a link.
+
+Both halves are channels, so lanes, ports and gates use them as any other. The producer's half is a
+:class:`DepartingChannel`. It counts what is not taken yet, and so admits batches by the rule of ``Channel``. The
+consumer's half is an :class:`ArrivingChannel`. It has the items, and reports what was taken and set aside: totals, once
+in a turn of the event loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final, final
+
+from streamiter.channels import LIMIT_BYTES, LIMIT_RECORDS, Channel, ChannelStatistics, Intake
+from streamiter.checkpoints.disk_batches import errors_with_name
+from streamiter.checkpoints.encoding import Parts
+from streamiter.errors import InternalError
+from streamiter.processes.frames import BATCH, CONTROL, HEADER, TAKEN, Taken
+from streamiter.processes.link import ProcessLink
+from streamiter.records import Control, DataBatch, EpochWatermark
+
+# So many channels into one task have the full limits. More channels share the limits of so many, so that the memory of
+# a task does not grow with the number of processes.
+_FULL_WINDOWS: Final = 8
+# Enough for a few batches under way, which are small where there are many channels.
+_RECORDS_MIN: Final = 256
+_BYTES_MIN: Final = 64 << 10
+
+
+def window(upstream: int, limit_records: int = LIMIT_RECORDS, limit_bytes: int = LIMIT_BYTES) -> tuple[int, int]:
+    """Return the limits in records and bytes of one of ``upstream`` channels from other processes into a task.
+
+    >>> window(8), window(16), window(1024)
+    ((8192, 4194304), (4096, 2097152), (256, 65536))
+    """
+    share = max(upstream, _FULL_WINDOWS)
+    return (
+        min(limit_records, max(_RECORDS_MIN, limit_records * _FULL_WINDOWS // share)),
+        min(limit_bytes, max(_BYTES_MIN, limit_bytes * _FULL_WINDOWS // share)),
+    )
+
+
+class DepartingChannel(Channel):
+    """The producer's half. It sends what it admits; its numbers are those of the items that the consumer has not taken.
+
+    ``shut_intakes`` names sources, and channels from other processes (``ArrivingChannel.intake``), before the producer.
+    They are shut while too much is set aside behind the channel, or while a channel further downstream says so.
+
+    A batch that is not plain data raises ``PlainDataError`` with the name of the channel, and is not counted.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        link: ProcessLink,
+        number: int,
+        *,
+        limit_records: int = LIMIT_RECORDS,
+        limit_bytes: int = LIMIT_BYTES,
+    ) -> None:
+        super().__init__(name, limit_records=limit_records, limit_bytes=limit_bytes)
+        self._link = link
+        self._number = number
+        self._wire_bytes = 0
+        self._watermark_place: int | None = None
+        """The place of the last frame in the link, if it has a watermark."""
+        link.attach(number, self.receive)
+
+    def put_control(self, control: Control) -> None:
+        body = self._link.encoding.encode_control(control)
+        is_watermark = isinstance(control, EpochWatermark)
+        if is_watermark and self._watermark_place is not None and self._link.replace(self._watermark_place, body):
+            return
+        place = self._send(CONTROL, [body])
+        self._watermark_place = place if is_watermark else None
+
+    def receive(self, kind: int, body: memoryview) -> None:
+        """Take a report of the consumer's half."""
+        if kind != TAKEN:
+            raise InternalError(f"channel {self.name}: expected a report of its consumer, given a frame of kind {kind}")
+        taken = Taken.decode(body)
+        self.records = self._total_records - taken.records
+        self._size_bytes = self._total_bytes - taken.size_bytes
+        self._aside_records, self._aside_bytes = taken.aside_records, taken.aside_bytes
+        self._makes_way = taken.makes_way
+        self._is_overfull_downstream = taken.shuts_intakes
+        self._check_intakes()
+        self._wake_producer()
+
+    def statistics(self) -> ChannelStatistics:
+        """Return the state of both halves: items under way and at the consumer wait in the channel."""
+        return replace(super().statistics(), wire_bytes=self._wire_bytes)
+
+    def check(self, batch: DataBatch) -> None:
+        """Raise ``PlainDataError`` for a batch that cannot be sent."""
+        with errors_with_name(f"{self.name}, in another process"):
+            self._link.encoding.encode_batch(batch, 0)
+
+    def _admit(self, batch: DataBatch, count: int, size_bytes: int) -> None:
+        with errors_with_name(f"{self.name}, in another process"):
+            self._send(BATCH, self._link.encoding.encode_batch(batch, size_bytes))
+        self._watermark_place = None
+        super()._admit(batch, count, size_bytes)
+
+    def _append(self, item: DataBatch | Control) -> None:
+        self._sizes.clear()  # The other half has the items and their sizes.
+
+    def _send(self, kind: int, body: Parts) -> int:
+        place, size_bytes = self._link.send(self._number, kind, body)
+        self._wire_bytes += size_bytes
+        return place
+
+
+@final
+class ArrivingChannel(Channel):
+    """The consumer's half. It admits all that arrives, because the producer's half keeps the limits."""
+
+    def __init__(self, name: str, link: ProcessLink, number: int) -> None:
+        super().__init__(name)
+        self._link = link
+        self._number = number
+        self._wire_bytes = 0
+        self.intake: Intake = _RemoteIntake(self)
+        """Stands for all sources before the channel, for ``shut_intakes`` of channels further downstream."""
+        link.attach(number, self.receive)
+
+    def receive(self, kind: int, body: memoryview) -> None:
+        """Take a batch or a control record of the producer's half."""
+        self._wire_bytes += HEADER.size + len(body)
+        if kind == BATCH:
+            batch, size_bytes = self._link.encoding.decode_batch(body)
+            self._admit(batch, len(batch.records), size_bytes)
+        elif kind == CONTROL:
+            self.put_control(self._link.encoding.decode_control(body))
+        else:
+            raise InternalError(f"channel {self.name}: expected an item of its producer, given a frame of kind {kind}")
+
+    def report(self) -> Taken:
+        """Return what was taken and set aside until now."""
+        return Taken(
+            self._total_records - self.records,
+            self._total_bytes - self._size_bytes,
+            self._aside_records,
+            self._aside_bytes,
+            self._makes_way,
+            self.intake.is_shut,
+        )
+
+    def report_later(self) -> None:
+        """Let the producer's half know, at the end of this turn, what has changed."""
+        self._link.report_later(self._number, self.report)
+
+    def statistics(self) -> ChannelStatistics:
+        """Return the state of this half; :func:`joined` joins it with the producer's half."""
+        return replace(super().statistics(), wire_bytes=self._wire_bytes)
+
+    def _wake_producer(self) -> None:
+        self.report_later()
+
+    def _check_intakes(self) -> None:
+        self.report_later()  # The producer's half decides; it knows the sources.
+
+
+@final
+class _RemoteIntake(Intake):
+    """The intake of sources in another process."""
+
+    def __init__(self, channel: ArrivingChannel) -> None:
+        super().__init__()
+        self._channel = channel
+
+    def shut(self) -> None:
+        super().shut()
+        self._channel.report_later()
+
+    def open(self) -> None:
+        super().open()
+        self._channel.report_later()
+
+
+def joined(departing: ChannelStatistics, arriving: ChannelStatistics) -> ChannelStatistics:
+    """Return the statistics of a channel, given those of its two halves, which may be of different moments.
+
+    The producer's half counts all that is not taken, so its peaks are those of both halves together.
+    """
+    return replace(departing, aside_records=arriving.aside_records, aside_bytes=arriving.aside_bytes)
