@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 from streamiter.checkpoints.disk_queue import ReplayCache, SpillQueue
 from streamiter.deferred import Deferred, PlainValue, entries_of
@@ -78,7 +78,13 @@ class FeedbackStatistics:
     """The highest ``bytes_on_disk``."""
 
 
-@final
+class FeedbackEntrance(Protocol):
+    """The end of a feedback channel that its producer uses; ``put`` never waits."""
+
+    def put(self, batch: DataBatch) -> None: ...
+    def put_control(self, control: Control) -> None: ...
+
+
 class FeedbackChannel:
     """A channel that continues on disk, with one producer and one consumer in one event loop.
 

@@ -35,7 +35,7 @@ from streamiter.records import (
     slice_batch,
     take,
 )
-from streamiter.runtime.feedback import FeedbackChannel
+from streamiter.runtime.feedback import FeedbackEntrance
 
 Groups = TypeVar("Groups", int, npt.NDArray[np.int64])
 
@@ -300,7 +300,7 @@ class FeedbackWriter:
     """Distributes batches over the channels of a feedback edge: the epoch grows by one, and nothing blocks."""
 
     def __init__(
-        self, split: Splitter | None, channels: Sequence[FeedbackChannel], progress: Progress, step: str
+        self, split: Splitter | None, channels: Sequence[FeedbackEntrance], progress: Progress, step: str
     ) -> None:
         self.split = split
         self._channels = channels
