@@ -18,6 +18,7 @@ from benchmarks.json_lines import json_lines
 from benchmarks.k_means import k_means
 from benchmarks.kafka_map import kafka_map
 from benchmarks.latency import latency, latency_of_updates
+from benchmarks.link import link
 from benchmarks.measuring import Figure
 from benchmarks.networks import networks_speed
 from benchmarks.networks_quality import networks_quality
@@ -50,6 +51,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "offline-logistic-regression": offline_logistic_regression,
         "drift": drift,
         "predicting": predicting,
+        "link": link,
         "parameter-server": parameter_server,
         "parameter-server-calls": parameter_server_calls,
         "parameter-server-optimizer": parameter_server_optimizer,
