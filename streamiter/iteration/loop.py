@@ -77,6 +77,11 @@ class Loop:
         """The heads of the variable streams, in the order of the streams."""
         return self._heads
 
+    @property
+    def members(self) -> Sequence[Step]:
+        """The steps at the border, which report to the coordinator: heads, heads of the criteria, entrances."""
+        return [*self._heads, *self._criteria_heads, *self._entrances]
+
     # -- in a running job ----------------------------------------------------------------------------------
 
     def coordinator(self, scope: JobScope) -> LoopCoordinator:

@@ -131,6 +131,13 @@ class StepLoop(Protocol):
     def max_epochs_ahead(self) -> int | None:
         """How far feedback may run ahead of the last complete epoch; None: any distance."""
 
+    @property
+    def members(self) -> Sequence[Step]:
+        """The steps at its border, which report to it: heads, heads of criteria, entrances.
+
+        Their subtasks are numbered in this order.
+        """
+
     def feedback_to(self, step: Step) -> Sequence[Edge]:
         """Return the edges that bring feedback to a step; none unless the step is a head of the loop."""
 

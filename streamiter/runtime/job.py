@@ -34,7 +34,7 @@ from streamiter.runtime.checkpointing.committed import checkpoints_of, id_of, wa
 from streamiter.runtime.checkpointing.task_barriers import TaskStates
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import DrainInput, call_unless_cancelled, unless_cancelled
-from streamiter.runtime.plan import JobOptions, Planner
+from streamiter.runtime.plan import JobOptions, OwnProcess, Planner, first_process
 from streamiter.runtime.statistics import JobState, JobStatistics
 from streamiter.runtime.task import Task
 from streamiter.runtime.topic_feedback import check_shared
@@ -56,7 +56,15 @@ class Job:
     Call its methods only in the event loop that the job was started in.
     """
 
-    def __init__(self, flow: str, steps: Sequence[Step], plain_data: PlainData, options: JobOptions) -> None:
+    def __init__(
+        self,
+        flow: str,
+        steps: Sequence[Step],
+        plain_data: PlainData,
+        options: JobOptions,
+        own: OwnProcess | None = None,
+    ) -> None:
+        """``own``: the process, if other processes run the flow, too; its job has only the tasks of this process."""
         self.flow = flow
         self.steps = steps
         """The steps of the flow, for drawings."""
@@ -70,7 +78,15 @@ class Job:
         )
         self._scope = JobScope()
         self._loops = list(dict.fromkeys(step.loop for step in steps if step.loop is not None))
+        self._worker = options.worker
+        if self._worker.shares:
+            check_shared(flow, steps)
+        if own is None:
+            own = first_process(flow, steps)
+        elif own.number:
+            own.placement.check(flow, steps)
         planner = Planner(
+            own=own,
             steps=steps,
             options=options,
             scope=self._scope,
@@ -78,9 +94,6 @@ class Job:
             acknowledge=self._barriers.acknowledge,
             executor=self._executor,
         )
-        self._worker = options.worker
-        if self._worker.shares:
-            check_shared(flow, steps)
         self._tasks = planner.make_tasks()
         self._topic_feedback = planner.topic_feedback
         checkpoints = self._checkpoints = checkpoints_of(flow, self._tasks, options)

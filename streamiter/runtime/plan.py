@@ -1,16 +1,15 @@
-"""The plan of a job: which steps run together in a task, and the channels between the tasks.
+"""The plan of a job: its tasks in one process, and the channels between them.
 
-The :class:`Planner` works in this order. It makes the operators of all steps. It *chains* steps: a step joins the task
-of the step before it if each of its subtasks reads exactly one subtask of that step and nothing else, so that it can be
-called directly. For each other edge it makes a channel from each upstream subtask to each downstream subtask, or for a
-feedback edge a feedback channel. Then it makes a task for each subtask of each first step (*head*) of a chain.
+The :class:`Planner` follows the :class:`~streamiter.runtime.placement.Placement`. It makes the operators of the
+subtasks in its process, and their channels: for a channel with one end in another process, its own half. For a feedback
+edge it makes feedback channels. Then it makes a task for each subtask of each first step (*head*) of a chain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from streamiter.channels import LIMIT_BYTES, LIMIT_RECORDS, Channel, Intake
 from streamiter.checkpoints.disk_queue import ReplayCache
@@ -18,21 +17,21 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import GraphError, StreamiterError
-from streamiter.operators.holding import MiniBatch
 from streamiter.operators.operator import Boundary, JobScope, Operator, Progress
 from streamiter.operators.output import DeadLetter
 from streamiter.operators.source import Source
-from streamiter.runtime.chain import Rounds, is_per_round
+from streamiter.runtime.chain import Rounds
 from streamiter.runtime.checkpointing.restore import Restore
 from streamiter.runtime.checkpointing.task_barriers import Acknowledge
-from streamiter.runtime.entries import SOURCE_METHODS, check_can_listen, check_handlers, check_methods, is_awaited
+from streamiter.runtime.entries import SOURCE_METHODS, check_can_listen, check_handlers, check_methods
 from streamiter.runtime.feedback import AttachedBoundary, FeedbackChannel, FeedbackLimits, Surroundings, spill_queue
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import EpochsAside
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_key, leaves_loop
 from streamiter.runtime.instance import Feeder, OperatorInstance
 from streamiter.runtime.ordered_gate import OrderedGate
-from streamiter.runtime.output import ChannelOutput, EdgeWriter, FeedbackWriter, Forward, Writer
+from streamiter.runtime.output import ChannelOutput, EdgeWriter, FeedbackWriter, Writer
+from streamiter.runtime.placement import PlacedEdge, Placement, place
 from streamiter.runtime.port import Port, PortOrigin
 from streamiter.runtime.task import Task
 from streamiter.runtime.topic_feedback import TopicFeedback, Worker, check_shared_operator
@@ -89,10 +88,48 @@ class JobOptions:
     """Called with the number of the checkpoint that the job starts from, before its state is read."""
 
 
+class OtherProcess(Protocol):
+    """The connection to another process, as far as a planner uses it: it makes the halves of channels."""
+
+    def departing(self, number: int, name: str, limits: ChannelLimits) -> Channel:
+        """Return the producer's half of the channel with this number; the other process has the other half."""
+
+    def arriving(self, number: int, name: str, limits: ChannelLimits) -> tuple[Channel, Intake]:
+        """Return the consumer's half of the channel with this number, and an intake that stands for its sources.
+
+        The intake shuts the intakes that ``shut_intakes`` of the producer's half names.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class OwnProcess:
+    """The process of a job, among those that run the flow."""
+
+    placement: Placement
+    """The tasks of all processes."""
+    number: int = 0
+    """The number of the process."""
+    others: Mapping[int, OtherProcess] = field(default_factory=dict)
+    """The other processes, by number."""
+    operators: Mapping[Step, Operator] = field(default_factory=dict)
+    """The operator of the first subtask of each step, in process 0: their traits have led to the placement."""
+
+
+def first_process(flow: str, steps: Sequence[Step], processes: int = 1) -> OwnProcess:
+    """Make an operator of each step, and decide the placement; the result is for process 0.
+
+    Raises GraphError for a factory that does not work, and for a flow that cannot run in so many processes.
+    """
+    operators = {step: _instantiate(step, [0], None)[0] for step in steps}
+    return OwnProcess(place(flow, steps, operators, processes), operators=operators)
+
+
 @dataclass
 class Planner:
-    """Turns the steps of a job into tasks; used once."""
+    """Turns the steps of a job into the tasks of one process; used once."""
 
+    own: OwnProcess
+    """The process, and the placement of the flow."""
     steps: Sequence[Step]
     """The steps of the flow, upstream first."""
     options: JobOptions
@@ -109,65 +146,51 @@ class Planner:
     """The feedback through topics that ``make_tasks`` has made."""
 
     def make_tasks(self) -> list[Task]:
-        """Return all tasks, upstream first."""
+        """Return the tasks of this process, upstream first."""
+        self._placed = dict(zip(self.steps, self.own.placement.steps, strict=True))
+        self._chained_to = {step: step.inputs[0] for step, placed in self._placed.items() if placed.chained_to}
         self._make_operators()
-        self._chained_to = {step: edge for step in self.steps if (edge := self._chain_edge(step)) is not None}
         self._cuts_by_time = not any(map(_adds_up_in_order, self.steps))
         self._connect_steps()
         tasks = [
             self._make_task(step, subtask)
             for step in self.steps
             if step not in self._chained_to
-            for subtask in range(step.parallelism)
+            for subtask in self._subtasks(step)
         ]
-        _connect_intakes(tasks)
+        self._connect_intakes(tasks)
         return tasks
 
     def _make_operators(self) -> None:
-        self._operators = {step: _instantiate(step) for step in self.steps}
+        made = self.own.operators
+        self._operators = {step: _instantiate(step, self._subtasks(step), made.get(step)) for step in self.steps}
         _check_not_shared(self._operators)
-        if self.options.worker.shares:
-            for step, operators in self._operators.items():
-                check_shared_operator(step, operators[0])
+        for step, operators in self._operators.items():
+            for operator in operators.values():
+                if self.own.number:
+                    self._placed[step].check_operator(step, operator)
+                if self.options.worker.shares:
+                    check_shared_operator(step, operator)
+
+    def _subtasks(self, step: Step) -> list[int]:
+        """Return the subtasks of a step that are in this process."""
+        processes = self._placed[step].processes
+        return [subtask for subtask, process in enumerate(processes) if process == self.own.number]
 
     def _connect_steps(self) -> None:
         """Find the readers of each step, and make the channels of all edges that are not chained."""
         self._channels: dict[Edge, Sequence[Sequence[_AnyChannel | None]]] = {}
         self._outgoing: dict[Edge, list[list[FeedbackChannel]]] = {}
+        self._intakes_elsewhere: dict[Channel, Intake] = {}
         self._readers: dict[Step, list[tuple[Step, Edge]]] = {step: [] for step in self.steps}
-        for step in self.steps:
+        for step, placed in self._placed.items():
             if any(edge.feedback_topic is not None for edge in step.inputs):
                 self._feed_back_through_topic(step)
             for edge in step.inputs:
                 self._readers[edge.upstream].append((step, edge))
-                if self._chained_to.get(step) is not edge and edge not in self._channels:
-                    self._channels[edge] = self._make_channels(step, edge)
-
-    # -- chaining --------------------------------------------------------------------------------------
-
-    def _chain_edge(self, step: Step) -> Edge | None:
-        """Return the edge by which a step joins the task of the step before it; None if it is the head of a task."""
-        if step.source is not None or len(step.inputs) != 1:
-            return None
-        [edge] = step.inputs
-        upstream = edge.upstream
-        single = step.parallelism == upstream.parallelism == 1
-        straight = isinstance(edge.partitioning, Forward) and step.parallelism == upstream.parallelism
-        if edge.feedback is not None or edge.input_name != SINGLE_INPUT or not (single or straight):
-            return None
-        if leaves_loop(edge, step):
-            return None
-        return None if self._begins_task(step) or self._operators[upstream][0].runs_in_thread else edge
-
-    def _begins_task(self, step: Step) -> bool:
-        operator = self._operators[step][0]
-        return (
-            isinstance(operator, Boundary)
-            or step.service is not None  # it stops reading at a clock, and must not be between two steps then
-            or self._has_epochs_in_order(step)
-            or hasattr(operator, "wanted_inputs")
-            or is_awaited(operator, step.input_names(), step=step.name, keyed=step.keys is not None)
-        )
+            for edge, numbers in zip(step.inputs, placed.edges, strict=False):  # A chained step has no channels.
+                if edge not in self._channels:
+                    self._channels[edge] = self._make_channels(step, edge, numbers)
 
     def _chain(self, head: Step) -> list[Step]:
         chain = [head]
@@ -177,18 +200,11 @@ class Planner:
 
     # -- channels --------------------------------------------------------------------------------------
 
-    def _make_channels(self, step: Step, edge: Edge) -> list[list[_AnyChannel | None]]:
-        """Return a channel for each upstream and downstream subtask; None for a pair without records."""
-        upstream = edge.upstream
-        forward = isinstance(edge.partitioning, Forward)
+    def _make_channels(self, step: Step, edge: Edge, numbers: PlacedEdge) -> list[list[_AnyChannel | None]]:
+        """Return a channel for each upstream and downstream subtask; None for a pair that has none in this process."""
         return [
-            [
-                self._make_channel(f"{upstream.name}[{source}] → {step.name}[{target}]", edge.feedback)
-                if not forward or source == target
-                else None
-                for target in range(step.parallelism)
-            ]
-            for source in range(upstream.parallelism)
+            [self._make_channel(step, edge, numbers, source, target) for target in range(step.parallelism)]
+            for source in range(edge.upstream.parallelism)
         ]
 
     def _feed_back_through_topic(self, step: Step) -> None:
@@ -204,10 +220,24 @@ class Planner:
         self._channels.update(feedback.returning)
         self._outgoing.update(feedback.outgoing)
 
-    def _make_channel(self, name: str, feedback: FeedbackLimits | None) -> _AnyChannel:
-        if feedback is None:
+    def _make_channel(
+        self, step: Step, edge: Edge, numbers: PlacedEdge, source: int, target: int
+    ) -> _AnyChannel | None:
+        number, own = numbers.number(source, target), self.own.number
+        departs_from = self._placed[edge.upstream].processes[source]
+        arrives_in = self._placed[step].processes[target]
+        if number is None or own not in (departs_from, arrives_in):
+            return None
+        name = f"{edge.upstream.name}[{source}] → {step.name}[{target}]"
+        if edge.feedback is not None:
+            return FeedbackChannel(name, spill_queue(name, edge.feedback, self.plain_data))
+        if departs_from == arrives_in:
             return self._bounded_channel(name)
-        return FeedbackChannel(name, spill_queue(name, feedback, self.plain_data))
+        if own == departs_from:
+            return self.own.others[arrives_in].departing(number, name, self.options.channel_limits)
+        channel, intake = self.own.others[departs_from].arriving(number, name, self.options.channel_limits)
+        self._intakes_elsewhere[channel] = intake
+        return channel
 
     def _bounded_channel(self, name: str) -> Channel:
         limits = self.options.channel_limits
@@ -241,7 +271,7 @@ class Planner:
         progress = Progress()
         instances = self._instances(head, subtask, progress, gate)
         rounds = None
-        if self._is_per_round(head):
+        if self._placed[head].traits.per_round:
             rounds = Rounds(instances[head], gate, progress, lambda: _operator_of(head))
         return Task(
             name=name,
@@ -263,7 +293,7 @@ class Planner:
         def feedback_queue() -> SpillQueue:
             return spill_queue(f"{name}, feedback of a checkpoint", head.limits, self.plain_data)
 
-        in_order, merges_in_order = self._has_epochs_in_order(head), self._merges_in_order(head, ports)
+        in_order, merges_in_order = self._placed[head].traits.epochs_in_order, self._merges_in_order(head, ports)
         if not in_order and not merges_in_order:
             return Gate(ports, make_feedback_queue=feedback_queue)
         aside = EpochsAside(lambda: spill_queue(name, head.limits, self.plain_data))
@@ -284,7 +314,7 @@ class Planner:
 
     def _ports(self, step: Step, subtask: int) -> list[Port]:
         ports: list[Port] = []
-        for edge in step.inputs:
+        for edge, placed in zip(step.inputs, self._placed[step].edges, strict=True):
             key = edge_key(step, edge)
             for source, channels in enumerate(self._channels.get(edge, ())):
                 if (channel := channels[subtask]) is not None:
@@ -294,29 +324,11 @@ class Planner:
                             edge.input_name,
                             channel,
                             is_feedback=edge.feedback is not None,
-                            one_at_a_time=self._brings_mini_batches(step, edge),
+                            one_at_a_time=placed.one_at_a_time,
                             origin=PortOrigin(*key, source),
                         )
                     )
         return ports
-
-    def _brings_mini_batches(self, step: Step, edge: Edge) -> bool:
-        """Return whether an edge brings mini-batches to a step of a loop that has other inputs too.
-
-        Such a step handles one mini-batch at a time: a batch of several would be handled with the same state of the
-        model, although newer states have arrived at another input.
-        """
-        if step.loop is None or len(step.input_names()) < 2 or edge.feedback is not None:
-            return False
-        upstream = edge.upstream
-        while not isinstance(self._operators[upstream][0], MiniBatch):
-            if len(upstream.inputs) != 1 or upstream.loop is not step.loop:
-                return False
-            upstream = upstream.inputs[0].upstream
-        return True
-
-    def _has_epochs_in_order(self, step: Step) -> bool:
-        return self._operators[step][0].epochs_in_order or self._is_per_round(step)
 
     def _merges_in_order(self, step: Step, ports: Sequence[Port]) -> bool:
         """Return whether the gate of a step hands over the records of several channels in a fixed order.
@@ -328,12 +340,9 @@ class Planner:
             step.loop is not None
             and step.loop.max_epochs_ahead == 0
             and step.service is None
-            and not self._operators[step][0].any_order
+            and not self._placed[step].traits.any_order
             and sum(not port.is_feedback for port in ports) > 1
         )
-
-    def _is_per_round(self, step: Step) -> bool:
-        return is_per_round(step, self._operators[step][0])
 
     def _instances(self, head: Step, subtask: int, progress: Progress, gate: Gate) -> dict[Step, OperatorInstance]:
         instances = {
@@ -353,7 +362,7 @@ class Planner:
         }
         for step, instance in instances.items():
             instance.out.report_rejected(self.options.on_rejected)
-            if self._knows_origin(step, subtask):
+            if self._knows_origin(step):
                 instance.out.ask_for_origin(lambda: progress.origin)
         return instances
 
@@ -362,14 +371,14 @@ class Planner:
         worker = self.options.worker
         return worker.number(subtask, step.parallelism), step.parallelism * worker.count
 
-    def _knows_origin(self, step: Step, subtask: int) -> bool:
+    def _knows_origin(self, step: Step) -> bool:
         """Return whether all input of the step comes from the batch that its task is handling."""
         edge = self._chained_to.get(step)
-        return edge is None or self._passes_origin(edge.upstream, subtask)
+        return edge is None or self._passes_origin(edge.upstream)
 
-    def _passes_origin(self, step: Step, subtask: int) -> bool:
+    def _passes_origin(self, step: Step) -> bool:
         """Return whether all output of the step comes from the batch that its task is handling."""
-        return self._operators[step][subtask].is_stateless and self._knows_origin(step, subtask)
+        return self._placed[step].traits.stateless and self._knows_origin(step)
 
     def _connect(self, instances: dict[Step, OperatorInstance], subtask: int, progress: Progress) -> list[Writer]:
         writers: list[Writer] = []
@@ -396,8 +405,25 @@ class Planner:
             progress,
             reader.name,
             leaves_loop=leaves_loop(edge, reader),
-            keeps_origin=self._passes_origin(edge.upstream, subtask),
+            keeps_origin=self._passes_origin(edge.upstream),
         )
+
+    def _connect_intakes(self, tasks: Sequence[Task]) -> None:
+        """Tell each channel the sources of its records, and the most channels between them and its reader."""
+        way: dict[Step, int] = {}
+        for step in self.steps:
+            hop = 0 if step in self._chained_to else 1
+            way[step] = max((way[edge.upstream] + hop for edge in step.edges), default=0)
+        intakes: dict[Channel, tuple[Intake, ...]] = {
+            channel: (intake,) for channel, intake in self._intakes_elsewhere.items()
+        }
+        for task in tasks:
+            channels = [port.channel for port in task.gate.ports if isinstance(port.channel, Channel)]
+            known = dict.fromkeys(intake for channel in channels for intake in intakes.get(channel, ()))
+            sources = tuple(known) if task.feeder is None else (task.feeder.intake,)
+            for channel in (lane.channel for writer in task.writers for lane in writer.lanes):
+                intakes[channel] = sources
+                channel.shut_intakes(sources, way[task.first.step] + 1)
 
 
 def _only(kind: type[C], channels: Sequence[object]) -> list[C]:
@@ -412,28 +438,12 @@ def _adds_up_in_order(step: Step) -> bool:
     return step.service is not None or (step.loop is not None and step.loop.max_epochs_ahead is not None)
 
 
-def _connect_intakes(tasks: Sequence[Task]) -> None:
-    """Tell each channel the sources of its records, and the most channels between them and it."""
-    producers = {id(lane.channel): task for task in tasks for writer in task.writers for lane in writer.lanes}
-    intakes: dict[Task, tuple[Intake, ...]] = {}
-    way: dict[Task, int] = {}
-    for task in tasks:
-        upstream: list[Task] = []
-        for channel in (port.channel for port in task.gate.ports):
-            if isinstance(channel, Channel) and (producer := producers.get(id(channel))) is not None:
-                channel.shut_intakes(intakes[producer], way[producer] + 1)
-                upstream.append(producer)
-        brought = (intake for producer in upstream for intake in intakes[producer])
-        intakes[task] = tuple(dict.fromkeys(brought)) if task.feeder is None else (task.feeder.intake,)
-        way[task] = max((way[producer] + 1 for producer in upstream), default=0)
-
-
-def _instantiate(step: Step) -> list[Operator]:
-    operators: list[Operator] = []
-    checked: set[type[Operator]] = set()
-    for _ in range(step.parallelism):
-        operator = _operator_of(step)
-        operators.append(operator)
+def _instantiate(step: Step, subtasks: Sequence[int], first: Operator | None) -> dict[int, Operator]:
+    """Return the operators of these subtasks; ``first`` is the operator of subtask 0, if it is made and checked."""
+    operators: dict[int, Operator] = {} if first is None else {0: first}
+    checked = {type(operator) for operator in operators.values()}
+    for subtask in subtasks[len(operators) :]:
+        operator = operators[subtask] = _operator_of(step)
         if type(operator) not in checked:
             checked.add(type(operator))
             _check_operator(step, operator)
@@ -460,12 +470,12 @@ def _operator_of(step: Step) -> Operator:
     return operator
 
 
-def _check_not_shared(operators: dict[Step, list[Operator]]) -> None:
+def _check_not_shared(operators: Mapping[Step, Mapping[int, Operator]]) -> None:
     owners: dict[int, Step] = {}
     for step, instances in operators.items():
-        for operator in instances:
+        for operator in instances.values():
             owner = owners.setdefault(id(operator), step)
-            if owner is not step or sum(operator is other for other in instances) > 1:
+            if owner is not step or sum(operator is other for other in instances.values()) > 1:
                 raise GraphError(
                     f"step {step.name!r}: expected its factory to make a new operator for each "
                     f"subtask, given one that step {owner.name!r} already has; make it inside the factory",

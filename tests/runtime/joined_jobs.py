@@ -1,0 +1,113 @@
+"""Jobs of one flow in one event loop, each as in a process of its own; channels between them are in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from streamiter import Flow
+from streamiter.channels import Channel, Intake
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.records import DataBatch
+from streamiter.runtime.job import Job
+from streamiter.runtime.placement import Placement
+from streamiter.runtime.plan import ChannelLimits, JobOptions, OwnProcess, first_process
+
+
+class ChannelBetween(Channel):
+    """Both halves of a channel; a batch is encoded on its way, as it would be between processes."""
+
+    def try_put(self, batch: DataBatch) -> bool:
+        plain = PlainData()
+        return super().try_put(DataBatch(plain.decode(plain.encode(batch.records)), batch.epoch, batch.origin))
+
+
+class IntakeElsewhere(Intake):
+    """Shuts the sources that the producer's process knows."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__()
+        self._channel = channel
+
+    def shut(self) -> None:
+        for intake in self._channel._intakes:
+            intake.shut()
+
+    def open(self) -> None:
+        for intake in self._channel._intakes:
+            intake.open()
+
+
+@dataclass
+class Joint:
+    """The connection of two processes: each channel has one departing and one arriving half."""
+
+    departing_names: dict[int, str] = field(default_factory=dict)
+    arriving_names: dict[int, str] = field(default_factory=dict)
+    channels: dict[int, ChannelBetween] = field(default_factory=dict)
+
+    def _channel(self, number: int, name: str, limits: ChannelLimits) -> ChannelBetween:
+        made = ChannelBetween(name, limit_records=limits.records, limit_bytes=limits.size_bytes)
+        return self.channels.setdefault(number, made)
+
+    def departing(self, number: int, name: str, limits: ChannelLimits) -> Channel:
+        assert number not in self.departing_names
+        self.departing_names[number] = name
+        return self._channel(number, name, limits)
+
+    def arriving(self, number: int, name: str, limits: ChannelLimits) -> tuple[Channel, Intake]:
+        assert number not in self.arriving_names
+        self.arriving_names[number] = name
+        channel = self._channel(number, name, limits)
+        return channel, IntakeElsewhere(channel)
+
+
+@dataclass
+class JoinedJobs:
+    """The jobs of all processes, not started."""
+
+    jobs: list[Job]
+    joints: list[Joint]
+    placement: Placement
+
+    async def run(self) -> None:
+        """Run all jobs to their ends."""
+        for job in self.jobs:
+            await job.start()
+        await asyncio.gather(*(job.wait() for job in self.jobs))
+
+    @property
+    def tasks(self) -> list[list[str]]:
+        """The names of the tasks of each process."""
+        return [[task.name for task in job.statistics().tasks] for job in self.jobs]
+
+
+def joined_jobs(flows: Sequence[Flow], options: JobOptions | None = None) -> JoinedJobs:
+    """Make the job of each process from its own flow; the placement travels as bytes."""
+    options = options or JobOptions()
+    joints: dict[tuple[int, int], Joint] = {}
+    first = first_process(flows[0].name, flows[0].steps, processes=len(flows))
+    received = msgspec.msgpack.decode(msgspec.msgpack.encode(first.placement), type=Placement)
+    jobs = []
+    for number, flow in enumerate(flows):
+        others = {
+            other: joints.setdefault((min(number, other), max(number, other)), Joint())
+            for other in range(len(flows))
+            if other != number
+        }
+        own = OwnProcess(received, number, others) if number else replace(first, others=others)
+        jobs.append(Job(flow.name, flow.steps, flow.plain_data, options, own))
+    return JoinedJobs(jobs, list(joints.values()), first.placement)
+
+
+async def run_joined(
+    build: Callable[[int], tuple[Flow, Any]], processes: int, options: JobOptions | None = None
+) -> Any:
+    """Run the flow that ``build(process)`` returns in so many jobs; return what process 0 got with its flow."""
+    built = [build(process) for process in range(processes)]
+    await joined_jobs([flow for flow, _ in built], options).run()
+    return built[0][1]

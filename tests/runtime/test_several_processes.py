@@ -1,0 +1,218 @@
+"""A flow in several processes: each job has the tasks of one process, and together they give the same output."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from runtime.joined_jobs import joined_jobs, run_joined
+from runtime.probe import Life, ProbeSource, Valve, turns
+
+from streamiter import Flow, Operator, OutputTag, Stream, connect
+from streamiter.channels import LIMIT_RECORDS
+from streamiter.operators import Output
+from streamiter.runtime.plan import ChannelLimits, JobOptions
+from streamiter.topics import MemoryBroker, OutgoingBatch
+
+ODD = OutputTag("odd")
+
+
+class SplitOdd(Operator):
+    def process(self, record: int, out: Output) -> None:
+        out.emit(record, tag=ODD) if record % 2 else out.emit(record)
+
+
+class Awaited(Operator):
+    async def process(self, record: int, out: Output) -> None:
+        await asyncio.sleep(0)
+        out.emit(record)
+
+
+class Both(Operator):
+    def process_left(self, record: int, out: Output) -> None:
+        out.emit((record, "left"))
+
+    def process_right(self, record: int, out: Output) -> None:
+        out.emit((record, "right"))
+
+
+def connected(stream: Stream) -> Stream:
+    return connect(left=stream.rebalance(), right=stream.map(lambda n: -n)).process(Both)
+
+
+KINDS: dict[str, Callable[[Stream], Stream]] = {
+    "forward": lambda stream: stream.map(lambda n: n + 1).process(Awaited).map(str),
+    "rebalance": lambda stream: stream.rebalance().map(lambda n: n * 2, name="doubled"),
+    "broadcast": lambda stream: stream.broadcast().map(lambda n: n, name="copies"),
+    "by key": lambda stream: (
+        stream.map(lambda n: (n % 7, 1)).key_by(lambda pair: pair[0]).reduce(lambda a, b: (a[0], a[1] + b[1]))
+    ),
+    "by function": lambda stream: stream.partition_by(lambda n: n // 10).map(lambda n: n, name="tens"),
+    "one subtask": lambda stream: stream.map(lambda n: n, parallelism=1).rebalance().map(str, parallelism=4),
+    "union": lambda stream: stream.union(stream.rebalance().map(lambda n: -n)).map(str),
+    "connect": connected,
+    "side output": lambda stream: (split := stream.process(SplitOdd)).union(
+        split.side_output(ODD).rebalance().map(lambda n: -n)
+    ),
+    "reduced": lambda stream: stream.reduce_all(lambda a, b: a + b),
+}
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_output_is_that_of_one_process(kind: str, processes: int) -> None:
+    """Records were lost, doubled or sent to another subtask where an edge crossed processes."""
+
+    def build(_: int) -> tuple[Flow, Any]:
+        flow = Flow("f", parallelism=3)
+        numbers = flow.from_items(range(100), name="numbers")
+        return flow, KINDS[kind](numbers).collect()
+
+    alone, expected = build(0)
+    await (await alone.start()).wait()
+    collected = await run_joined(build, processes)
+    assert Counter(map(str, collected.items)) == Counter(map(str, expected.items))
+    assert len(collected.items) >= 1
+
+
+async def test_each_subtask_gets_the_keys_that_it_gets_in_one_process() -> None:
+    """The state of a key was in two subtasks after a change of the number of processes."""
+
+    class Where(Operator):
+        def open(self, context: Any) -> None:
+            self._subtask = context.subtask_index, context.parallelism
+
+        def process(self, record: int, out: Output) -> None:
+            out.emit((record, self._subtask))
+
+    def build(_: int) -> tuple[Flow, Any]:
+        flow = Flow("f", parallelism=4)
+        numbers = flow.from_items(range(200)).key_by(lambda n: n)
+        return flow, numbers.process(Where).collect()
+
+    runs = [await run_joined(build, processes) for processes in (1, 2, 3)]
+    assert sorted(runs[0].items) == sorted(runs[1].items) == sorted(runs[2].items)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+async def test_processes_share_the_partitions_of_a_topic_and_the_sinks_of_the_transaction_are_in_one(
+    processes: int,
+) -> None:
+    """A partition was read twice or never; outputs of two processes could not be committed together."""
+    broker = MemoryBroker()
+    for name, partitions in (("in", 5), ("out", 1), ("spread", 1)):
+        await broker.topic(name).create(partitions=partitions)
+    writer = await broker.topic("in").open_writer()
+    await writer.write(
+        OutgoingBatch(values=[str(n).encode() for n in range(100)], keys=[str(n).encode() for n in range(100)])
+    )
+    await writer.close()
+
+    def build() -> Flow:
+        flow = Flow("f", parallelism=3)
+        numbers = flow.source(broker.topic("in"), stop="latest", name="in")
+        numbers.map(lambda n: n + 1, name="add").sink(broker.topic("out"), name="out")
+        numbers.sink(broker.topic("spread"), delivery="at_least_once", name="spread")
+        return flow
+
+    joined = joined_jobs([build() for _ in range(processes)])
+    spread = [[f"{step}[{n}]" for step in ("in", "spread") for n in range(p, 3, processes)] for p in range(processes)]
+    spread[0] += ["out[0]", "out[1]", "out[2]"]
+    assert [sorted(names) for names in joined.tasks] == [sorted(names) for names in spread]
+    await joined.run()
+    for name, expected in (("out", range(1, 101)), ("spread", range(100))):
+        reading = Flow("read")
+        collected = reading.source(broker.topic(name), stop="latest").collect()
+        await (await reading.start()).wait()
+        assert sorted(collected.items) == list(expected)
+
+
+async def test_a_channel_between_processes_has_two_halves_of_the_same_number_and_name() -> None:
+    """Records of one edge arrived at another, because two processes counted their channels differently."""
+
+    def build(_: int) -> Flow:
+        flow = Flow("f", parallelism=4)
+        numbers = flow.from_items(range(10), name="n")
+        numbers.rebalance().map(str, name="a").key_by(len).reduce(max, name="b").collect()
+        numbers.map(str, name="c", parallelism=2).rebalance().map(str, name="d")
+        return flow
+
+    joined = joined_jobs([build(process) for process in range(3)])
+    names = [name for joint in joined.joints for name in joint.departing_names.values()]
+    assert all(joint.departing_names == joint.arriving_names for joint in joined.joints)
+    assert len(names) == len(set(names)) == sum(len(joint.channels) for joint in joined.joints)
+
+    def crossing(left: int, right: int) -> int:
+        return sum(a % 3 != b % 3 for a in range(left) for b in range(right))
+
+    assert len(names) == 2 * crossing(4, 4) + crossing(4, 1) + crossing(4, 2) + crossing(2, 4)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_each_process_makes_its_own_operators_and_each_only_once(processes: int) -> None:
+    """Every process made the operators of all, with models and connections that it never used."""
+    made: list[tuple[int, str]] = []
+
+    def build(process: int) -> Flow:
+        def factory(step: str) -> Callable[[], Operator]:
+            def make() -> Operator:
+                made.append((process, step))
+                return Awaited()
+
+            return make
+
+        flow = Flow("f", parallelism=5)
+        flow.from_items(range(10)).process(factory("wide"), name="wide").process(
+            factory("narrow"), name="narrow", parallelism=2
+        )
+        return flow
+
+    joined_jobs([build(process) for process in range(processes)])
+    expected = [(n % processes, "wide") for n in range(5)] + [(n % processes, "narrow") for n in range(2)]
+    assert Counter(made) == Counter(expected)
+
+
+async def test_a_slow_process_holds_a_fast_one_back() -> None:
+    """A reader in another process was slow, and the memory of the writer grew until the process was killed."""
+    life, opened = Life(), asyncio.Event()
+
+    def build() -> Flow:
+        flow = Flow("f", parallelism=2)
+        flow.from_source(lambda: ProbeSource(life)).rebalance().process(lambda: Valve(opened))
+        return flow
+
+    joined = joined_jobs([build(), build()], JobOptions(channel_limits=ChannelLimits(records=4)))
+    for job in joined.jobs:
+        await job.start()
+    await turns(1000)
+    [joint] = joined.joints
+    assert [channel.statistics().peak_records for channel in joint.channels.values()] == [4, 4]
+    assert life.count("source read") <= 2 * (4 * 4 + 5)
+    for job in joined.jobs:
+        await job.stop("abort")
+
+
+def test_what_is_set_aside_stops_the_sources_of_all_processes() -> None:
+    """A step with an input that it did not want yet held gigabytes, since a source in another process never waited."""
+
+    def build() -> Flow:
+        flow = Flow("f", parallelism=2)
+        flow.from_items(range(10), name="n").rebalance().process(Awaited, name="a").rebalance().process(Awaited)
+        return flow
+
+    joined = joined_jobs([build(), build()])
+    [joint] = joined.joints
+    [channel] = [channel for channel in joint.channels.values() if channel.name.startswith("a[1] → ")]
+
+    def shut() -> list[bool]:
+        return [task.is_paused for job in joined.jobs for task in job.statistics().tasks if task.name[0] == "n"]
+
+    channel.set_aside(2 * LIMIT_RECORDS, 0)  # As much as fits into the two channels before the reader.
+    assert shut() == [False, False]
+    channel.set_aside(1, 0)
+    assert shut() == [True, True]
+    channel.release(1, 0)
+    assert shut() == [False, False]
