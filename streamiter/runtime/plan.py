@@ -91,8 +91,11 @@ class JobOptions:
 class OtherProcess(Protocol):
     """The connection to another process, as far as a planner uses it: it makes the halves of channels."""
 
-    def departing(self, number: int, name: str, limits: ChannelLimits) -> Channel:
-        """Return the producer's half of the channel with this number; the other process has the other half."""
+    def departing(self, number: int, name: str, limits: ChannelLimits, *, upstream: int) -> Channel:
+        """Return the producer's half of the channel with this number; the other process has the other half.
+
+        ``upstream`` channels from other processes lead to its reader, and share the memory of its process.
+        """
 
     def arriving(self, number: int, name: str, limits: ChannelLimits) -> tuple[Channel, Intake]:
         """Return the consumer's half of the channel with this number, and an intake that stands for its sources.
@@ -203,7 +206,7 @@ class Planner:
     def _make_channels(self, step: Step, edge: Edge, numbers: PlacedEdge) -> list[list[_AnyChannel | None]]:
         """Return a channel for each upstream and downstream subtask; None for a pair that has none in this process."""
         return [
-            [self._make_channel(step, edge, numbers, source, target) for target in range(step.parallelism)]
+            [self._channel_between(step, edge, numbers, source, target) for target in range(step.parallelism)]
             for source in range(edge.upstream.parallelism)
         ]
 
@@ -220,7 +223,7 @@ class Planner:
         self._channels.update(feedback.returning)
         self._outgoing.update(feedback.outgoing)
 
-    def _make_channel(
+    def _channel_between(
         self, step: Step, edge: Edge, numbers: PlacedEdge, source: int, target: int
     ) -> _AnyChannel | None:
         number, own = numbers.number(source, target), self.own.number
@@ -229,15 +232,28 @@ class Planner:
         if number is None or own not in (departs_from, arrives_in):
             return None
         name = f"{edge.upstream.name}[{source}] → {step.name}[{target}]"
-        if edge.feedback is not None:
-            return FeedbackChannel(name, spill_queue(name, edge.feedback, self.plain_data))
         if departs_from == arrives_in:
-            return self._bounded_channel(name)
+            return self._make_channel(name, edge.feedback)
         if own == departs_from:
-            return self.own.others[arrives_in].departing(number, name, self.options.channel_limits)
+            upstream = self._arriving(step, target)
+            return self.own.others[arrives_in].departing(number, name, self.options.channel_limits, upstream=upstream)
         channel, intake = self.own.others[departs_from].arriving(number, name, self.options.channel_limits)
         self._intakes_elsewhere[channel] = intake
         return channel
+
+    def _make_channel(self, name: str, feedback: FeedbackLimits | None) -> _AnyChannel:
+        if feedback is None:
+            return self._bounded_channel(name)
+        return FeedbackChannel(name, spill_queue(name, feedback, self.plain_data))
+
+    def _arriving(self, step: Step, target: int) -> int:
+        """Return the number of channels from other processes to a subtask."""
+        placed = self._placed[step]
+        return sum(
+            process != placed.processes[target] and numbers.number(source, target) is not None
+            for edge, numbers in zip(step.inputs, placed.edges, strict=True)
+            for source, process in enumerate(self._placed[edge.upstream].processes)
+        )
 
     def _bounded_channel(self, name: str) -> Channel:
         limits = self.options.channel_limits

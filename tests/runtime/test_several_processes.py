@@ -130,7 +130,7 @@ async def test_processes_share_the_partitions_of_a_topic_and_the_sinks_of_the_tr
         assert sorted(collected.items) == list(expected)
 
 
-async def test_a_channel_between_processes_has_two_halves_of_the_same_number_and_name() -> None:
+def test_a_channel_between_processes_has_two_halves_of_the_same_number_and_name() -> None:
     """Records of one edge arrived at another, because two processes counted their channels differently."""
 
     def build(_: int) -> Flow:
@@ -148,6 +148,10 @@ async def test_a_channel_between_processes_has_two_halves_of_the_same_number_and
     def crossing(left: int, right: int) -> int:
         return sum(a % 3 != b % 3 for a in range(left) for b in range(right))
 
+    readers = Counter(name.split(" → ")[1] for name in names)
+    assert {name: joint.upstream[name] for joint in joined.joints for name in joint.upstream} == {
+        name: readers[name.split(" → ")[1]] for name in names
+    }
     assert len(names) == 2 * crossing(4, 4) + crossing(4, 1) + crossing(4, 2) + crossing(2, 4)
 
 
