@@ -138,7 +138,7 @@ def test_a_flow_that_differs_is_refused_with_its_first_step(change: str, message
     placement, other = placed(small()), small(change)
     placement.check("small", small().steps)
     with pytest.raises(GraphError, match=message):
-        placement.check(other.name, other.steps)
+        joined_jobs([small(), other])
     assert placement.fingerprint == placed(small()).fingerprint != placed(other).fingerprint
 
 
