@@ -103,7 +103,7 @@ def arrange(items: Sequence[Item], arcs: Sequence[Arc], backs: Sequence[Back] = 
     made = _make_columns(items, arcs)
     ports = _spread_ports(made, arcs, [(back.source, back.target) for back in backs])
     _place_heights(made)
-    return _Placement(made, backs, ports).arrangement(arcs)
+    return _Arrangement(made, backs, ports).arrangement(arcs)
 
 
 # -- columns -------------------------------------------------------------------------------------------------
@@ -412,7 +412,7 @@ _CHANNEL = 12.0
 _LANE_GAP = 14.0
 
 
-class _Placement:
+class _Arrangement:
     """Places the columns side by side and draws the routes of the links."""
 
     def __init__(self, made: _SpotColumns, backs: Sequence[Back], ports: Sequence[Point]) -> None:
