@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -10,10 +11,21 @@ import numpy as np
 import pytest
 from runtime.joined_jobs import joined_jobs
 
-from streamiter import Flow, IterationBodyResult, Operator, iterate_bounded_streams_until_termination, replayed
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    Operator,
+    OutputTag,
+    connect,
+    for_each_round,
+    iterate_bounded_streams_until_termination,
+    iterate_unbounded_streams,
+    replayed,
+)
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import GraphError
 from streamiter.operators import Output
+from streamiter.parameter_server import ParameterServer
 from streamiter.runtime.placement import PlacedEdge, PlacedStep, Placement, StepDescription, Traits
 from streamiter.runtime.plan import first_process
 from streamiter.topics import MemoryBroker
@@ -85,18 +97,18 @@ def test_subtasks_are_dealt_out_so_that_chains_stay_inside() -> None:
 def test_each_channel_has_a_number_of_its_own() -> None:
     """Two channels shared a number, and the records of one arrived at the reader of the other."""
     flow = Flow("f", parallelism=3)
-    numbers = flow.from_items([1], name="in")
+    numbers = flow.from_items([1], name="in").map(str)
     other = numbers.rebalance().process(Awaited, parallelism=2)
     numbers.union(other.rebalance(), numbers).process(Awaited).process(Awaited)
-    pairs = [
+    steps = {step.name: step for step in flow.steps}
+    numbered = [
         edge.number(source, target)
         for step in placed(flow).steps
-        for edge in step.edges
-        for source in range(3)
+        for edge, read in zip(step.edges, steps[step.description.name].inputs, strict=not step.chained_to)
+        for source in range(read.upstream.parallelism)
         for target in range(step.description.parallelism)
     ]
-    numbered = [number for number in pairs if number is not None]
-    assert len(set(numbered)) >= 3 * 2 + 2 * 3 + 3 * 3
+    assert [number for number in numbered if number is not None] == list(range(3 * 2 + 3 + 2 * 3 + 3 + 3))
 
 
 def test_each_member_of_a_loop_has_a_number_of_its_own() -> None:
@@ -104,9 +116,105 @@ def test_each_member_of_a_loop_has_a_number_of_its_own() -> None:
     flow = looped(parallelism=3)
     first = {step.description.name: step.first_member for step in placed(flow).steps}
     [loop] = {step.loop for step in flow.steps if step.loop is not None}
+    assert first["map"] == 0
     members = [(step.name, first[step.name], step.parallelism) for step in loop.members]
     heads = [("variable 0", 0, 1), ("variable 1", 1, 3), ("termination criteria", 4, 1)]
     assert members == [*heads, ("data 0", 5, 3), ("data 1", 8, 3)]
+
+
+class Both(Operator):
+    def process_left(self, record: Any, out: Output) -> None:
+        out.emit(record)
+
+    process_right = process_left
+
+
+def test_a_step_of_a_loop_reads_mini_batches_one_at_a_time_beside_its_model() -> None:
+    """Of several mini-batches in one transport batch, the later ones were learned with an old model."""
+    flow = Flow("f")
+    numbers = flow.from_items([1], name="numbers")
+    before = numbers.batch(2, name="before")
+
+    def body(variables: Any, data: Any) -> IterationBodyResult:
+        [model] = variables
+        batched = data[0].batch(2, name="batched")
+        for name, right in (
+            ("direct", batched),
+            ("behind a step", batched.map(list, name="list")),
+            ("with records", batched.union(model)),
+            ("records", data[0]),
+            ("from outside", data[1]),
+            ("behind a step outside", data[2]),
+            ("behind two inputs", connect(left=model, right=batched).process(Both, name="first")),
+        ):
+            connect(left=model, right=right).process(Both, name=name)
+        batched.process(Pass, name="alone")
+        return IterationBodyResult([batched.map(len, name="back")], [])
+
+    data = [replayed(stream) for stream in (numbers, before, before.map(list, name="outside"))]
+    iterate_bounded_streams_until_termination([numbers], data, body)
+    connect(left=numbers, right=before).process(Both, name="no loop")
+    steps = {step.description.name: [edge.one_at_a_time for edge in step.edges] for step in placed(flow).steps}
+    assert {name: steps[name] for name in steps if len(steps[name]) > 1} == {
+        "variable 0": [False, False],
+        "direct": [False, True],
+        "behind a step": [False, True],
+        "with records": [False, True, False],
+        "records": [False, False],
+        "from outside": [False, True],
+        "behind a step outside": [False, False],
+        "behind two inputs": [False, False],
+        "first": [False, True],
+        "no loop": [False, False],
+    }
+    assert not any(steps["alone"])
+
+
+def test_the_traits_of_a_step_are_those_of_its_operators() -> None:
+    """A trait was read from another attribute, and records of later epochs came too early."""
+    nothing = dict.fromkeys(Traits.__struct_fields__, False)
+    traits = {step.description.name: msgspec.structs.asdict(step.traits) for step in placed(looped()).steps}
+    head = {"boundary": True, "chooses_inputs": True}
+    assert traits["variable 0"] == traits["data 0"] == traits["termination criteria"] == {**nothing, **head}
+    for name, kind in {
+        "in_thread": {"runs_in_thread": 1, "awaited": True},
+        "epochs_in_order": {"epochs_in_order": 1},
+        "any_order": {"any_order": np.True_},
+        "stateless": {"is_stateless": True},
+        "chooses_inputs": {"wanted_inputs": lambda self: None},
+    }.items():
+        flow = Flow("f")
+        flow.from_items([1]).process(type("Made", (Pass,), kind), name="step")
+        awaited = {"awaited": name == "in_thread"}
+        assert msgspec.structs.asdict(placed(flow).steps[-1].traits) == {**nothing, name: True, **awaited}
+    keyed = Flow("f")
+    keyed.from_items([1]).key_by(int).process(EitherWay, name="step")
+    assert not placed(keyed).steps[-1].traits.awaited
+
+
+class EitherWay(Pass):
+    """Handles single records at once, and awaits whole batches; with keys it gets single records."""
+
+    async def process_batch(self, batch: Any, out: Output) -> None:
+        raise AssertionError
+
+
+def test_each_epoch_in_order_for_operators_of_one_round() -> None:
+    """Operators of a round received records of the next round."""
+    flow = Flow("f")
+
+    def body(variables: Any, data: Any) -> IterationBodyResult:
+        [total] = for_each_round(
+            [data[0]], lambda streams: [streams[0].map(float, name="map").reduce_all(max, name="max")]
+        )
+        return IterationBodyResult([variables[0].filter(lambda n: n > 3)], [total])
+
+    iterate_bounded_streams_until_termination([flow.from_items([1])], [replayed(flow.from_items([1]))], body)
+    traits = {step.description.name: step.traits for step in placed(flow).steps}
+    assert [(traits[name].per_round, traits[name].epochs_in_order) for name in ("map", "max")] == [
+        (False, False),
+        (True, True),
+    ]
 
 
 def small(change: str = "") -> Flow:
@@ -137,9 +245,37 @@ def test_a_flow_that_differs_is_refused_with_its_first_step(change: str, message
     """Another version of the program ran in the second process, and records went to the wrong steps."""
     placement, other = placed(small()), small(change)
     placement.check("small", small().steps)
-    with pytest.raises(GraphError, match=message):
+    with pytest.raises(GraphError, match=message) as caught:
         joined_jobs([small(), other])
+    if change in ("partitioning", "factory"):
+        [where] = [step.where for step in other.steps if step.name == "a"]
+        assert str(caught.value).endswith(f"(at {where})")
     assert placement.fingerprint == placed(small()).fingerprint != placed(other).fingerprint
+
+
+def test_the_fingerprint_is_of_these_properties() -> None:
+    """A process with another side output, or another loop, was taken for the same flow."""
+    flow = looped()
+    split = flow.from_items([1], name="split")
+    split.side_output(OutputTag("odd")).map(str, name="side")
+    described = {step.description.name: step.description for step in placed(flow).steps}
+    assert described["side"].inputs == ("input from 'split' side 'odd' by Forward",)
+    assert described["variable 0"] == StepDescription(
+        "variable 0",
+        1,
+        factory="IterationBuilder._add_head.<locals>.<lambda>",
+        source="",
+        loop="bounded loop 0",
+        inputs=("initial from 'items' by Forward", "feedback from 'filter' by Forward fed back"),
+    )
+    assert described["split"] == StepDescription(
+        "split", 2, factory="Identity", source="Flow.from_items.<locals>.<lambda>", loop="", inputs=()
+    )
+    endless = Flow("endless")
+    endless.from_items([1]).process(partial(Pass), name="step")
+    iterate_unbounded_streams([endless.from_items([1])], [], lambda variables, _: IterationBodyResult(variables, []))
+    assert {step.description.loop for step in placed(endless).steps} == {"", "unbounded loop 0"}
+    assert placed(endless).steps[1].description.factory == "partial"
 
 
 def test_a_factory_that_makes_another_operator_in_another_process_is_refused() -> None:
@@ -150,9 +286,21 @@ def test_a_factory_that_makes_another_operator_in_another_process_is_refused() -
         flow.from_items([1], name="in").process(lambda: kind(), name="step")
         return flow
 
-    message = "step 'step': expected an operator with awaited=True as in process 0, given Pass with False; start all"
+    message = "expected an operator with awaited=True as in process 0, given Pass with False; start all processes "
+    message += r"with the same program, whose flow does not depend on the process \(at test_placement.py"
     with pytest.raises(GraphError, match=message):
         joined_jobs([build(Awaited), build(Pass)])
+
+
+def served() -> Flow:
+    flow = Flow("f", parallelism=2)
+    flow.from_items([1]).process(Pass, parameter_server=ParameterServer(), name="served").collect()
+    return flow
+
+
+def test_a_step_with_a_parameter_server_begins_a_task() -> None:
+    """A worker that stopped at a clock stopped the source in its task, too."""
+    assert [step.chained_to for step in placed(served()).steps] == [None, None, None]
 
 
 def too_many() -> Flow:
@@ -165,7 +313,12 @@ def too_many() -> Flow:
     ("build", "processes", "message"),
     [
         (too_many, 3, "flow 'f': expected at most 2 processes, .* given 3; raise the parallelism, or use fewer"),
-        (looped, 2, r"step '.*': expected a flow without iterations and parameter servers in 2 processes, given an it"),
+        (
+            looped,
+            2,
+            r"expected a flow without iterations and parameter servers in 2 processes, given an it.* \(at test_pl",
+        ),
+        (served, 2, r"step 'served': expected a flow without iterations .*, given a parameter server; run it in one"),
     ],
 )
 def test_flows_that_cannot_be_divided_are_refused(build: Callable[[], Flow], processes: int, message: str) -> None:
