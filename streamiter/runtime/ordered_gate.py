@@ -199,24 +199,29 @@ class OrderedGate(Gate):
         """Return the next item of the port that is next, or an event of the end of its data."""
         epochs, wanted = self._ordered, self._wanted.names
         while (port := epochs.next_port(wanted)) is not None:
-            if port.index in epochs.ports_aside:
+            index = port.index
+            if index in epochs.ports_aside:
                 epochs.hold_due(port)
-            if port.index in epochs.waiting_ends and epochs.lowest_pending(port) is None:
+            if index in epochs.waiting_ends and epochs.lowest_pending(port) is None:
                 self._posted.extend(epochs.finish_data(port))
                 self._ready.add(port)  # Records of the end of the iteration may follow.
                 if self._posted:
                     return None, self._posted.popleft()
                 wanted = self._wanted.names
                 continue
-            message = port.peek() if port.held or port.state is not BLOCKED else None
-            if isinstance(message, Control):
-                port.take()
-                self._ready.add(port)
-                return port, message
-            is_wanted = wanted is None or port.input_name in wanted
-            if is_wanted and isinstance(message, DataBatch) and message.epoch == epochs.turn_of(port):
-                return port, self._take_batch(port)
-            return None
+            if not port.held and port.state is BLOCKED:
+                return None
+            message = port.peek()
+            if isinstance(message, DataBatch):
+                is_wanted = wanted is None or port.input_name in wanted
+                has_turn = is_wanted and message.epoch == epochs.tracker.reached(index) + 1
+                return (port, self._take_batch(port)) if has_turn else None
+            if message is None:
+                return None
+            assert isinstance(message, Control)
+            port.take()
+            self._ready.add(port)
+            return port, message
         return None
 
     def _set_aside_up_to_control(self, port: Port) -> Control | None:
