@@ -218,7 +218,7 @@ class FeedbackLog:
         self._forget()
         for port in self.ports:
             port.log_to(None)
-            if port.index not in early:
+            if port.index not in early and not port.has_ended:
                 self._logs[port.index] = self._new_log(port)
                 port.log_to(self._logs[port.index])
 
@@ -230,9 +230,13 @@ class FeedbackLog:
             self._returned_early.setdefault(barrier.checkpoint, set()).add(port.index)
             port.block()
         else:
-            port.log_to(None)
-            if port.index in self._logs:
-                self._logs[port.index].barrier_returned()
+            self.ended(port)
+
+    def ended(self, port: Port) -> None:
+        """The log of a feedback port is complete: the barrier has returned, or the end of input instead of it."""
+        port.log_to(None)
+        if port.index in self._logs:
+            self._logs[port.index].barrier_returned()
 
     def drop(self) -> None:
         """The checkpoint is abandoned: drop the log, and record nothing until the barrier returns."""

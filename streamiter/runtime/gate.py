@@ -155,15 +155,15 @@ class Gate:
         self._posted.extendleft(reversed(self._epochs.settle(served)))
         self.reconsider_wanted()
 
-    def _poll_feedback(self) -> tuple[Port, CheckpointBarrier] | None:
-        """Log the feedback, and return the barrier when it is back. The job stops at this barrier."""
+    def _poll_feedback(self) -> tuple[Port, CheckpointBarrier | EndOfInput] | None:
+        """Log the feedback, and return the barrier when it is back, or an end. The job stops at this barrier."""
         ready = self._ready
         while ready.queue:
             port = ready.take()
             if port.is_feedback and port.state is not BLOCKED and port.peek() is not None:
                 message = port.take()
                 self._ready.add(port)
-                if isinstance(message, CheckpointBarrier):
+                if isinstance(message, (CheckpointBarrier, EndOfInput)):
                     return port, message
         return None
 
@@ -295,12 +295,15 @@ class Gate:
             if not port.is_feedback:
                 return self._align(port, control)
             self._feedback.barrier_returned(port, control)
-            returned = self._feedback.complete()
-            return [] if returned is None else [returned]
+            return self._returned()
         if isinstance(control, EndOfData):
             return self._epochs.bring_end_of_data(port, control.epoch)
         if isinstance(control, EndOfInput):
-            return self._input_ended(port, control)
+            events = self._input_ended(port, control)
+            if port.is_feedback:  # A task before it was told of the iteration's end earlier than this one.
+                self._feedback.ended(port)
+                events += self._returned()
+            return events
         if isinstance(control, Idle):
             return self._epochs.bring_idle(port)
         if isinstance(control, RestHandled):
@@ -449,6 +452,10 @@ class Gate:
             if isinstance(taken, EndOfInput):
                 self._posted.extend(self._aligned())
         return False
+
+    def _returned(self) -> list[Control]:
+        returned = self._feedback.complete()
+        return [] if returned is None else [returned]
 
     def _align(self, port: Port, barrier: CheckpointBarrier) -> list[Control]:
         port.make_way(False)

@@ -318,8 +318,6 @@ class FeedbackWriter:
             raise RecordFailure(self._step) from error
 
     def control(self, control: Control) -> None:
-        if isinstance(control, EndOfInput):
-            return  # The heads of the loop have ended before, so no task would read it.
         if isinstance(control, (EpochWatermark, EndOfData)):
             control = type(control)(control.epoch + 1)
         for channel in self._channels:

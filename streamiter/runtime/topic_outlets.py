@@ -24,6 +24,7 @@ from streamiter.records import (
     Control,
     DataBatch,
     EndOfData,
+    EndOfInput,
     EpochWatermark,
     Idle,
     slice_batch,
@@ -160,7 +161,7 @@ class OutgoingPump:
             return
         control = outlet.queue.take()
         assert isinstance(control, Control)
-        if not isinstance(control, Idle):  # A head does not use them.
+        if not isinstance(control, (Idle, EndOfInput)):  # A head does not use them.
             self._add_to_all(entries, outlet, *kind_and_number(control))
 
     def _add_to_all(self, entries: OutgoingRecords, outlet: FeedbackOutlet, kind: Kind, number: int) -> None:

@@ -362,11 +362,31 @@ class TestFeedbackLog:
         head.feedback.try_put(data(1))
         head.run()
         assert head.gate.start_feedback_log(barrier()) is None
-        head.feed_back(data(2, epoch=1), EpochWatermark(1), data(3, epoch=2), Idle(), EndOfInput(5))
+        head.feed_back(data(2, epoch=1), EpochWatermark(1), data(3, epoch=2), Idle())
         head.feed_back(barrier(), data(4, epoch=2))
         head.run()
         assert head.records == [1, 2, 3, 4]
-        assert head.logged_items() == ["[2] of 1", "EpochWatermark(1)", "[3] of 2", "Idle()", "EndOfInput(5)"]
+        assert head.logged_items() == ["[2] of 1", "EpochWatermark(1)", "[3] of 2", "Idle()"]
+
+    @pytest.mark.parametrize("suspends", [False, True])
+    def test_the_end_of_a_feedback_channel_counts_as_the_return_of_the_barrier(self, suspends: bool) -> None:
+        """A head that was told late of the end waited for the barrier of a task that had ended before the barrier."""
+        head = Looped()
+        assert head.gate.start_feedback_log(barrier()) is None
+        if suspends:
+            head.gate.only_feedback()
+        head.feed_back(data(2, epoch=5), EndOfInput(5))
+        head.run()
+        assert head.logged_items() == ["[2] of 5", "EndOfInput(5)"]
+
+    def test_a_feedback_channel_that_had_ended_brings_no_barrier_back(self) -> None:
+        """The same, if the end came before the head took its snapshot."""
+        head = Looped()
+        head.feed_back(EndOfInput(5))
+        head.run()
+        returned = head.gate.start_feedback_log(barrier())
+        assert isinstance(returned, BarrierReturned)
+        assert returned.logged == []
 
     def test_a_barrier_that_has_already_returned_leaves_nothing_to_log(self) -> None:
         """A head waited for a barrier that another head had already sent through the loop."""
