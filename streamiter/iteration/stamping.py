@@ -1,13 +1,14 @@
 """Epochs on unbounded data: ``epochs_every`` cuts a stream into groups of records, and a watermark follows each group.
 
 A ``Stamper`` cuts by the number of records or at marks, and a ``TimedStamper`` by the clock. The subtasks of one step
-share an object, so that subtasks without input complete the same epochs: ``StampingPace`` or ``StampingClock``.
-``Silence`` decides when a subtask has no input.
+report to one object, a ``StampingPace`` or ``StampingClock``, so that subtasks without input complete the same epochs.
+Reports, and ``CatchUp`` as the answer, are plain data and may be late; both are in order for each subtask. ``Silence``
+decides when a subtask has no input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, final
 
@@ -126,20 +127,46 @@ def _check_one_of(**ways: Any) -> None:
         )
 
 
-class Stamper(Boundary):
+@final
+class CatchUp(Control):
+    """Told to a subtask: others have completed ``epoch``; ``due_in_s`` seconds later, the clock ends the next one."""
+
+    __slots__ = ("due_in_s", "epoch")
+
+    def __init__(self, epoch: int, due_in_s: float = 0.0) -> None:
+        self.epoch = epoch
+        self.due_in_s = due_in_s
+
+
+TellCatchUp = Callable[[CatchUp], None]
+
+
+class CatchingUp(Boundary):
+    """Base of the stampers: keeps the epoch that other subtasks have completed, as it was told last."""
+
+    gives_epochs = True
+    _post: Callable[[Control], None]
+    _epoch = 0
+    _reached = BEFORE_ALL_EPOCHS
+
+    def tell(self, catch_up: CatchUp) -> None:
+        """Take the news of other subtasks; the task handles one ``CatchUp`` for all that come before."""
+        is_new = self._reached < self._epoch <= catch_up.epoch
+        self._reached = max(self._reached, catch_up.epoch)
+        if is_new:
+            self._post(catch_up)
+
+
+class Stamper(CatchingUp):
     """Gives epochs to the records of its subtask by their number or at marks; it cuts batches where an epoch ends.
 
     A subtask without input completes the epochs of the others: one without any partition, or one that no record has
-    reached for ``idle_timeout_s``. Posted control records are handled before records in channels. So when records
-    arrive, the subtask has caught up with the others, and when its input ends, no posted control record is left.
+    reached for ``idle_timeout_s``. If it is told late, and has records again, its current group ends early.
     """
-
-    gives_epochs = True
 
     def __init__(self, cut: CutEpochs, idle_timeout_s: float | None) -> None:
         self._cut = cut
         self._idle_timeout_s = idle_timeout_s
-        self._epoch = 0
         self._count = 0
         """The number of records of that epoch."""
         self._idle = False
@@ -152,6 +179,7 @@ class Stamper(Boundary):
         self._pace: StampingPace = context.scope.get(
             ("stamping", context.name), lambda: StampingPace(context.parallelism)
         )
+        self._pace.join(self._index, self.tell)
         self._silence = Silence(context, self._idle_timeout_s)
         self._silence.start()
 
@@ -178,8 +206,7 @@ class Stamper(Boundary):
             if self._silence.check():
                 await self._become_idle(out)
         elif isinstance(control, CatchUp):
-            self._pace.handled_catch_up(self._index)
-            await self._catch_up_with(self._pace.reached, out)
+            await self._catch_up(out)
         elif isinstance(control, EndOfInput):
             await out.control(EndOfInput())
 
@@ -201,17 +228,20 @@ class Stamper(Boundary):
         if self._count:
             await self._complete(out)
         self._idle = True
-        self._pace.set_idle(self._index, self._post)
+        self._pace.set_idle(self._index)
 
     def _become_active(self) -> None:
         self._idle = False
         self._pace.set_active(self._index, self._epoch - 1)
         self._silence.start()
 
-    async def _catch_up_with(self, reached: int, out: BoundaryOutput) -> None:
-        if reached >= self._epoch:
-            await out.control(EpochWatermark(reached))
-            self._epoch = reached + 1
+    async def _catch_up(self, out: BoundaryOutput) -> None:
+        if self._reached >= self._epoch:
+            await out.control(EpochWatermark(self._reached))
+            self._epoch = self._reached + 1
+            self._count = 0
+            if not (self._idle or self._ended):
+                self._pace.complete_epoch(self._index, self._reached)
 
     def snapshot(self) -> dict[str, Any]:
         return {"epoch": self._epoch, "count": self._count, "idle": self._idle, "ended": self._ended}
@@ -225,7 +255,7 @@ class Stamper(Boundary):
         if self._ended:
             self._pace.end(self._index, self._epoch - 1)
         elif self._idle:
-            self._pace.set_idle(self._index, self._post)
+            self._pace.set_idle(self._index)
         if self._ended or self._idle:
             self._silence.stop()
 
@@ -237,37 +267,42 @@ class Stamper(Boundary):
         return [{"epoch": epoch, "count": 0, "idle": False, "ended": ended} for _ in range(parallelism)]
 
 
-class TimedStamper(Boundary):
+class TimedStamper(CatchingUp):
     """Gives epochs to the records of its subtask by time: all belong to the current epoch of the step's clock."""
-
-    gives_epochs = True
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._epoch = 0
+        self._due_s = 0.0
+        """When the clock ends the next epoch, as it has told last."""
         self._has_records = False
         """Whether it has passed on records of that epoch."""
         self._ended = False
 
     def open(self, context: Context) -> None:
         self._index = context.subtask_index
+        self._post = context.post
+        self._now_s = context.clock.monotonic_s
         self._clock: StampingClock = context.scope.get(
             ("stamping", context.name), lambda: StampingClock(context.clock, self._seconds)
         )
-        self._clock.join(self._index, context.post)
+        self._clock.join(self._index, self.tell)
+
+    def tell(self, catch_up: CatchUp) -> None:
+        self._due_s = self._now_s() + catch_up.due_in_s
+        super().tell(catch_up)
 
     def close(self) -> None:
         self._clock.leave(self._index)
 
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         out.emit_batch(records, self._epoch)
-        self._has_records = True
-        self._clock.add_records(self._epoch)
+        if not self._has_records:
+            self._has_records = True
+            self._clock.add_records(self._index, self._epoch)
 
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
         if isinstance(control, CatchUp):
-            self._clock.handled_catch_up(self._index)
-            await self._complete(self._clock.last_ended, out)
+            await self._complete(self._reached, out)
         elif isinstance(control, InputEnded):
             if self._has_records:
                 await self._complete(self._epoch, out)
@@ -287,16 +322,16 @@ class TimedStamper(Boundary):
             "epoch": self._epoch,
             "has records": self._has_records,
             "ended": self._ended,
-            "remaining_s": self._clock.remaining_s,
+            "remaining_s": self._due_s - self._now_s(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._epoch = state["epoch"]
         self._has_records = state["has records"]
         self._ended = state["ended"]
-        self._clock.resume_after(self._epoch - 1, state["remaining_s"])
+        self._clock.resume_after(self._index, self._epoch - 1, state["remaining_s"])
         if self._has_records:
-            self._clock.add_records(self._epoch)
+            self._clock.add_records(self._index, self._epoch)
         if self._ended:
             self._clock.leave(self._index)
 
@@ -362,51 +397,25 @@ def groups_up_to_marks(marks: Callable[[Any], object]) -> CutEpochs:
 
 
 @final
-class CatchUp(Control):
-    """Posted to a subtask: other subtasks of its step have completed later epochs."""
-
-    __slots__ = ()
-
-
-class _CatchUpPosts:
-    """Posts ``CatchUp`` to subtasks: at most one that a subtask has not handled."""
-
-    def __init__(self) -> None:
-        self._unhandled: set[int] = set()
-
-    def send(self, posts: Mapping[int, Callable[[Control], None]]) -> None:
-        """Post to each of these subtasks, by number."""
-        for subtask, post in posts.items():
-            if subtask not in self._unhandled:
-                self._unhandled.add(subtask)
-                post(CatchUp())
-
-    def handled(self, subtask: int) -> None:
-        """Note that a subtask handles ``CatchUp``, and may be sent the next."""
-        self._unhandled.discard(subtask)
-
-
-@final
 class StampingClock:
-    """The clock of a step that ends epochs by time; the subtasks of the step share it, in one event loop.
+    """The clock of a step that ends epochs by time; the subtasks of the step report to it.
 
     Every ``seconds`` seconds, counted from the first subtask that joins, the current epoch ends if any subtask has
-    records of it. All subtasks are posted ``CatchUp``. A subtask that is blocked meanwhile completes several epochs at
-    once. So records that arrive at the same time belong to the same epoch at all subtasks.
+    records of it, and all subtasks are told. A subtask that is blocked meanwhile completes several epochs at once. So
+    records that arrive at the same time belong to the same epoch at all subtasks.
 
     >>> import asyncio
     >>> from streamiter.testing import VirtualClock
     >>> async def main():
-    ...     clock, posted = VirtualClock(), []
+    ...     clock, told = VirtualClock(), []
     ...     epochs = StampingClock(clock, seconds=5.0)
-    ...     epochs.join(0, posted.append)
+    ...     epochs.join(0, lambda catch_up: told.append(catch_up.epoch))
     ...     await clock.advance(5.0)
-    ...     before = epochs.last_ended, len(posted)
-    ...     epochs.add_records(0)
+    ...     epochs.add_records(0, epoch=0)
     ...     await clock.advance(5.0)
-    ...     return before, (epochs.last_ended, len(posted))
+    ...     return told
     >>> asyncio.run(main())
-    ((-1, 0), (0, 1))
+    [-1, -1, 0]
     """
 
     def __init__(self, clock: Clock, seconds: float) -> None:
@@ -414,50 +423,46 @@ class StampingClock:
         self._seconds = seconds
         self._due_s = clock.monotonic_s() + seconds
         self._timer: TimerHandle | None = None
-        self._posts: dict[int, Callable[[Control], None]] = {}
-        self._catch_up = _CatchUpPosts()
-        self._last_with_records = BEFORE_ALL_EPOCHS
-        self.last_ended = BEFORE_ALL_EPOCHS
-        """The last epoch that has ended."""
+        self._subtasks: dict[int, TellCatchUp] = {}
+        self._last_with_records = self._last_ended = BEFORE_ALL_EPOCHS
 
-    @property
-    def remaining_s(self) -> float:
-        """The seconds until the clock ends the next epoch."""
-        return self._due_s - self._clock.monotonic_s()
-
-    def join(self, subtask: int, post: Callable[[Control], None]) -> None:
+    def join(self, subtask: int, tell: TellCatchUp) -> None:
         """Add a subtask; with the first one the clock starts."""
-        self._posts[subtask] = post
+        self._subtasks[subtask] = tell
         if self._timer is None:
             self._wait()
+        tell(self._news())
 
     def leave(self, subtask: int) -> None:
         """Remove a subtask that has no more records; when all have left, the clock stops."""
-        self._posts.pop(subtask, None)
-        if not self._posts:
+        self._subtasks.pop(subtask, None)
+        if not self._subtasks:
             self._stop()
 
-    def add_records(self, epoch: int) -> None:
+    def add_records(self, subtask: int, epoch: int) -> None:
         """Note that a subtask has passed on records of ``epoch``."""
         self._last_with_records = max(self._last_with_records, epoch)
 
-    def handled_catch_up(self, subtask: int) -> None:
-        """Note that a subtask handles ``CatchUp``."""
-        self._catch_up.handled(subtask)
-
-    def resume_after(self, epoch: int, remaining_s: float) -> None:
+    def resume_after(self, subtask: int, epoch: int, remaining_s: float) -> None:
         """Resume after a restore of a joined subtask that had completed ``epoch``: the others must complete it, too.
 
         The next epoch ends when as many seconds have passed as were left at the snapshot.
         """
-        self.last_ended = max(self.last_ended, epoch)
-        self._catch_up.send(self._posts)
+        self._last_ended = max(self._last_ended, epoch)
         self._due_s = self._clock.monotonic_s() + min(max(0.0, remaining_s), self._seconds)
         self._stop()
         self._wait()
+        self._tell_all()
 
     def _wait(self) -> None:
-        self._timer = self._clock.call_later(max(0.0, self.remaining_s), self._end_epoch)
+        self._timer = self._clock.call_later(max(0.0, self._news().due_in_s), self._end_epoch)
+
+    def _news(self) -> CatchUp:
+        return CatchUp(self._last_ended, self._due_s - self._clock.monotonic_s())
+
+    def _tell_all(self) -> None:
+        for tell in self._subtasks.values():
+            tell(self._news())
 
     def _stop(self) -> None:
         if self._timer is not None:
@@ -467,44 +472,42 @@ class StampingClock:
     def _end_epoch(self) -> None:
         # The next due time follows the last one, not the current time: otherwise delays would add up. After a pause of
         # the whole machine, only one epoch ends.
-        late_s = max(0.0, -self.remaining_s)
+        late_s = max(0.0, -self._news().due_in_s)
         self._due_s += self._seconds * (1 + late_s // self._seconds)
         self._wait()
-        if self._last_with_records > self.last_ended:
-            self.last_ended = self._last_with_records
-            self._catch_up.send(self._posts)
+        self._last_ended = max(self._last_ended, self._last_with_records)
+        self._tell_all()
 
 
 @final
 class StampingPace:
-    """The epochs that the subtasks of a stamping step have completed; the subtasks share it, in one event loop.
+    """The epochs that the subtasks of a stamping step have completed; the subtasks report them.
 
-    So subtasks without input delay no other. An idle subtask is posted ``CatchUp`` when the slowest of the subtasks
+    So subtasks without input delay no other. An idle subtask is told to catch up when the slowest of the subtasks
     with input has completed an epoch. Subtasks that have ended are not waited for. If no subtask has input, all catch
     up with the last epoch that any subtask has completed: records that were passed on must not wait for input that may
     never arrive.
 
-    >>> pace, posted = StampingPace(subtasks=3), []
-    >>> pace.set_idle(2, posted.append)
-    >>> pace.complete_epoch(0, 4), len(posted)
-    (None, 0)
-    >>> pace.complete_epoch(1, 3), len(posted)
-    (None, 1)
-    >>> pace.handled_catch_up(2), pace.reached
-    (None, 3)
+    >>> pace, told = StampingPace(subtasks=3), []
+    >>> pace.join(2, lambda catch_up: told.append(catch_up.epoch))
+    >>> pace.set_idle(2)
+    >>> pace.complete_epoch(0, 4), told
+    (None, [])
+    >>> pace.complete_epoch(1, 3), told
+    (None, [3])
     """
 
     def __init__(self, subtasks: int) -> None:
         self._completed = dict.fromkeys(range(subtasks), BEFORE_ALL_EPOCHS)
         """For each subtask with input the last epoch that it has completed."""
-        self._idle: dict[int, Callable[[Control], None]] = {}
+        self._idle: dict[int, int] = {}
+        """For each subtask without input the epoch that it was told last."""
+        self._subtasks: dict[int, TellCatchUp] = {}
         self._furthest = BEFORE_ALL_EPOCHS
-        self._catch_up = _CatchUpPosts()
 
-    @property
-    def reached(self) -> int:
-        """The epoch that subtasks without input catch up with."""
-        return min(self._completed.values(), default=self._furthest)
+    def join(self, subtask: int, tell: TellCatchUp) -> None:
+        """Connect a subtask: ``tell`` gets the epochs that it must catch up with."""
+        self._subtasks[subtask] = tell
 
     def complete_epoch(self, subtask: int, epoch: int) -> None:
         """Note that a subtask with input has completed an epoch."""
@@ -520,10 +523,10 @@ class StampingPace:
         self._furthest = max(self._furthest, epoch)
         self._send_catch_up()
 
-    def set_idle(self, subtask: int, post: Callable[[Control], None]) -> None:
+    def set_idle(self, subtask: int) -> None:
         """Note that a subtask has no input now."""
         self._completed.pop(subtask, None)
-        self._idle[subtask] = post
+        self._idle[subtask] = BEFORE_ALL_EPOCHS
         self._send_catch_up()
 
     def set_active(self, subtask: int, epoch: int) -> None:
@@ -531,13 +534,12 @@ class StampingPace:
         self._idle.pop(subtask, None)
         self._completed[subtask] = epoch
 
-    def handled_catch_up(self, subtask: int) -> None:
-        """Note that a subtask handles ``CatchUp``."""
-        self._catch_up.handled(subtask)
-
     def _send_catch_up(self) -> None:
-        if self.reached != BEFORE_ALL_EPOCHS:
-            self._catch_up.send(self._idle)
+        reached = min(self._completed.values(), default=self._furthest)
+        for subtask, told in self._idle.items():
+            if reached > told:
+                self._idle[subtask] = reached
+                self._subtasks[subtask](CatchUp(reached))
 
 
 # A silence counts as over this much too early, because the sum of a time and a delay may be rounded.
