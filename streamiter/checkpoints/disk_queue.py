@@ -104,6 +104,9 @@ class SpillQueue(LimitedBatches):
     # (processes are often allowed 1024).
     segments = 16
 
+    on_limit: Callable[[], None] | None = None
+    """Called when the first batch has gone to disk, and when the last one has been read back."""
+
     _items_peak = 0
     _bytes_in_memory_peak = 0
 
@@ -212,6 +215,8 @@ class SpillQueue(LimitedBatches):
             self._keep(batch, size_bytes)
         else:
             self._disk.append(self._disk.encode(batch.records, batch.epoch))
+            if self._disk.count == 1 and self.on_limit is not None:
+                self.on_limit()
 
     def _put_encoded(self, encoded: EncodedBatch) -> None:
         """Add a batch that is encoded; if it goes to disk, it is not decoded."""
@@ -249,6 +254,8 @@ class SpillQueue(LimitedBatches):
         read_back = self._disk.batches_written - self._disk.count
         while self._markers and self._markers[0][1] == read_back:
             self._memory.append((self._markers.popleft()[0], 0))
+        if not self._disk.count and self.on_limit is not None:
+            self.on_limit()
 
     def _explain_overflow(self) -> str:
         return (

@@ -92,7 +92,7 @@ class IterationBuilder:
             f"variable {number}",
             stream.edges(INITIAL),
             stream.parallelism,
-            lambda: Head(loop.coordinator, ahead),
+            lambda: Head(loop.join, ahead),
             loop=loop,
             epochs_seen="initial values: epoch 0",
         )
@@ -105,10 +105,10 @@ class IterationBuilder:
         epochs_seen = "stamped epochs" if stamped else "epoch 0"
 
         def entrance() -> Entrance:
-            return Entrance(loop.coordinator, stamped=stamped, max_epochs_ahead=ahead)
+            return Entrance(loop.join, stamped=stamped, max_epochs_ahead=ahead)
 
         def replayer() -> Replayer:
-            return Replayer(loop.coordinator, config.replay_memory_bytes)
+            return Replayer(loop.join, config.replay_memory_bytes)
 
         data = self._add(
             f"data {number}",
@@ -127,7 +127,7 @@ class IterationBuilder:
             "termination criteria",
             [],
             criteria.parallelism,
-            lambda: CriteriaHead(loop.coordinator),
+            lambda: CriteriaHead(loop.join),
             loop=loop,
             epochs_seen="an epoch without records ends the iteration",
         )

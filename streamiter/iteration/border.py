@@ -3,20 +3,33 @@
 A *head* is before each variable stream: it passes on the initial variables, then the feedback. A *criteria head*
 receives the termination criteria. An *entrance* is before each data stream. They are boundary operators, which see
 control records themselves; they report to the loop's coordinator, and it tells them when an epoch is complete and when
-the iteration ends.
+the iteration ends. Each keeps what it was told: the coordinator may be in another process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
+from streamiter.checkpoints.disk_queue import SpillStatistics
 from streamiter.errors import CheckpointError
-from streamiter.iteration.coordinator import Admit, Advance, LoopCoordinator, Release, RestoredEpochs, Terminate
+from streamiter.iteration.coordinator import (
+    FEEDBACK_FOR_ONE_INPUT,
+    Admit,
+    Advance,
+    Awaited,
+    LoopReports,
+    Overloaded,
+    Release,
+    RestoredMember,
+    Stop,
+    Terminate,
+)
 from streamiter.iteration.progress import EpochCounts
-from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Sharing
+from streamiter.operators.operator import Boundary, BoundaryOutput, Context, Sharing
 from streamiter.records import Batch, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark
-from streamiter.runtime.feedback import AttachedBoundary, Surroundings
+from streamiter.runtime.feedback import AttachedBoundary, FeedbackStatistics, Surroundings
 from streamiter.runtime.gate_epochs import EpochsAside, InputEnded
 
 INITIAL = "initial"
@@ -30,8 +43,8 @@ _NO_EPOCH: Final = -1
 class ReceivedEpochs:
     """The feedback that one head has received of each epoch, and the epochs that it has reported to the coordinator."""
 
-    def __init__(self, coordinator: LoopCoordinator, head: int) -> None:
-        self._coordinator = coordinator
+    def __init__(self, reports: LoopReports, head: int) -> None:
+        self._reports = reports
         self._head = head
         self._counts = EpochCounts()
         """The counts of epochs that are not received completely."""
@@ -43,7 +56,6 @@ class ReceivedEpochs:
     def add(self, epoch: int, records: int) -> None:
         """Count records of ``epoch`` that have come back."""
         self._counts.add(epoch, records)
-        self._coordinator.feedback_handled()
 
     def report_up_to(self, epoch: int) -> None:
         """Report that all feedback of the epochs up to ``epoch`` has arrived: any number of new epochs, or none."""
@@ -52,27 +64,24 @@ class ReceivedEpochs:
         for received in range(self._reported + 1, epoch + 1):
             self._unacknowledged[received] = count = self._counts.take(received)
             self._reported = received
-            self._coordinator.head_received(self._head, received, count)
+            self._reports.received(self._head, received, count)
 
     def end(self) -> None:
         """Report that no more feedback will arrive."""
         self.report_up_to(self._counts.last_epoch or 0)
         self._has_ended = True
-        self._coordinator.head_finished(self._head)
+        self._reports.ended(self._head)
 
     def acknowledge(self, complete: int) -> None:
-        """Forget the counts of all epochs up to ``complete``: the coordinator knows that they are complete."""
+        """Forget the counts of all epochs up to ``complete``: some member was told that they are complete."""
         for epoch in [reported for reported in self._unacknowledged if reported <= complete]:
             del self._unacknowledged[epoch]
 
-    def report_again(self) -> None:
-        """Report everything again that the coordinator may not know after a restore."""
-        complete = self._coordinator.last_complete
-        for epoch, count in self._unacknowledged.items():
-            if epoch > complete:
-                self._coordinator.head_received(self._head, epoch, count)
-        if self._has_ended:
-            self._coordinator.head_finished(self._head)
+    def report_restored(self, told: RestoredMember) -> None:
+        """Report that the head resumes, with everything again that the coordinator may not know."""
+        counts = tuple(self._unacknowledged.items())
+        state = replace(told, reported=self._reported, counts=counts, has_ended=self._has_ended)
+        self._reports.restored(self._head, state)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state as plain data."""
@@ -119,18 +128,44 @@ def end_of_all(states: Sequence[dict[str, Any]]) -> int | None:
     return next(iter(ended_in), None)
 
 
-class ReceivingHead(AttachedBoundary):
-    """Base of the heads: they report the records that come back, and end with the iteration.
+Join = Callable[[Context, "LoopMember"], tuple[LoopReports, int]]
+"""Connects a member with the coordinator of its loop; returns where it reports, and its number."""
 
-    ``open`` of a derived class makes ``received``.
-    """
+
+class LoopMember(Boundary):
+    """Base of the members of a loop."""
 
     outlives_inputs = True
-    received: ReceivedEpochs
+
+    def __init__(self, join: Join) -> None:
+        self._join = join
+
+    def open(self, context: Context) -> None:
+        self.context = context
+        self.reports, self.number = self._join(context, self)
+
+    def tell(self, control: Control) -> None:
+        """Let the task handle a decision of the coordinator next."""
+        self.context.post(control)
+
+    def statistics(self) -> Mapping[str, int]:
+        """Return its share of the statistics of the loop."""
+        return {}
+
+    def checkpoint_begins(self, checkpoint: int) -> None:
+        self.reports.checkpoint_begins(self.number, checkpoint)
+
+    def checkpoint_ends(self, checkpoint: int) -> None:
+        self.reports.checkpoint_ends(self.number, checkpoint)
+
+
+class ReceivingHead(LoopMember, AttachedBoundary):
+    """Base of the heads: they report the records that come back, and end with the iteration."""
+
     surroundings: Surroundings
 
-    def __init__(self, coordinator_of: Callable[[JobScope], LoopCoordinator]) -> None:
-        self._coordinator_of = coordinator_of
+    def __init__(self, join: Join) -> None:
+        super().__init__(join)
         self.ended_in: int | None = None
         self._in_checkpoint = False
         self._postponed_end: Terminate | None = None
@@ -140,8 +175,8 @@ class ReceivingHead(AttachedBoundary):
         self.surroundings = surroundings
 
     def open(self, context: Context) -> None:
-        self.context = context
-        self.coordinator = self._coordinator_of(context.scope)
+        super().open(context)
+        self.received = ReceivedEpochs(self.reports, self.number)
 
     async def end(self, terminate: Terminate, out: BoundaryOutput) -> None:
         """End with the iteration: pass on the records that are held, then the end."""
@@ -157,11 +192,11 @@ class ReceivingHead(AttachedBoundary):
 
     def checkpoint_begins(self, checkpoint: int) -> None:
         self._in_checkpoint = True
-        self.coordinator.checkpoint_begins(checkpoint)
+        super().checkpoint_begins(checkpoint)
 
     def checkpoint_ends(self, checkpoint: int) -> None:
         self._in_checkpoint = False
-        self.coordinator.checkpoint_ends(checkpoint)
+        super().checkpoint_ends(checkpoint)
         if self._postponed_end is not None:
             self.context.post(self._postponed_end)
 
@@ -172,8 +207,8 @@ class Head(ReceivingHead):
     With ``max_epochs_ahead`` None no feedback is held.
     """
 
-    def __init__(self, coordinator_of: Callable[[JobScope], LoopCoordinator], max_epochs_ahead: int | None) -> None:
-        super().__init__(coordinator_of)
+    def __init__(self, join: Join, max_epochs_ahead: int | None) -> None:
+        super().__init__(join)
         self._max_epochs_ahead = max_epochs_ahead
         self._held: EpochsAside | None = None
         self._released = -1
@@ -181,18 +216,43 @@ class Head(ReceivingHead):
         self._passed_watermark = -1
         self._initial_ended = False
         self._feedback_ended = False
+        self._is_overloaded = False
+        """Whether some of its feedback waits on disk."""
+        self._handled = 0
+        """The number of batches of feedback that it has handled since that, or since the last report of them."""
 
     def open(self, context: Context) -> None:
         super().open(context)
         if self._max_epochs_ahead is not None:
             self._held = EpochsAside(self.surroundings.make_spill_queue)
-        index = self.coordinator.register_head(
-            context.post,
-            self.surroundings.feedback_channels,
-            self._held,
-            name=f"{context.name}[{context.subtask_index}]",
-        )
-        self.received = ReceivedEpochs(self.coordinator, index)
+        for channel in self.surroundings.feedback_channels:
+            channel.call_at_limit(self._report_overload)
+
+    def _report_overload(self) -> None:
+        is_overloaded = any(channel.is_spilling for channel in self.surroundings.feedback_channels)
+        if is_overloaded is not self._is_overloaded:
+            self._is_overloaded, self._handled = is_overloaded, 0
+            self.reports.overloaded(self.number, is_overloaded)
+
+    def statistics(self) -> Mapping[str, int]:
+        waiting = [channel.statistics() for channel in self.surroundings.feedback_channels]
+        held = [] if self._held is None else self._held.statistics()
+        queues: list[FeedbackStatistics | SpillStatistics] = [*waiting, *held]
+        return {
+            "epoch_reached": max((channel.last_epoch for channel in waiting), default=0),
+            "fed_back_records": sum(channel.total_records for channel in waiting),
+            "waiting_records": sum(channel.records for channel in waiting),
+            "held_records": sum(queue.records for queue in held),
+            "bytes_in_memory": sum(queue.bytes_in_memory for queue in queues),
+            "bytes_on_disk": sum(queue.bytes_on_disk for queue in queues),
+        }
+
+    def tell(self, control: Control) -> None:
+        if isinstance(control, Stop):
+            self.ended_in = control.epoch
+            self.reports.stopped(self.number, control.epoch)
+        else:
+            self.context.post(control)
 
     # -- records -----------------------------------------------------------------------------------------
 
@@ -200,7 +260,13 @@ class Head(ReceivingHead):
         if input_name == INITIAL:
             out.emit_batch(records, 0)
             return
+        if self.ended_in is not None and epoch > self.ended_in:
+            return
         self.received.add(epoch, len(records))
+        if self._is_overloaded:
+            self._handled = (self._handled + 1) % FEEDBACK_FOR_ONE_INPUT
+            if not self._handled:
+                self.reports.handled(self.number)
         if self._held is not None and epoch > self._released + (self._max_epochs_ahead or 0):
             # Queues by channel give the feedback of an epoch an order that does not depend on the speed of tasks.
             self._held.put(out.port, DataBatch(records, epoch))
@@ -292,15 +358,8 @@ class Head(ReceivingHead):
         self.ended_in = state["ended in"]
         if self._held is not None:
             self._held.restore(state["held"])
-        self.coordinator.restore(
-            RestoredEpochs(
-                post=self.context.post,
-                released=self._released,
-                advanced=self._advanced,
-                ended_in=self.ended_in,
-                report=self.received.report_again,
-            )
-        )
+        complete = state.get("complete", self._advanced)
+        self.received.report_restored(RestoredMember(self.ended_in, self._advanced, complete, self._released))
 
     def share_out(self, states: Sequence[dict[str, Any]], sharing: Sharing) -> list[dict[str, Any]]:
         """Give held records to the head that they would be fed back to now; all heads have the lowest known epochs."""
@@ -312,6 +371,7 @@ class Head(ReceivingHead):
                 "received": received[head],
                 "released": min(state["released"] for state in states),
                 "advanced": min(state["advanced"] for state in states),
+                "complete": max(state["advanced"] for state in states),
                 "passed": min(state.get("passed", state["advanced"]) for state in states),
                 "initial ended": all(state["initial ended"] for state in states),
                 "feedback ended": all(state["feedback ended"] for state in states),
@@ -327,16 +387,18 @@ class CriteriaHead(ReceivingHead):
 
     def open(self, context: Context) -> None:
         super().open(context)
-        index = self.coordinator.register_criteria_head(context.post, self.surroundings.feedback_channels)
-        self.received = ReceivedEpochs(self.coordinator, index)
         self.received.report_up_to(0)
+
+    def statistics(self) -> Mapping[str, int]:
+        return {"criteria_records": sum(channel.total_records for channel in self.surroundings.feedback_channels)}
 
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         self.received.add(epoch, len(records))
 
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
         if isinstance(control, EpochWatermark):
-            self.received.acknowledge(self.coordinator.told_complete)
+            # Behind epoch 1, its cause is that a head or an entrance was told of the epoch before it.
+            self.received.acknowledge(control.epoch - 1)
             self.received.report_up_to(control.epoch)
         elif isinstance(control, InputEnded):
             self.received.end()
@@ -344,31 +406,19 @@ class CriteriaHead(ReceivingHead):
             await self.end(control, out)
 
     def snapshot(self) -> dict[str, Any]:
-        return {
-            "received": self.received.snapshot(),
-            "told complete": self.coordinator.told_complete,
-            "ended in": self.ended_in,
-        }
+        return {"received": self.received.snapshot(), "ended in": self.ended_in}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.received.restore(state["received"])
         self.ended_in = state["ended in"]
-        self.coordinator.restore(
-            RestoredEpochs(
-                post=self.context.post,
-                advanced=state["told complete"],
-                ended_in=self.ended_in,
-                report=self.received.report_again,
-            )
-        )
+        self.received.report_restored(RestoredMember(self.ended_in))
 
     @staticmethod
     def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Give all new heads the lowest epochs that the old ones knew."""
         received = ReceivedEpochs.redistribute([state["received"] for state in states], parallelism)
-        told = min(state["told complete"] for state in states)
         ended_in = end_of_all(states)
-        return [{"received": each, "told complete": told, "ended in": ended_in} for each in received]
+        return [{"received": each, "ended in": ended_in} for each in received]
 
 
 # If the body wants data before feedback, a head is blocked, and no handled feedback can admit data. After this time an
@@ -376,19 +426,15 @@ class CriteriaHead(ReceivingHead):
 _ADMIT_AFTER_S: Final = 0.05
 
 
-class Entrance(Boundary):
+class Entrance(LoopMember):
     """Passes on the data of a data stream, and reports its progress.
 
     While too much feedback waits, the entrance admits a batch only now and then. Stamped data of epochs too far ahead
     waits for the loop. When the data has ended, the entrance stays until the iteration ends.
     """
 
-    outlives_inputs = True
-
-    def __init__(
-        self, coordinator_of: Callable[[JobScope], LoopCoordinator], *, stamped: bool, max_epochs_ahead: int | None
-    ) -> None:
-        self._coordinator_of = coordinator_of
+    def __init__(self, join: Join, *, stamped: bool, max_epochs_ahead: int | None) -> None:
+        super().__init__(join)
         self._stamped = stamped
         self._max_epochs_ahead = max_epochs_ahead
         self.last_complete = -1
@@ -398,20 +444,22 @@ class Entrance(Boundary):
         self._end_arrived = False
         self._data_ended = False
         self._ended_in: int | None = None
+        self._is_overloaded = False
         self._throttled = False
+        self._awaited = "the end of the epoch"
         self._waiting: list[DataBatch] = []
         """Stamped data too far ahead: at most one batch, except after a restore with fewer entrances."""
         self._is_ahead = False
         """Whether the latest batch waits, so that the next one will be too far ahead, too."""
 
-    def open(self, context: Context) -> None:
-        self.context = context
-        self.coordinator = self._coordinator_of(context.scope)
-        self._index = self.coordinator.register_entrance(self.tell, name=f"{context.name}[{context.subtask_index}]")
-
     def tell(self, control: Control) -> None:
-        """Let the task handle a control record of the loop next."""
-        self.context.post(control)
+        if isinstance(control, Awaited):
+            self._awaited = control.text
+        elif isinstance(control, Overloaded):
+            self._is_overloaded = control.is_overloaded
+            self.context.post(Admit())
+        else:
+            self.context.post(control)
 
     def wanted_inputs(self) -> Iterable[str] | None:
         return () if self._throttled or self._is_ahead else None
@@ -419,7 +467,8 @@ class Entrance(Boundary):
     def held_for(self) -> str | None:
         if not self._is_ahead:
             return None
-        return f"its data is ahead of epoch {self.last_complete + 1}, which waits for {self.coordinator.awaited()}"
+        self.reports.asks_awaited(self.number)  # In another process the answer is there at the next look.
+        return f"its data is ahead of epoch {self.last_complete + 1}, which waits for {self._awaited}"
 
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         if not self._stamped:
@@ -429,9 +478,8 @@ class Entrance(Boundary):
             self._is_ahead = True
             return
         out.emit_batch(records, epoch)
-        if self.coordinator.is_overloaded:
+        if self._is_overloaded:
             self._throttled = True
-            self.coordinator.throttle(self.context.post)
             self.context.clock.call_later(_ADMIT_AFTER_S, lambda: self.context.post(Admit()))
 
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
@@ -468,11 +516,11 @@ class Entrance(Boundary):
         if self._stamped and covered > self._passed_watermark:
             self._passed_watermark = covered
             await out.control(EpochWatermark(covered))
-            self.coordinator.entrance_passed(self._index, covered)
+            self.reports.passed(self.number, covered)
         if self._end_arrived and not self._waiting and not self._data_ended:
             self._data_ended = True
             await self.data_has_ended(out)
-            self.coordinator.entrance_ended(self._index)
+            self.reports.ended(self.number)
 
     async def data_has_ended(self, out: BoundaryOutput) -> None:
         """Tell the body that the data has ended."""
@@ -481,12 +529,6 @@ class Entrance(Boundary):
     def _is_too_far_ahead(self, epoch: int) -> bool:
         ahead = self._max_epochs_ahead
         return ahead is not None and self._stamped and epoch > self.last_complete + 1 + ahead
-
-    def checkpoint_begins(self, checkpoint: int) -> None:
-        self.coordinator.checkpoint_begins(checkpoint)
-
-    def checkpoint_ends(self, checkpoint: int) -> None:
-        self.coordinator.checkpoint_ends(checkpoint)
 
     def snapshot(self) -> dict[str, Any]:
         return {
@@ -511,17 +553,9 @@ class Entrance(Boundary):
         self._is_ahead = state["is ahead"]
         # The data that the entrance waited for may belong to another subtask now.
         self.context.post(Admit())
-        self.coordinator.restore(
-            RestoredEpochs(
-                post=self.context.post, advanced=self.last_complete, ended_in=self._ended_in, report=self._report_again
-            )
-        )
-
-    def _report_again(self) -> None:
-        if self._passed_watermark >= 0:
-            self.coordinator.entrance_passed(self._index, self._passed_watermark)
-        if self._data_ended:
-            self.coordinator.entrance_ended(self._index)
+        told = RestoredMember(self._ended_in, self.last_complete, state.get("complete", self.last_complete))
+        told = replace(told, reported=self._passed_watermark, has_ended=self._data_ended)
+        self.reports.restored(self.number, told)
 
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Deal out the data that waits; all new entrances have passed the epochs that every old one had passed."""
@@ -531,6 +565,7 @@ class Entrance(Boundary):
         waiting = [item for state in states for item in state["waiting"]]
         shared = {
             "last complete": min(state["last complete"] for state in states),
+            "complete": max(state["last complete"] for state in states),
             "brought": min((state["brought"] for state in reading), default=furthest),
             "passed": min((state["passed"] for state in not_ended), default=furthest),
             "end brought": not reading,

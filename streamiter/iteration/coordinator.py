@@ -1,190 +1,222 @@
-"""The coordinator of a running loop: heads and entrances report to it, and it posts decisions to them.
+"""The conversation of a running loop: its members report to the coordinator, and it tells them its decisions.
 
-``LoopProgress`` decides. The coordinator keeps decisions back during a checkpoint, and throttles new input while much
-feedback waits.
+Reports and decisions are plain data, so members may be in other processes than the coordinator. The reports of each
+member arrive in order, and so do the decisions for it; each may be late. ``LoopProgress`` decides. The coordinator
+keeps decisions back during a checkpoint, and throttles new input while much feedback waits.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, Protocol, final
 
 from streamiter.iteration.progress import Completed, Decision, Ended, EndReason, LoopProgress, ReleasedEpoch
 from streamiter.records import Control
-from streamiter.runtime.feedback import FeedbackChannel
-from streamiter.runtime.gate_epochs import EpochsAside
 from streamiter.runtime.statistics import LoopStatistics, RoundStatistics
 
-if TYPE_CHECKING:
-    from streamiter.checkpoints.disk_queue import ReplayCache
-
-Post = Callable[[Control], None]
+Names = Sequence[str]
+Tell = Callable[[Control], None]
+"""Tells a member a decision."""
 
 _log = logging.getLogger("streamiter.job")
 
-# While feedback waits on disk, an entrance admits one batch of new input for this many batches of feedback. The loop
-# empties at this ratio, and input is never stopped, so that the job still sees its input end.
-_FEEDBACK_FOR_ONE_INPUT: Final = 16
+
+class _OfEpoch(Control):
+    __slots__ = ("epoch",)
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
 
 
 @final
-class Advance(Control):
-    """Posted to heads and entrances: ``epoch`` is complete, and the iteration continues.
+class Advance(_OfEpoch):
+    """Told to heads and entrances: ``epoch`` is complete, and the iteration continues.
 
     A head passes on the feedback that it holds for the next epoch, then the watermark.
     """
 
-    __slots__ = ("epoch",)
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
+    __slots__ = ()
 
 
 @final
-class Release(Control):
-    """Posted to heads: they pass on held feedback of ``epoch``, as far as staleness allows, before it is complete."""
-
-    __slots__ = ("epoch",)
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-
-
-@final
-class Terminate(Control):
-    """Posted to all members: the iteration ends in ``epoch``, whose held feedback is still passed on."""
-
-    __slots__ = ("epoch",)
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-
-
-@final
-class Admit(Control):
-    """Posted to an entrance: it may admit a batch again."""
+class Release(_OfEpoch):
+    """Told to heads: they pass on held feedback of ``epoch``, as far as staleness allows, before it is complete."""
 
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RestoredEpochs:
-    """The state of a head or an entrance at the snapshot that it resumes from."""
+@final
+class Stop(_OfEpoch):
+    """Told to heads: the iteration ends in ``epoch``; they drop feedback of later epochs, and report ``stopped``."""
 
-    post: Post
-    """Posts a control record to the member."""
-    advanced: int
-    """The last complete epoch that it was told of."""
+    __slots__ = ()
+
+
+@final
+class Terminate(_OfEpoch):
+    """Told to all members: the iteration ends in ``epoch``, whose held feedback is still passed on."""
+
+    __slots__ = ()
+
+
+@final
+class Admit(Control):
+    """Told to entrances: each may admit a batch again."""
+
+    __slots__ = ()
+
+
+@final
+class Overloaded(Control):
+    """Told to entrances: whether feedback waits on disk, because it needs more memory than its limit."""
+
+    __slots__ = ("is_overloaded",)
+
+    def __init__(self, is_overloaded: bool) -> None:
+        self.is_overloaded = is_overloaded
+
+
+@final
+class Awaited(Control):
+    """The answer to an entrance: a text that names the members that the current epoch waits for."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredMember:
+    """The state of a member at the snapshot that it resumes from."""
+
     ended_in: int | None
     """The epoch in which it was told that the iteration ends, or None."""
-    report: Callable[[], None]
-    """Makes it repeat the reports that were not acknowledged."""
+    advanced: int | None = None
+    """The last complete epoch that it was told of; None for a criteria head."""
+    complete: int = -1
+    """The last complete epoch that it was told of, or that any of several members was told of that it replaces."""
     released: int | None = None
-    """The last epoch that was released to it; None for an entrance."""
+    """The last epoch that was released to it; None unless it is a head."""
+    reported: int = -1
+    """The last epoch that it has reported."""
+    counts: Sequence[tuple[int, int]] = ()
+    """Of a head: the reported epochs that it does not know to be complete, and their numbers of records."""
+    has_ended: bool = False
+    """Whether it has reported the end of its feedback, or of its data."""
 
 
-class LoopCoordinator:
-    """The one coordinator of an iteration in a running job; heads and entrances call it, in one event loop.
+class LoopReports(Protocol):
+    """The reports of members, which have numbers: first the heads, then the criteria heads, then the entrances.
+
+    In the coordinator's process this is the coordinator, and a report is a call.
+    """
+
+    def join(self, member: int, tell: Tell) -> None:
+        """Connect a member: ``tell`` gets the decisions for it. Called before the member reports."""
+
+    def restored(self, member: int, state: RestoredMember) -> None:
+        """A member resumes from a snapshot. When all members have reported this, the loop resumes."""
+
+    def received(self, member: int, epoch: int, count: int) -> None:
+        """A head has received all ``count`` records of ``epoch``."""
+
+    def passed(self, member: int, epoch: int) -> None:
+        """All stamped data up to ``epoch`` has passed an entrance."""
+
+    def ended(self, member: int) -> None:
+        """The feedback of a head has ended, or the data of an entrance."""
+
+    def stopped(self, member: int, epoch: int) -> None:
+        """A head drops all feedback of epochs after ``epoch``, in which the iteration ends."""
+
+    def checkpoint_begins(self, member: int, checkpoint: int) -> None:
+        """A member is about to take its snapshot."""
+
+    def checkpoint_ends(self, member: int, checkpoint: int) -> None:
+        """A member has taken its snapshot, with the feedback that belongs to it."""
+
+    def overloaded(self, member: int, is_overloaded: bool) -> None:
+        """The feedback of a head waits on disk from now on, or does not any more."""
+
+    def handled(self, member: int) -> None:
+        """A head whose feedback waits on disk has handled the next ``FEEDBACK_FOR_ONE_INPUT`` batches of it."""
+
+    def asks_awaited(self, member: int) -> None:
+        """An entrance wants to know which members the current epoch waits for; ``Awaited`` is the answer."""
+
+
+# While feedback waits on disk, an entrance admits one batch of new input for this many batches of feedback. The loop
+# empties at this ratio, and input is never stopped, so that the job still sees its input end.
+FEEDBACK_FOR_ONE_INPUT: Final = 16
+
+_TOTALS: Final = (
+    *("fed_back_records", "criteria_records", "waiting_records", "held_records", "bytes_in_memory", "bytes_on_disk"),
+    *("replayed_records", "replayed_bytes_in_memory", "replayed_bytes_on_disk"),
+)
+
+
+class LoopCoordinator(LoopReports):
+    """The one coordinator of an iteration in a running job.
 
     The *members* of the loop are the subtasks of its heads, criteria heads and entrances. Only the coordinator changes
     the loop's progress.
     """
 
     def __init__(
-        self, heads: int, entrances: int, criteria_heads: int = 0, *, releases_early: bool = True, where: str = ""
+        self, heads: Names, entrances: Names, criteria_heads: Names = (), *, releases_early: bool = True, where: str
     ) -> None:
-        """``heads``, ``entrances`` and ``criteria_heads`` are the numbers of their subtasks.
+        """``heads``, ``entrances`` and ``criteria_heads`` are the names of their subtasks.
 
         ``releases_early``: feedback of an epoch need not wait until the data of the epoch has passed. ``where`` is the
         user's line that made the iteration.
         """
         self._releases_early = releases_early
         self._where = where
-        self._progress = LoopProgress(heads, entrances, criteria_heads)
-        self._members = heads + entrances + criteria_heads
-        self._heads_expected = heads
-        self._heads: list[Post] = []
-        self._criteria_heads: list[Post] = []
-        self._entrances: list[Post] = []
-        self._head_names: list[str] = []
-        self._entrance_names: list[str] = []
-        self._feedback: list[FeedbackChannel] = []
-        self._criteria: list[FeedbackChannel] = []
-        self._held: list[EpochsAside] = []
-        self._throttled: dict[Post, None] = {}
-        self._feedback_handled = 0
-        self.told_complete = -1
-        """The last complete epoch that heads and entrances have been told of."""
-        self._replays: list[ReplayCache] = []
-        self._restored: list[RestoredEpochs] = []
-        self._in_checkpoint = 0
-        """The number of members that have begun the current checkpoint and have not ended it."""
+        self._progress = LoopProgress(len(heads), len(entrances), len(criteria_heads))
+        self._names = [*heads, *criteria_heads, *entrances]
+        self._heads = range(len(heads))
+        self._first_entrance = len(heads) + len(criteria_heads)
+        self._entrances = range(self._first_entrance, len(self._names))
+        self._tells: dict[int, Tell] = {}
+        self._unstopped: set[int] = set()
+        """The heads that have not stopped at the end of the iteration."""
+        self._overloaded: set[int] = set()
+        """The heads whose feedback waits on disk."""
+        self._restored: dict[int, RestoredMember] = {}
+        self._checkpoint = 0
+        """The last checkpoint that a member has begun, or that was given up."""
+        self._in_checkpoint = False
+        """Whether a member has begun that checkpoint, and not all members have ended it."""
         self._checkpointed = 0
-        """The number of members that have ended the current checkpoint."""
-        self._abandoned = 0
-        """The last checkpoint that was given up."""
-        self._undecided: list[Decision] = []
+        """The number of members that have ended it."""
+        self._undecided: list[Decision | Terminate] = []
         """Decisions that are kept back during a checkpoint."""
-
-    @property
-    def last_released(self) -> int:
-        """The last epoch that every head has received."""
-        return self._progress.last_released
-
-    @property
-    def last_complete(self) -> int:
-        """The last complete epoch; heads and entrances may not have been told of it."""
-        return self._progress.last_complete
 
     # -- reports -----------------------------------------------------------------------------------------
 
-    def register_head(
-        self, post: Post, feedback: Iterable[FeedbackChannel], held: EpochsAside | None = None, *, name: str = ""
-    ) -> int:
-        """Register a head and the feedback that it holds for later; return the number of the head."""
-        self._heads.append(post)
-        self._head_names.append(name)
-        self._feedback += feedback
-        if held is not None:
-            self._held.append(held)
-        return len(self._heads) - 1
+    def join(self, member: int, tell: Tell) -> None:
+        self._tells[member] = tell
 
-    def register_criteria_head(self, post: Post, feedback: Iterable[FeedbackChannel]) -> int:
-        """Register a head of the criteria; return its number, which follows the numbers of the other heads."""
-        self._criteria_heads.append(post)
-        self._criteria += feedback
-        return self._heads_expected + len(self._criteria_heads) - 1
+    def received(self, member: int, epoch: int, count: int) -> None:
+        self._tell(self._progress.head_received(member, epoch=epoch, count=count))
 
-    def register_entrance(self, post: Post, *, name: str = "") -> int:
-        """Register an entrance; return its number."""
-        self._entrances.append(post)
-        self._entrance_names.append(name)
-        return len(self._entrances) - 1
+    def passed(self, member: int, epoch: int) -> None:
+        self._tell(self._progress.entrance_passed(member - self._first_entrance, epoch))
 
-    def register_replay(self, cache: ReplayCache) -> None:
-        """Register the cache in which an entrance keeps the data that it replays."""
-        self._replays.append(cache)
+    def ended(self, member: int) -> None:
+        entrance = member - self._first_entrance
+        self._tell(self._progress.head_finished(member) if entrance < 0 else self._progress.entrance_ended(entrance))
 
-    def head_received(self, head: int, epoch: int, count: int) -> None:
-        """See :meth:`LoopProgress.head_received`."""
-        self._tell(self._progress.head_received(head, epoch=epoch, count=count))
+    def stopped(self, member: int, epoch: int) -> None:
+        self._unstopped.discard(member)
+        if not self._unstopped:
+            self._tell([Terminate(epoch)])
 
-    def head_finished(self, head: int) -> None:
-        """See :meth:`LoopProgress.head_finished`."""
-        self._tell(self._progress.head_finished(head))
-
-    def entrance_passed(self, entrance: int, epoch: int) -> None:
-        """See :meth:`LoopProgress.entrance_passed`."""
-        self._tell(self._progress.entrance_passed(entrance, epoch))
-
-    def entrance_ended(self, entrance: int) -> None:
-        """See :meth:`LoopProgress.entrance_ended`."""
-        self._tell(self._progress.entrance_ended(entrance))
-
-    def _tell(self, decisions: Iterable[Decision]) -> None:
-        if self._in_checkpoint or self._checkpointed:
+    def _tell(self, decisions: Iterable[Decision | Terminate]) -> None:
+        if self._in_checkpoint:
             self._undecided += decisions
             return
         # A head that is told of a complete epoch also releases it: one turn of each head instead of two.
@@ -194,21 +226,22 @@ class LoopCoordinator:
                 released = decision.epoch
             elif isinstance(decision, Completed):
                 released = None
-                self.told_complete = decision.epoch
                 advance = Advance(decision.epoch)
-                self._post(self._heads, advance)
-                self._post(self._entrances, advance)
-            else:
-                assert isinstance(decision, Ended)
+                self._tell_all(self._heads, advance)
+                self._tell_all(self._entrances, advance)
+            elif isinstance(decision, Ended):
                 released = None
-                self._log_end(decision.epoch)
-                everyone = (*self._heads, *self._criteria_heads, *self._entrances)
-                self._post(everyone, Terminate(decision.epoch))
+                self._end(decision.epoch)
+            else:
+                self._tell_all(range(len(self._names)), decision)
         if released is not None and self._releases_early:
-            self._post(self._heads, Release(released))
+            self._tell_all(self._heads, Release(released))
 
-    def _log_end(self, epoch: int) -> None:
-        """Log an end that the user may not expect: often a data stream should be replayed."""
+    def _end(self, epoch: int) -> None:
+        """Stop all heads before the first member ends: a head would pass on what steps emit at the end."""
+        self._unstopped = set(self._heads)
+        self._tell_all(self._heads, Stop(epoch))
+        # The user may not expect this end.
         if self._progress.end_reason is EndReason.NO_FEEDBACK_DESPITE_CRITERIA:
             _log.warning(
                 "the iteration at %s ended in epoch %d: %s; to send its data in every epoch, pass replayed(stream)",
@@ -221,122 +254,99 @@ class LoopCoordinator:
         """End the iteration at the next complete epoch in which it may end, because the job is drained."""
         self._progress.end_soon()
 
-    def _post(self, posts: Iterable[Post], control: Control) -> None:
-        for post in posts:
-            post(control)
+    def _tell_all(self, members: range, decision: Control) -> None:
+        for member in members:
+            self._tells[member](decision)
 
     # -- checkpoints ---------------------------------------------------------------------------------------
 
-    def checkpoint_begins(self, checkpoint: int) -> None:
+    def checkpoint_begins(self, member: int, checkpoint: int) -> None:
         """Keep decisions back, because a member takes its snapshot, until all members have taken theirs.
 
         Otherwise an epoch could be complete in the snapshot of one member because of feedback that another member
-        receives again after a restore.
+        receives again after a restore. The next checkpoint may begin before the last report of the end of this one.
         """
-        if checkpoint > self._abandoned:
-            self._in_checkpoint += 1
+        if checkpoint > self._checkpoint:
+            self._checkpoint, self._checkpointed, self._in_checkpoint = checkpoint, 0, True
 
-    def checkpoint_ends(self, checkpoint: int) -> None:
-        """Note that a member has taken its snapshot, with the feedback that belongs to it."""
-        if checkpoint <= self._abandoned:
-            return
-        self._in_checkpoint -= 1
-        self._checkpointed += 1
-        if self._checkpointed == self._members:
-            self._resume()
+    def checkpoint_ends(self, member: int, checkpoint: int) -> None:
+        if checkpoint == self._checkpoint:
+            self._checkpointed += 1
+            if self._checkpointed == len(self._names):
+                self._resume()
 
     def checkpoint_abandoned(self, checkpoint: int) -> None:
         """Stop waiting for a checkpoint that is given up."""
-        if checkpoint > self._abandoned:
-            self._abandoned = checkpoint
+        if checkpoint >= self._checkpoint:
+            self._checkpoint = checkpoint
             self._resume()
 
     def _resume(self) -> None:
-        self._in_checkpoint = self._checkpointed = 0
+        self._in_checkpoint = False
         decisions, self._undecided = self._undecided, []
         self._tell(decisions)
 
-    def restore(self, member: RestoredEpochs) -> None:
-        """Note that a member resumes from a snapshot. When all members have done so, the loop resumes."""
-        self._restored.append(member)
-        if len(self._restored) < self._members:
-            return
-        members, self._restored = self._restored, []
-        released = max(member.released for member in members if member.released is not None)
-        complete = max(member.advanced for member in members)
-        ended_in = next((member.ended_in for member in members if member.ended_in is not None), None)
-        self.told_complete = complete
-        self._progress.resume_after(released=released, complete=complete, ended_in=ended_in)
-        for member in members:
-            self._repeat(member, released, complete, ended_in)
-        for member in members:
-            member.report()
-        self._tell(self._progress.all_reported())
+    def restored(self, member: int, state: RestoredMember) -> None:
+        self._restored[member] = state
+        if member < self._first_entrance:
+            self._progress.head_restored(member, received=state.reported, counts=state.counts)
+        elif state.reported >= 0:
+            self.passed(member, state.reported)
+        if state.has_ended:
+            self.ended(member)
+        if len(self._restored) == len(self._names):
+            self._resume_loop()
 
-    def _repeat(self, member: RestoredEpochs, released: int, complete: int, ended_in: int | None) -> None:
-        """Post to a member the decisions that other members received before the snapshot, and this one did not."""
-        if member.released is not None and member.released < released:
-            member.post(Release(released))
-        for epoch in range(member.advanced + 1, complete + 1):
-            member.post(Advance(epoch))
-        if ended_in is not None and member.ended_in is None:
-            member.post(Terminate(ended_in))
+    def _resume_loop(self) -> None:
+        """Repeat the decisions that some members received before their snapshots and others did not; then continue."""
+        restored, self._restored = self._restored, {}
+        members = restored.values()
+        released = max(member.released for member in members if member.released is not None)
+        complete = max(member.complete for member in members)
+        ended_in = next((member.ended_in for member in members if member.ended_in is not None), None)
+        for number, member in restored.items():
+            tell = self._tells[number]
+            if member.advanced is not None:
+                for epoch in range(member.advanced + 1, complete + 1):
+                    tell(Advance(epoch))
+            if member.released is not None and max(member.released, complete) < released:
+                tell(Release(released))
+        if ended_in is not None:
+            self._end(ended_in)
+        self._tell(self._progress.resume_after(released=released, complete=complete, ended_in=ended_in))
 
     # -- fairness between feedback and new input -----------------------------------------------------------
 
-    @property
-    def is_overloaded(self) -> bool:
-        """Whether feedback waits on disk, because it needs more memory than its limit."""
-        return any(channel.is_spilling for channel in self._feedback)
+    def overloaded(self, member: int, is_overloaded: bool) -> None:
+        before = bool(self._overloaded)
+        (self._overloaded.add if is_overloaded else self._overloaded.discard)(member)
+        if before is not bool(self._overloaded):
+            self._tell_all(self._entrances, Overloaded(not before))
 
-    def throttle(self, post: Post) -> None:
-        """Note that an entrance waits until it may admit a batch again."""
-        self._throttled[post] = None
+    def handled(self, member: int) -> None:
+        self._tell_all(self._entrances, Admit())
 
-    def feedback_handled(self) -> None:
-        """Note that a head has handled a batch of feedback; waiting entrances may be admitted."""
-        if not self._throttled:
-            return
-        self._feedback_handled += 1
-        if self._feedback_handled >= _FEEDBACK_FOR_ONE_INPUT or not self.is_overloaded:
-            self._feedback_handled = 0
-            throttled, self._throttled = self._throttled, {}
-            self._post(throttled, Admit())
+    # -- questions -----------------------------------------------------------------------------------------
 
-    def awaited(self) -> str:
-        """Return a text that names the members that the current epoch waits for."""
+    def asks_awaited(self, member: int) -> None:
         heads, entrances = self._progress.awaited()
-        named = [self._head_names[head] for head in heads if head < len(self._head_names)]
+        named = [self._names[head] for head in heads if head in self._heads]
         missing = [f"feedback to {', '.join(named)}"] if named else []
         if entrances:
-            silent = ", ".join(self._entrance_names[entrance] for entrance in entrances)
+            silent = ", ".join(self._names[self._first_entrance + entrance] for entrance in entrances)
             missing.append(f"data at {silent} (a silent source needs idle_timeout= of epochs_every)")
-        return " and ".join(missing) or "the end of the epoch"
+        self._tells[member](Awaited(" and ".join(missing) or "the end of the epoch"))
 
-    # -- statistics ----------------------------------------------------------------------------------------
-
-    def statistics(self, heads: Sequence[str]) -> LoopStatistics:
-        """Return how far the loop has come; ``heads`` are the names of its head steps."""
-        waiting = [channel.statistics() for channel in self._feedback]
-        criteria = [channel.statistics() for channel in self._criteria]
-        held = [queue for aside in self._held for queue in aside.statistics()]
+    def statistics(self, heads: Sequence[str], members: Sequence[Mapping[str, int]]) -> LoopStatistics:
+        """Return how far the loop has come; ``heads`` are its head steps, ``members`` the shares of its members."""
+        progress = self._progress
         return LoopStatistics(
             heads=tuple(heads),
-            epoch_reached=max([self._progress.last_released, 0, *(channel.last_epoch for channel in waiting)]),
-            epoch_received=self._progress.last_released,
-            epoch_complete=self._progress.last_complete,
-            ended_in=self._progress.ended_in,
-            end_reason=None if self._progress.end_reason is None else self._progress.end_reason.value,
-            fed_back_records=sum(channel.total_records for channel in waiting),
-            criteria_records=sum(channel.total_records for channel in criteria),
-            rounds=tuple(RoundStatistics(*run) for run in self._progress.rounds.runs),
-            waiting_records=sum(channel.records for channel in waiting),
-            held_records=sum(queue.records for queue in held),
-            bytes_in_memory=sum(channel.bytes_in_memory for channel in waiting)
-            + sum(queue.bytes_in_memory for queue in held),
-            bytes_on_disk=sum(channel.bytes_on_disk for channel in waiting)
-            + sum(queue.bytes_on_disk for queue in held),
-            replayed_records=sum(cache.records for cache in self._replays),
-            replayed_bytes_in_memory=sum(cache.bytes_in_memory for cache in self._replays),
-            replayed_bytes_on_disk=sum(cache.bytes_on_disk for cache in self._replays),
+            epoch_reached=max(progress.last_released, 0, *(member.get("epoch_reached", 0) for member in members)),
+            epoch_received=progress.last_released,
+            epoch_complete=progress.last_complete,
+            ended_in=progress.ended_in,
+            end_reason=None if progress.end_reason is None else progress.end_reason.value,
+            rounds=tuple(RoundStatistics(*run) for run in progress.rounds.runs),
+            **{name: sum(member.get(name, 0) for member in members) for name in _TOTALS},
         )

@@ -11,9 +11,10 @@ from typing import Final
 from streamiter.errors import GraphError, shortened
 from streamiter.flow.building import RoundScope, check_round_scope
 from streamiter.flow.stream import Stream
-from streamiter.iteration.coordinator import LoopCoordinator
+from streamiter.iteration.border import LoopMember
+from streamiter.iteration.coordinator import LoopCoordinator, LoopReports
 from streamiter.operators.functions import asynchronous_kind, misfit
-from streamiter.operators.operator import IterationListener, JobScope, Operator
+from streamiter.operators.operator import Context, IterationListener, JobScope, Operator
 from streamiter.runtime.feedback import FeedbackLimits
 from streamiter.runtime.graph import Edge, Step
 from streamiter.runtime.statistics import LoopStatistics
@@ -84,14 +85,30 @@ class Loop:
 
     # -- in a running job ----------------------------------------------------------------------------------
 
+    def join(self, context: Context, member: LoopMember) -> tuple[LoopReports, int]:
+        """Connect a member with the coordinator; return where it reports, and its number."""
+        members = _subtasks([*self._heads, *self._criteria_heads, *self._entrances])
+        number = members.index(f"{context.name}[{context.subtask_index}]")
+        reports = self.reports(context.scope)
+        reports.join(number, member.tell)
+        self._members(context.scope).append(member)
+        return reports, number
+
+    def reports(self, scope: JobScope) -> LoopReports:
+        """Return where members report: the coordinator, unless ``scope`` has a link to its process under this key."""
+        return scope.get((self, "reports"), lambda: self.coordinator(scope))
+
+    def _members(self, scope: JobScope) -> list[LoopMember]:
+        return scope.get((self, "members"), list)
+
     def coordinator(self, scope: JobScope) -> LoopCoordinator:
         """Return the coordinator of this loop in the job that owns ``scope``."""
         return scope.get(
             self,
             lambda: LoopCoordinator(
-                heads=sum(step.parallelism for step in self._heads),
-                entrances=sum(step.parallelism for step in self._entrances),
-                criteria_heads=sum(step.parallelism for step in self._criteria_heads),
+                heads=_subtasks(self._heads),
+                entrances=_subtasks(self._entrances),
+                criteria_heads=_subtasks(self._criteria_heads),
                 # Only unbounded iterations have stamped data, and synchronous feedback must not wait for it.
                 releases_early=not self.bounded,
                 where=self._heads[0].where,
@@ -114,7 +131,8 @@ class Loop:
 
     def statistics(self, scope: JobScope) -> LoopStatistics:
         """Return how far this loop has come in the job that owns ``scope``."""
-        return self.coordinator(scope).statistics([step.name for step in self._heads])
+        members = [member.statistics() for member in self._members(scope)]
+        return self.coordinator(scope).statistics([step.name for step in self._heads], members)
 
     # -- checks of a job that starts -----------------------------------------------------------------------
 
@@ -180,6 +198,10 @@ class Loop:
                 "data without epochs, which stays in epoch 0 for ever; stamp it with epochs_every(stream, records=…)",
                 where=step.where,
             )
+
+
+def _subtasks(steps: Iterable[Step]) -> list[str]:
+    return [f"{step.name}[{subtask}]" for step in steps for subtask in range(step.parallelism)]
 
 
 def _check_callbacks(step: Step, kind: type[Operator]) -> None:

@@ -7,7 +7,7 @@ loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
@@ -17,9 +17,9 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import entries_of
 from streamiter.errors import CheckpointError, DecodeError, GraphError, PlainDataError
 from streamiter.flow.stream import Stream
-from streamiter.iteration.border import Entrance, end_of_all
-from streamiter.iteration.coordinator import Advance, LoopCoordinator, Terminate
-from streamiter.operators.operator import BoundaryOutput, Context, JobScope
+from streamiter.iteration.border import Entrance, Join, end_of_all
+from streamiter.iteration.coordinator import Advance, Terminate
+from streamiter.operators.operator import BoundaryOutput, Context
 from streamiter.records import Batch, Control, EpochWatermark
 from streamiter.runtime.feedback import AttachedBoundary, Surroundings
 from streamiter.runtime.graph import Edge, Step
@@ -119,8 +119,8 @@ class Replayer(Entrance, AttachedBoundary):
     follows them.
     """
 
-    def __init__(self, coordinator_of: Callable[[JobScope], LoopCoordinator], memory_limit_bytes: int) -> None:
-        super().__init__(coordinator_of, stamped=False, max_epochs_ahead=None)
+    def __init__(self, join: Join, memory_limit_bytes: int) -> None:
+        super().__init__(join, stamped=False, max_epochs_ahead=None)
         self._memory_limit_bytes = memory_limit_bytes
         self._replayed = 0
         """The last epoch that was sent completely; initially epoch 0, when the data has ended."""
@@ -137,7 +137,13 @@ class Replayer(Entrance, AttachedBoundary):
     def open(self, context: Context) -> None:
         super().open(context)
         self._cache: ReplayCache = self._surroundings.make_replay_cache(self._memory_limit_bytes)
-        self.coordinator.register_replay(self._cache)
+
+    def statistics(self) -> Mapping[str, int]:
+        return {
+            "replayed_records": self._cache.records,
+            "replayed_bytes_in_memory": self._cache.bytes_in_memory,
+            "replayed_bytes_on_disk": self._cache.bytes_on_disk,
+        }
 
     def tell(self, control: Control) -> None:
         if isinstance(control, Advance):

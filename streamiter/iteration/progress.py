@@ -99,21 +99,28 @@ class LoopProgress:
         self.last_complete = -1
         self.ended_in: int | None = None
         self.end_reason: EndReason | None = None
-        self._awaits_reports = False
+        self._is_restoring = False
 
-    def resume_after(self, *, released: int, complete: int, ended_in: int | None) -> None:
-        """Resume from the state of a restored loop; members report again everything that is not complete.
+    def head_restored(self, head: int, *, received: int, counts: Iterable[tuple[int, int]]) -> None:
+        """Note that head ``head`` resumes, after it has received all epochs up to ``received``.
 
-        No decision is made before :meth:`all_reported`. An epoch that was released before is complete once the data
-        has passed it, but its number of records is known only when every head has reported it again.
+        ``counts`` are the numbers of records of epochs that may not be complete. No decision is made before
+        :meth:`resume_after`: the number of records of an epoch is known only when every head has been restored.
         """
-        self.last_released, self.last_complete, self.ended_in = released, complete, ended_in
-        self._received = [float(complete)] * len(self._received)
-        self._awaits_reports = True
+        self._is_restoring = True
+        self._received[head] = received
+        for epoch, count in counts:
+            self._add(head, epoch, count)
 
-    def all_reported(self) -> list[Decision]:
-        """Decide again, because every head and entrance of a restored loop has reported."""
-        self._awaits_reports = False
+    def resume_after(self, *, released: int, complete: int, ended_in: int | None) -> list[Decision]:
+        """Resume from these epochs, because every head and entrance has been restored."""
+        if min(self._received) < complete:
+            raise InternalError(f"loop: epoch {complete} is complete, but heads resume after {self._received}")
+        self.last_released, self.last_complete, self.ended_in = released, complete, ended_in
+        for counts in (self._feedback, self._criteria):
+            for epoch in [epoch for epoch in counts if epoch <= complete]:
+                del counts[epoch]
+        self._is_restoring = False
         return self._decide()
 
     def head_received(self, head: int, *, epoch: int, count: int) -> list[Decision]:
@@ -121,9 +128,12 @@ class LoopProgress:
         if epoch != self._received[head] + 1:
             raise InternalError(f"loop: head {head} reports epoch {epoch} after epoch {self._received[head]:.0f}")
         self._received[head] = epoch
+        self._add(head, epoch, count)
+        return self._decide()
+
+    def _add(self, head: int, epoch: int, count: int) -> None:
         counts = self._feedback if head < self._heads else self._criteria
         counts[epoch] = counts.get(epoch, 0) + count
-        return self._decide()
 
     def head_finished(self, head: int) -> list[Decision]:
         """Note that head ``head`` will receive no more feedback."""
@@ -159,7 +169,7 @@ class LoopProgress:
 
     def _decide(self) -> list[Decision]:
         decisions: list[Decision] = []
-        if self.ended_in is not None or self._awaits_reports:
+        if self.ended_in is not None or self._is_restoring:
             return decisions
         received = min(self._received)
         passed = min(self._passed, default=math.inf)

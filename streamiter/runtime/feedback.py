@@ -115,6 +115,12 @@ class FeedbackChannel:
         """Call ``on_ready`` whenever an item is put into the empty channel."""
         self._on_ready = on_ready
 
+    def call_at_limit(self, call: Callable[[], None]) -> None:
+        """Call ``call`` whenever ``is_spilling`` may have changed."""
+        self.queue.on_limit = call
+        if self.return_path is not None:
+            self.return_path.call_at_limit(call)
+
     def put(self, batch: DataBatch) -> None:
         """Add a batch; no effect after :meth:`close`."""
         if self._closed:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import count
@@ -65,6 +65,8 @@ class ReturningPump:
         self._starts: dict[tuple[int, int], str] = {}
         self._full: FeedbackChannel | None = None
         self._room = asyncio.Event()
+        self.on_limit: Callable[[], None] = lambda: None
+        """Called when it pauses, and when it continues."""
 
     @property
     def is_paused(self) -> bool:
@@ -179,12 +181,14 @@ class ReturningPump:
         if not self._is_full(channel):
             return
         self._full = channel
+        self.on_limit()
         try:
             while self._is_full(channel):
                 self._room.clear()
                 await self._room.wait()
         finally:
             self._full = None
+            self.on_limit()
 
 
 @final
@@ -248,6 +252,11 @@ class TopicReturnPath:
     def is_behind(self) -> bool:
         """Whether more feedback waits in the topic than fits into the memory limit."""
         return self._pump.is_paused or self._outgoing.is_spilling
+
+    def call_at_limit(self, call: Callable[[], None]) -> None:
+        """Call ``call`` whenever ``is_behind`` may have changed."""
+        self._pump.on_limit = call
+        self._outgoing.call_at_limit(call)
 
     def under_way(self, received: int) -> int:
         """Return the records in the topic that are not among the ``received`` ones; 0 if that is unknown."""

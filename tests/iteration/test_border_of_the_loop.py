@@ -12,8 +12,8 @@ from operators.operator_harness import stored
 from streamiter.checkpoints.disk_queue import ReplayCache, SpillQueue
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import SystemClock
-from streamiter.iteration.border import FEEDBACK, INITIAL, Head
-from streamiter.iteration.coordinator import Advance, LoopCoordinator, Terminate
+from streamiter.iteration.border import FEEDBACK, INITIAL, Head, Join, LoopMember
+from streamiter.iteration.coordinator import Advance, LoopCoordinator, LoopReports, Stop, Terminate
 from streamiter.iteration.marked_streams import Replayer
 from streamiter.iteration.progress import Completed, Ended, LoopProgress, ReleasedEpoch
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Progress
@@ -114,14 +114,35 @@ class Bench:
         return self.out.taken()
 
 
+def joining(coordinator: LoopCoordinator, number: int) -> Join:
+    def join(context: Context, member: LoopMember) -> tuple[LoopReports, int]:
+        coordinator.join(number, member.tell)
+        return coordinator, number
+
+    return join
+
+
+def stopped(coordinator: LoopCoordinator, member: int, control: Control) -> None:
+    """Answer that another head has stopped."""
+    if isinstance(control, Stop):
+        coordinator.stopped(member, control.epoch)
+
+
+def complete(coordinator: LoopCoordinator) -> int:
+    """Return the last complete epoch."""
+    return coordinator.statistics([], []).epoch_complete
+
+
 def head(ahead: int | None, *, others: int = 0) -> Bench:
-    coordinator = LoopCoordinator(heads=1 + others, entrances=0)
-    return Bench(Head(lambda scope: coordinator, ahead), coordinator)
+    coordinator = LoopCoordinator(heads=["head"] * (1 + others), entrances=[], where="")
+    for other in range(1, 1 + others):
+        coordinator.join(other, lambda control, other=other: stopped(coordinator, other, control))  # type: ignore[misc]
+    return Bench(Head(joining(coordinator, 0), ahead), coordinator)
 
 
 def replayer(memory_bytes: int) -> Bench:
-    coordinator = LoopCoordinator(heads=1, entrances=1)
-    return Bench(Replayer(lambda scope: coordinator, memory_bytes), coordinator)
+    coordinator = LoopCoordinator(heads=["head"], entrances=["replayer"], where="")
+    return Bench(Replayer(joining(coordinator, 1), memory_bytes), coordinator)
 
 
 async def test_a_head_reports_epochs_and_passes_watermarks_when_they_are_released() -> None:
@@ -131,16 +152,16 @@ async def test_a_head_reports_epochs_and_passes_watermarks_when_they_are_release
     await bench.control(InputEnded(INITIAL))
     # Nothing of epoch 0 can follow, so steps that merge in order need not wait. Later watermarks wait for all heads.
     assert await bench.settle() == [(1, 0), ("EpochWatermark", 0)]
-    assert bench.coordinator.last_released == -1  # The other head has not reported the epoch.
-    bench.coordinator.head_received(1, 0, 0)
+    assert bench.coordinator.statistics([], []).epoch_received == -1  # The other head has not reported the epoch.
+    bench.coordinator.received(1, 0, 0)
     assert await bench.settle() == []
     await bench.feed(FEEDBACK, 4, epoch=1)
     await bench.control(EpochWatermark(1))
     assert await bench.settle() == []
-    bench.coordinator.head_received(1, 1, 0)  # The count 1 of this head keeps the loop going.
+    bench.coordinator.received(1, 1, 0)  # The count 1 of this head keeps the loop going.
     assert await bench.settle() == [(4, 1), ("EpochWatermark", 1)]
     await bench.control(EpochWatermark(2))
-    bench.coordinator.head_received(1, 2, 0)
+    bench.coordinator.received(1, 2, 0)
     assert await bench.settle() == [("EndOfInput", 2)]
 
 
@@ -153,7 +174,7 @@ async def test_a_restored_head_receives_logged_feedback_again_and_counts_all_fee
     first = head(ahead, others=1)
     await first.control(InputEnded(INITIAL))
     for epoch in range(5):
-        first.coordinator.head_received(1, epoch, 1)
+        first.coordinator.received(1, epoch, 1)
         if epoch:
             await first.control(EpochWatermark(epoch))
         await first.settle()
@@ -161,10 +182,9 @@ async def test_a_restored_head_receives_logged_feedback_again_and_counts_all_fee
     assert await first.settle() == ([(100, 5)] if ahead is None else [])
     state = stored(first.operator.snapshot())()
 
-    coordinator = LoopCoordinator(heads=1, entrances=0)
-    second = Bench(Head(lambda scope: coordinator, ahead), coordinator)
+    second = head(ahead)
     second.operator.restore(state)
-    assert coordinator.last_complete == 4
+    assert complete(second.coordinator) == 4
     await second.feed(FEEDBACK, 101, 102, epoch=5)
     await second.feed(FEEDBACK, 103, epoch=6)
     assert isinstance(second.operator, Head)
@@ -172,7 +192,7 @@ async def test_a_restored_head_receives_logged_feedback_again_and_counts_all_fee
     free = [(101, 5), (102, 5), (103, 6)]
     assert await second.settle() == (free if ahead is None else [])
     await second.control(EpochWatermark(5))
-    assert coordinator.last_complete == 5
+    assert complete(second.coordinator) == 5
     of_5 = [] if ahead is None else [(100, 5), (101, 5), (102, 5)]
     assert await second.settle() == [*of_5, ("EpochWatermark", 5)]
     await second.control(EpochWatermark(6))

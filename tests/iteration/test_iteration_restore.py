@@ -93,9 +93,9 @@ async def test_data_that_is_held_at_the_entrance_when_its_source_has_ended(recor
 def test_a_restored_loop_decides_nothing_until_every_head_has_reported_again() -> None:
     """The entrances reported first: an epoch counted as without feedback, and the loop ended with records in it."""
     progress = LoopProgress(heads=2, entrances=1)
-    progress.resume_after(released=1, complete=0, ended_in=None)
     assert progress.entrance_ended(0) == []
-    assert progress.head_received(0, epoch=1, count=0) == []
-    assert progress.head_received(1, epoch=1, count=5) == []
-    assert not any(isinstance(decision, Ended) for decision in progress.all_reported())
+    progress.head_restored(0, received=1, counts=[(1, 0)])
+    progress.head_restored(1, received=1, counts=[(1, 5)])
+    decisions = progress.resume_after(released=1, complete=0, ended_in=None)
+    assert not any(isinstance(decision, Ended) for decision in decisions)
     assert progress.last_complete == 1

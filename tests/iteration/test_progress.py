@@ -144,8 +144,8 @@ def test_only_the_last_thousand_runs_of_rounds_are_kept() -> None:
 def test_a_loop_that_was_restored_after_its_end_decides_nothing_more() -> None:
     """The heads report their received epochs again, and the loop ended twice."""
     progress = LoopProgress(heads=1, entrances=0)
-    progress.resume_after(released=2, complete=2, ended_in=2)
-    assert progress.all_reported() == []
+    progress.head_restored(0, received=2, counts=[])
+    assert progress.resume_after(released=2, complete=2, ended_in=2) == []
     assert progress.head_received(0, epoch=3, count=1) == []
 
 
@@ -209,10 +209,10 @@ def test_an_epoch_reported_twice_or_left_out_is_a_mistake_of_the_engine() -> Non
 def test_after_a_restore_nothing_is_decided_before_all_have_reported() -> None:
     """The first head's old report completed an epoch with records at another head."""
     progress = LoopProgress(heads=2, entrances=1)
-    progress.resume_after(released=4, complete=3, ended_in=None)
     assert progress.entrance_ended(0) == []
-    assert progress.head_received(0, epoch=4, count=0) == []
-    assert progress.head_received(1, epoch=4, count=2) == []
-    assert progress.all_reported() == [Completed(4)]
+    progress.head_restored(0, received=4, counts=[(4, 0)])
     assert progress.head_received(0, epoch=5, count=0) == []
+    progress.head_restored(1, received=4, counts=[(3, 7), (4, 2)])
+    assert progress.resume_after(released=4, complete=3, ended_in=None) == [Completed(4)]
+    assert progress.rounds.runs == [(4, 4, 2)]
     assert progress.head_received(1, epoch=5, count=0) == [ReleasedEpoch(5), Ended(5)]

@@ -15,6 +15,7 @@ from simulation.flows_with_loops import (
     feedback_in_a_topic,
     floats_in_order,
     per_round_operators,
+    stale_loop_with_an_idle_subtask,
     unbounded_asynchronous_loop,
     unbounded_synchronous_loop,
 )
@@ -44,6 +45,7 @@ FLOWS: tuple[MakeFlow, ...] = (
     unbounded_synchronous_loop,
     floats_in_order,
     unbounded_asynchronous_loop,
+    stale_loop_with_an_idle_subtask,
     feedback_in_a_topic,
     bounded_loop_of_many,
     bounded_loop_with_replay,

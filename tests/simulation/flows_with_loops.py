@@ -132,6 +132,19 @@ def unbounded_asynchronous_loop(simulation: Simulation) -> Flow:
     return flow
 
 
+def stale_loop_with_an_idle_subtask(simulation: Simulation) -> Flow:
+    """Return such a loop that runs at most an epoch ahead; one subtask has no partition, and completes all epochs."""
+    flow = Flow("stale", parallelism=2)
+    records = [[number, number % 4] for number in range(18)]
+    data = flow.source(simulation.input("records", records, over_s=0.5))
+    start = flow.from_items([[100, 3], [101, 0]], name="start")
+    stamped = epochs_every(data, records=3, idle_timeout=0.2, name="threes")
+    config = IterationConfig(max_epochs_ahead=1)
+    [passed] = iterate_unbounded_streams([start], [stamped], _loop_body(None), config)
+    passed.sink(simulation.output("passed", order="any"))
+    return flow
+
+
 def feedback_in_a_topic(simulation: Simulation) -> Flow:
     """Return the same loop with its feedback in a topic."""
     flow = Flow("through a topic", parallelism=2)

@@ -1,0 +1,172 @@
+"""Members of a loop and its coordinator agree although their messages are late, as between two processes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+from iteration.iteration_support import ended
+from simulation.flows import MakeFlow, online_learner
+from simulation.flows_with_loops import (
+    bounded_loop_of_many,
+    bounded_loop_with_replay,
+    feedback_in_a_topic,
+    per_round_operators,
+    stale_loop_with_an_idle_subtask,
+    unbounded_asynchronous_loop,
+    unbounded_synchronous_loop,
+)
+from simulation.simulation_runs import run
+from support.late_messages import DELAYS_S, make_late
+
+from streamiter import Flow, IterationBodyResult, IterationListener, Operator, Stream, iterate_unbounded_streams
+from streamiter.iteration.border import Head
+from streamiter.iteration.coordinator import Advance, LoopCoordinator, RestoredMember
+from streamiter.operators.operator import Sharing
+from streamiter.records import Control
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "flow",
+    [
+        unbounded_synchronous_loop,
+        unbounded_asynchronous_loop,
+        stale_loop_with_an_idle_subtask,
+        feedback_in_a_topic,
+        bounded_loop_of_many,
+        bounded_loop_with_replay,
+        per_round_operators,
+        online_learner,
+    ],
+)
+def test_late_messages_do_not_change_the_committed_records(
+    flow: MakeFlow, seed: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The criteria head waited for a barrier that a head had ended before, and the loop stood still."""
+    caplog.set_level(logging.CRITICAL)
+    make_late(monkeypatch, seed, DELAYS_S if seed % 2 else [0.0, 0.001])
+    run(flow, seed)
+
+
+def coordinator() -> tuple[LoopCoordinator, list[tuple[int, int]]]:
+    """Return the coordinator of two heads, and the epochs that it tells to be complete: member, epoch."""
+    made, told = LoopCoordinator(["a", "b"], [], where=""), list[tuple[int, int]]()
+
+    def tell(member: int, control: Control) -> None:
+        assert isinstance(control, Advance)
+        told.append((member, control.epoch))
+
+    for member in range(2):
+        made.join(member, partial(tell, member))
+    return made, told
+
+
+def test_a_checkpoint_begins_before_the_last_member_reports_the_end_of_the_one_before() -> None:
+    """The late report counted for the new checkpoint: epochs were complete in some of its snapshots and not in others.
+
+    Head a is in checkpoint 2 when head b's reports about checkpoint 1 arrive.
+    """
+    loop, told = coordinator()
+    for checkpoint in (1, 2):
+        loop.checkpoint_begins(0, checkpoint)
+        if checkpoint == 1:
+            loop.checkpoint_ends(0, checkpoint)
+    loop.checkpoint_begins(1, 1)
+    loop.checkpoint_ends(1, 1)
+    loop.received(0, 0, 0)
+    loop.received(1, 0, 0)
+    assert told == []
+    loop.checkpoint_begins(1, 2)
+    loop.checkpoint_ends(1, 2)
+    assert told == []
+    loop.checkpoint_ends(0, 2)
+    assert told == [(0, 0), (1, 0)]
+
+
+def test_the_beginning_of_a_checkpoint_is_reported_after_it_was_given_up() -> None:
+    """The loop waited for the end of a checkpoint that no member would report."""
+    loop, told = coordinator()
+    loop.checkpoint_begins(0, 1)
+    loop.received(0, 0, 0)
+    loop.received(1, 0, 0)
+    assert told == []
+    loop.checkpoint_abandoned(1)
+    assert told == [(0, 0), (1, 0)]
+    loop.checkpoint_begins(1, 1)
+    loop.received(0, 1, 1)
+    loop.received(1, 1, 0)
+    assert told[2:] == [(0, 1), (1, 1)]
+
+
+def test_a_restored_head_reports_its_next_epoch_before_the_other_is_restored() -> None:
+    """The report of the next epoch came first: it counted as one that was left out.
+
+    Before the snapshots head a was told that epoch 3 is complete, and head b was not.
+    """
+    loop, told = coordinator()
+    loop.restored(0, RestoredMember(None, advanced=3, complete=3, released=3, reported=4, counts=[(4, 1)]))
+    loop.received(0, 5, 0)
+    loop.restored(1, RestoredMember(None, advanced=2, complete=2, released=2, reported=4, counts=[(3, 1), (4, 0)]))
+    assert told == [(1, 3), (0, 4), (1, 4)]
+    loop.received(1, 5, 2)
+    assert told[3:] == [(0, 5), (1, 5)]
+
+
+def test_heads_that_replace_others_know_the_decisions_that_one_of_those_was_told() -> None:
+    """The count of an epoch was lost with the head that knew it to be complete, and the loop ended with records in it.
+
+    Head a was told that epoch 5 is complete, and has forgotten its two records; head b was not told.
+    """
+    told = {"released": 5, "initial ended": True, "feedback ended": False, "ended in": None, "held": []}
+    received = {"counts": [], "reported": 5, "has ended": False}
+    states = [
+        {**told, "advanced": 5, "passed": 5, "received": {**received, "unacknowledged": []}},
+        {**told, "advanced": 4, "passed": 4, "received": {**received, "unacknowledged": [(5, 0)]}},
+    ]
+    [state] = Head(lambda *_: NotImplemented, None).share_out(states, OneHead())
+    assert (state["advanced"], state["complete"]) == (4, 5)
+    loop, epochs = LoopCoordinator(["head"], [], where=""), list[Control]()
+    loop.join(0, epochs.append)
+    loop.restored(0, RestoredMember(None, state["advanced"], state["complete"], 5, reported=5, counts=[(5, 0)]))
+    assert [type(decision) for decision in epochs] == [Advance]
+
+
+class OneHead(Sharing):
+    """Gives all records that were held to one head."""
+
+    parallelism = 1
+
+    def queues(self, input_name: str, waiting: Sequence[Any]) -> list[Any]:
+        return [[entry for of_head in waiting for entry in of_head]]
+
+
+class EmitAtTheEnd(Operator, IterationListener):
+    """Emits a record when the iteration has ended."""
+
+    def process(self, record: Any, out: Any) -> None:
+        """Drop the record."""
+
+    def on_iteration_terminated(self, context: Any, out: Any) -> None:
+        out.emit("too late")
+
+
+@pytest.mark.parametrize("seed", [10, 13, 19])
+async def test_records_of_the_end_are_not_fed_back_to_a_head_that_is_told_later(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head of the other variable passed the records on, which it drops if it is told at the same time."""
+    make_late(monkeypatch, seed, [0.0, 0.01])
+    flow = Flow("loop")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        last = variables[0].process(EmitAtTheEnd)
+        return IterationBodyResult([variables[0].filter(lambda _: False), last], [variables[1]])
+
+    [passed] = iterate_unbounded_streams([flow.from_items([1]), flow.from_items(["initial"])], [], body)
+    collected = passed.collect()
+    await ended(await flow.start())
+    assert collected.items == ["initial"]

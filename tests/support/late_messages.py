@@ -1,0 +1,129 @@
+"""Messages between the members of a loop and its coordinator that are late, as between two processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Final
+
+import pytest
+
+from streamiter.iteration.coordinator import LoopCoordinator, LoopReports, RestoredMember, Tell
+from streamiter.iteration.stamping import StampingClock, StampingPace
+from streamiter.operators.operator import JobScope
+from streamiter.records import Control
+
+NO_DELAYS_S: Final = (0.0, 0.0, 0.0, 0.001)
+DELAYS_S: Final = (0.0, 0.001, 0.001, 0.003, 0.01, 0.1)
+
+
+class Late:
+    """Calls functions later, in order for each member and direction. Each argument must be plain data."""
+
+    def __init__(self, seed: object, delays_s: Sequence[float] = DELAYS_S) -> None:
+        self._random = random.Random(f"{seed}")
+        self._delays_s = delays_s
+        self._last_s: dict[object, float] = {}
+        self._waiting: dict[object, deque[Callable[[], object]]] = {}
+
+    def call(self, way: object, function: Callable[..., object], *arguments: Any) -> None:
+        loop = asyncio.get_running_loop()
+        due_s = max(loop.time() + self._random.choice(self._delays_s), self._last_s.get(way, 0.0))
+        self._last_s[way] = due_s
+        waiting = self._waiting.setdefault(way, deque())
+        waiting.append(partial(function, *json.loads(json.dumps(arguments))))
+        loop.call_at(due_s, lambda: waiting.popleft()())
+
+    def tell(self, way: object, tell: Tell) -> Tell:
+        """Return a function that tells copies of decisions later."""
+
+        def later(control: Control) -> None:
+            kind = type(control)
+            fields = {name: getattr(control, name) for each in kind.__mro__ for name in getattr(each, "__slots__", ())}
+            self.call(way, lambda copied: tell(kind(**copied)), fields)
+
+        return later
+
+
+class LateReports(LoopReports):
+    """Reports that reach the coordinator later; decisions reach the members later, too."""
+
+    def __init__(self, coordinator: LoopCoordinator, late: Late) -> None:
+        self._coordinator = coordinator
+        self._late = late
+
+    def _report(self, function: Callable[..., object], member: int, *arguments: Any) -> None:
+        self._late.call(("from", member), function, member, *arguments)
+
+    def join(self, member: int, tell: Tell) -> None:
+        self._coordinator.join(member, self._late.tell(("to", member), tell))
+
+    def restored(self, member: int, state: RestoredMember) -> None:
+        def restored(member: int, fields: dict[str, Any]) -> None:
+            self._coordinator.restored(member, RestoredMember(**fields))
+
+        self._report(restored, member, asdict(state))
+
+    def received(self, member: int, epoch: int, count: int) -> None:
+        self._report(self._coordinator.received, member, epoch, count)
+
+    def passed(self, member: int, epoch: int) -> None:
+        self._report(self._coordinator.passed, member, epoch)
+
+    def ended(self, member: int) -> None:
+        self._report(self._coordinator.ended, member)
+
+    def stopped(self, member: int, epoch: int) -> None:
+        self._report(self._coordinator.stopped, member, epoch)
+
+    def checkpoint_begins(self, member: int, checkpoint: int) -> None:
+        self._report(self._coordinator.checkpoint_begins, member, checkpoint)
+
+    def checkpoint_ends(self, member: int, checkpoint: int) -> None:
+        self._report(self._coordinator.checkpoint_ends, member, checkpoint)
+
+    def overloaded(self, member: int, is_overloaded: bool) -> None:
+        self._report(self._coordinator.overloaded, member, is_overloaded)
+
+    def handled(self, member: int) -> None:
+        self._report(self._coordinator.handled, member)
+
+    def asks_awaited(self, member: int) -> None:
+        self._report(self._coordinator.asks_awaited, member)
+
+
+class LateStamping:
+    """Reports of the subtasks of a stamping step that arrive later, and answers that arrive later."""
+
+    def __init__(self, shared: StampingPace, late: Late) -> None:
+        self._shared = shared
+        self._late = late
+
+    def join(self, subtask: int, tell: Tell) -> None:
+        self._shared.join(subtask, self._late.tell(("to", subtask), tell))
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        report = getattr(self._shared, name)
+        return lambda subtask, *arguments: self._late.call(("from", subtask), report, subtask, *arguments)
+
+
+def make_late(patch: pytest.MonkeyPatch, seed: object, delays_s: Sequence[float] = DELAYS_S) -> None:
+    """Let all messages of loops, and of steps that stamp by records or marks, be late from now on."""
+    get = JobScope.get
+
+    def get_late(scope: JobScope, key: object, create: Callable[[], Any]) -> Any:
+        def create_late() -> Any:
+            shared, late = create(), Late(seed, delays_s)
+            if isinstance(shared, StampingClock):
+                return shared  # Epochs by time need one clock.
+            return LateReports(shared, late) if isinstance(shared, LoopCoordinator) else LateStamping(shared, late)
+
+        is_asked = isinstance(key, tuple) and (key[0] == "stamping" or key[1] == "reports")
+        return get(scope, key, create_late if is_asked else create)
+
+    patch.setattr(JobScope, "get", get_late)
