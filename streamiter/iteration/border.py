@@ -27,9 +27,9 @@ from streamiter.iteration.coordinator import (
     Terminate,
 )
 from streamiter.iteration.progress import EpochCounts
-from streamiter.operators.operator import Boundary, BoundaryOutput, Context, Sharing
+from streamiter.operators.operator import BoundaryOutput, Context, Sharing
 from streamiter.records import Batch, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark
-from streamiter.runtime.feedback import AttachedBoundary, FeedbackStatistics, Surroundings
+from streamiter.runtime.feedback import AttachedBoundary, FeedbackStatistics
 from streamiter.runtime.gate_epochs import EpochsAside, InputEnded
 
 INITIAL = "initial"
@@ -132,7 +132,7 @@ Join = Callable[[Context, "LoopMember"], tuple[LoopReports, int]]
 """Connects a member with the coordinator of its loop; returns where it reports, and its number."""
 
 
-class LoopMember(Boundary):
+class LoopMember(AttachedBoundary):
     """Base of the members of a loop."""
 
     outlives_inputs = True
@@ -159,10 +159,8 @@ class LoopMember(Boundary):
         self.reports.checkpoint_ends(self.number, checkpoint)
 
 
-class ReceivingHead(LoopMember, AttachedBoundary):
+class ReceivingHead(LoopMember):
     """Base of the heads: they report the records that come back, and end with the iteration."""
-
-    surroundings: Surroundings
 
     def __init__(self, join: Join) -> None:
         super().__init__(join)
@@ -170,9 +168,6 @@ class ReceivingHead(LoopMember, AttachedBoundary):
         self._in_checkpoint = False
         self._postponed_end: Terminate | None = None
         """The end of the iteration, postponed until the feedback of a checkpoint is complete."""
-
-    def attach(self, surroundings: Surroundings) -> None:
-        self.surroundings = surroundings
 
     def open(self, context: Context) -> None:
         super().open(context)

@@ -87,8 +87,7 @@ class Loop:
 
     def join(self, context: Context, member: LoopMember) -> tuple[LoopReports, int]:
         """Connect a member with the coordinator; return where it reports, and its number."""
-        members = _subtasks([*self._heads, *self._criteria_heads, *self._entrances])
-        number = members.index(f"{context.name}[{context.subtask_index}]")
+        number = member.surroundings.member
         reports = self.reports(context.scope)
         reports.join(number, member.tell)
         self._members(context.scope).append(member)

@@ -21,7 +21,6 @@ from streamiter.iteration.border import Entrance, Join, end_of_all
 from streamiter.iteration.coordinator import Advance, Terminate
 from streamiter.operators.operator import BoundaryOutput, Context
 from streamiter.records import Batch, Control, EpochWatermark
-from streamiter.runtime.feedback import AttachedBoundary, Surroundings
 from streamiter.runtime.graph import Edge, Step
 from streamiter.runtime.topic_outlets import DATA, Message
 from streamiter.topics.topic import Headers, Topic, TopicBatch
@@ -112,7 +111,7 @@ class _ReplayNext(Control):
     __slots__ = ()
 
 
-class Replayer(Entrance, AttachedBoundary):
+class Replayer(Entrance):
     """The entrance of a replayed stream: it keeps the records of epoch 0 and sends them again in every later epoch.
 
     If further epochs are requested during a replay, they are replayed after it one by one, and the end of the iteration
@@ -131,12 +130,9 @@ class Replayer(Entrance, AttachedBoundary):
         self._untaken: Advance | None = None
         """The last ``Advance`` that it was told and has not handled, while it waits for room."""
 
-    def attach(self, surroundings: Surroundings) -> None:
-        self._surroundings = surroundings
-
     def open(self, context: Context) -> None:
         super().open(context)
-        self._cache: ReplayCache = self._surroundings.make_replay_cache(self._memory_limit_bytes)
+        self._cache: ReplayCache = self.surroundings.make_replay_cache(self._memory_limit_bytes)
 
     def statistics(self) -> Mapping[str, int]:
         return {

@@ -28,7 +28,7 @@ from streamiter.parameter_server.consistency import BSP, Consistency
 from streamiter.parameter_server.matrix import DTYPES, DType
 from streamiter.parameter_server.server import ParameterServer
 from streamiter.records import Batch, Control, EndOfInput, OutputTag, slice_batch
-from streamiter.runtime.feedback import AttachedBoundary, Surroundings
+from streamiter.runtime.feedback import AttachedBoundary
 from streamiter.runtime.gate_epochs import InputEnded
 from streamiter.runtime.graph import SINGLE_INPUT
 from streamiter.runtime.instance import DrainInput
@@ -501,12 +501,9 @@ class Repeater(AttachedBoundary):
         self._batch = self._record = 0
         """The next record to emit: its batch among the kept batches, and its place in that batch."""
 
-    def attach(self, surroundings: Surroundings) -> None:
-        self._surroundings = surroundings
-
     def open(self, context: Context) -> None:
         self._context = context
-        self._cache: ReplayCache = self._surroundings.make_replay_cache(self._memory_bytes)
+        self._cache: ReplayCache = self.surroundings.make_replay_cache(self._memory_bytes)
 
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         self._cache.append(records)

@@ -533,11 +533,15 @@ class Surroundings:
     """Makes a queue with the limits of the loop's feedback."""
     make_replay_cache: Callable[[int], ReplayCache]
     """Makes a cache with so many bytes in memory, and the limits of the loop on disk."""
+    member: int
+    """The number of the operator among the members of its loop, in all processes."""
 
 
 class AttachedBoundary(Boundary):
-    """Base of the boundary operators that need something of the plan: channels, queues or caches."""
+    """Base of the boundary operators that need something of the plan: a number, channels, queues or caches."""
+
+    surroundings: Surroundings
 
     def attach(self, surroundings: Surroundings) -> None:
-        """Take over what the plan gives; called once, before ``open``."""
-        raise NotImplementedError
+        """Keep what the plan gives; called once, before ``open``."""
+        self.surroundings = surroundings

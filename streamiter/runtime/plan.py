@@ -325,6 +325,7 @@ class Planner:
                     feedback,
                     make_spill_queue=lambda: spill_queue(name, head.limits, self.plain_data),
                     make_replay_cache=lambda memory: self._replay_cache(name, memory, head.limits),
+                    member=self._placed[head].first_member + subtask,
                 )
             )
 

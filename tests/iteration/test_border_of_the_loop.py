@@ -66,6 +66,7 @@ class Bench:
         OPENED.append(operator)
         operator.attach(
             Surroundings(
+                member=0,
                 feedback_channels=[],
                 make_spill_queue=lambda: SpillQueue(
                     name="bench",
