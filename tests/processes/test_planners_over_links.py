@@ -1,0 +1,129 @@
+"""A flow in several processes whose channels are links over sockets: planners and links fit together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from processes.pipes import Owner, identity, link_of
+from runtime.probe import Life, ProbeSource, Valve, turns
+from runtime.test_several_processes import KINDS
+
+from streamiter import Columns, Flow
+from streamiter.channels import Channel, Intake
+from streamiter.processes.link import Link, connect, listen
+from streamiter.processes.remote_channel import ArrivingChannel, DepartingChannel, window
+from streamiter.runtime.job import Job
+from streamiter.runtime.plan import ChannelLimits, JobOptions, OwnProcess, first_process
+
+
+class Linked:
+    """The other process of a planner, by a link."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def departing(self, number: int, name: str, limits: ChannelLimits, *, upstream: int) -> Channel:
+        records, size_bytes = window(upstream, limits.records, limits.size_bytes)
+        return DepartingChannel(name, self._link, number, limit_records=records, limit_bytes=size_bytes)
+
+    def arriving(self, number: int, name: str, limits: ChannelLimits) -> tuple[Channel, Intake]:
+        channel = ArrivingChannel(name, self._link, number)
+        return channel, channel.intake
+
+
+@asynccontextmanager
+async def linked(processes: int) -> AsyncIterator[list[Mapping[int, Linked]]]:
+    """Give each process its links to the others, over sockets; at the end all links must close without an error."""
+    others: list[dict[int, Linked]] = [{} for _ in range(processes)]
+    links: list[tuple[Link, Owner]] = []
+    for first, second in combinations(range(processes), 2):
+        owners = Owner(), Owner()
+        ends = link_of(owners[0], identity(first)), link_of(owners[1], identity(second))
+        server = await listen(("127.0.0.1", 0), lambda end=ends[0]: end)
+        await connect(server.sockets[0].getsockname(), ends[1])
+        for owner in owners:
+            await owner.is_open.wait()
+        server.close()
+        others[first][second], others[second][first] = Linked(ends[0]), Linked(ends[1])
+        links += zip(ends, owners, strict=True)
+    yield others
+    for link, _ in links:
+        link.close()
+    for _, owner in links:
+        await owner.has_ended.wait()
+        assert owner.ends == [None]
+
+
+def jobs_of(flows: list[Flow], others: list[Mapping[int, Linked]], options: JobOptions | None = None) -> list[Job]:
+    first = first_process(flows[0].name, flows[0].steps, len(flows))
+    processes = [replace(first, others=others[0])]
+    processes += [OwnProcess(first.placement, number, others[number]) for number in range(1, len(flows))]
+    return [
+        Job(flow.name, flow.steps, flow.plain_data, options or JobOptions(), own)
+        for flow, own in zip(flows, processes, strict=True)
+    ]
+
+
+async def run(build: Any, processes: int, options: JobOptions | None = None) -> Any:
+    """Run the flow in so many processes; return what process 0 got with its flow."""
+    built = [build() for _ in range(processes)]
+    async with linked(processes) as others:
+        jobs = jobs_of([flow for flow, _ in built], others, options)
+        for job in jobs:
+            await job.start()
+        await asyncio.gather(*(job.wait() for job in jobs))
+    return built[0][1]
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_output_is_that_of_one_process(kind: str, processes: int) -> None:
+    """The numbers of the planner and the halves of the links did not fit, and records went to another step."""
+
+    def build() -> tuple[Flow, Any]:
+        flow = Flow("f", parallelism=3)
+        return flow, KINDS[kind](flow.from_items(range(100), name="numbers")).collect()
+
+    expected, collected = await run(build, 1), await run(build, processes)
+    assert Counter(map(str, collected.items)) == Counter(map(str, expected.items))
+    assert collected.items
+
+
+async def test_arrays_and_columns_arrive_with_little_room() -> None:
+    """A batch of arrays larger than the limits of a channel stood still before the socket."""
+
+    def build() -> tuple[Flow, Any]:
+        flow = Flow("f", parallelism=2)
+        numbers = flow.from_items(list(range(5000))).map_batch(lambda batch: Columns({"n": np.asarray(batch)}))
+        sums = numbers.rebalance().map_batch(lambda batch: [int(batch["n"].sum())])
+        return flow, sums.collect()
+
+    options = JobOptions(channel_limits=ChannelLimits(records=100, size_bytes=1000))
+    assert sum((await run(build, 2, options)).items) == sum(range(5000))
+
+
+async def test_a_slow_process_holds_the_sources_of_another_back() -> None:
+    """A reader in another process was slow, and the memory of the writer grew until the process was killed."""
+    life, opened = Life(), asyncio.Event()
+
+    def build() -> Flow:
+        flow = Flow("f", parallelism=2)
+        flow.from_source(lambda: ProbeSource(life)).rebalance().process(lambda: Valve(opened))
+        return flow
+
+    async with linked(2) as others:
+        jobs = jobs_of([build(), build()], others, JobOptions(channel_limits=ChannelLimits(records=4)))
+        for job in jobs:
+            await job.start()
+        await turns(3000)
+        assert 4 < life.count("source read") <= 2 * (4 * 4 + 5)
+        for job in jobs:
+            await job.stop("abort")
