@@ -91,7 +91,7 @@ class Name(str):
         {Name("x"): 1},
         {"a": {Colour.RED: 1}},
         {1, 2},
-        object(),
+        pytest.param(object(), id="object"),
         bytearray(b"x"),
     ],
     ids=repr,

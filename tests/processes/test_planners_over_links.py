@@ -18,7 +18,7 @@ from runtime.test_several_processes import KINDS
 
 from streamiter import Columns, Flow
 from streamiter.channels import Channel, Intake
-from streamiter.processes.link import Link, connect, listen
+from streamiter.processes.link import ProcessLink, connect, listen
 from streamiter.processes.remote_channel import ArrivingChannel, DepartingChannel, window
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits, JobOptions, OwnProcess, first_process
@@ -27,7 +27,7 @@ from streamiter.runtime.plan import ChannelLimits, JobOptions, OwnProcess, first
 class Linked:
     """The other process of a planner, by a link."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ProcessLink) -> None:
         self._link = link
 
     def departing(self, number: int, name: str, limits: ChannelLimits, *, upstream: int) -> Channel:
@@ -43,7 +43,7 @@ class Linked:
 async def linked(processes: int) -> AsyncIterator[list[Mapping[int, Linked]]]:
     """Give each process its links to the others, over sockets; at the end all links must close without an error."""
     others: list[dict[int, Linked]] = [{} for _ in range(processes)]
-    links: list[tuple[Link, Owner]] = []
+    links: list[tuple[ProcessLink, Owner]] = []
     for first, second in combinations(range(processes), 2):
         owners = Owner(), Owner()
         ends = link_of(owners[0], identity(first)), link_of(owners[1], identity(second))
