@@ -32,7 +32,7 @@ from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.psf.aggregates import PullSparse
 from streamiter.parameter_server.psf.optimize import Optimize
 from streamiter.parameter_server.psf.rows import Put
-from streamiter.parameter_server.storage.sparse import distinct
+from streamiter.parameter_server.storage.cells import distinct
 from streamiter.records import Array
 from streamiter.topics.topic import Topic
 

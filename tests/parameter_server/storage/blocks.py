@@ -10,7 +10,7 @@ import pytest
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import Deferred
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
-from streamiter.parameter_server.storage import Block, block, make_block, sparse
+from streamiter.parameter_server.storage import Block, block, cells, make_block, sparse
 
 __all__ = ["KINDS", "PLAIN", "block_of", "columns_of", "decoded", "deferred_of", "restored", "small_frames"]
 
@@ -61,4 +61,4 @@ def small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block, "_FRAME_BYTES", 64)
     monkeypatch.setattr(sparse, "_FRAME_BYTES", 64)
     monkeypatch.setattr(sparse, "_FRAME_SEGMENTS", 2)
-    monkeypatch.setattr(sparse, "PART_COLUMNS", 16)
+    monkeypatch.setattr(cells, "PART_COLUMNS", 16)

@@ -9,7 +9,7 @@ import pytest
 from parameter_server.storage.blocks import block_of, columns_of
 
 from streamiter.parameter_server.matrix import Matrix
-from streamiter.parameter_server.storage import sparse
+from streamiter.parameter_server.storage import cells
 from streamiter.parameter_server.storage.block import SparseRow
 
 _HUGE = 1 << 40
@@ -135,7 +135,7 @@ def test_columns_at_regular_distances_are_found(step: int) -> None:
 
 def test_columns_that_all_want_the_same_slot_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that probed only some slots did not end when these were taken."""
-    monkeypatch.setattr(sparse, "_MULTIPLIER", 0)
+    monkeypatch.setattr(cells, "_MULTIPLIER", 0)
     block, _ = block_of(Matrix("w", rows=1, columns=_HUGE, sparse=True, block=(1, _HUGE)))
     for count in range(1, 40):
         block.add(0, columns_of(count * 7), np.array([1.0 + count]))
