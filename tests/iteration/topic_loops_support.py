@@ -168,4 +168,4 @@ async def logged_in_last(store: CheckpointStore, flow: str = FLOW) -> list[Any]:
                 entries += [entry for _, frames in logged for entry in entries_of(frames)]
         return [TopicRange.from_plain(entry) or entry for entry in entries]
     finally:
-        await stored.close()
+        stored.close()
