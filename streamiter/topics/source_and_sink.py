@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -36,6 +37,8 @@ from streamiter.topics.topic import (
     TopicReader,
     TopicWriter,
 )
+
+_log = logging.getLogger("streamiter.job")
 
 _IDENTITIES: Final = "identities"
 """The key of the identities among the positions; the other keys are partitions."""
@@ -104,9 +107,19 @@ class TopicSource(Source):
     async def _committed(self, context: Context) -> Positions | None:
         group = context.scope.get(ConsumerGroup, ConsumerGroup)
         found = await self.topic.committed_positions(group.name, clock=context.clock)
-        return (
-            None if found is None or group.begins_anew(context.name) else _positions_of(found.offsets, found.identities)
-        )
+        if group.begins_anew(context.name):
+            return None
+        if found is not None:
+            return _positions_of(found.offsets, found.identities)
+        if context.subtask_index == 0:
+            _log.info(
+                "step %r: group %r has no positions in topic %s, so the source begins at first_start=%r",
+                context.name,
+                group.name,
+                self._url,
+                self._first_start,
+            )
+        return None
 
     async def read(self) -> SourceBatch | None:
         assert self._reader is not None

@@ -79,6 +79,22 @@ async def test_a_start_that_commits_nothing_else_commits_where_it_begins(topics:
     assert await outputs_of(doubled) == [10, 11]
 
 
+async def test_a_run_whose_group_has_no_positions_says_where_it_begins(
+    topics: tuple[Topic, Topic], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker forgot the positions of a job that was stopped for a week; its log did not say why records were
+    missing.
+    """
+    caplog.set_level(logging.INFO)
+    for _run in range(2):
+        await (await doubling(*topics, first_start="latest", stop="latest").start()).wait()
+    begun = [line for line in caplog.messages if "has no positions" in line]
+    assert begun == [
+        f"step 'numbers': group 'streamiter-doubling' has no positions in topic {topics[0].url}, so the source begins "
+        "at first_start='latest'"
+    ]
+
+
 @pytest.mark.parametrize("delivery", [None, "at_least_once"])
 async def test_positions_of_another_file_than_the_outputs_are_committed_after_them(
     topics: tuple[Topic, Topic], tmp_path: Path, delivery: Any, caplog: pytest.LogCaptureFixture
