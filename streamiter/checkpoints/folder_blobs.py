@@ -116,7 +116,7 @@ class FolderBlobs(Blobs):
         (self.root / name).unlink(missing_ok=True)
 
     def explained(self, what: str) -> AbstractContextManager[None]:
-        return errors_of_writing(what, self.place, f"`streamiter checkpoints prune {self.place}`")
+        return errors_of_writing(what, self.place, f"keep fewer (`streamiter checkpoints prune {self.place}`)")
 
     def make(self, folder: str) -> None:
         path = self.root / folder
@@ -169,10 +169,10 @@ _NOT_ALLOWED: Final = frozenset(
 
 
 @contextlib.contextmanager
-def errors_of_writing(what: str, place: str, prune: str) -> Iterator[None]:
+def errors_of_writing(what: str, place: str, advice: str) -> Iterator[None]:
     """Convert errors of the system to errors that say what to do, while files in ``place`` are written.
 
-    ``what`` (the flow) begins the message; ``prune`` is a command that makes room.
+    ``what`` (the flow) begins the message; ``advice`` says how to need less space on the disk.
     """
     try:
         yield
@@ -181,7 +181,7 @@ def errors_of_writing(what: str, place: str, prune: str) -> Iterator[None]:
         if error.errno in FULL_DISK:
             raise StorageFull(
                 f"{what}: expected room for checkpoints in {place}, given {reason}; what was committed before is as "
-                f"it was: free space on that disk, or keep fewer ({prune})"
+                f"it was: free space on that disk, or {advice}"
             ) from error
         if error.errno in _NOT_ALLOWED:
             raise ConfigurationError(

@@ -64,7 +64,7 @@ _KINDS: Final = {"s3": S3Options, "gs": ObjectStoreOptions, "az": AzureOptions}
 _VARIABLES: Final = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
-    "az": "AZURE_STORAGE_ACCOUNT_KEY",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 
 # The retries of the client wait up to this long; a store that is restarted is found again within it.
@@ -248,7 +248,7 @@ class ObjectBlobs(Blobs):
         with errors_of_writing(what, tempfile.gettempdir(), "set TMPDIR to a folder with more room"):
             try:
                 yield
-            except (BaseError, FileNotFoundError) as error:
+            except (BaseError, OSError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # It is about the temporary file.
                 raise self._explanation(what, error) from None
@@ -258,6 +258,11 @@ class ObjectBlobs(Blobs):
         status = re.search(r"status code: (\d{3})", str(error))
         code = re.search(r"<Code>(\w{1,60})</Code>", str(error))
         shown = " ".join(found[1] for found in (status, code) if found) or type(error).__name__
+        if _OTHER_REGION in str(error):
+            return ConfigurationError(
+                f"{what}: expected the region of the bucket of {self.place}, given another one; add ?region=… to the "
+                "URL, or set AWS_REGION"
+            )
         if status is not None and status[1] in _REFUSALS:
             return ConfigurationError(
                 f"{what}: expected an object store for checkpoints that this process may read and write, given "
@@ -270,6 +275,9 @@ class ObjectBlobs(Blobs):
             "before is as it was: check the store, the network and the credentials"
         )
 
+
+# What the client says when S3 redirects it without an address.
+_OTHER_REGION: Final = "incorrectly configured region"
 
 # A wrong bucket, a wrong key, a server without conditional requests: errors that do not go away with time.
 _REFUSALS: Final = frozenset({"400", "401", "403", "404", "405", "501"})

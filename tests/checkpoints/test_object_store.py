@@ -7,7 +7,7 @@ import json
 import sys
 import threading
 import traceback
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -127,12 +127,21 @@ async def test_the_reason_of_a_failed_save_is_not_replaced(s3_server: S3Server, 
         s3_server.start()
 
 
-class Refusal(BaseHTTPRequestHandler):
-    """Answers as S3 does if a key is wrong: with the key."""
+class Answers(BaseHTTPRequestHandler):
+    """A server with one object of 1,000 bytes; requests for its content get another answer, with a key in it."""
+
+    status = 403
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000")
+        self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
+        self.end_headers()
 
     def do_GET(self) -> None:
         said = b"<Error><Code>InvalidAccessKeyId</Code><AWSAccessKeyId>AKIAOFTESTS</AWSAccessKeyId></Error>"
-        self.send_response(403)
+        self.send_response(self.status)
         self.send_header("Content-Length", str(len(said)))
         self.end_headers()
         self.wfile.write(said)
@@ -141,15 +150,31 @@ class Refusal(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_refusal_is_told_without_the_key(s3_url: str) -> None:
-    """The answer of the server, with the id of the key in it, was in the log of each pod."""
-    with HTTPServer(("127.0.0.1", 0), Refusal) as server:
+@pytest.mark.parametrize(
+    ("status", "kind", "said"),
+    [
+        (
+            403,
+            ConfigurationError,
+            r"given s3://state/clicks \(answer 403 InvalidAccessKeyId\); check the bucket, and the",
+        ),
+        (503, StoreUnavailable, r"given answer 503 InvalidAccessKeyId; what was committed before is as it was"),
+        (301, ConfigurationError, r"expected the region of the bucket of s3://state/clicks, given another one; add"),
+    ],
+)
+@pytest.mark.parametrize("call", ["record", "header", "open"])
+def test_a_refusal_is_told_without_the_key(
+    s3_url: str, status: int, kind: type[Exception], said: str, call: str
+) -> None:
+    """The answer of the server, with the id of the key in it, was in the log of each pod; or an outage in the middle of
+    a snapshot was taken for a damaged checkpoint, and the job advised to start from an older one.
+    """
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("AnswersSo", (Answers,), {"status": status})) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        url = f"s3://state/clicks?endpoint=http://127.0.0.1:{server.server_port}"
-        with pytest.raises(
-            ConfigurationError, match=r"given s3://state/clicks \(answer 403 InvalidAccessKey"
-        ) as refused:
-            FlowCheckpoints(blobs_at(url), "clicks").record()
+        url = f"s3://state/clicks?endpoint=http://127.0.0.1:{server.server_port}&give_up_after_s=0.1"
+        flow = FlowCheckpoints(blobs_at(url), "clicks")
+        with pytest.raises(kind, match=said) as refused:
+            flow.record() if call == "record" else getattr(flow, call)(CheckpointId(1, "a"))
         server.shutdown()
     assert "AKIA" not in "".join(traceback.format_exception(refused.value))
 
