@@ -410,7 +410,7 @@ class FlowCheckpoints:
         except OtherFormat as other:
             raise CheckpointError(
                 f"{place}: written by another streamiter (format {other.given}), expected format {RECORD_FORMAT}; "
-                "use that version, or another directory"
+                "use that version, or another store"
             ) from other
 
     def _before_claim(self, *, begin_anew: bool) -> tuple[FlowRecord | None, str | None]:
@@ -444,7 +444,7 @@ class FlowCheckpoints:
                 there = ", ".join(map(str, self.snapshots()))
                 raise CheckpointError(
                     f"{self._what}: expected checkpoint {checkpoint} in {self._place}, given {there or 'none'}; "
-                    f"{'choose one of these, or ' if there else ''}give the directory that the last run had"
+                    f"{'choose one of these, or ' if there else ''}give the store that the last run had"
                 )
             snapshot = StoredSnapshot(opener(self._name_of(checkpoint)), self._blobs.place)
         try:

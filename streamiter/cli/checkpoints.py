@@ -36,7 +36,7 @@ Number = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ListedCheckpoint:
-    """A checkpoint in a directory."""
+    """A checkpoint in a store."""
 
     folder: FlowCheckpoints
     """The checkpoints of its flow."""
@@ -96,7 +96,7 @@ def all_folders(store: str, flow: str | None) -> list[FlowCheckpoints]:
     blobs = blobs_at(store)
     if isinstance(blobs, FolderBlobs) and not blobs.root.is_dir():
         given = "a file" if blobs.root.exists() else "none of that name"
-        raise typer.BadParameter(f"expected a directory, given {store}: {given}", param_hint="'STORE'")
+        raise typer.BadParameter(f"expected a folder or a URL, given {store}: {given}", param_hint="'STORE'")
     folders = flows_in(blobs)
     if flow is None:
         return folders
@@ -118,7 +118,7 @@ def one_folder(store: str, flow: str | None) -> FlowCheckpoints:
 
 def _one_of(folders: Sequence[FlowCheckpoints]) -> str:
     names = ", ".join(repr(folder.flow) for folder in folders)
-    return f"one of {names}" if names else "a directory with checkpoints"
+    return f"one of {names}" if names else "a store with checkpoints"
 
 
 def listed_checkpoints(folder: FlowCheckpoints) -> list[ListedCheckpoint]:
@@ -155,7 +155,7 @@ def _committed(folder: FlowCheckpoints) -> CheckpointId | None:
 
 
 def list_checkpoints(store: Store, flow: FlowName = None, as_json: AsJson = False) -> None:
-    """List the checkpoints in a directory, oldest first, with flow, number, run, time and size in bytes.
+    """List the checkpoints in a store, oldest first, with flow, number, run, time and size in bytes.
 
     A flow resumes from the committed checkpoint. If the job was killed, a newer one may be committed, too: the next run
     asks the topic that show calls “commits in”.

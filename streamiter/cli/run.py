@@ -146,7 +146,10 @@ def run(
         ),
     ] = None,
     interval_s: Annotated[
-        float | None, typer.Option("--checkpoint-interval", help="Seconds between two checkpoints; 10 by default.")
+        float | None,
+        typer.Option(
+            "--checkpoint-interval", help="Seconds between two checkpoints, or two commits of positions; 10 by default."
+        ),
     ] = None,
     restore: Annotated[
         str | None,

@@ -107,7 +107,7 @@ def check_start(topic: Topic, start: SourceStart | None, first_start: StartPosit
     if not topic.has_transactions:
         raise GraphError(
             f'step {step!r}: expected start="committed" of a topic that keeps positions, given {topic.url}, which has '
-            "no transactions; use flow.start(checkpoints=…), which stores the positions in a folder"
+            "no transactions; use flow.start(checkpoints=…), which stores the positions in a folder or an object store"
         )
     _check_position(first_start, "first_start", step)
 
@@ -122,9 +122,10 @@ def _check_position(start: SourceStart | None, argument: str, step: str) -> None
                 "say which one: start.replace(tzinfo=UTC)"
             )
     elif not _is_end(start, "earliest", "latest") and not _are_offsets(start):
+        committed = '"committed", ' if argument == "start" else ""
         raise GraphError(
-            f'step {step!r}: expected {argument} "earliest", "latest", an offset for each partition ({{0: 1200}}) '
-            f"or an aware datetime, given {start!r}; choose one of these"
+            f'step {step!r}: expected {argument} "earliest", "latest", {committed}an offset for each partition '
+            f"({{0: 1200}}) or an aware datetime, given {start!r}; choose one of these"
         )
 
 

@@ -210,8 +210,8 @@ async def test_nothing_is_pruned_while_the_committed_checkpoint_is_unknown(tmp_p
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["list", "nosuch"], "'STORE': expected a directory, given nosuch: none of that name"),
-        (["list", "file"], "'STORE': expected a directory, given file: a file"),
+        (["list", "nosuch"], "'STORE': expected a folder or a URL, given nosuch: none of that name"),
+        (["list", "file"], "'STORE': expected a folder or a URL, given file: a file"),
         (["list", "kept", "--flow", "click"], "'--flow': expected one of 'clicks', 'views', given 'click'"),
         (["show", "kept"], "'--flow': expected one of 'clicks', 'views', given none"),
         (["prune", "kept"], "'--flow': expected one of 'clicks', 'views', given none"),
@@ -219,7 +219,7 @@ async def test_nothing_is_pruned_while_the_committed_checkpoint_is_unknown(tmp_p
         (["show", "kept", "--flow", "views", "--checkpoint", "9"], "'--checkpoint': expected one of 1, given 9"),
         (["verify", "kept", "--checkpoint", "9"], "'--checkpoint': expected one of 1, 2, 3, given 9"),
         (["show", "empty"], "'STORE': expected checkpoints in empty, given none"),
-        (["list", "empty", "--flow", "clicks"], "'--flow': expected a directory with checkpoints, given 'clicks'"),
+        (["list", "empty", "--flow", "clicks"], "'--flow': expected a store with checkpoints, given 'clicks'"),
     ],
 )
 async def test_wrong_arguments_are_usage_errors(tmp_path, arguments, said):

@@ -240,7 +240,7 @@ async def test_checkpoints_that_do_not_fit_the_commit_record_are_an_error(folder
     """A run started fresh, because its folder was not mounted or the file of topics came from another day."""
     assert streamiter("run", "job.py:rest", *KEPT, cwd=folder).returncode == 0
     ran = streamiter("run", "job.py:rest", "--checkpoints", "elsewhere", cwd=folder)
-    check_error(ran, "flow 'sums': checkpoint 1 of run", "cannot be read", "Give the folder")
+    check_error(ran, "flow 'sums': checkpoint 1 of run", "cannot be read", "Give the store")
     await topic_in(folder, "sums").beside("streamiter-commits").delete()
     ran = streamiter("run", "job.py:rest", *KEPT, cwd=folder)
     check_error(ran, "has no commit record of this flow, so it is unknown what was committed")

@@ -77,18 +77,18 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "source that starts nowhere": (
         lambda: Flow("f").source(CLICKS, start="begin"),  # type: ignore[arg-type]
-        'step \'clicks\': expected start "earliest", "latest", an offset for each partition ({0: 1200}) or an '
-        "aware datetime, given 'begin'; choose one of these",
+        'step \'clicks\': expected start "earliest", "latest", "committed", an offset for each partition ({0: 1200}) '
+        "or an aware datetime, given 'begin'; choose one of these",
     ),
     "source that starts at one offset for all": (
         lambda: Flow("f").source(CLICKS, start=1200),  # type: ignore[arg-type]
-        'step \'clicks\': expected start "earliest", "latest", an offset for each partition ({0: 1200}) or an '
-        "aware datetime, given 1200; choose one of these",
+        'step \'clicks\': expected start "earliest", "latest", "committed", an offset for each partition ({0: 1200}) '
+        "or an aware datetime, given 1200; choose one of these",
     ),
     "source that starts before its first offset": (
         lambda: Flow("f").source(CLICKS, start={0: -1}),
-        'step \'clicks\': expected start "earliest", "latest", an offset for each partition ({0: 1200}) or an '
-        "aware datetime, given {0: -1}; choose one of these",
+        'step \'clicks\': expected start "earliest", "latest", "committed", an offset for each partition ({0: 1200}) '
+        "or an aware datetime, given {0: -1}; choose one of these",
     ),
     "source that starts at a time somewhere on earth": (
         lambda: Flow("f").source(CLICKS, start=datetime(2013, 1, 1)),

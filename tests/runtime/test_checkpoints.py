@@ -266,7 +266,7 @@ async def test_a_committed_checkpoint_that_the_store_does_not_have_is_an_error(
     job = await summing(broker).start(checkpoints=settings(tmp_path / "a"))
     await job.stop("suspend")
     with pytest.raises(
-        CheckpointError, match=r"checkpoint 1 of .* cannot be read: .*Give the folder that the last run had"
+        CheckpointError, match=r"checkpoint 1 of .* cannot be read: .*Give the store that the last run had"
     ):
         await summing(broker).start(checkpoints=settings(tmp_path / "b"))
 

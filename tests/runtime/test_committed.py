@@ -139,6 +139,18 @@ async def test_a_source_may_begin_again(topics: tuple[Topic, Topic], options: di
     assert await outputs_of(topics[1]) == sorted([*range(10), *range(10)])
 
 
+@pytest.mark.parametrize("starts", [("latest", "committed"), ("committed", "latest")])
+async def test_a_source_of_new_records_may_read_the_topic_of_another_source(
+    topics: tuple[Topic, Topic], starts: tuple[str, str]
+) -> None:
+    """Whether the flow was refused depended on the order of its sources."""
+    flow = Flow("doubling")
+    first, second = (flow.source(topics[0], name=start, start=start, stop="latest") for start in starts)
+    first.union(second).map(lambda number: 2 * number).sink(topics[1])
+    await (await flow.start()).wait()
+    assert await outputs_of(topics[1]) == list(range(10))
+
+
 # -- refused -------------------------------------------------------------------------------------------------
 
 
@@ -217,7 +229,7 @@ async def test_sources_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"restore": 7}, 'expected restore=None or restore="last" without a folder of checkpoints, given 7'),
+        ({"restore": 7}, 'expected restore=None or restore="last" without a store of checkpoints, given 7'),
         ({"changed_steps": ["doubled"]}, "to name sources with start=\"committed\" ('numbers'), given 'doubled'"),
         ({"snapshot": {}}, 'expected either sources with start="committed" or snapshot='),
     ],
@@ -250,7 +262,7 @@ def test_a_start_that_cannot_work_is_refused_at_its_line(topics: tuple[Topic, To
 
 async def test_checkpoints_without_a_folder_need_committed_sources(topics: tuple[Topic, Topic]) -> None:
     """A variable with the folder was None, and the job ran without checkpoints."""
-    with pytest.raises(ConfigurationError, match="expected Checkpoints with a folder, or sources with"):
+    with pytest.raises(ConfigurationError, match="expected Checkpoints with a store, or sources with"):
         await doubling(*topics, start="earliest").start(checkpoints=Checkpoints())
 
 

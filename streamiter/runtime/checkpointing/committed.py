@@ -1,7 +1,7 @@
 """Jobs without state: the positions of their sources are committed to the topics that they read.
 
 A source with ``start="committed"`` resumes where the consumer group of its flow has committed. A job of such sources
-whose steps keep no state needs no folder of checkpoints. It takes the same barriers; instead of a snapshot it stores
+whose steps keep no state needs no store of checkpoints. It takes the same barriers; instead of a snapshot it stores
 :class:`SourcePositions`, in the transaction of its outputs where both are in one commit domain. :func:`checkpoints_of`
 decides how a job commits, and refuses steps with state.
 """
@@ -33,9 +33,9 @@ def id_of(flow: str) -> str:
 
 
 def checkpoints_of(flow: str, tasks: Sequence[Task], options: JobOptions) -> Checkpoints | None:
-    """Return the settings of the job's checkpoints, without a folder if it commits positions; None without both.
+    """Return the settings of the job's checkpoints, without a store if it commits positions; None without both.
 
-    Raises ConfigurationError for options that do not fit, and GraphError for a step that needs a folder.
+    Raises ConfigurationError for options that do not fit, and GraphError for a step that needs a store.
     """
     given, committed = options.checkpoints, _committed_of(tasks)
     if given is not None and given.has_store:
@@ -48,7 +48,7 @@ def checkpoints_of(flow: str, tasks: Sequence[Task], options: JobOptions) -> Che
         return given or Checkpoints()
     if given is not None:
         raise ConfigurationError(
-            f'flow {flow!r}: expected Checkpoints with a folder, or sources with start="committed", given neither; '
+            f'flow {flow!r}: expected Checkpoints with a store, or sources with start="committed", given neither; '
             'write Checkpoints("/var/lib/…") (on the command line --checkpoints STORE), or, in a flow without state, '
             'flow.source(…, start="committed")'
         )
@@ -114,7 +114,7 @@ def _committed_of(tasks: Sequence[Task]) -> dict[str, tuple[Topic, list[Task]]]:
 def _check_options(flow: str, options: JobOptions, committed: Iterable[str]) -> None:
     if options.restore not in ("last", None):
         raise ConfigurationError(
-            f'flow {flow!r}: expected restore=None or restore="last" without a folder of checkpoints, given '
+            f'flow {flow!r}: expected restore=None or restore="last" without a store of checkpoints, given '
             f"{options.restore!r}; the topics have only the last positions"
         )
     if unknown := sorted(set(options.changed_steps) - set(committed)):
@@ -135,8 +135,8 @@ def _check_sources(tasks: Sequence[Task]) -> None:
                 "stores all positions",
                 where=step.where,
             )
-        other = by_topic.setdefault(source.topic.url, step.name)
-        if other != step.name and source.start == "committed":
+        other = by_topic.setdefault(source.topic.url, step.name) if source.start == "committed" else step.name
+        if other != step.name:
             raise GraphError(
                 f'step {step.name!r}: expected one source with start="committed" of topic {source.topic.name!r}, given '
                 f"also {other!r}; a group has one position in a partition: use one source for both",
@@ -152,7 +152,7 @@ def _check_without_state(instance: OperatorInstance, source: str) -> None:
     if (reason := _state_of(instance)) is not None:
         raise GraphError(
             f'step {instance.step.name!r}: expected a step without state, since step {source!r} has start="committed" '
-            f"and the job has no folder for state, given one that {reason}; use "
+            f"and the job has no store for state, given one that {reason}; use "
             'flow.start(checkpoints=Checkpoints("folder")), which stores the state together with the positions',
             where=instance.step.where,
         )

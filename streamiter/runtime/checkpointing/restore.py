@@ -298,7 +298,7 @@ class JobRestore:
             )
             raise CheckpointError(
                 f"flow {self._flow!r}: checkpoint {checkpoint}, from which the run should resume, cannot be read: "
-                f"{error}. Give the folder that the last run had; {another}or start without state with restore=None "
+                f"{error}. Give the store that the last run had; {another}or start without state with restore=None "
                 "(outputs that are committed stay)"
             ) from error
 
