@@ -134,6 +134,9 @@ class Blobs(abc.ABC):
         """Exclude other processes that change the folder. Files need this for ``replace``; objects have no locks."""
         return contextlib.nullcontext()
 
+    def check_versions(self, name: str) -> None:  # noqa: B027 only servers may ignore versions
+        """Raise ``ConfigurationError`` unless ``replace`` of this blob depends on the version."""
+
     def enter(self, folder: str) -> IO[bytes] | None:
         """Return a handle which shows, until it is closed, that a run is alive; None where this is impossible."""
         return None

@@ -240,6 +240,16 @@ class ObjectBlobs(Blobs):
         with contextlib.suppress(FileNotFoundError):
             obstore.delete(self._client, name)
 
+    def check_versions(self, name: str) -> None:
+        content = blob.content if (blob := self.read(name)) else b""
+        with contextlib.suppress(BlobChanged):
+            self.replace(name, content, None)
+            raise ConfigurationError(
+                f"checkpoints in {self.place}: expected a server with conditional writes, given one that has replaced "
+                f"{self.place_of(name)} despite If-None-Match: *, so it could not keep two runs apart; use a newer "
+                "version of the server, another one, or a folder"
+            )
+
     def living_run(self, folder: str) -> str | None:
         return "a store that does not show whether one is alive; start the flow: its next checkpoint removes them"
 

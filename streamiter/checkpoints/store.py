@@ -238,6 +238,7 @@ class FlowCheckpoints:
                 lambda record: (record or FlowRecord(self.flow)).claimed_by(run, begin_anew=begin_anew),
                 lambda: self._before_claim(begin_anew=begin_anew),
             )
+            self._blobs.check_versions(self._record_name)
             return before, self._blobs.enter(self._folder)
 
     def record(self) -> FlowRecord | None:

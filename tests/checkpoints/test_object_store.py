@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from checkpoints.snapshots import CONTENT, Frames, header, ids, save, save_and_commit
@@ -127,6 +130,17 @@ async def test_the_reason_of_a_failed_save_is_not_replaced(s3_server: S3Server, 
         s3_server.start()
 
 
+@contextlib.contextmanager
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Yield the address of a server."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
 class Answers(BaseHTTPRequestHandler):
     """A server with one object of 1,000 bytes; requests for its content get another answer, with a key in it."""
 
@@ -169,14 +183,48 @@ def test_a_refusal_is_told_without_the_key(
     """The answer of the server, with the id of the key in it, was in the log of each pod; or an outage in the middle of
     a snapshot was taken for a damaged checkpoint, and the job advised to start from an older one.
     """
-    with ThreadingHTTPServer(("127.0.0.1", 0), type("AnswersSo", (Answers,), {"status": status})) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        url = f"s3://state/clicks?endpoint=http://127.0.0.1:{server.server_port}&give_up_after_s=0.1"
-        flow = FlowCheckpoints(blobs_at(url), "clicks")
+    with served(type("AnswersSo", (Answers,), {"status": status})) as address:
+        flow = FlowCheckpoints(blobs_at(f"s3://state/clicks?endpoint={address}&give_up_after_s=0.1"), "clicks")
         with pytest.raises(kind, match=said) as refused:
             flow.record() if call == "record" else getattr(flow, call)(CheckpointId(1, "a"))
-        server.shutdown()
     assert "AKIA" not in "".join(traceback.format_exception(refused.value))
+
+
+class Unconditional(BaseHTTPRequestHandler):
+    """A server that ignores the conditions of requests, as older servers with the API of S3 do."""
+
+    objects: ClassVar[dict[str, bytes]] = {}
+
+    def do_PUT(self) -> None:
+        self.objects[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(200, b"")
+
+    def do_GET(self) -> None:
+        is_list = "list-type" in self.path
+        listed = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
+        self._answer(200 if is_list or self.path in self.objects else 404, self.objects.get(self.path, listed))
+
+    def _answer(self, status: int, content: bytes) -> None:
+        self.send_response(status)
+        for name, value in (
+            ("Content-Length", str(len(content))),
+            ("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT"),
+            ("ETag", f'"{len(content)}"'),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def test_a_server_that_ignores_conditions_is_refused(s3_url: str) -> None:
+    """Two runs both took themselves for the owner, because the server replaced the record in any case."""
+    with served(Unconditional) as address:
+        flow = FlowCheckpoints(blobs_at(f"s3://state/clicks?endpoint={address}&give_up_after_s=5"), "clicks")
+        with pytest.raises(ConfigurationError, match="expected a server with conditional writes, given one that has"):
+            flow.claim("a", begin_anew=False)
 
 
 async def test_a_large_snapshot_is_sent_in_parts_and_read_unchanged(s3_url: str) -> None:
