@@ -92,7 +92,7 @@ class Flow(FlowWithSources):
 
         ``start`` is ``"earliest"`` (the default), ``"latest"``, an offset for each partition (``{0: 1200}``; the others
         begin at their earliest record), or an aware datetime. A job that resumes from a checkpoint ignores it.
-        ``"committed"`` is for jobs without state, which need no folder of checkpoints: the job commits the positions of
+        ``"committed"`` is for jobs without state, which need no store of checkpoints: the job commits the positions of
         the source, together with its outputs, to the consumer group ``streamiter-`` and the flow's name, and the next
         run resumes there. The first run begins at ``first_start``, by default the earliest record.
 
@@ -279,7 +279,7 @@ class Flow(FlowWithSources):
         the number of a checkpoint, or None for a fresh start. The state of ``changed_steps`` is dropped or initial; any
         other step that was added or removed is an error. ``on_restore(number)`` is called before the chosen checkpoint
         is read. See :class:`~streamiter.Checkpoints`. A job without state whose sources have ``start="committed"``
-        needs no folder: ``checkpoints=Checkpoints(interval_s=1)`` sets how often it commits, by default every 10 s.
+        needs no store: ``checkpoints=Checkpoints(interval_s=1)`` sets how often it commits, by default every 10 s.
 
         With ``worker=(index, count)`` this process is one of ``count`` workers that run the same flow and share its
         loops through topics (see :func:`~streamiter.feedback_through`); all workers are given one ``run_id``, a new one

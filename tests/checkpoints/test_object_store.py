@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import json
 import sys
+import tempfile
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -22,7 +23,9 @@ from typer.testing import CliRunner
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart, SnapshotWriter
 from streamiter.checkpoints.store import Checkpoints, FlowCheckpoints, blobs_at, store_at
 from streamiter.cli.app import app
-from streamiter.errors import ConfigurationError, StoreUnavailable
+from streamiter.errors import ConfigurationError, StorageFull, StoreUnavailable
+
+SmallDisk = tuple[Path, Callable[[], bool]]
 
 
 class TestObjectStore(StoreContract):
@@ -236,6 +239,21 @@ async def test_a_large_snapshot_is_sent_in_parts_and_read_unchanged(s3_url: str)
     snapshot = await store.open("clicks", CheckpointId(1, "a"))
     assert list(snapshot.frames("p", 0)) == frames
     snapshot.close()
+
+
+async def test_a_full_disk_of_temporary_files_is_named(
+    s3_url: str, small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error advised to keep fewer checkpoints, which are not on this disk."""
+    disk, _ = small_disk
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    store = store_at(s3_url)
+    await store.claim("clicks", "a")
+    large = [SnapshotPart("p", b"", [Frames([bytes(1 << 20)] * 10)])]
+    said = rf"room for checkpoints in {disk}, given No space left .* on that disk, or set TMPDIR to a folder with more"
+    with pytest.raises(StorageFull, match=said):
+        await store.save(header(1), large)
+    assert await ids(store) == []
 
 
 async def test_a_tool_does_not_remove_newer_snapshots(s3_url: str) -> None:
