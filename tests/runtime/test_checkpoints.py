@@ -34,6 +34,7 @@ from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.running import run_jobs
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
+from streamiter.topics.memory_log import MemoryTransactions
 
 PATIENCE_S = 20.0
 RARELY_S = 100.0
@@ -357,6 +358,45 @@ class FullStore(CheckpointStore):
 
     async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
         raise StorageFull(f"no room for checkpoint {header.id.number}")
+
+
+class LateStore(CheckpointStore):
+    """A store that does not answer when a checkpoint is committed, while ``is_away``."""
+
+    is_away = False
+
+    async def commit(self, flow: str, checkpoint: CheckpointId) -> None:
+        if self.is_away:
+            raise StoreUnavailable("away")
+        await super().commit(flow, checkpoint)
+
+
+async def test_a_commit_that_the_store_has_not_heard_of_is_not_removed(
+    broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store was away for one commit. Then the output had no room, and the snapshot was removed that the last commit
+    record names: the next run had no state.
+    """
+    await write(broker.topic("numbers"), range(10))
+    store = LateStore(blobs_at(tmp_path))
+    job = await summing(broker).start(checkpoints=settings(store))
+    await handled(job, "sink sums", 10)
+    assert await job.checkpoint() == 1
+    store.is_away = True
+    assert await job.checkpoint() == 2
+    store.is_away = False
+
+    async def no_room(self: object) -> None:
+        raise StorageFull("no room for outputs")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryTransactions, "commit", no_room)
+        with pytest.raises(StorageFull, match="no room for outputs"):
+            await job.checkpoint()
+    await job.stop("abort")
+    job = await summing(broker, stop="latest").start(checkpoints=settings(tmp_path))
+    await asyncio.wait_for(job.wait(), PATIENCE_S)
+    assert await written(broker.topic("sums")) == expected(10)
 
 
 class AwayStore(CheckpointStore):

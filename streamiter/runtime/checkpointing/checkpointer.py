@@ -84,6 +84,8 @@ class Checkpointer:
         self._run_id = options.new_id()
         self._steps: dict[str, StepState] = {}
         self._store: CheckpointStore | None = None
+        self._store_knows_commit = True
+        """Whether the last commit is in the store. Otherwise a prune would remove its snapshot as an orphan."""
         self._job_restore: JobRestore | None = None
         self._transaction: JobTransaction | None = None
         self._positions: SourcePositions | None = None
@@ -312,7 +314,7 @@ class Checkpointer:
             try:
                 await self._transaction.commit(checkpoint, continues=continues)
             except StorageFull:  # So the checkpoint is known not to be committed.
-                if self._store is not None:
+                if self._store is not None and self._store_knows_commit:
                     await self._store.prune(self._flow, keep=self._settings.keep)
                 raise
         if self._positions is not None:
@@ -320,9 +322,10 @@ class Checkpointer:
             return
         # With a transaction the commit record decides; the store's own pointer is updated with the next checkpoint.
         is_committed = self._transaction is not None
+        self._store_knows_commit = False
         try:
             await self._opened_store.commit(self._flow, checkpoint)
-            is_committed = True
+            is_committed = self._store_knows_commit = True
             await self._opened_store.prune(self._flow, keep=self._settings.keep)
         except (StorageFull, StoreUnavailable) as error:
             if not is_committed:
