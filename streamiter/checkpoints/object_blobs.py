@@ -241,9 +241,10 @@ class ObjectBlobs(Blobs):
             obstore.delete(self._client, name)
 
     def check_versions(self, name: str) -> None:
-        content = blob.content if (blob := self.read(name)) else b""
+        if (blob := self.read(name)) is None:
+            return
         with contextlib.suppress(BlobChanged):
-            self.replace(name, content, None)
+            self.replace(name, blob.content, None)
             raise ConfigurationError(
                 f"checkpoints in {self.place}: expected a server with conditional writes, given one that has replaced "
                 f"{self.place_of(name)} despite If-None-Match: *, so it could not keep two runs apart; use a newer "

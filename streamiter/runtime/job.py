@@ -482,8 +482,8 @@ def _job_failed(
             message += "first_start= says, in one run; restore=None does so with all sources"
         else:
             message += (
-                "start= says, and keeps the state of all other steps; restore=None is a fresh start of the whole flow; "
-                "restore=<number> resumes from another checkpoint"
+                'start= says (its first_start= if that is "committed"), and keeps the state of all other steps; '
+                "restore=None is a fresh start of the whole flow; restore=<number> resumes from another checkpoint"
             )
     error = JobFailed(message, step=step)
     error.__cause__ = cause
