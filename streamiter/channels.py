@@ -53,8 +53,6 @@ class ChannelStatistics:
     """Records that the reading task has taken and not handled. They count toward the limits of the channel."""
     aside_bytes: int
     """The estimated size of these records."""
-    wire_bytes: int = 0
-    """Bytes that were sent to another process for this channel, or received; 0 if both tasks are in one process."""
 
 
 class Intake:

@@ -105,6 +105,17 @@ Receive = Callable[[int, memoryview], None]
 """Takes the kind and the body of a frame. A read-only body is valid only during the call; others may be kept."""
 
 
+def check_length(body: Parts) -> int:
+    """Return the bytes of the body of a frame. Raises ``PlainDataError`` for a body that is too long."""
+    length = sum(map(len, body))
+    if length > BODY_BYTES_MAX:
+        raise PlainDataError(
+            f"expected at most {BODY_BYTES_MAX >> 20} MiB at a time for another process, given {length >> 20} MiB; "
+            "emit smaller batches"
+        )
+    return length
+
+
 class LinkOwner(Protocol):
     """Hears of a link. Called in the thread of the event loop."""
 
@@ -173,24 +184,19 @@ class ProcessLink(asyncio.BufferedProtocol):
 
     # -- sending ---------------------------------------------------------------------------------------
 
-    def send(self, channel: int, kind: int, body: Parts) -> tuple[int, int]:
-        """Send a frame; return the place of its last part, for :meth:`replace`, and the bytes of the frame.
+    def send(self, channel: int, kind: int, body: Parts) -> int:
+        """Send a frame; return the place of its last part, for :meth:`replace`.
 
         Arrays in the body must not change any more. Raises ``PlainDataError`` for a body that is too long.
         """
-        length = sum(map(len, body))
-        if length > BODY_BYTES_MAX:
-            raise PlainDataError(
-                f"expected at most {BODY_BYTES_MAX >> 20} MiB at a time for another process, given {length >> 20} MiB; "
-                "emit smaller batches"
-            )
+        length = check_length(body)
         if self._has_closed:
             raise InternalError(f"the link to process {self.peer}: a frame was sent after the link was closed")
         if self._state is not LinkState.ENDED:
             self._outbox.append(HEADER.pack(length, channel, kind))
             self._outbox += body
             self._schedule()
-        return self._sent_parts + len(self._outbox) - 1, HEADER.size + length
+        return self._sent_parts + len(self._outbox) - 1
 
     def replace(self, place: int, body: bytes) -> bool:
         """Replace the body of a frame of one part by another of the same length, if it has not left.
@@ -204,7 +210,7 @@ class ProcessLink(asyncio.BufferedProtocol):
 
     def send_message(self, message: PlainValue) -> None:
         """Send plain data, which arrives behind all frames sent before. Raises ``PlainDataError`` for other data."""
-        place, _ = self.send(0, MESSAGE, self.encoding.encode_message(message))
+        place = self.send(0, MESSAGE, self.encoding.encode_message(message))
         self._fixed_parts = place + 1
 
     def report_later(self, channel: int, report: Callable[[], Taken]) -> None:

@@ -8,16 +8,17 @@ in a turn of the event loop.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Sequence
 from typing import Final, final
 
-from streamiter.channels import LIMIT_BYTES, LIMIT_RECORDS, Channel, ChannelStatistics, Intake
+from streamiter.channels import LIMIT_BYTES, LIMIT_RECORDS, Channel, Intake
 from streamiter.checkpoints.disk_batches import errors_with_name
-from streamiter.checkpoints.encoding import Parts
 from streamiter.errors import InternalError
-from streamiter.processes.frames import BATCH, CONTROL, HEADER, TAKEN, Taken
-from streamiter.processes.link import ProcessLink
+from streamiter.processes.frames import BATCH, CONTROL, TAKEN, Taken
+from streamiter.processes.link import ProcessLink, check_length
 from streamiter.records import Control, DataBatch, EpochWatermark
+from streamiter.runtime.plan import ChannelLimits
 
 # So many channels into one task have the full limits. More channels share the limits of so many, so that the memory of
 # a task does not grow with the number of processes.
@@ -27,13 +28,13 @@ _RECORDS_MIN: Final = 256
 _BYTES_MIN: Final = 64 << 10
 
 
-def window(upstream: int, limit_records: int = LIMIT_RECORDS, limit_bytes: int = LIMIT_BYTES) -> tuple[int, int]:
-    """Return the limits in records and bytes of one of ``upstream`` channels from other processes into a task.
+def window(channels: int, limit_records: int = LIMIT_RECORDS, limit_bytes: int = LIMIT_BYTES) -> tuple[int, int]:
+    """Return the limits in records and bytes of one of so many channels from other processes into a task.
 
     >>> window(8), window(16), window(1024)
     ((8192, 4194304), (4096, 2097152), (256, 65536))
     """
-    share = max(upstream, _FULL_WINDOWS)
+    share = max(channels, _FULL_WINDOWS)
     return (
         min(limit_records, max(_RECORDS_MIN, limit_records * _FULL_WINDOWS // share)),
         min(limit_bytes, max(_BYTES_MIN, limit_bytes * _FULL_WINDOWS // share)),
@@ -41,7 +42,7 @@ def window(upstream: int, limit_records: int = LIMIT_RECORDS, limit_bytes: int =
 
 
 class DepartingChannel(Channel):
-    """The producer's half. It sends what it admits; its numbers are those of the items that the consumer has not taken.
+    """The producer's half. It sends what it admits; its statistics count items that the consumer has not taken.
 
     ``shut_intakes`` names sources, and channels from other processes (``ArrivingChannel.intake``), before the producer.
     They are shut while too much is set aside behind the channel, or while a channel further downstream says so.
@@ -57,11 +58,14 @@ class DepartingChannel(Channel):
         *,
         limit_records: int = LIMIT_RECORDS,
         limit_bytes: int = LIMIT_BYTES,
+        neighbours: int = 1,
     ) -> None:
-        super().__init__(name, limit_records=limit_records, limit_bytes=limit_bytes)
+        """``neighbours``: the number of channels from other processes to the consumer, which share the limits."""
+        records, size_bytes = window(neighbours, limit_records, limit_bytes)
+        super().__init__(name, limit_records=records, limit_bytes=size_bytes)
+        self._windows = math.ceil(max(limit_records / records, limit_bytes / size_bytes))
         self._link = link
         self._number = number
-        self._wire_bytes = 0
         self._watermark_place: int | None = None
         """The place of the last frame in the link, if it has a watermark."""
         link.attach(number, self.receive)
@@ -71,8 +75,12 @@ class DepartingChannel(Channel):
         is_watermark = isinstance(control, EpochWatermark)
         if is_watermark and self._watermark_place is not None and self._link.replace(self._watermark_place, body):
             return
-        place = self._send(CONTROL, [body])
+        place = self._link.send(self._number, CONTROL, [body])
         self._watermark_place = place if is_watermark else None
+
+    def shut_intakes(self, intakes: Sequence[Intake], way: int) -> None:
+        # The other channels on the way may have the full limits.
+        super().shut_intakes(intakes, way * self._windows)
 
     def receive(self, kind: int, body: memoryview) -> None:
         """Take a report of the consumer's half."""
@@ -87,28 +95,19 @@ class DepartingChannel(Channel):
         self._check_intakes()
         self._wake_producer()
 
-    def statistics(self) -> ChannelStatistics:
-        """Return the state of both halves: items under way and at the consumer wait in the channel."""
-        return replace(super().statistics(), wire_bytes=self._wire_bytes)
-
     def check(self, batch: DataBatch) -> None:
         """Raise ``PlainDataError`` for a batch that cannot be sent."""
         with errors_with_name(f"{self.name}, in another process"):
-            self._link.encoding.encode_batch(batch, 0)
+            check_length(self._link.encoding.encode_batch(batch, 0))
 
     def _admit(self, batch: DataBatch, count: int, size_bytes: int) -> None:
         with errors_with_name(f"{self.name}, in another process"):
-            self._send(BATCH, self._link.encoding.encode_batch(batch, size_bytes))
+            self._link.send(self._number, BATCH, self._link.encoding.encode_batch(batch, size_bytes))
         self._watermark_place = None
         super()._admit(batch, count, size_bytes)
 
     def _append(self, item: DataBatch | Control) -> None:
         self._sizes.clear()  # The other half has the items and their sizes.
-
-    def _send(self, kind: int, body: Parts) -> int:
-        place, size_bytes = self._link.send(self._number, kind, body)
-        self._wire_bytes += size_bytes
-        return place
 
 
 @final
@@ -119,14 +118,12 @@ class ArrivingChannel(Channel):
         super().__init__(name)
         self._link = link
         self._number = number
-        self._wire_bytes = 0
         self.intake: Intake = _RemoteIntake(self)
         """Stands for all sources before the channel, for ``shut_intakes`` of channels further downstream."""
         link.attach(number, self.receive)
 
     def receive(self, kind: int, body: memoryview) -> None:
         """Take a batch or a control record of the producer's half."""
-        self._wire_bytes += HEADER.size + len(body)
         if kind == BATCH:
             batch, size_bytes = self._link.encoding.decode_batch(body)
             self._admit(batch, len(batch.records), size_bytes)
@@ -149,10 +146,6 @@ class ArrivingChannel(Channel):
     def report_later(self) -> None:
         """Let the producer's half know, at the end of this turn, what has changed."""
         self._link.report_later(self._number, self.report)
-
-    def statistics(self) -> ChannelStatistics:
-        """Return the state of this half; :func:`joined` joins it with the producer's half."""
-        return replace(super().statistics(), wire_bytes=self._wire_bytes)
 
     def _wake_producer(self) -> None:
         self.report_later()
@@ -178,9 +171,20 @@ class _RemoteIntake(Intake):
         self._channel.report_later()
 
 
-def joined(departing: ChannelStatistics, arriving: ChannelStatistics) -> ChannelStatistics:
-    """Return the statistics of a channel, given those of its two halves, which may be of different moments.
+@final
+class LinkedProcess:
+    """Another process, as a planner uses it (``OtherProcess``): it makes halves of channels at the link to it."""
 
-    The producer's half counts all that is not taken, so its peaks are those of both halves together.
-    """
-    return replace(departing, aside_records=arriving.aside_records, aside_bytes=arriving.aside_bytes)
+    def __init__(self, link: ProcessLink) -> None:
+        self._link = link
+
+    def departing(self, number: int, name: str, limits: ChannelLimits, *, neighbours: int) -> DepartingChannel:
+        """Return the producer's half of the channel with this number."""
+        return DepartingChannel(
+            name, self._link, number, limit_records=limits.records, limit_bytes=limits.size_bytes, neighbours=neighbours
+        )
+
+    def arriving(self, number: int, name: str, limits: ChannelLimits) -> tuple[ArrivingChannel, Intake]:
+        """Return the consumer's half of the channel with this number, and the intake of its sources."""
+        channel = ArrivingChannel(name, self._link, number)
+        return channel, channel.intake

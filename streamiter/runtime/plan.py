@@ -91,10 +91,10 @@ class JobOptions:
 class OtherProcess(Protocol):
     """The connection to another process, as far as a planner uses it: it makes the halves of channels."""
 
-    def departing(self, number: int, name: str, limits: ChannelLimits, *, upstream: int) -> Channel:
+    def departing(self, number: int, name: str, limits: ChannelLimits, *, neighbours: int) -> Channel:
         """Return the producer's half of the channel with this number; the other process has the other half.
 
-        ``upstream`` channels from other processes lead to its reader, and share the memory of its process.
+        ``neighbours`` channels from other processes lead to its reader, this one included; they share its memory.
         """
 
     def arriving(self, number: int, name: str, limits: ChannelLimits) -> tuple[Channel, Intake]:
@@ -235,8 +235,10 @@ class Planner:
         if departs_from == arrives_in:
             return self._make_channel(name, edge.feedback)
         if own == departs_from:
-            upstream = self._arriving(step, target)
-            return self.own.others[arrives_in].departing(number, name, self.options.channel_limits, upstream=upstream)
+            neighbours = self._neighbours(step, target)
+            return self.own.others[arrives_in].departing(
+                number, name, self.options.channel_limits, neighbours=neighbours
+            )
         channel, intake = self.own.others[departs_from].arriving(number, name, self.options.channel_limits)
         self._intakes_elsewhere[channel] = intake
         return channel
@@ -246,7 +248,7 @@ class Planner:
             return self._bounded_channel(name)
         return FeedbackChannel(name, spill_queue(name, feedback, self.plain_data))
 
-    def _arriving(self, step: Step, target: int) -> int:
+    def _neighbours(self, step: Step, target: int) -> int:
         """Return the number of channels from other processes to a subtask."""
         placed = self._placed[step]
         return sum(

@@ -13,7 +13,7 @@ from streamiter.channels import Channel, ChannelStatistics
 from streamiter.clock import Clock
 from streamiter.processes.frames import FrameEncoding
 from streamiter.processes.link import ProcessLink
-from streamiter.processes.remote_channel import ArrivingChannel, DepartingChannel, joined
+from streamiter.processes.remote_channel import ArrivingChannel, DepartingChannel
 from streamiter.processes.remote_feedback import ArrivingFeedback, DepartingFeedback
 from streamiter.runtime.feedback import FeedbackChannel, FeedbackLimits, FeedbackStatistics, spill_queue
 from streamiter.runtime.plan import Planner
@@ -67,7 +67,7 @@ class LoopedChannel(Channel):
             setattr(self, of_consumer, getattr(self.arriving, of_consumer))
 
     def statistics(self) -> ChannelStatistics:
-        return joined(self.departing.statistics(), self.arriving.statistics())
+        return self.departing.statistics()
 
 
 class LoopedFeedback(FeedbackChannel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import combinations
@@ -14,35 +14,58 @@ import numpy as np
 import pytest
 from processes.pipes import Owner, identity, link_of
 from runtime.probe import Life, ProbeSource, Valve, turns
-from runtime.test_several_processes import KINDS
+from runtime.test_several_processes import Awaited
 
-from streamiter import Columns, Flow
-from streamiter.channels import Channel, Intake
+import streamiter
+from streamiter import Columns, Flow, Operator, OutputTag, Stream
+from streamiter.operators import Output
 from streamiter.processes.link import ProcessLink, connect, listen
-from streamiter.processes.remote_channel import ArrivingChannel, DepartingChannel, window
+from streamiter.processes.remote_channel import LinkedProcess
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits, JobOptions, OwnProcess, first_process
 
+ODD = OutputTag("odd")
 
-class Linked:
-    """The other process of a planner, by a link."""
 
-    def __init__(self, link: ProcessLink) -> None:
-        self._link = link
+class SplitOdd(Operator):
+    def process(self, record: int, out: Output) -> None:
+        out.emit(record, tag=ODD) if record % 2 else out.emit(record)
 
-    def departing(self, number: int, name: str, limits: ChannelLimits, *, upstream: int) -> Channel:
-        records, size_bytes = window(upstream, limits.records, limits.size_bytes)
-        return DepartingChannel(name, self._link, number, limit_records=records, limit_bytes=size_bytes)
 
-    def arriving(self, number: int, name: str, limits: ChannelLimits) -> tuple[Channel, Intake]:
-        channel = ArrivingChannel(name, self._link, number)
-        return channel, channel.intake
+class Both(Operator):
+    def process_left(self, record: int, out: Output) -> None:
+        out.emit((record, "left"))
+
+    def process_right(self, record: int, out: Output) -> None:
+        out.emit((record, "right"))
+
+
+def connected(stream: Stream) -> Stream:
+    return streamiter.connect(left=stream.rebalance(), right=stream.map(lambda n: -n)).process(Both)
+
+
+KINDS: dict[str, Callable[[Stream], Stream]] = {
+    "forward": lambda stream: stream.map(lambda n: n + 1).process(Awaited).map(str),
+    "rebalance": lambda stream: stream.rebalance().map(lambda n: n * 2, name="doubled"),
+    "broadcast": lambda stream: stream.broadcast().map(lambda n: n, name="copies"),
+    "by key": lambda stream: (
+        stream.map(lambda n: (n % 7, 1)).key_by(lambda pair: pair[0]).reduce(lambda a, b: (a[0], a[1] + b[1]))
+    ),
+    "by function": lambda stream: stream.partition_by(lambda n: n // 10).map(lambda n: n, name="tens"),
+    "one subtask": lambda stream: stream.map(lambda n: n, parallelism=1).rebalance().map(str, parallelism=4),
+    "union": lambda stream: stream.union(stream.rebalance().map(lambda n: -n)).map(str),
+    "connect": connected,
+    "side output": lambda stream: (split := stream.process(SplitOdd)).union(
+        split.side_output(ODD).rebalance().map(lambda n: -n)
+    ),
+    "reduced": lambda stream: stream.reduce_all(lambda a, b: a + b),
+}
 
 
 @asynccontextmanager
-async def linked(processes: int) -> AsyncIterator[list[Mapping[int, Linked]]]:
+async def linked(processes: int) -> AsyncIterator[list[Mapping[int, LinkedProcess]]]:
     """Give each process its links to the others, over sockets; at the end all links must close without an error."""
-    others: list[dict[int, Linked]] = [{} for _ in range(processes)]
+    others: list[dict[int, LinkedProcess]] = [{} for _ in range(processes)]
     links: list[tuple[ProcessLink, Owner]] = []
     for first, second in combinations(range(processes), 2):
         owners = Owner(), Owner()
@@ -52,7 +75,7 @@ async def linked(processes: int) -> AsyncIterator[list[Mapping[int, Linked]]]:
         for owner in owners:
             await owner.is_open.wait()
         server.close()
-        others[first][second], others[second][first] = Linked(ends[0]), Linked(ends[1])
+        others[first][second], others[second][first] = LinkedProcess(ends[0]), LinkedProcess(ends[1])
         links += zip(ends, owners, strict=True)
     yield others
     for link, _ in links:
@@ -62,7 +85,9 @@ async def linked(processes: int) -> AsyncIterator[list[Mapping[int, Linked]]]:
         assert owner.ends == [None]
 
 
-def jobs_of(flows: list[Flow], others: list[Mapping[int, Linked]], options: JobOptions | None = None) -> list[Job]:
+def jobs_of(
+    flows: list[Flow], others: list[Mapping[int, LinkedProcess]], options: JobOptions | None = None
+) -> list[Job]:
     first = first_process(flows[0].name, flows[0].steps, len(flows))
     processes = [replace(first, others=others[0])]
     processes += [OwnProcess(first.placement, number, others[number]) for number in range(1, len(flows))]
@@ -86,7 +111,7 @@ async def run(build: Any, processes: int, options: JobOptions | None = None) -> 
 @pytest.mark.parametrize("processes", [2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_output_is_that_of_one_process(kind: str, processes: int) -> None:
-    """The numbers of the planner and the halves of the links did not fit, and records went to another step."""
+    """Records were lost, doubled or sent to another subtask where an edge crossed processes."""
 
     def build() -> tuple[Flow, Any]:
         flow = Flow("f", parallelism=3)

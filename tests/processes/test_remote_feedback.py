@@ -125,6 +125,8 @@ async def test_errors_of_waiting_feedback_come_from_the_call_that_put_it(tmp_pat
         departing.put(DataBatch(np.zeros(MIB, np.uint8)))
     with pytest.raises(PlainDataError, match=r"tail → head, in another process: record 0 of the batch"):
         departing.put(DataBatch([{1, 2}]))
+    with pytest.raises(PlainDataError, match=r"tail → head, in another process: .*at most 1024 MiB"):
+        departing.put(DataBatch(np.empty(5 << 30, np.uint8)))  # It takes no memory, because it is not written.
     with pytest.raises(LoopOverflow, match="tail → head"):
         departing.put(DataBatch(np.zeros(MIB, np.uint8)))
     departing.close()

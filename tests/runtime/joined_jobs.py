@@ -49,16 +49,16 @@ class Joint:
     departing_names: dict[int, str] = field(default_factory=dict)
     arriving_names: dict[int, str] = field(default_factory=dict)
     channels: dict[int, ChannelBetween] = field(default_factory=dict)
-    upstream: dict[str, int] = field(default_factory=dict)
+    neighbours: dict[str, int] = field(default_factory=dict)
     """By the name of a channel, how many channels from other processes lead to its reader."""
 
     def _channel(self, number: int, name: str, limits: ChannelLimits) -> ChannelBetween:
         made = ChannelBetween(name, limit_records=limits.records, limit_bytes=limits.size_bytes)
         return self.channels.setdefault(number, made)
 
-    def departing(self, number: int, name: str, limits: ChannelLimits, *, upstream: int) -> Channel:
+    def departing(self, number: int, name: str, limits: ChannelLimits, *, neighbours: int) -> Channel:
         assert number not in self.departing_names
-        self.upstream[name] = upstream
+        self.neighbours[name] = neighbours
         self.departing_names[number] = name
         return self._channel(number, name, limits)
 
