@@ -1,1 +1,1 @@
-"""A flow in several processes: links between processes, and channels whose ends are in two processes."""
+"""Links between processes, and channels whose ends are in two processes. No public function uses them yet."""
