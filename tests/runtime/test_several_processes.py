@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 from runtime.joined_jobs import joined_jobs, run_joined
-from runtime.probe import Life, ProbeSource, Valve, turns
 
 from streamiter import Flow, Operator
 from streamiter.channels import LIMIT_RECORDS
 from streamiter.operators import Output
-from streamiter.runtime.plan import ChannelLimits, JobOptions
 from streamiter.topics import MemoryBroker, OutgoingBatch
 
 
@@ -123,26 +121,6 @@ def test_each_process_makes_its_own_operators_and_each_only_once(processes: int)
     joined_jobs([build(process) for process in range(processes)])
     expected = [(n % processes, "wide") for n in range(5)] + [(n % processes, "narrow") for n in range(2)]
     assert Counter(made) == Counter(expected)
-
-
-async def test_a_slow_process_holds_a_fast_one_back() -> None:
-    """A reader in another process was slow, and the memory of the writer grew until the process was killed."""
-    life, opened = Life(), asyncio.Event()
-
-    def build() -> Flow:
-        flow = Flow("f", parallelism=2)
-        flow.from_source(lambda: ProbeSource(life)).rebalance().process(lambda: Valve(opened))
-        return flow
-
-    joined = joined_jobs([build(), build()], JobOptions(channel_limits=ChannelLimits(records=4)))
-    for job in joined.jobs:
-        await job.start()
-    await turns(1000)
-    [joint] = joined.joints
-    assert [channel.statistics().peak_records for channel in joint.channels.values()] == [4, 4]
-    assert life.count("source read") <= 2 * (4 * 4 + 5)
-    for job in joined.jobs:
-        await job.stop("abort")
 
 
 def test_what_is_set_aside_stops_the_sources_of_all_processes() -> None:
