@@ -3,7 +3,7 @@
 A *head* is before each variable stream: it passes on the initial variables, then the feedback. A *criteria head*
 receives the termination criteria. An *entrance* is before each data stream. They are boundary operators, which see
 control records themselves; they report to the loop's coordinator, and it tells them when an epoch is complete and when
-the iteration ends. Each keeps what it was told: the coordinator may be in another process.
+the iteration ends. Each keeps the decisions that it was told, because the coordinator may be in another process.
 """
 
 from __future__ import annotations

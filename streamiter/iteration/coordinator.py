@@ -238,7 +238,7 @@ class LoopCoordinator(LoopReports):
             self._tell_all(self._heads, Release(released))
 
     def _end(self, epoch: int) -> None:
-        """Stop all heads before the first member ends: a head would pass on what steps emit at the end."""
+        """Stop all heads before the first member ends: a head would pass on records that steps emit at the end."""
         self._unstopped = set(self._heads)
         self._tell_all(self._heads, Stop(epoch))
         # The user may not expect this end.

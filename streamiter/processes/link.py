@@ -33,7 +33,7 @@ _GREETING: Final = b"streamiter link 1\n"
 _NONCE_BYTES: Final = 16
 _PROOF_BYTES: Final = 32
 
-# A hello has some 150 bytes. This much memory is all that a stranger's connection takes.
+# A hello has some 150 bytes. A connection that is not of the run takes no more memory than this.
 _HELLO_BYTES_MAX: Final = 4096
 
 # A handshake takes some milliseconds, or seconds if the other process is busy with a long call of a user's function.
@@ -86,7 +86,7 @@ class LinkIdentity:
             )
         except msgspec.MsgspecError as error:
             raise LinkError(
-                f"expected the hello of a process, given {shortened(hello)}; it is of a stranger"
+                f"expected the hello of a process, given {shortened(hello)}; the connection is not of this run"
             ) from error
         mine = (self.run, self.attempt, self.fingerprint)
         words = ("run {!r}", "attempt {}", "the flow with the fingerprint {!r}")
@@ -117,7 +117,7 @@ def check_length(body: Parts) -> int:
 
 
 class LinkOwner(Protocol):
-    """Hears of a link. Called in the thread of the event loop."""
+    """Is told of the events of a link, in the thread of the event loop."""
 
     def opened(self, link: ProcessLink) -> None:
         """The handshake is done and ``link.peer`` known: attach the halves of channels. No frame has been read."""
@@ -137,14 +137,15 @@ class LinkState(Enum):
     OPEN = "while it was open"
     """Frames travel."""
     ENDED = "after its end"
-    """The connection is gone, or about to go. What is sent now is dropped."""
+    """The connection has ended, or will end. Frames that are sent now are dropped."""
 
 
 @final
 class ProcessLink(asyncio.BufferedProtocol):
     """One end of a link. All its methods must be called in the thread of its event loop.
 
-    Frames that are sent in one turn of the event loop leave in one write, behind the reports of what was taken.
+    Frames that are sent in one turn of the event loop leave in one write, behind the reports of consumers' halves.
+    Frames are neither encrypted nor signed: the network between the processes must be trusted.
     """
 
     def __init__(self, identity: LinkIdentity, owner: LinkOwner, encoding: FrameEncoding, clock: Clock) -> None:
@@ -201,7 +202,7 @@ class ProcessLink(asyncio.BufferedProtocol):
     def replace(self, place: int, body: bytes) -> bool:
         """Replace the body of a frame of one part by another of the same length, if it has not left.
 
-        A frame before a message is not replaced: the message may speak of what follows. Return whether it was replaced.
+        A frame before a message is not replaced, because the message may refer to it. Return whether it was replaced.
         """
         if place < self._fixed_parts or len(self._outbox[place - self._sent_parts]) != len(body):
             return False
@@ -338,7 +339,9 @@ class ProcessLink(asyncio.BufferedProtocol):
         given = bytes(self._buffer[: self._filled])
         length = int.from_bytes(given[len(_GREETING) : start], "big") if len(given) >= start else 0
         if not given.startswith(_GREETING[: len(given)]) or start + length + _PROOF_BYTES > len(self._buffer):
-            raise LinkError(f"expected the hello of a process, given {shortened(given)}; it is of a stranger")
+            raise LinkError(
+                f"expected the hello of a process, given {shortened(given)}; the connection is not of this run"
+            )
         if length and len(given) >= start + length:
             self._peer_hello = given[: start + length]
             self.peer = self._identity.check(self._peer_hello)
@@ -350,7 +353,8 @@ class ProcessLink(asyncio.BufferedProtocol):
         expected = self._identity.proof(self._peer_hello, self._hello)
         if not hmac.compare_digest(expected, self._buffer[:_PROOF_BYTES]):
             raise LinkError(
-                "expected the proof that it knows the secret of the run, given another; it is of a stranger"
+                "expected the proof that it knows the secret of the run, given another; "
+                "the connection is not of this run"
             )
         self._drop(_PROOF_BYTES)
         rest, self._buffer = self._buffer, np.empty(_BUFFER_BYTES, np.uint8).data

@@ -1,9 +1,9 @@
 """A channel whose ends are in two processes: two halves, joined by a link.
 
 Both halves are channels, so lanes, ports and gates use them as any other. The producer's half is a
-:class:`DepartingChannel`. It counts what is not taken yet, and so admits batches by the rule of ``Channel``. The
-consumer's half is an :class:`ArrivingChannel`. It has the items, and reports what was taken and set aside: totals, once
-in a turn of the event loop.
+:class:`DepartingChannel`. It counts the items that are not taken yet, and so admits batches by the rule of
+``Channel``. The consumer's half is an :class:`ArrivingChannel`. It has the items, and reports the totals of items taken
+and set aside, once in a turn of the event loop.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class ArrivingChannel(Channel):
             raise InternalError(f"channel {self.name}: expected an item of its producer, given a frame of kind {kind}")
 
     def report(self) -> Taken:
-        """Return what was taken and set aside until now."""
+        """Return the totals of items taken and set aside."""
         return Taken(
             self._total_records - self.records,
             self._total_bytes - self._size_bytes,
@@ -144,7 +144,7 @@ class ArrivingChannel(Channel):
         )
 
     def report_later(self) -> None:
-        """Let the producer's half know, at the end of this turn, what has changed."""
+        """Send a report to the producer's half at the end of this turn."""
         self._link.report_later(self._number, self.report)
 
     def _wake_producer(self) -> None:

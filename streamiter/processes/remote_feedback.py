@@ -1,8 +1,8 @@
 """A feedback channel whose ends are in two processes.
 
-The producer's half is a :class:`DepartingFeedback`. It never blocks: what the head's half has no room for waits in a
-queue, which continues on the disk of the producer. The head's half is an :class:`ArrivingFeedback`, a
-``FeedbackChannel`` that reports what the head has taken.
+The producer's half is a :class:`DepartingFeedback`. It never blocks: feedback that the head's half has no room for
+waits in a queue, which continues on the disk of the producer. The head's half is an :class:`ArrivingFeedback`, a
+``FeedbackChannel`` that reports the items that the head has taken.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class DepartingFeedback:
             self._way.put_control(control)
 
     def send_waiting(self) -> None:
-        """Send what waits, as far as there is room."""
+        """Send waiting items while there is room."""
         while len(self.queue):
             item = self.queue.peek()
             if isinstance(item, Control):
@@ -141,7 +141,7 @@ class ArrivingFeedback(FeedbackChannel):
             self._count_taken()
 
     def report(self) -> Taken:
-        """Return what was taken until now."""
+        """Return the totals of items taken."""
         return Taken(self._taken_records, self._taken_bytes, 0, 0, makes_way=False, shuts_intakes=False)
 
     def _count_taken(self) -> None:

@@ -73,7 +73,7 @@ class JobOptions:
     stall_after_s: float = STALL_AFTER_S
     """Seconds without progress after which a warning is logged."""
     worker: Worker = field(default_factory=Worker)
-    """The number of this process among those that run the flow together."""
+    """This process, if several processes share loops through topics; each of them has all subtasks."""
     new_id: Callable[[], str] = _random_id
     """Returns a new id for a run, for checkpoints and feedback through topics."""
     checkpoints: Checkpoints | None = None
@@ -106,7 +106,7 @@ class OtherProcess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OwnProcess:
-    """The process of a job, among those that run the flow."""
+    """The process of a job, if several processes share the subtasks of the flow; otherwise the only one."""
 
     placement: Placement
     """The tasks of all processes."""

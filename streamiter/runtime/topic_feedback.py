@@ -261,7 +261,7 @@ RUN_ID_CHARACTERS: Final = 64
 @final
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One of the processes that run the same flow together; without others, the only one."""
+    """One of the processes that run the whole flow and share its loops through topics; without others, the only one."""
 
     index: int = 0
     """The number of this process."""
