@@ -165,6 +165,16 @@ def test_records_set_aside_are_in_the_snapshot_and_come_once_after_a_restore() -
     ]
 
 
+def test_while_no_input_is_wanted_an_ordered_gate_reads_nothing() -> None:
+    """An entrance that was throttled set all data of its sources aside, on disk."""
+    run = GateRun(["a", "b"], merges_in_order=True, wants=lambda run: ())
+    for port in (0, 1):
+        run.put_all(port, data(port), data(port + 10, epoch=1))
+    run.run()
+    assert [channel.records for channel in run.channels] == [2, 2]
+    assert (run.records(), run.gate.held_records) == ([], 0)
+
+
 def test_each_callback_comes_between_the_records_of_two_epochs() -> None:
     """A callback came before the last record of its epoch, or after the first of the next."""
     run = GateRun(["a", "b"], in_order=True)

@@ -128,7 +128,8 @@ def test_what_is_set_aside_stops_the_sources_of_all_processes() -> None:
 
     def build() -> Flow:
         flow = Flow("f", parallelism=2)
-        flow.from_items(range(10), name="n").rebalance().process(Awaited, name="a").rebalance().process(Awaited)
+        numbers = flow.from_items(range(10), name="n").map(int, name="chained")
+        numbers.rebalance().process(Awaited, name="a").rebalance().process(Awaited)
         return flow
 
     joined = joined_jobs([build(), build()])
