@@ -22,7 +22,7 @@ Each module imports only from the modules in the rows below it:
 ``foreign_models``                       ``ForeignModel``: models of other libraries
 ``training``                             the operators that train: an owner of the parameters, and workers
 ``server_training``                      training on a parameter server, for any model
-``tree_growing``                         how a decision tree grows
+``tree_growing``, ``tree_splits``        how a decision tree grows; how its nodes are split
 ``drift``                                ``ADWIN``, ``PageHinkley``: has the loss risen?
 ``validation``                           ``ProgressiveValidation``: metrics of predictions
 ``estimators``                           the common parts of all ``fit`` methods
