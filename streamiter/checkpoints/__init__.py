@@ -1,14 +1,16 @@
 """State and records in bytes, on disk and between processes.
 
-In reading order: ``plain_data`` (with ``encoding`` and ``plain_format``) encodes values and batches; ``keys`` has keys
-and key groups; ``disk_queue`` (with ``disk_batches``) keeps batches in memory up to a limit and then on disk;
-``snapshot`` is a stored snapshot and its file; ``store`` keeps snapshots, and ``flow_record`` the rules of claims and
-commits; both use ``blobs``: in memory, in a folder (``folder_blobs``) or in an object store (``object_blobs``).
+In reading order: ``plain_data`` (with ``encoding`` and ``plain_format``) encodes values and batches; ``keys`` has
+keys and key groups; ``disk_queue`` and ``replay_cache`` (with ``disk_batches``) keep batches in memory up to a limit
+and then on disk; ``snapshot`` is a stored snapshot and its file; ``store`` keeps snapshots, and ``flow_record`` the
+rules of claims and commits; both use ``blobs``: in memory, in a folder (``folder_blobs``) or in an object store
+(``object_blobs``).
 """
 
-from streamiter.checkpoints.disk_queue import ReplayCache, SpillQueue, SpillStatistics
+from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
 from streamiter.checkpoints.keys import KEY_GROUPS, Key, check_keys, encode_key, key_group, key_groups, normalize_key
 from streamiter.checkpoints.plain_data import PlainData
+from streamiter.checkpoints.replay_cache import ReplayCache
 
 __all__ = [
     "KEY_GROUPS",

@@ -1,8 +1,9 @@
 """Batches on disk: encoded as plain data, in temporary files.
 
-:class:`LimitedBatches` is the base of the queue and the cache of :mod:`~streamiter.checkpoints.disk_queue`. Its
-batches on disk are :class:`DiskBatches`: encoded batches in order, within a limit. A :class:`TemporaryFile` has their
-bytes, and a :class:`FileHold` keeps the bytes readable for a checkpoint.
+:class:`LimitedBatches` is the base of :mod:`~streamiter.checkpoints.disk_queue` and
+:mod:`~streamiter.checkpoints.replay_cache`. Its batches on disk are :class:`DiskBatches`: encoded batches in order,
+within a limit. A :class:`TemporaryFile` has their bytes, and a :class:`FileHold` keeps the bytes readable for a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -23,9 +24,19 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import Deferred, DeferredEntries, PlainValue
 from streamiter.errors import ConfigurationError, InternalError, LoopOverflow, PlainDataError, StorageFull
 from streamiter.files import FULL_DISK
-from streamiter.records import Batch
+from streamiter.records import Batch, estimated_bytes
 
 Content: TypeAlias = bytes | memoryview
+
+# A batch and its place in a queue or a list: a DataBatch (48 bytes), its list (56 and a pointer) or an array without
+# its content, rounded up. Without this number, batches of no bytes (empty lists, arrays of no columns) could fill the
+# memory without being counted.
+BATCH_BYTES: Final = 128
+
+
+def memory_bytes(batch: Batch) -> int:
+    """Return the estimated bytes of memory that a batch takes."""
+    return BATCH_BYTES + estimated_bytes(batch)
 
 
 class LimitedBatches(abc.ABC):

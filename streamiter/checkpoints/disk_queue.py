@@ -1,55 +1,32 @@
-"""Batches in memory up to a limit, and on disk above it: a queue, and a cache for replay.
+"""A queue of batches in memory up to a limit, and on disk above it.
 
 :class:`SpillQueue` is a first-in, first-out queue of batches and control records: the engine uses it wherever a
-producer must never wait, above all on the feedback edge of a loop. :class:`ReplayCache` keeps all batches of a stream,
-to be read by number in each round of an iteration. It brings batches to a useful size first: small neighbours are
-joined and large batches are cut. A cut between two batches has no meaning, but each batch costs some objects and calls
-whenever it is read, and a batch that is read from disk takes as much memory as it has bytes.
-
-Both write the batches above the limit to temporary files, by means of :mod:`~streamiter.checkpoints.disk_batches`.
+producer must never wait, above all on the feedback edge of a loop. It writes the batches above the limit to temporary
+files, by means of :mod:`~streamiter.checkpoints.disk_batches`.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
-from streamiter.checkpoints.disk_batches import Content, EncodedBatch, HeldDiskBatches, LimitedBatches, errors_with_name
+from streamiter.checkpoints.disk_batches import (
+    EncodedBatch,
+    HeldDiskBatches,
+    LimitedBatches,
+    errors_with_name,
+    memory_bytes,
+)
 from streamiter.checkpoints.plain_data import control_from_plain, control_to_plain
 from streamiter.deferred import Deferred, PlainValue, entries_of
-from streamiter.errors import InternalError, PlainDataError
-from streamiter.records import (
-    Batch,
-    Columns,
-    Control,
-    DataBatch,
-    can_concatenate,
-    concatenate,
-    estimated_bytes,
-    slice_batch,
-)
+from streamiter.errors import InternalError
+from streamiter.records import Batch, Control, DataBatch
 
 Item = DataBatch | Control
 
-# A batch and its place in a queue or a list: a DataBatch (48 bytes), its list (56 and a pointer) or an array without
-# its content, rounded up. Without this number, batches of no bytes (empty lists, arrays of no columns) could fill the
-# memory without being counted.
-_BATCH_BYTES: Final = 128
-
-
-def _memory_bytes(batch: Batch) -> int:
-    """Return the estimated bytes of memory that a batch takes."""
-    return _BATCH_BYTES + estimated_bytes(batch)
-
-
 _INT64: Final = range(-(2**63), 2**63)
-_COUNTS: Final = range(2**63)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +186,7 @@ class SpillQueue(LimitedBatches):
         )
 
     def _put_batch(self, batch: DataBatch) -> None:
-        size_bytes = _memory_bytes(batch.records)
+        size_bytes = memory_bytes(batch.records)
         fits = self._bytes_in_memory + size_bytes <= self._memory_limit_bytes
         if not self._disk.count and (fits or not self._bytes_in_memory):
             self._keep(batch, size_bytes)
@@ -250,7 +227,7 @@ class SpillQueue(LimitedBatches):
         encoded = self._disk.first()
         batch = DataBatch(self._disk.decode(encoded), encoded.epoch)
         self._disk.drop_first(encoded)
-        self._keep(batch, _memory_bytes(batch.records))
+        self._keep(batch, memory_bytes(batch.records))
         read_back = self._disk.batches_written - self._disk.count
         while self._markers and self._markers[0][1] == read_back:
             self._memory.append((self._markers.popleft()[0], 0))
@@ -289,330 +266,3 @@ def _queue_entries(
         yield "data", *encoded
         while markers and markers[0][1] == number:
             yield control_to_plain(markers.popleft()[0])
-
-
-class ReplayCache(LimitedBatches):
-    """Batches in the order of their arrival, read by number; ``append`` adds one at the end.
-
-    Records keep their order and their types, but batches may differ from those that were appended: small
-    neighbours are joined if that changes no record, up to some thousand records or 1 MiB; batches above 4 MiB are
-    cut; empty batches are not kept. The batch of a number is the same each time it is read, and the same in a
-    restored cache.
-
-    From the first batch that does not fit into ``memory_limit_bytes``, batches are written to one file, and decoded
-    each time they are read. So memory holds at most the limit, 1 MiB of small batches that wait to be written, and
-    the batches that readers keep. If ``append`` raises, the cache is unchanged.
-
-    >>> from tempfile import gettempdir
-    >>> limits = {"memory_limit_bytes": 100_000, "disk_limit_bytes": 10**9}
-    >>> cache = ReplayCache(name="examples", directory=gettempdir(), **limits)
-    >>> for number in range(5):
-    ...     cache.append(np.full(5_000, float(number)))
-    >>> cache.bytes_in_memory, cache.bytes_on_disk
-    (80256, 120168)
-    >>> for _epoch in range(2):
-    ...     sum(cache.batch(index).sum() for index in range(len(cache)))
-    np.float64(50000.0)
-    np.float64(50000.0)
-    >>> cache.close()
-    """
-
-    contents = "replayed data"
-
-    def _clear(self) -> None:
-        super()._clear()
-        # The order of the batches: those in memory, each with the bytes counted for it; those on disk; and last the
-        # open piece, which are small batches that are not yet joined.
-        self._memory: list[tuple[Batch, int]] = []
-        self._positions = array("q")
-        """The position of each batch on disk."""
-        self._open: _OpenPiece | None = None
-        self._memory_is_full = False
-        """Whether a batch did not fit into memory: all later ones are written to disk, which keeps the order."""
-        self._bytes_to_write = 0
-        """The most bytes that the open piece takes on disk, if it is to be written."""
-
-    def __len__(self) -> int:
-        """Return the number of batches that can be read."""
-        return len(self._memory) + self._disk.count + (self._open is not None)
-
-    @property
-    def records(self) -> int:
-        """Records in all batches."""
-        return self._records
-
-    @property
-    def bytes_in_memory(self) -> int:
-        """Estimated bytes of the batches that are in memory."""
-        return self._bytes_in_memory + (self._open.size_bytes if self._open else 0)
-
-    def append(self, records: Batch) -> None:
-        """Add a batch.
-
-        Raises ``LoopOverflow`` above the disk limit, ``StorageFull`` when the disk itself is full, and
-        ``PlainDataError`` for a batch that must be written and is not plain data.
-        """
-        self._check_not_closed()
-        if not len(records):
-            return
-        batch = _to_keep(records)
-        if self._memory_is_full or not self._keep_in_memory(batch):
-            self._keep_on_disk(batch)
-            self._memory_is_full = True
-        self._records += len(batch)
-
-    def batch(self, index: int) -> Batch:
-        """Return the batch of a number; the caller must not change it. Raises ``IndexError`` if there is none.
-
-        A batch on disk is read each time.
-        """
-        on_disk = index - len(self._memory)
-        if 0 <= index < len(self._memory):
-            return self._memory[index][0]
-        if 0 <= on_disk < self._disk.count:
-            return self._disk.decode(self._disk.read(self._positions[on_disk]))
-        if self._open is not None and on_disk == self._disk.count:
-            return self._open.join()
-        raise IndexError(f"{self._name}: there is no batch {index} among the {len(self)} kept for replay")
-
-    def snapshot(self) -> Deferred:
-        """Return all batches in order, for a checkpoint; later changes of the cache do not affect them.
-
-        Pass the decoded frames to :meth:`restore`. Batches in memory are encoded one at a time, when the frames are
-        read, and batches on disk are copied without being decoded. The snapshot keeps both until it is released.
-        """
-        last = None
-        if self._open is not None:
-            batch = self._open.join()
-            last = batch, None if self._memory_is_full else self._open.size_bytes
-        held = self._disk.hold()
-        entries = _cache_entries(self._disk.encode, memory=[*self._memory], held=held, last=last)
-        return self._snapshot(entries, held)
-
-    def restore(self, frames: Iterable[PlainValue]) -> None:
-        """Replace all batches by those of a snapshot. Raises as :meth:`append` does.
-
-        ``frames`` are the decoded frames of the snapshot; only one of them is in memory at a time. Batches have the
-        same numbers as in the cache of the snapshot. The snapshot of a cache fits into another cache with the same
-        limits.
-        """
-        self._check_not_closed()
-        self._clear()
-        for entry in entries_of(frames):
-            match entry:
-                case [int() as records, int() | None as size_bytes, bytes() as content] if records in _COUNTS and (
-                    size_bytes is None or size_bytes in _COUNTS
-                ):
-                    self._restore_batch(content, records, size_bytes)
-                case _:
-                    raise PlainDataError(
-                        f"{self._name}: expected the snapshot of a replay cache, given an entry of another kind "
-                        f"({type(entry).__name__}); it is the state of another step, or damaged"
-                    )
-
-    def _check_not_closed(self) -> None:
-        if self._is_closed:
-            raise InternalError(f"{self._name}: a batch was given to a replay cache that is closed")
-
-    def _keep_in_memory(self, batch: Batch) -> bool:
-        """Keep a batch in memory and return True; return False if it does not fit."""
-        is_small = _is_small(batch)
-        if is_small and self._open is not None:
-            bytes_max = self._memory_limit_bytes - self._bytes_in_memory
-            if self._open.add(batch, bytes_max=bytes_max):
-                return True
-        # Before the check of the limit: joined, the open piece takes less memory.
-        self._move_open_to_memory()
-        pieces = [(piece, _memory_bytes(piece)) for piece in _pieces_of(batch)]
-        size_bytes = sum(each for _, each in pieces)
-        if self._bytes_in_memory + size_bytes > self._memory_limit_bytes:
-            return False
-        if is_small:
-            self._open = _OpenPiece(batch)
-        else:
-            self._memory += pieces
-            self._bytes_in_memory += size_bytes
-        return True
-
-    def _move_open_to_memory(self) -> None:
-        if self._open is not None:
-            batch = self._open.join()
-            self._memory.append((batch, self._open.size_bytes))
-            self._bytes_in_memory += self._open.size_bytes
-            self._open = None
-
-    def _keep_on_disk(self, batch: Batch) -> None:
-        if _is_small(batch):
-            self._add_to_open(batch)
-            return
-        self._write_open()
-        count, size_bytes = self._disk.count, self._disk.size_bytes
-        try:
-            for piece in _pieces_of(batch):
-                self._write(self._disk.encode(piece))
-        except BaseException:
-            self._disk.cut(count, size_bytes)
-            del self._positions[count:]
-            raise
-
-    def _add_to_open(self, batch: Batch) -> None:
-        # Encoded already now, so that a batch that cannot be encoded is refused itself, not a later one.
-        size_bytes = self._disk.encode(batch).disk_bytes
-        self._disk.check_room(self._bytes_to_write + size_bytes)
-        if self._open is None or not self._open.add(batch):
-            self._write_open()
-            self._open = _OpenPiece(batch)
-        self._bytes_to_write += size_bytes
-
-    def _write_open(self) -> None:
-        if self._open is not None:
-            self._write(self._disk.encode(self._open.join()))
-            self._open = None
-            self._bytes_to_write = 0
-
-    def _write(self, encoded: EncodedBatch) -> None:
-        self._positions.append(self._disk.append(encoded))
-
-    def _restore_batch(self, content: bytes, records: int, size_bytes: int | None) -> None:
-        """Add a batch of a snapshot; ``size_bytes`` were counted for it in memory, None if it was on disk."""
-        if not self._memory_is_full:
-            # Writable memory, so that large arrays stay in it.
-            batch = self._disk.decode(EncodedBatch(0, records, memoryview(bytearray(content))))
-            size_bytes = _memory_bytes(batch) if size_bytes is None else size_bytes
-            self._memory_is_full = self._bytes_in_memory + size_bytes > self._memory_limit_bytes
-            if not self._memory_is_full:
-                self._memory.append((batch, size_bytes))
-                self._bytes_in_memory += size_bytes
-        if self._memory_is_full:
-            self._write(EncodedBatch(0, records, content))
-        self._records += records
-
-    def _explain_overflow(self) -> str:
-        return (
-            f"({self.bytes_in_memory} of {self._memory_limit_bytes} bytes in memory); replay less (filter it, take "
-            "narrower types) or raise a limit: "
-            "IterationConfig(replay_memory_bytes=…, feedback_limits=FeedbackLimits(disk_bytes=…))"
-        )
-
-
-def _cache_entries(
-    encode: Callable[[Batch], EncodedBatch],
-    *,
-    memory: list[tuple[Batch, int]],
-    held: HeldDiskBatches,
-    last: tuple[Batch, int | None] | None,
-) -> Generator[tuple[int, int | None, Content], None, None]:
-    """Give the batches in memory, those on disk, and the last, small ones.
-
-    An entry is ``(records, bytes counted in memory or None, encoded batch)``.
-    """
-    for batch, size_bytes in memory:
-        yield len(batch), size_bytes, encode(batch).content
-    for encoded in held:
-        yield encoded.records, None, encoded.content
-    if last is not None:
-        batch, counted_bytes = last
-        yield len(batch), counted_bytes, encode(batch).content
-
-
-def _to_keep(batch: Batch) -> Batch:
-    """Return the batch as a list, an array or Columns; copy arrays that would keep a much larger array in memory."""
-    if isinstance(batch, np.ndarray):
-        return _without_gaps(batch)
-    if isinstance(batch, Columns):
-        arrays = batch.arrays
-        kept = {name: _without_gaps(each) for name, each in arrays.items()}
-        return batch if all(kept[name] is arrays[name] for name in arrays) else Columns(kept)
-    return batch if isinstance(batch, list) else list(batch)
-
-
-def _without_gaps(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the array, or a copy if it is a view of some columns, or of every n-th row, of a larger array."""
-    base = values.base
-    if not isinstance(base, np.ndarray) or base.nbytes <= 2 * values.nbytes:
-        return values
-    return values if values.flags.contiguous or values.flags.f_contiguous else values.copy()
-
-
-_PIECE_BYTES_MAX: Final = 4 << 20
-"""Larger batches are cut: some of these in memory at once are little compared with a memory limit."""
-
-# The limits of a joined batch. Here the fixed cost of a batch is small already; longer batches only cost more copies.
-_JOINED_RECORDS_MAX: Final = 4096
-_JOINED_BYTES_MAX: Final = 1 << 20
-
-
-def _is_small(batch: Batch) -> bool:
-    """Return whether a batch is to be joined with its neighbours: it is below half of the limits."""
-    return len(batch) < _JOINED_RECORDS_MAX // 2 and estimated_bytes(batch) < _JOINED_BYTES_MAX // 2
-
-
-def _pieces_of(batch: Batch) -> Iterator[Batch]:
-    """Give the batch itself, or its parts if it is above ``_PIECE_BYTES_MAX`` (views of arrays, not copies)."""
-    size_bytes = estimated_bytes(batch)
-    if size_bytes <= _PIECE_BYTES_MAX:
-        yield batch
-        return
-    records_max = max(1, len(batch) * _PIECE_BYTES_MAX // size_bytes)
-    count = -(-len(batch) // records_max)
-    step = -(-len(batch) // count)
-    for start in range(0, len(batch), step):
-        yield slice_batch(batch, start, start + step)
-
-
-class _OpenPiece:
-    """Small neighbouring batches that become one batch; ``first`` is the first of them.
-
-    :meth:`join` joins them once, so each record is copied once. After it, no batch can be added.
-    """
-
-    __slots__ = ("_is_joined", "_joined_bytes", "_parts", "_record_bytes", "records")
-
-    def __init__(self, first: Batch) -> None:
-        self._parts = [first]
-        self._record_bytes = _record_bytes(first)
-        self._joined_bytes = estimated_bytes(first)
-        self._is_joined = False
-        self.records = len(first)
-
-    @property
-    def size_bytes(self) -> int:
-        """Estimated bytes of memory that the batches take, or will take when joined if that is more."""
-        return _BATCH_BYTES * len(self._parts) + self._joined_bytes
-
-    def add(self, batch: Batch, *, bytes_max: int | None = None) -> bool:
-        """Add a batch and return True; return False if it cannot be joined or the piece would be too large.
-
-        ``bytes_max`` limits ``size_bytes``.
-        """
-        if self._is_joined or self.records + len(batch) > _JOINED_RECORDS_MAX:
-            return False
-        if not can_concatenate(self._parts[0], batch):
-            return False
-        record_bytes = tuple(map(max, self._record_bytes, _record_bytes(batch)))
-        joined_bytes = self._joined_bytes + estimated_bytes(batch)
-        if record_bytes:
-            # In an array of texts each one takes the width of the longest.
-            joined_bytes = (self.records + len(batch)) * sum(record_bytes)
-        if joined_bytes > _JOINED_BYTES_MAX:
-            return False
-        if bytes_max is not None and _BATCH_BYTES * (len(self._parts) + 1) + joined_bytes > bytes_max:
-            return False
-        self._parts.append(batch)
-        self._record_bytes = record_bytes
-        self._joined_bytes = joined_bytes
-        self.records += len(batch)
-        return True
-
-    def join(self) -> Batch:
-        """Return all records as one batch, the same object each time."""
-        if len(self._parts) > 1:
-            self._parts = [concatenate(self._parts)]
-        self._is_joined = True
-        return self._parts[0]
-
-
-def _record_bytes(batch: Batch) -> tuple[int, ...]:
-    """Return the bytes of a record in each array of the batch; an empty tuple for a list."""
-    arrays = batch.arrays.values() if isinstance(batch, Columns) else [batch]
-    return tuple(each.nbytes // len(each) for each in arrays if isinstance(each, np.ndarray))

@@ -26,7 +26,7 @@ from streamiter.runtime.topic_outlets import DATA, Message
 from streamiter.topics.topic import Headers, Topic, TopicBatch
 
 if TYPE_CHECKING:
-    from streamiter.checkpoints.disk_queue import ReplayCache
+    from streamiter.checkpoints.replay_cache import ReplayCache
 
 
 class MarkedStream:

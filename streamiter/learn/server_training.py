@@ -35,7 +35,7 @@ from streamiter.runtime.instance import DrainInput
 from streamiter.topics.topic import Topic
 
 if TYPE_CHECKING:
-    from streamiter.checkpoints.disk_queue import ReplayCache
+    from streamiter.checkpoints.replay_cache import ReplayCache
     from streamiter.parameter_server.client import Client
 
 

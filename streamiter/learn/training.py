@@ -252,8 +252,7 @@ class ReplySteps(StepRule):
         return {"last": list(self._last.items())}
 
     def restore(self, state: dict[str, Any]) -> None:
-        # After a change of their number, those that are left.
-        self._last = {worker: sums for worker, sums in state["last"] if worker < self._workers}
+        self._last = dict(state["last"])
 
 
 # In one process a worker's model is one or two mini-batches old. While a job is suspended, no parameters arrive. A
@@ -484,12 +483,12 @@ class GradientWorker(Operator, IterationListener):
         self._examples_ended = state["examples ended"]
 
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Give the newest parameters to all new workers."""
+        """Give all new workers the parameters of one old worker, of one that knows the last rollback."""
         value_of_all(states, "epoch")
         value_of_all(states, "model epoch")
-        newest = max(states, key=lambda state: state["parameters"]["starts"])
+        chosen = max(states, key=lambda state: state["parameters"]["starts"])
         examples_ended = all(state["examples ended"] for state in states)
-        return [{**newest, "examples ended": examples_ended} for _ in range(parallelism)]
+        return [{**chosen, "examples ended": examples_ended} for _ in range(parallelism)]
 
 
 # ---- models that learn in one subtask

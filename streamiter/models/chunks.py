@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Final
 
 from streamiter.models.update import UPDATE_BYTES_MAX, Chunk, Rank, UpdateHeaders
@@ -13,15 +14,9 @@ def cut(value: bytes, chunk_bytes: int) -> list[tuple[Chunk, bytes]]:
     >>> [(chunk.index, chunk.count, part) for chunk, part in cut(b"abcde", 2)]
     [(0, 3, b'ab'), (1, 3, b'cd'), (2, 3, b'e')]
     """
-    sha256 = _sha256(value)
+    sha256 = hashlib.sha256(value).hexdigest()
     parts = [value[start : start + chunk_bytes] for start in range(0, len(value), chunk_bytes)]
     return [(Chunk(index, len(parts), sha256), part) for index, part in enumerate(parts)]
-
-
-def _sha256(value: bytes) -> str:
-    import hashlib  # Most models are smaller than a chunk.
-
-    return hashlib.sha256(value).hexdigest()
 
 
 # A reader keeps at most this many bytes of incomplete updates: two of the largest updates, because a superseded writer
@@ -87,7 +82,7 @@ class ChunkAssembler:
             return None
         del self._pending[identity]
         value = partial.joined()
-        given = _sha256(value)
+        given = hashlib.sha256(value).hexdigest()
         if given != chunk.sha256:
             raise ValueError(f"its chunks are damaged: expected SHA-256 {chunk.sha256}, given {given}")
         return value

@@ -25,6 +25,8 @@ from typing import Any, Final, Literal
 import msgspec
 import numpy as np
 import orjson
+import safetensors.numpy
+from safetensors import SafetensorError
 
 from streamiter.errors import ModelError
 from streamiter.records import Array
@@ -201,7 +203,7 @@ def decode_document(content_type: str, value: bytes) -> Document:
             return _from_safetensors(value)
     except KeyError as error:
         raise ValueError(f"{error} is missing") from error
-    except (TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except (TypeError, AttributeError, OverflowError, RecursionError, SafetensorError) as error:
         raise ValueError(str(error)) from error
     raise ValueError(f"expected content type {JSON_CONTENT_TYPE} or {SAFETENSORS_CONTENT_TYPE}, given {content_type!r}")
 
@@ -253,8 +255,6 @@ class _Tensors:
 
 
 def _safetensors(document: Document) -> bytes:
-    import safetensors.numpy  # Most followers read models that are JSON.
-
     tensors = _Tensors()
     tree = to_tree(document.parameters, tensors.place)
     text = _json(document, tree).decode()
@@ -262,16 +262,9 @@ def _safetensors(document: Document) -> bytes:
 
 
 def _from_safetensors(value: bytes) -> Document:
-    import safetensors.numpy
-
     length = int.from_bytes(value[:_LENGTH_BYTES], "little")
     header = orjson.loads(value[_LENGTH_BYTES : _LENGTH_BYTES + length])
-    document = orjson.loads(header["__metadata__"][_METADATA_NAME])
-    try:
-        arrays = safetensors.numpy.load(value)
-    except safetensors.SafetensorError as error:
-        raise ValueError(str(error)) from error
-    return _document(document, arrays)
+    return _document(orjson.loads(header["__metadata__"][_METADATA_NAME]), safetensors.numpy.load(value))
 
 
 def _document(fields: object, tensors: Mapping[str, Array]) -> Document:

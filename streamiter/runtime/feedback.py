@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
-from streamiter.checkpoints.disk_queue import ReplayCache, SpillQueue
+from streamiter.checkpoints.disk_queue import SpillQueue
+from streamiter.checkpoints.replay_cache import ReplayCache
 from streamiter.deferred import Deferred, PlainValue, entries_of
 from streamiter.errors import CheckpointError, GraphError
 from streamiter.operators.operator import Boundary

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from streamiter.channels import LIMIT_BYTES, LIMIT_RECORDS, Channel, Intake
-from streamiter.checkpoints.disk_queue import ReplayCache
 from streamiter.checkpoints.plain_data import PlainData
+from streamiter.checkpoints.replay_cache import ReplayCache
 from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import GraphError, StreamiterError

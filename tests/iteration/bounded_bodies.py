@@ -5,12 +5,14 @@ In every body a record makes at most ``ROUNDS_MAX`` rounds, and the outputs of a
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from iteration.iteration_support import Dawdle, Log, Witness, callbacks, check_listener, cut_items
+from iteration.iteration_support import Dawdle, Log, Witness, callbacks, check_listener, cut_items, ended
+from support.waiting import PATIENCE_S
 
 from streamiter import (
     Flow,
@@ -26,8 +28,10 @@ from streamiter import (
     iterate_bounded_streams_until_termination,
     replayed,
 )
+from streamiter.errors import ConfigurationError
 from streamiter.iteration import terminate_after
 from streamiter.operators.source import Collected
+from streamiter.runtime.checkpointing.commit import JobSnapshot
 from streamiter.runtime.feedback import FeedbackLimits
 from streamiter.runtime.plan import ChannelLimits
 
@@ -225,6 +229,23 @@ class MadeBody:
 
     def outputs(self) -> list[list[Any]]:
         return [sorted(collected.items) for collected in self.seen]
+
+
+async def snapshot_of(made: MadeBody, turns: int, schedule: int, begin: JobSnapshot | None) -> JobSnapshot | None:
+    """Return a snapshot this number of turns after the start from ``begin``; None if the job had ended."""
+    job = await made.flow.start(channel_limits=limits(schedule), snapshot=begin)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    try:
+        return await asyncio.wait_for(job.snapshot(), PATIENCE_S)
+    except ConfigurationError:
+        return None
+    finally:
+        await job.stop("abort")
+
+
+async def restored(made: MadeBody, snapshot: JobSnapshot | None, schedule: int) -> None:
+    await ended(await made.flow.start(channel_limits=limits(schedule), snapshot=snapshot))
 
 
 class Maker:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from operators.operator_harness import stored
 
-from streamiter.checkpoints.disk_queue import ReplayCache, SpillQueue
+from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.plain_data import PlainData
+from streamiter.checkpoints.replay_cache import ReplayCache
 from streamiter.clock import SystemClock
 from streamiter.iteration.border import FEEDBACK, INITIAL, Head, Join, LoopMember
 from streamiter.iteration.coordinator import Advance, LoopCoordinator, LoopReports, Stop, Terminate

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from iteration.bounded_bodies import MadeBody, Maker, limits
-from iteration.iteration_support import Dawdle, cut_items, ended, run, run_shuffled
+from iteration.bounded_bodies import MadeBody, Maker, limits, restored, snapshot_of
+from iteration.iteration_support import Dawdle, cut_items, run, run_shuffled
 from support.soak import ForEachSeed
-from support.waiting import PATIENCE_S
 
 from streamiter import (
     FeedbackLimits,
@@ -28,7 +26,7 @@ from streamiter import (
     iterate_unbounded_streams,
     replayed,
 )
-from streamiter.errors import ConfigurationError, StreamiterError
+from streamiter.errors import StreamiterError
 from streamiter.iteration import terminate_after
 from streamiter.runtime.checkpointing.commit import JobSnapshot
 from streamiter.runtime.plan import ChannelLimits
@@ -212,33 +210,16 @@ def test_every_step_of_any_body_sees_the_same_sequence_of_calls(for_each_soak_se
     for_each_soak_seed(check_sequences)
 
 
-async def stopped(made: MadeBody, turns: int, schedule: int, begin: JobSnapshot | None) -> JobSnapshot | None:
-    """Return a snapshot this number of turns after the start from ``begin``; None if the job had ended."""
-    job = await made.flow.start(channel_limits=limits(schedule), snapshot=begin)
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    try:
-        return await asyncio.wait_for(job.snapshot(), PATIENCE_S)
-    except ConfigurationError:
-        return None
-    finally:
-        await job.stop("abort")
-
-
-async def resumed(made: MadeBody, snapshot: JobSnapshot | None, schedule: int) -> None:
-    await ended(await made.flow.start(channel_limits=limits(schedule), snapshot=snapshot))
-
-
 def check_resumed(seed: int) -> None:
     expected, chosen = made_by(seed, seed).log, random.Random(seed)
     for schedule in range(seed, seed + 3):
         snapshot: JobSnapshot | None = None
         for _ in range(chosen.randint(1, 3)):
             made = Maker(seed, ahead=0, sources_seed=seed).make()
-            taken = run_shuffled(stopped(made, int(200 * chosen.random() ** 3), schedule, snapshot), schedule)
+            taken = run_shuffled(snapshot_of(made, int(200 * chosen.random() ** 3), schedule, snapshot), schedule)
             snapshot = taken or snapshot
         made = Maker(seed, ahead=0, sources_seed=seed).make()
-        run_shuffled(resumed(made, snapshot, schedule + 1), schedule + 1)
+        run_shuffled(restored(made, snapshot, schedule + 1), schedule + 1)
         assert made.log == expected, f"schedule {schedule}"
 
 

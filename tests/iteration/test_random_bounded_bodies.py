@@ -7,12 +7,11 @@ import random
 from typing import Literal
 
 import pytest
-from iteration.bounded_bodies import MadeBody, Maker, limits
-from iteration.iteration_support import callbacks, ended, run, run_shuffled
+from iteration.bounded_bodies import MadeBody, Maker, limits, restored, snapshot_of
+from iteration.iteration_support import callbacks, run, run_shuffled
 from support.soak import ForEachSeed
 from support.waiting import PATIENCE_S
 
-from streamiter.errors import ConfigurationError
 from streamiter.runtime.checkpointing.commit import JobSnapshot
 
 SEEDS, SEEDS_OF_STOPS = 10, 5
@@ -66,23 +65,6 @@ def test_feedback_ahead_of_its_epoch_leads_to_the_same_rounds(seed: int) -> None
 
 def check_ahead(seed: int) -> None:
     check_same(finished(seed, seed + 2_000, [1, 2, None][seed % 3]), finished(seed, seed))
-
-
-async def snapshot_of(made: MadeBody, turns: int, schedule: int, begin: JobSnapshot | None) -> JobSnapshot | None:
-    """Take a snapshot this number of turns after the start from ``begin``; return None if the job had ended."""
-    job = await made.flow.start(channel_limits=limits(schedule), snapshot=begin)
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    try:
-        return await asyncio.wait_for(job.snapshot(), PATIENCE_S)
-    except ConfigurationError:
-        return None
-    finally:
-        await job.stop("abort")
-
-
-async def restored(made: MadeBody, snapshot: JobSnapshot | None, schedule: int) -> None:
-    await ended(await made.flow.start(channel_limits=limits(schedule), snapshot=snapshot))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS_OF_STOPS))

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints_jobs.parallelism_support import NUMBERS, numbers, outputs
+from checkpoints_jobs.parallelism_support import NUMBERS, MakeFlow, Stops, new_broker, numbers, outputs
+from support.waiting import until
 
 from streamiter import Columns, Flow, Stream
+from streamiter.errors import CheckpointError
 from streamiter.learn import (
     DelayedLabels,
     Examples,
@@ -172,3 +174,38 @@ def test_online_training_with_other_workers_learns_each_row_once(
         records = outputs(make_flow, changes, turns=turns, seed=seed)
         assert records == sorted(records)
         assert records[-1] == NUMBERS
+
+
+def in_own_rounds(broker: MemoryBroker, parallelism: int) -> Flow:
+    """Fit by asynchronous workers, which never end."""
+    flow = Flow("learn", parallelism=parallelism)
+    rows = flow.from_items(table(), name="rows")
+    train_offline(
+        rows, lambda: LinearRegression(3), extract=examples_of, rounds=10**9, mode="asynchronous", name="train"
+    ).models.map(lambda model: model.records).sink(broker.topic("out"))
+    return flow
+
+
+def with_questions(broker: MemoryBroker, parallelism: int) -> Flow:
+    """Train on questions whose answers come at the end of an endless topic."""
+    flow = Flow("learn", parallelism=parallelism)
+    rows = flow.source(broker.topic("in"), name="rows", parallelism=1)
+    with_late_labels(rows, "asynchronous").models.map(lambda model: model.records).sink(broker.topic("out"))
+    return flow
+
+
+@pytest.mark.parametrize(
+    ("make_flow", "reason"),
+    [
+        (in_own_rounds, "in asynchronous training each worker has its own rounds"),
+        (with_questions, "only one worker can take over questions that wait for labels"),
+    ],
+)
+async def test_workers_that_cannot_share_their_state_keep_their_number(make_flow: MakeFlow, reason: str) -> None:
+    """Workers waited for answers that went to other workers, or questions for labels that another worker received."""
+    broker, stops = await new_broker(), Stops(seed=0)
+    job = await stops.start(make_flow(broker, 2))
+    await until(lambda: job.statistics().step("train: train").records_in > 0)
+    await stops.suspend(job)
+    with pytest.raises(CheckpointError, match=f"its 2 subtasks cannot become 3: {reason}; keep parallelism=2"):
+        await stops.start(make_flow(broker, 3))

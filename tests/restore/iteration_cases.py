@@ -23,7 +23,8 @@ from streamiter import (
     iterate_unbounded_streams,
     replayed,
 )
-from streamiter.checkpoints.disk_queue import ReplayCache, SpillQueue
+from streamiter.checkpoints.disk_queue import SpillQueue
+from streamiter.checkpoints.replay_cache import ReplayCache
 from streamiter.iteration.border import CriteriaHead, Entrance, Head, ReceivedEpochs
 from streamiter.iteration.helpers import (
     LastRound,

@@ -153,7 +153,8 @@ def _check_without_state(instance: OperatorInstance, source: str) -> None:
         raise GraphError(
             f'step {instance.step.name!r}: expected a step without state, since step {source!r} has start="committed" '
             f"and the job has no store for state, given one that {reason}; use "
-            'flow.start(checkpoints=Checkpoints("folder")), which stores the state together with the positions',
+            'flow.start(checkpoints=Checkpoints("folder")) (on the command line --checkpoints STORE), which stores the '
+            "state together with the positions",
             where=instance.step.where,
         )
 
