@@ -64,6 +64,7 @@ class SpillQueue(LimitedBatches):
     limit counts. If ``put`` raises, the queue is unchanged.
 
     >>> from tempfile import gettempdir
+    >>> import numpy as np
     >>> limits = {"memory_limit_bytes": 1000, "disk_limit_bytes": 10_000}
     >>> queue = SpillQueue(name="train", directory=gettempdir(), **limits)
     >>> for epoch in range(3):

@@ -62,7 +62,7 @@ _PLAIN: Final = 1
 _ARRAYS: Final = 2
 _LETTERS: Final = 3
 
-# The dtypes of this machine's byte order whose characters name them on all machines.
+# The common dtypes in this machine's byte order. Their characters mean the same on all 64-bit machines but Windows.
 _DTYPES: Final = {char: np.dtype(char) for char in "?bBhHiIlLqQefdFD"}
 
 
