@@ -34,6 +34,7 @@ from streamiter.runtime.checkpointing.committed import checkpoints_of, id_of, wa
 from streamiter.runtime.checkpointing.task_barriers import TaskStates
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import DrainInput, call_unless_cancelled, unless_cancelled
+from streamiter.runtime.messages import Meeting
 from streamiter.runtime.plan import JobOptions, OwnProcess, Planner, first_process
 from streamiter.runtime.statistics import JobState, JobStatistics
 from streamiter.runtime.task import Task
@@ -109,6 +110,8 @@ class Job:
         self._started_at_s = options.clock.monotonic_s()
         self._elapsed_s: float | None = None
         self._supervisor: asyncio.Task[None] | None = None
+        messages = own.messages
+        self._meeting = None if messages is None else Meeting(messages, own.number, own.placement.processes)
         self._taking: set[asyncio.Task[object]] = set()
         """Snapshots and checkpoints that are being taken, also if their caller has stopped waiting."""
 
@@ -179,6 +182,9 @@ class Job:
         async with asyncio.TaskGroup() as group:
             for feedback in self._topic_feedback:
                 group.create_task(feedback.open(), name=f"open feedback of {self.flow}")
+        if self._meeting is not None:
+            # Before that, a record or a message could reach a step that is not open.
+            await self._meeting.reach("all steps are open")
         if self._checkpointer is not None:
             await self._checkpointer.restored()
 

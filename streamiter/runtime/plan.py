@@ -29,6 +29,7 @@ from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import EpochsAside
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_key, leaves_loop
 from streamiter.runtime.instance import Feeder, OperatorInstance
+from streamiter.runtime.messages import Messages
 from streamiter.runtime.ordered_gate import OrderedGate
 from streamiter.runtime.output import ChannelOutput, EdgeWriter, FeedbackWriter, Writer
 from streamiter.runtime.placement import PlacedEdge, Placement, place
@@ -116,6 +117,8 @@ class OwnProcess:
     """The other processes, by number."""
     operators: Mapping[Step, Operator] = field(default_factory=dict)
     """The operator of the first subtask of each step, in process 0: their traits have led to the placement."""
+    messages: Messages | None = None
+    """What carries messages to the other processes; None if there are none."""
 
 
 def first_process(flow: str, steps: Sequence[Step], processes: int = 1) -> OwnProcess:

@@ -12,8 +12,10 @@ import msgspec
 from streamiter import Flow
 from streamiter.channels import Channel, Intake
 from streamiter.checkpoints.plain_data import PlainData
+from streamiter.deferred import PlainValue
 from streamiter.records import DataBatch
 from streamiter.runtime.job import Job
+from streamiter.runtime.messages import Handler, Messages
 from streamiter.runtime.placement import Placement
 from streamiter.runtime.plan import ChannelLimits, JobOptions, OwnProcess, first_process
 
@@ -69,6 +71,34 @@ class Joint:
         return channel, IntakeElsewhere(channel)
 
 
+class MessagesBetween:
+    """Carries messages in one event loop; each travels as bytes and arrives in a later turn."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[tuple[int, str], Handler] = {}
+
+    def of(self, process: int) -> Messages:
+        """Return what this process uses."""
+        return _MessagesOf(self, process)
+
+
+@dataclass
+class _MessagesOf:
+    between: MessagesBetween
+    process: int
+
+    def send(self, process: int, kind: str, *contents: PlainValue) -> None:
+        plain = PlainData()
+        asyncio.get_running_loop().call_soon(self._arrive, process, kind, plain.encode(list(contents)))
+
+    def _arrive(self, process: int, kind: str, contents: bytes) -> None:
+        self.between.handlers[process, kind](self.process, *PlainData().decode(contents))
+
+    def handle(self, kind: str, handler: Handler) -> None:
+        assert (self.process, kind) not in self.between.handlers
+        self.between.handlers[self.process, kind] = handler
+
+
 @dataclass
 class JoinedJobs:
     """The jobs of all processes, not started."""
@@ -79,8 +109,7 @@ class JoinedJobs:
 
     async def run(self) -> None:
         """Run all jobs to their ends."""
-        for job in self.jobs:
-            await job.start()
+        await asyncio.gather(*(job.start() for job in self.jobs))
         await asyncio.gather(*(job.wait() for job in self.jobs))
 
     @property
@@ -93,6 +122,7 @@ def joined_jobs(flows: Sequence[Flow], options: JobOptions | None = None) -> Joi
     """Make the job of each process from its own flow; the placement travels as bytes."""
     options = options or JobOptions()
     joints: dict[tuple[int, int], Joint] = {}
+    messages = MessagesBetween()
     first = first_process(flows[0].name, flows[0].steps, processes=len(flows))
     received = msgspec.msgpack.decode(msgspec.msgpack.encode(first.placement), type=Placement)
     jobs = []
@@ -102,7 +132,8 @@ def joined_jobs(flows: Sequence[Flow], options: JobOptions | None = None) -> Joi
             for other in range(len(flows))
             if other != number
         }
-        own = OwnProcess(received, number, others) if number else replace(first, others=others)
+        own = OwnProcess(received, number) if number else first
+        own = replace(own, others=others, messages=messages.of(number))
         jobs.append(Job(flow.name, flow.steps, flow.plain_data, options, own))
     return JoinedJobs(jobs, list(joints.values()), first.placement)
 
