@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from streamiter.iteration.marked_streams import feedback_through, replayed
     from streamiter.iteration.stamping import epochs_every
     from streamiter.operators.operator import IterationListener, Operator
+    from streamiter.processes.local import LocalProcesses
     from streamiter.records import Columns, OutputTag
     from streamiter.runtime.feedback import FeedbackLimits
     from streamiter.topics.formats import Json
@@ -31,6 +32,7 @@ else:
             "streamiter.iteration.marked_streams": "feedback_through replayed",
             "streamiter.iteration.stamping": "epochs_every",
             "streamiter.operators.operator": "IterationListener Operator",
+            "streamiter.processes.local": "LocalProcesses",
             "streamiter.records": "Columns OutputTag",
             "streamiter.runtime.feedback": "FeedbackLimits",
             "streamiter.topics.formats": "Json",
@@ -47,6 +49,7 @@ __all__ = [
     "IterationConfig",
     "IterationListener",
     "Json",
+    "LocalProcesses",
     "Operator",
     "OperatorLifeCycle",
     "OutputTag",

@@ -14,6 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextvars import ContextVar
 from sysconfig import get_paths
 from types import ModuleType
 from typing import Any, Final, TypeVar
@@ -22,6 +23,10 @@ from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError, StreamiterError
 
 Result = TypeVar("Result")
+
+IS_LOADING: Final[ContextVar[bool]] = ContextVar("is_loading", default=False)
+"""Whether a process that another one has started is importing the program, to find its flow. A program without
+``if __name__ == "__main__":`` would start a run there, whose processes would import the program, and so on."""
 
 
 def imported(name: str, who: str, what: str = "a function") -> Any:

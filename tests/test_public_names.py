@@ -17,6 +17,7 @@ NAMES = {
         "IterationConfig",
         "IterationListener",
         "Json",
+        "LocalProcesses",
         "Operator",
         "OperatorLifeCycle",
         "OutputTag",

@@ -109,6 +109,7 @@ app.command(
         "streamiter run clicks.py:flow",
         "streamiter run package.module:make_flow --json",
         "streamiter run loop.py:flow --on-interrupt drain",
+        "streamiter run clicks.py:flow --processes 4",
     )
 )(run)
 app.command(

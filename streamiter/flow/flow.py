@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 import numpy as np
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from streamiter.flow.drawing import DrawingFormat
     from streamiter.runtime.checkpointing.commit import JobSnapshot
     from streamiter.runtime.job import Job
-    from streamiter.runtime.plan import ChannelLimits
+    from streamiter.runtime.plan import ChannelLimits, JobOptions, OwnProcess
     from streamiter.runtime.running import OnInterrupt
     from streamiter.runtime.statistics import JobStatistics
 
@@ -216,7 +216,9 @@ class Flow(FlowWithSources):
 
     # -- running ---------------------------------------------------------------------------------------
 
-    def run(self, *, on_interrupt: OnInterrupt = "suspend", **options: Any) -> JobStatistics:
+    def run(
+        self, *, on: Processes | None = None, on_interrupt: OnInterrupt = "suspend", **options: Any
+    ) -> JobStatistics:
         """Run the flow to its end, in an event loop of its own (uvloop), and return the final statistics.
 
         The options are those of :meth:`start`. ``on_interrupt`` is the reaction to SIGTERM and Ctrl-C:
@@ -228,6 +230,9 @@ class Flow(FlowWithSources):
         - ``"drain"``: the inputs end here, and a bounded iteration ends with the current epoch. Steps are told of the
           end. So the result so far is emitted, such as that of ``last_round``, and the job is ``finished``.
 
+        ``on`` runs the flow in several processes, such as :class:`~streamiter.LocalProcesses`: each imports the program
+        of the flow. So ``run`` must be behind ``if __name__ == "__main__":``, and the options must be plain data.
+
         A second signal aborts the job, and a third one raises KeyboardInterrupt, also within a step that does not
         return. A signal that is ignored stays ignored; a shell ignores SIGINT for a program that a script starts with
         ``&``.
@@ -235,6 +240,7 @@ class Flow(FlowWithSources):
         Raises JobFailed if a step failed. If a transaction was open for longer than its timeout, because a server or
         the machine did not respond, no step has failed: the job restarts from its last checkpoint.
         """
+        _check_not_imported(self.name)
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop()
             raise GraphError(
@@ -248,6 +254,8 @@ class Flow(FlowWithSources):
         check_on_interrupt(self.name, on_interrupt, shares=options.get("worker") is not None)
         if "changed_steps" in options:  # Also given to the job that restarts.
             options["changed_steps"] = _checked_steps(self.name, options["changed_steps"])
+        if on is not None:
+            return run_in_own_loop(on.run(self, options, first=on_interrupt))
         return run_in_own_loop(run_jobs(self.start, options, first=on_interrupt))
 
     async def start(
@@ -265,6 +273,7 @@ class Flow(FlowWithSources):
         worker: tuple[int, int] | None = None,
         run_id: str | None = None,
         new_id: Callable[[], str] | None = None,
+        on: None = None,
     ) -> Job:
         """Start the job in the running event loop; return when every step is open.
 
@@ -292,13 +301,15 @@ class Flow(FlowWithSources):
         self._check_complete("start")
         # Imported here: the modules that run a job are a fifth of the import time of this package, and a program that
         # only builds or draws a flow does not need them.
-        from streamiter.models.update import ModelSnapshot
         from streamiter.runtime.checkpointing.restore import check_restore_option
-        from streamiter.runtime.job import Job
         from streamiter.runtime.plan import JobOptions
         from streamiter.runtime.topic_feedback import worker_of
 
-        self.register(ModelSnapshot)
+        if on is not None:
+            raise ConfigurationError(
+                f"flow {self.name!r}: start() expected no on=, given {on!r}; processes are started by run(): "
+                "await asyncio.to_thread(flow.run, on=…)"
+            )
         check_restore_option(self.name, restore)
         _check_one_of(self.name, checkpoints, snapshot, worker)
         changed = _checked_steps(self.name, changed_steps)
@@ -314,10 +325,17 @@ class Flow(FlowWithSources):
             "new_id": new_id,
         }
         options = JobOptions(**{name: option for name, option in given.items() if option is not None})
-        options = replace(options, restore=restore)
-        job = Job(self.name, self.steps, self.plain_data, options)
+        job = self.job(replace(options, restore=restore))
         await job.start(snapshot)
         return job
+
+    def job(self, options: JobOptions, own: OwnProcess | None = None) -> Job:
+        """For the engine: return a job of the flow that is not started, in ``own``, one process of several."""
+        from streamiter.models.update import ModelSnapshot
+        from streamiter.runtime.job import Job
+
+        self.register(ModelSnapshot)
+        return Job(self.name, self.steps, self.plain_data, options, own)
 
     def _check_complete(self, method: str) -> None:
         if self.loop is not None:
@@ -372,6 +390,23 @@ class Flow(FlowWithSources):
 
     def __repr__(self) -> str:
         return f"Flow({self.name!r}, {len(self.steps)} steps)"
+
+
+class Processes(Protocol):
+    """Several processes that run a flow, such as :class:`~streamiter.LocalProcesses`."""
+
+    def run(self, flow: Flow, options: Mapping[str, Any], *, first: OnInterrupt) -> Coroutine[Any, Any, JobStatistics]:
+        """Run the flow to its end; ``options`` are those of ``flow.start``."""
+
+
+def _check_not_imported(flow: str) -> None:
+    from streamiter.importing import IS_LOADING
+
+    if IS_LOADING.get():
+        raise ConfigurationError(
+            f"flow {flow!r}: expected that no flow runs while a process of a run imports the program, given run(); "
+            'put it behind: if __name__ == "__main__":'
+        )
 
 
 def _check_one_of(flow: str, checkpoints: object, snapshot: object, worker: object) -> None:

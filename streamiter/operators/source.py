@@ -221,6 +221,10 @@ class Collected:
         self._parts[subtask] = []
         return self._parts[subtask]
 
+    def parts(self) -> dict[int, list[Any]]:
+        """For the engine: return the list of each subtask."""
+        return dict(self._parts)
+
     def __len__(self) -> int:
         return sum(len(part) for part in self._parts.values())
 
@@ -238,11 +242,11 @@ class Collect(Operator):
     """
 
     def __init__(self, into: Collected) -> None:
-        self._into = into
+        self.into = into
         self._items: list[Any] = []
 
     def open(self, context: Context) -> None:
-        self._items = self._into.begin(context.subtask_index, context.parallelism)
+        self._items = self.into.begin(context.subtask_index, context.parallelism)
 
     def process_batch(self, batch: Batch, out: Output) -> None:
         self._items.extend(batch)

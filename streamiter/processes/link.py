@@ -415,6 +415,12 @@ async def listen(address: Address, new_link: Callable[[], ProcessLink]) -> async
     return await loop.create_server(new_link, *address)
 
 
+def address_of(server: asyncio.Server) -> Address:
+    """Return the address at which a server listens; a port 0 has become that of a free port."""
+    address = server.sockets[0].getsockname()
+    return address if isinstance(address, str) else tuple(address[:2])
+
+
 async def connect(address: Address, link: ProcessLink) -> None:
     """Connect a link to an address; its owner hears when it is open. Raises ``OSError`` if no process listens there."""
     loop = asyncio.get_running_loop()

@@ -15,7 +15,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from streamiter.errors import ConfigurationError, JobFailed, ProducerFenced, TransactionExpired
 from streamiter.runtime.job import Job, StopMode
@@ -180,8 +180,15 @@ def causes_of(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
+class Stoppable(Protocol):
+    """A job, or several processes with one."""
+
+    async def stop(self, mode: StopMode) -> object:
+        """End it."""
+
+
 @contextlib.contextmanager
-def stopping_on_signals(job: Job, *, first: StopMode = "suspend") -> Iterator[Sequence[StopMode]]:
+def stopping_on_signals(job: Stoppable, *, first: StopMode = "suspend") -> Iterator[Sequence[StopMode]]:
     """In this block SIGTERM and Ctrl-C suspend the job, or stop it as ``first`` says; a second signal aborts it.
 
     Yields the growing list of the stops that signals have asked for. A third signal raises KeyboardInterrupt at the

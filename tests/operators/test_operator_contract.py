@@ -83,7 +83,7 @@ every_operator = pytest.mark.parametrize(("make", "kind"), OPERATOR_ON_KIND)
 
 def results(driven: Driven) -> Any:
     """Return all results, with the items of a collector."""
-    collected = driven.operator._into.items if isinstance(driven.operator, Collect) else []
+    collected = driven.operator.into.items if isinstance(driven.operator, Collect) else []
     return frozen(driven.records), frozen(collected)
 
 

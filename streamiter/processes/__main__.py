@@ -1,0 +1,28 @@
+"""``python -m streamiter.processes``: one process of a run on this machine; its settings come from standard input."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+import msgspec
+
+from streamiter.processes.host import ProcessSettings
+from streamiter.processes.process import run_process
+from streamiter.runtime.running import run_in_own_loop
+
+
+def main() -> None:
+    """Run the part of this process in a flow."""
+    # The program that has started the processes tells them to stop. A signal to all of them at once, as from a service
+    # manager, must not end them before. Not SIG_IGN, which programs that a user's step starts would inherit.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    settings = msgspec.json.decode(sys.stdin.buffer.read(), type=ProcessSettings)
+    if settings.import_path:
+        sys.path[:] = settings.import_path
+    run_in_own_loop(run_process(settings))
+
+
+if __name__ == "__main__":
+    main()

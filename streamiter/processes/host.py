@@ -1,0 +1,124 @@
+"""What starts the processes of a run: a host, such as this machine or a cluster.
+
+A host starts and kills processes, and says when one has ended. It carries no data: each process connects to the
+supervisor, and their conversation goes over links. The settings of a process are plain data, and the flow is shipped
+as a reference, ``module:flow`` or ``path/to/file.py:flow``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from streamiter.checkpoints.store import Checkpoints, is_url
+from streamiter.errors import ConfigurationError
+from streamiter.processes.link import Address
+from streamiter.runtime.checkpointing.restore import check_restore_option
+from streamiter.runtime.plan import ChannelLimits, JobOptions
+
+SUPERVISOR: Final = -1
+"""The number of the supervisor at its links."""
+
+SILENCE_S: Final = 5.0
+"""A process without a sign of life for so long is lost. Its signs are sent by a thread, so a long call of a user's
+function does not matter; a busy machine delays them by less than a second."""
+
+
+class PlainOptions(msgspec.Struct, frozen=True):
+    """The options of ``flow.run`` that all processes are given; None where they have their default."""
+
+    channel_limits: ChannelLimits | None = None
+    stall_after_s: float | None = None
+    checkpoints: dict[str, str | float | None] | None = None
+    """The fields of ``Checkpoints``."""
+    restore: str | int | None = "last"
+    changed_steps: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, flow: str, given: Mapping[str, Any]) -> PlainOptions:
+        """Return the options as plain data. Raises ConfigurationError for an option that cannot be."""
+        options = {name: value for name, value in given.items() if value is not None or name == "restore"}
+        if unknown := [name for name in options if name not in cls.__struct_fields__]:
+            raise ConfigurationError(
+                f"flow {flow!r}: expected only options together with on= that other processes can be given, given "
+                f"{unknown[0]}=; leave it out, or run the flow in one process. The others are "
+                f"{', '.join(cls.__struct_fields__)}"
+            )
+        check_restore_option(flow, options.get("restore", "last"))
+        checkpoints = options.pop("checkpoints", None)
+        names = tuple(sorted(options.pop("changed_steps", ())))
+        return cls(**options, changed_steps=names, checkpoints=checkpoints and _plain_checkpoints(flow, checkpoints))
+
+    def job_options(self) -> JobOptions:
+        """Return the options of the job of a process."""
+        given: dict[str, Any] = {"channel_limits": self.channel_limits, "stall_after_s": self.stall_after_s}
+        if self.checkpoints is not None:
+            given["checkpoints"] = Checkpoints(**self.checkpoints)  # type: ignore[arg-type]
+        options = JobOptions(**{name: value for name, value in given.items() if value is not None})
+        restore: Any = self.restore
+        return dataclasses.replace(options, restore=restore, changed_steps=frozenset(self.changed_steps))
+
+
+def _plain_checkpoints(flow: str, checkpoints: Checkpoints) -> dict[str, str | float | None]:
+    fields = {each.name: getattr(checkpoints, each.name) for each in dataclasses.fields(checkpoints)}
+    store = fields["store"]
+    if isinstance(store, (str, os.PathLike)):
+        fields["store"] = str(store) if is_url(store) else os.path.abspath(store)
+    elif store is not None:
+        raise ConfigurationError(
+            f"flow {flow!r}: expected Checkpoints of a folder or a URL together with on=, given {store!r}; other "
+            "processes open the store themselves"
+        )
+    return fields
+
+
+class ProcessSettings(msgspec.Struct, frozen=True):
+    """All that a process is given at its start, as plain data."""
+
+    number: int
+    """The number of the process, from 0."""
+    processes: int
+    """The number of processes of the run."""
+    run: str
+    """The id of the run."""
+    attempt: int
+    """How many times the processes were started again after a loss."""
+    secret: bytes
+    """The secret of the run, for the handshakes of its links."""
+    supervisor: Address
+    """The address at which the supervisor listens."""
+    listen: Address
+    """The address at which the process listens; port 0 is a free port."""
+    flow: str
+    """The reference to the flow."""
+    options: PlainOptions
+    """The options of the job."""
+    import_path: tuple[str, ...] = ()
+    """``sys.path`` of the process; empty: its own."""
+
+    def __repr__(self) -> str:
+        return f"ProcessSettings(process {self.number} of {self.processes}, {self.flow})"
+
+
+class HostedProcess(Protocol):
+    """A process that a host has started."""
+
+    def kill(self) -> None:
+        """End the process at once; no effect if it has ended."""
+
+    async def ended(self) -> str:
+        """Wait until the process has ended; return how, such as "it ended with exit code 1"."""
+
+
+class Host(Protocol):
+    """Starts the processes of a run."""
+
+    def address(self, name: str) -> Address:
+        """Return an address at which the supervisor, or a process of this host, can listen. Each name is used once."""
+
+    async def start(self, settings: ProcessSettings) -> HostedProcess:
+        """Start a process, which calls :func:`~streamiter.processes.process.run_process` with the settings."""

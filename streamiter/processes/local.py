@@ -1,0 +1,137 @@
+"""Processes of this machine as the host of a flow."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, final
+
+import msgspec
+
+from streamiter.errors import ConfigurationError
+from streamiter.flow.flow import Flow
+from streamiter.numbers import whole_number
+from streamiter.processes.host import ProcessSettings
+from streamiter.processes.link import Address
+from streamiter.processes.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from streamiter.runtime.running import OnInterrupt
+    from streamiter.runtime.statistics import JobStatistics
+
+# The path of a Unix socket has at most 103 bytes on macOS and 107 on Linux.
+_SOCKET_PATH_BYTES_MAX: Final = 103
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LocalProcesses:
+    """Runs a flow in several processes of this machine: ``flow.run(on=LocalProcesses(4))``.
+
+    Each process imports the module of the flow, and has subtask i of each step if i modulo ``processes`` is its number.
+    So the flow must be a name at the top level of a module, or of the program itself, and the program must call ``run``
+    behind ``if __name__ == "__main__":``. The highest parallelism of a step is the most processes that a flow can use.
+    Records that go from one process to another must be plain data.
+
+    The process that calls ``run`` only watches the others. A step that fails ends the run, with the same error as in
+    one process. If a process is lost (killed, or silent for 5 s), all are ended; with ``checkpoints`` they start again
+    from the last checkpoint, at most three times in ten minutes. If the calling process dies, the others end
+    themselves.
+
+    >>> LocalProcesses(4, flow="clicks:flow")
+    LocalProcesses(processes=4, flow='clicks:flow')
+    """
+
+    processes: int
+    """The number of processes."""
+    flow: str | None = None
+    """The flow as ``module:name`` or ``path/to/file.py:name``; the name may be a function without arguments that
+    returns the flow. None: it is found among the names of the modules that are imported."""
+
+    def __post_init__(self) -> None:
+        whole_number("LocalProcesses: processes", self.processes, 1)
+
+    async def run(self, flow: Flow, options: Mapping[str, Any], *, first: OnInterrupt) -> JobStatistics:
+        """For the engine: run the flow to its end."""
+        reference = self.flow or reference_to(flow)
+        with tempfile.TemporaryDirectory(prefix="streamiter-", ignore_cleanup_errors=True) as folder:
+            return await Supervisor(flow, reference, _Local(folder), self.processes, options).run(first)
+
+
+def reference_to(flow: Flow) -> str:
+    """Return the reference to a flow that is a name of a module. Raises ConfigurationError if it is none."""
+    main = sys.modules["__main__"]
+    for name, module in [("__main__", main), *sys.modules.items()]:
+        for attribute, value in list(getattr(module, "__dict__", {}).items()):
+            if value is flow and (importable := _importable(name, module)) is not None:
+                return f"{importable}:{attribute}"
+    file = getattr(main, "__file__", None)
+    program = os.path.basename(file) if file else "module"
+    raise ConfigurationError(
+        f"flow {flow.name!r}: expected a flow that is a name at the top level of a module, because each process "
+        "imports it, given another; make the flow at the top level of a file, or name a function without arguments "
+        f'that returns it: on=LocalProcesses(…, flow="{program}:make_flow")'
+    )
+
+
+def _importable(name: str, module: object) -> str | None:
+    """Return the name or the file by which another process can import a module; None if it cannot."""
+    if name != "__main__":
+        return name
+    if (spec := getattr(module, "__spec__", None)) is not None:  # started with python -m
+        return str(spec.name)
+    file = getattr(module, "__file__", None)
+    return os.path.abspath(file) if file and file.endswith(".py") and os.path.exists(file) else None
+
+
+@final
+class _Local:
+    """The host of one run; its sockets are in a folder."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def address(self, name: str) -> Address:
+        path = os.path.join(self._folder, name)
+        is_possible = hasattr(socket, "AF_UNIX") and len(os.fsencode(path)) <= _SOCKET_PATH_BYTES_MAX
+        return path if is_possible else ("127.0.0.1", 0)
+
+    async def start(self, settings: ProcessSettings) -> _LocalProcess:
+        settings = msgspec.structs.replace(settings, import_path=tuple(sys.path))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "streamiter.processes",
+            stdin=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C in the terminal is for the supervisor, also while the process starts.
+        )
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(settings))
+        process.stdin.close()
+        return _LocalProcess(process)
+
+
+@final
+class _LocalProcess:
+    """A process of this machine."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def ended(self) -> str:
+        code = await self._process.wait()
+        if code >= 0:
+            return f"it has ended with exit code {code}"
+        if -code == signal.SIGKILL:
+            return "it was killed by signal 9, by a user or because the machine has too little memory"
+        return f"it was killed by signal {-code} ({signal.strsignal(-code)})"

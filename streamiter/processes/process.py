@@ -1,0 +1,256 @@
+"""One process of a run: it is started by a host, and does what the supervisor says.
+
+The conversation goes over a link; each message is a list that begins with its kind:
+
+=====================================  =====================================================================
+from the process                       from the supervisor
+=====================================  =====================================================================
+``began``                              ``place``, the placement: to all but process 0
+``placed``, the placement: process 0   ``connect``, the addresses of all processes
+``listens``, its address               ``stop``, a mode: stop the job
+``lost``, a process, the reason        ``end``: all jobs are done, so close the links and end
+``collected``, a step, subtask, items  ``abort``: end at once
+``finished``, the statistics
+``failed``, a ``Failure``
+=====================================  =====================================================================
+
+A second link, in a thread of its own, carries ``alive`` in both directions (:class:`Pulse`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+import time
+from typing import Any, Final, final
+
+import msgspec
+
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.clock import SystemClock
+from streamiter.deferred import PlainValue
+from streamiter.errors import PlainDataError
+from streamiter.flow.flow import Flow
+from streamiter.flow.loading import load_flow
+from streamiter.importing import IS_LOADING
+from streamiter.processes.frames import FrameEncoding
+from streamiter.processes.host import SILENCE_S, ProcessSettings
+from streamiter.processes.link import LinkError, LinkIdentity, ProcessLink, connect
+from streamiter.processes.mesh import ProcessMesh
+from streamiter.processes.outcomes import Failure, collected_parts
+from streamiter.runtime.job import Job, StopMode
+from streamiter.runtime.placement import Placement
+from streamiter.runtime.plan import OwnProcess, first_process
+
+# Five signs of life fit into the limit of silence, so a delay of one or two does no harm.
+_PULSE_S: Final = 1.0
+
+_LOST_SUPERVISOR: Final = 3
+"""The exit code of a process that has lost its supervisor."""
+
+
+def identity_of(settings: ProcessSettings, number: int, fingerprint: str = "supervisor") -> LinkIdentity:
+    """Return the identity of a process, or of the supervisor, at their links."""
+    return LinkIdentity(number, settings.run, settings.attempt, fingerprint, settings.secret)
+
+
+async def run_process(settings: ProcessSettings) -> None:
+    """Do the part of one process in an attempt of a run, in an event loop of its own; return when all is over."""
+    Pulse(settings).start()
+    supervisor = _Supervisor()
+    await supervisor.connect(settings)
+    await _Process(settings, supervisor).run()
+
+
+@final
+class _Supervisor:
+    """The supervisor, seen from a process: the owner of the link to it."""
+
+    def __init__(self) -> None:
+        self.messages: asyncio.Queue[PlainValue] = asyncio.Queue()
+        """The messages of the supervisor: a handful in a run."""
+        self.link: ProcessLink
+        self._is_open = asyncio.Event()
+
+    async def connect(self, settings: ProcessSettings) -> None:
+        """Connect to the supervisor. Raises ``OSError`` or ``LinkError`` if it does not answer."""
+        encoding = FrameEncoding(PlainData())
+        self.link = ProcessLink(identity_of(settings, settings.number), self, encoding, SystemClock())
+        await connect(settings.supervisor, self.link)
+        await self._is_open.wait()
+
+    def tell(self, kind: str, *contents: PlainValue) -> None:
+        """Send a message."""
+        self.link.send_message([kind, *contents])
+
+    def opened(self, link: ProcessLink) -> None:
+        self._is_open.set()
+
+    def received(self, link: ProcessLink, message: PlainValue) -> None:
+        self.messages.put_nowait(message)
+
+    def ended(self, link: ProcessLink, error: LinkError | None) -> None:
+        self.messages.put_nowait(["abort"])
+        self._is_open.set()
+
+
+@final
+class _Process:
+    """Runs the job of one process, while it does what the supervisor says."""
+
+    def __init__(self, settings: ProcessSettings, supervisor: _Supervisor) -> None:
+        loop = asyncio.get_running_loop()
+        self._settings = settings
+        self._supervisor = supervisor
+        self._placement: asyncio.Future[bytes] = loop.create_future()
+        self._addresses: asyncio.Future[Any] = loop.create_future()
+        self._job: asyncio.Future[Job] = loop.create_future()
+        """The job, when it runs."""
+        self._mesh: ProcessMesh | None = None
+        self._stopping: list[asyncio.Task[None]] = []
+
+    async def run(self) -> None:
+        """Run the job until the supervisor ends the attempt."""
+        self._supervisor.tell("began")
+        work = asyncio.create_task(self._work(), name=f"process {self._settings.number}")
+        while True:
+            match await self._supervisor.messages.get():
+                case ["place", placement]:
+                    self._placement.set_result(placement)
+                case ["connect", addresses]:
+                    self._addresses.set_result(addresses)
+                case ["stop", mode]:
+                    self._stopping.append(asyncio.create_task(self._stop(mode), name=f"stop {mode}"))
+                case ["end"]:
+                    await work
+                    if self._mesh is not None:
+                        await self._mesh.close()
+                    break
+                case _:
+                    await self._abort(work)
+                    break
+        self._supervisor.link.close()
+
+    async def _stop(self, mode: StopMode) -> None:
+        with contextlib.suppress(Exception):  # job.wait() raises it, too.
+            await (await self._job).stop(mode)
+
+    async def _abort(self, work: asyncio.Task[None]) -> None:
+        for stopping in self._stopping:
+            stopping.cancel()
+        if self._job.done():
+            await self._stop("abort")
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        if self._mesh is not None:
+            self._mesh.abort()
+
+    async def _work(self) -> None:
+        try:
+            await self._run_job()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._supervisor.tell("failed", msgspec.msgpack.encode(Failure.of(error)))
+
+    async def _run_job(self) -> None:
+        settings = self._settings
+        flow = _load(settings.flow)
+        encoding = self._supervisor.link.encoding = FrameEncoding(flow.plain_data)
+        own = await self._own_process(flow)
+        mesh = self._mesh = ProcessMesh(
+            identity_of(settings, settings.number, own.placement.fingerprint),
+            settings.processes,
+            encoding,
+            SystemClock(),
+            on_loss=lambda number, reason: self._supervisor.tell("lost", number, reason),
+        )
+        self._supervisor.tell("listens", await mesh.listen(settings.listen))
+        others = await mesh.connect(await self._addresses)
+        own = OwnProcess(own.placement, settings.number, others, own.operators, mesh)
+        job = flow.job(settings.options.job_options(), own)
+        mesh.deliver()
+        await job.start()
+        self._job.set_result(job)
+        statistics = await job.wait()
+        self._tell_collected(own)
+        self._supervisor.tell("finished", msgspec.msgpack.encode(statistics))
+
+    async def _own_process(self, flow: Flow) -> OwnProcess:
+        """Return this process, with the placement that process 0 has decided."""
+        settings = self._settings
+        if settings.number:
+            placement = msgspec.msgpack.decode(await self._placement, type=Placement)
+            placement.check(flow.name, flow.steps)
+            return OwnProcess(placement, settings.number)
+        own = first_process(flow.name, flow.steps, settings.processes)
+        self._supervisor.tell("placed", msgspec.msgpack.encode(own.placement))
+        return own
+
+    def _tell_collected(self, own: OwnProcess) -> None:
+        for step, subtask, items in collected_parts(own.operators):
+            try:
+                self._supervisor.tell("collected", step, subtask, items)
+            except PlainDataError as error:
+                raise PlainDataError(
+                    f"step {step!r}: the records of stream.collect() go to the program that has started the processes: "
+                    f"{error}; collect less, or write to a topic"
+                ) from error
+
+
+def _load(reference: str) -> Flow:
+    """Return the flow; a run that its program would start is refused meanwhile."""
+    token = IS_LOADING.set(True)
+    try:
+        return load_flow(reference)
+    finally:
+        IS_LOADING.reset(token)
+
+
+@final
+class Pulse:
+    """Sends signs of life to the supervisor, from a thread, because user code may hold the event loop of the job.
+
+    The supervisor answers each. Without an answer for :data:`~streamiter.processes.host.SILENCE_S`, or when the
+    connection has ended, the process ends at once: its supervisor is dead, or has started other processes.
+    """
+
+    def __init__(self, settings: ProcessSettings) -> None:
+        self._settings = settings
+        self._heard_s = time.monotonic()
+        self._link: ProcessLink | None = None
+        self._ended = asyncio.Event()
+
+    def start(self) -> None:
+        """Start the thread."""
+        threading.Thread(target=self._run, name="signs of life", daemon=True).start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            asyncio.run(self._beat())
+        sys.stderr.write(
+            f"streamiter: process {self._settings.number} ends, because the program that started it is gone or silent\n"
+        )
+        os._exit(_LOST_SUPERVISOR)
+
+    async def _beat(self) -> None:
+        settings = self._settings
+        link = ProcessLink(identity_of(settings, settings.number), self, FrameEncoding(PlainData()), SystemClock())
+        await connect(settings.supervisor, link)
+        while time.monotonic() - self._heard_s < SILENCE_S and not self._ended.is_set():
+            if self._link is not None:
+                link.send_message(["alive"])
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), _PULSE_S)
+
+    def opened(self, link: ProcessLink) -> None:
+        self._link = link
+
+    def received(self, link: ProcessLink, message: PlainValue) -> None:
+        self._heard_s = time.monotonic()
+
+    def ended(self, link: ProcessLink, error: LinkError | None) -> None:
+        self._ended.set()
