@@ -1,0 +1,140 @@
+"""Flows that benchmarks run in one process and in several: each process makes them, with the same settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from benchmarks.online_learning import FEATURES, LEARNING_RATE, LINGER_S, MINI_BATCH, rows_of_columns
+from streamiter import Flow, Stream, topic
+from streamiter.learn import SGD, Examples, LinearRegression, train_online
+from streamiter.operators import Context, Source, SourceBatch
+from streamiter.operators.source import Positions
+from streamiter.topics import JsonColumns
+
+__all__ = ["Settings", "by_user", "by_user_decoded", "mapped", "of_settings", "regression"]
+
+_VARIABLE: Final = "STREAMITER_BENCHMARK"
+
+# A pure-Python loop of so many turns takes about 20 µs.
+_TURNS: Final = 400
+
+# So many different events are enough that no cache keeps them all.
+_EVENTS: Final = 50_000
+_BATCH: Final = 1_000
+_USERS: Final = 1_000
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """The sizes and places of a benchmark, which all its processes read from the environment."""
+
+    records: int = 0
+    """The number of records in all."""
+    kafka: str = ""
+    """The address of the broker."""
+    events: str = ""
+    """The topic that is read."""
+    updates: str = ""
+    """The topic of the models."""
+    parallelism: int = 2
+
+    def variables(self) -> Mapping[str, str]:
+        """Return the environment of a process with these settings."""
+        return {_VARIABLE: msgspec.json.encode(self).decode()}
+
+
+def of_settings() -> Settings:
+    """Return the settings of this process."""
+    return msgspec.json.decode(os.environ[_VARIABLE], type=Settings)
+
+
+def mapped() -> Flow:
+    """Return a flow with a pure-Python function of some 20 µs for each record; no record changes its subtask."""
+    flow = Flow("mapped", parallelism=of_settings().parallelism)
+    numbers = _repeated(flow, list(range(_EVENTS))).map(_slow, name="slow")
+    numbers.map_batch(lambda batch: [sum(batch)]).reduce_all(lambda one, other: one + other)
+    return flow
+
+
+def _slow(number: int) -> int:
+    total = 0
+    for turn in range(_TURNS):
+        total += number ^ turn
+    return total & 0xFF
+
+
+def by_user() -> Flow:
+    """Return a flow that decodes JSON and keeps a running sum for each user; half of the records change process."""
+    values = _values()
+    flow = Flow("sum by user", parallelism=of_settings().parallelism)
+    _sums(_repeated(flow, values).map(orjson.loads))
+    return flow
+
+
+def by_user_decoded() -> Flow:
+    """Return the same flow on records that are decoded already."""
+    events = [orjson.loads(value) for value in _values()]
+    flow = Flow("sum by user", parallelism=of_settings().parallelism)
+    _sums(_repeated(flow, events))
+    return flow
+
+
+def _sums(events: Stream) -> None:
+    def added(sum_so_far: Any, event: Any) -> Any:
+        return {"user": event["user"], "price": sum_so_far["price"] + event["price"]}
+
+    events.key_by(lambda event: event["user"]).reduce(added, name="sums").map_batch(lambda batch: [len(batch)])
+
+
+def _repeated(flow: Flow, values: list[Any]) -> Stream:
+    return flow.from_source(lambda: _Repeated(values, of_settings().records), name="events")
+
+
+def _values() -> list[bytes]:
+    return [
+        orjson.dumps({"user": number * 7 % _USERS, "price": number % 90 / 8, "item": f"item {number:040}", "ok": True})
+        for number in range(_EVENTS)
+    ]
+
+
+class _Repeated(Source):
+    """Reads some values again and again: this subtask's share of so many records."""
+
+    def __init__(self, values: list[Any], records: int) -> None:
+        self._values = values
+        self._records = records
+
+    def open(self, context: Context, positions: Positions | None) -> None:
+        self._left = len(range(context.subtask_index, self._records, context.parallelism))
+        self._next = context.subtask_index * _BATCH
+
+    def read(self) -> SourceBatch | None:
+        if not self._left:
+            return None
+        start = self._next % len(self._values)
+        batch = self._values[start : start + min(self._left, _BATCH)]
+        self._left -= len(batch)
+        self._next += len(batch)
+        return SourceBatch(batch, {"left": self._left})
+
+
+def regression() -> Flow:
+    """Return a flow that learns a linear regression from Kafka with a worker for each partition."""
+    settings = of_settings()
+    flow = Flow(f"regression {settings.events}", parallelism=settings.parallelism)
+    columns = JsonColumns({"id": "int64", "x": ("float64", FEATURES), "y": "float64"})
+    events = topic(f"kafka://{settings.kafka}/{settings.events}")
+    training = train_online(
+        flow.source(events, decode=columns, stop="latest", name="events"),
+        lambda: LinearRegression(FEATURES, optimizer=SGD(LEARNING_RATE), intercept=False),
+        extract=lambda mini_batch: Examples(*rows_of_columns(mini_batch)),
+        mini_batch=MINI_BATCH,
+        workers=settings.parallelism,
+    )
+    updates = topic(f"kafka://{settings.kafka}/{settings.updates}", linger_s=LINGER_S)
+    training.models.publish_model(updates, model="regression")
+    return flow
