@@ -27,7 +27,7 @@ from benchmarks.online_learning import online_learning
 from benchmarks.parameter_server import parameter_server, parameter_server_calls, parameter_server_optimizer
 from benchmarks.parameter_server_on_ray import parameter_server_on_ray
 from benchmarks.predicting import predicting
-from benchmarks.processes import processes_map, processes_regression, processes_shuffle
+from benchmarks.processes import processes_map, processes_recovery, processes_regression, processes_shuffle
 from benchmarks.report import write
 from benchmarks.rounds import bounded_rounds
 from benchmarks.row_steps import row_steps
@@ -56,6 +56,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "processes-map": processes_map,
         "processes-shuffle": processes_shuffle,
         "processes-regression": processes_regression,
+        "processes-recovery": processes_recovery,
         "parameter-server": parameter_server,
         "parameter-server-calls": parameter_server_calls,
         "parameter-server-optimizer": parameter_server_optimizer,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -10,13 +12,13 @@ import msgspec
 import orjson
 
 from benchmarks.online_learning import FEATURES, LEARNING_RATE, LINGER_S, MINI_BATCH, rows_of_columns
-from streamiter import Flow, Stream, topic
+from streamiter import Flow, Operator, Stream, topic
 from streamiter.learn import SGD, Examples, LinearRegression, train_online
-from streamiter.operators import Context, Source, SourceBatch
+from streamiter.operators import Context, Output, Source, SourceBatch
 from streamiter.operators.source import Positions
 from streamiter.topics import JsonColumns
 
-__all__ = ["Settings", "by_user", "by_user_decoded", "mapped", "of_settings", "regression"]
+__all__ = ["Settings", "by_user", "by_user_decoded", "mapped", "of_settings", "regression", "ticking"]
 
 _VARIABLE: Final = "STREAMITER_BENCHMARK"
 
@@ -39,7 +41,7 @@ class Settings(msgspec.Struct, frozen=True):
     events: str = ""
     """The topic that is read."""
     updates: str = ""
-    """The topic of the models."""
+    """The topic of the models, or a file."""
     parallelism: int = 2
 
     def variables(self) -> Mapping[str, str]:
@@ -88,6 +90,42 @@ def _sums(events: Stream) -> None:
         return {"user": event["user"], "price": sum_so_far["price"] + event["price"]}
 
     events.key_by(lambda event: event["user"]).reduce(added, name="sums").map_batch(lambda batch: [len(batch)])
+
+
+def ticking() -> Flow:
+    """Return an endless flow; its last step appends the process and the time of each of its batches to a file."""
+    flow = Flow("ticking", parallelism=2)
+    flow.from_source(_Ticks, name="ticks").key_by(lambda tick: tick).reduce(max, name="highest").process(
+        _Times, name="times"
+    )
+    return flow
+
+
+class _Ticks(Source):
+    """Emits a number each millisecond."""
+
+    bounded = False
+
+    def open(self, context: Context, positions: Positions | None) -> None:
+        self._next = (positions or {}).get("next", 0)
+
+    async def read(self) -> SourceBatch | None:
+        await asyncio.sleep(0.001)
+        self._next += 1
+        return SourceBatch([self._next], {"next": self._next})
+
+
+class _Times(Operator):
+    is_stateless = True
+
+    def open(self, context: Context) -> None:
+        self._file = open(of_settings().updates, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 (closed in close)
+
+    def process_batch(self, batch: Any, out: Output) -> None:
+        self._file.write(f"{os.getpid()} {time.monotonic()}\n")
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def _repeated(flow: Flow, values: list[Any]) -> Stream:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -16,16 +20,18 @@ from benchmarks.divided_flows import Settings
 from benchmarks.events import make_events
 from benchmarks.measuring import Contender, Figure, Target, Trial, alternate
 from benchmarks.online_learning import LINGER_S
-from benchmarks.session import PROJECT, Session
+from benchmarks.session import PROJECT, Session, running
 from streamiter import Flow, JobStatistics, LocalProcesses
 
-__all__ = ["processes_map", "processes_regression", "processes_shuffle"]
+__all__ = ["processes_map", "processes_recovery", "processes_regression", "processes_shuffle"]
 
 RECORDS: Final = "records/s"
 ONE: Final = "one process"
 TWO: Final = "two processes"
 APART: Final = "two programs, half of the events each"
 _LIMIT_S: Final = 300.0
+# Short compared with the second that a recovery takes.
+_LOOK_S: Final = 0.01
 
 
 def processes_map(session: Session) -> Iterator[Figure]:
@@ -105,6 +111,47 @@ def processes_regression(session: Session) -> Iterator[Figure]:
     yield series.figure(APART, RECORDS, compared_with=ONE)
     yield series.figure(TWO, RECORDS, compared_with=ONE, target=Target("ratio", at_least=1.5))
     yield series.figure(TWO, RECORDS, compared_with=APART, target=Target("ratio", at_least=0.9))
+
+
+def processes_recovery(session: Session) -> Iterator[Figure]:
+    """One of two processes is killed; the time until the first record of the next attempt."""
+    killed = {"kill -9 of the first process": 0, "kill -9 of the second process": 1}
+    series = alternate({name: _killed(number) for name, number in killed.items()}, repeat=session.repeat)
+    for name in killed:
+        yield series.figure(name, "s", target=Target("figure", below=10.0))
+
+
+def _killed(number: int) -> Contender:
+    def run() -> Trial:
+        with tempfile.TemporaryDirectory() as folder:
+            times = Path(folder, "times")
+            settings = Settings(updates=str(times))
+            command = [
+                *(sys.executable, "-m", "streamiter", "run", "benchmarks.divided_flows:ticking"),
+                *("--processes", "2", "--checkpoints", f"{folder}/checkpoints"),
+            ]
+            with _environment(settings.variables()), running(command, limit_s=_LIMIT_S, stdout=subprocess.DEVNULL):
+                before = _wait_for(times, lambda seen: len({process for process, _ in seen}) == 2)
+                process = sorted({process for process, _ in before})[number]
+                os.kill(process, signal.SIGKILL)
+                killed_s = time.monotonic()
+                old = {process for process, _ in before}
+                after = _wait_for(times, lambda seen: any(process not in old for process, _ in seen))
+        return Trial({"s": next(at_s for process, at_s in after if process not in old) - killed_s})
+
+    return run
+
+
+def _wait_for(file: Path, condition: Callable[[list[tuple[int, float]]], bool]) -> list[tuple[int, float]]:
+    """Wait until the processes and times in a file meet a condition; return them."""
+    until_s = time.monotonic() + _LIMIT_S
+    while time.monotonic() < until_s:
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        seen = [(int(process), float(at_s)) for process, at_s in map(str.split, lines[:-1])]
+        if condition(seen):
+            return seen
+        time.sleep(_LOOK_S)
+    raise TimeoutError(f"expected other records in {file} within {_LIMIT_S:g} s")
 
 
 def _programs(given: list[Settings]) -> list[tuple[float, int]]:
