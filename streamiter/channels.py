@@ -31,7 +31,7 @@ LIMIT_BYTES: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class ChannelStatistics:
-    """The state of a channel at one moment."""
+    """The state of a channel at one moment. In a channel between two processes, records on their way wait in it."""
 
     name: str
     """The upstream and the downstream subtask."""

@@ -41,6 +41,7 @@
     │   ├── ServerReset            the server was restarted or closed while the call waited
     │   ├── ShardLost              the process of a shard is gone
     │   └── RolledBack             the shards were restored from a snapshot; the worker must go back to its clock
+    ├── RemoteError                (streamiter.runtime) an error in another process, of a class that is not streamiter's
     ├── LinkError                  (streamiter.processes) a link between two processes was lost, or refused
     ├── LoopOverflow               feedback, or replayed data, exceeded the disk limit of its loop
     ├── OutputOverflow             one call of an operator emitted more records than can wait

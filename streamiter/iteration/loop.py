@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from streamiter.errors import GraphError, shortened
@@ -128,10 +128,13 @@ class Loop:
         if self.bounded or again:
             self.coordinator(scope).end_soon()
 
-    def statistics(self, scope: JobScope) -> LoopStatistics:
-        """Return how far this loop has come in the job that owns ``scope``."""
-        members = [member.statistics() for member in self._members(scope)]
-        return self.coordinator(scope).statistics([step.name for step in self._heads], members)
+    def shares(self, scope: JobScope) -> list[Mapping[str, int]]:
+        """Return the shares of this process in the statistics: of its members."""
+        return [member.statistics() for member in self._members(scope)]
+
+    def statistics(self, scope: JobScope, shares: Sequence[Mapping[str, int]] = ()) -> LoopStatistics:
+        """Return how far this loop has come; ``shares`` are those of the other processes."""
+        return self.coordinator(scope).statistics([step.name for step in self._heads], [*self.shares(scope), *shares])
 
     # -- checks of a job that starts -----------------------------------------------------------------------
 

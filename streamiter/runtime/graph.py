@@ -7,7 +7,7 @@ the body of an iteration refers to its *loop*; ``StepLoop`` states what a runnin
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -156,8 +156,11 @@ class StepLoop(Protocol):
     def checkpoint_abandoned(self, scope: JobScope, checkpoint: int) -> None:
         """Let the loop of this job continue, because a checkpoint is given up."""
 
-    def statistics(self, scope: JobScope) -> LoopStatistics:
-        """Return how far the loop of this job has come."""
+    def shares(self, scope: JobScope) -> list[Mapping[str, int]]:
+        """Return the shares of this process in the statistics of the loop."""
+
+    def statistics(self, scope: JobScope, shares: Sequence[Mapping[str, int]] = ()) -> LoopStatistics:
+        """Return how far the loop of this job has come; ``shares`` are those of the other processes."""
 
 
 class Graph:

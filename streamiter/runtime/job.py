@@ -3,6 +3,9 @@
 A :class:`Job` makes its tasks by way of the :class:`~streamiter.runtime.plan.Planner`, opens them, and runs them under
 a *supervisor*, an asyncio task that owns all others. If one task fails, the supervisor stops the others and closes
 everything. Stopping, snapshots and checkpoints are barriers that the job sends through its tasks.
+
+If several processes run the flow, each has a job, which is told apart by :mod:`~streamiter.runtime.other_jobs`: the job
+of process 0 ends after the others, with the statistics and the error of all.
 """
 
 from __future__ import annotations
@@ -12,29 +15,22 @@ import contextlib
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import PlainValue
-from streamiter.errors import (
-    CheckpointError,
-    ConfigurationError,
-    InternalError,
-    JobFailed,
-    OffsetOutOfRange,
-    StreamiterError,
-    shortened,
-)
+from streamiter.errors import CheckpointError, ConfigurationError, StreamiterError
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.operators.operator import JobScope
-from streamiter.operators.output import RecordFailure
 from streamiter.runtime.checkpointing.barriers import Barriers, JobServices, service_key
 from streamiter.runtime.checkpointing.commit import JobSnapshot, snapshot_in_memory
 from streamiter.runtime.checkpointing.committed import checkpoints_of, id_of, warn_of_doubled_outputs
 from streamiter.runtime.checkpointing.task_barriers import TaskStates
+from streamiter.runtime.failures import Failures, first_failure
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import DrainInput, call_unless_cancelled, unless_cancelled
 from streamiter.runtime.messages import Meeting
+from streamiter.runtime.other_jobs import FirstJob, OtherJobs, Report
 from streamiter.runtime.plan import JobOptions, OwnProcess, Planner, first_process
 from streamiter.runtime.statistics import JobState, JobStatistics
 from streamiter.runtime.task import Task
@@ -70,7 +66,6 @@ class Job:
         self.steps = steps
         """The steps of the flow, for drawings."""
         self._clock = options.clock
-        self._lines = {step.name: step.where for step in steps}
         self._plain_data = plain_data
         self._barriers = Barriers(options.clock)
         # A thread is started only when a step that runs in threads gets its first batch.
@@ -86,6 +81,13 @@ class Job:
             own = first_process(flow, steps)
         elif own.number:
             own.placement.check(flow, steps)
+        self._process = own.number
+        self._processes = own.placement.processes
+        if self._processes > 1 and options.on_rejected is not None:
+            raise ConfigurationError(
+                f"flow {flow!r}: expected no on_rejected in {self._processes} processes, given one; each process would "
+                "call its own; give steps dead_letter=topic, which gets the refused records of all processes"
+            )
         planner = Planner(
             own=own,
             steps=steps,
@@ -103,15 +105,26 @@ class Job:
         self._checkpointer = None if checkpoints is None else self._make_checkpointer(checkpoints, options)
         group = ConsumerGroup(id_of(flow), lambda step: options.restore is None or step in options.changed_steps)
         self._scope.put(ConsumerGroup, group)
-        self._watchdog = Watchdog(self._tasks, options.clock, options.stall_after_s)
+        self._watchdog = Watchdog(self._tasks, options.clock, options.stall_after_s, self._process)
+        process = self._process if self._processes > 1 else None
+        self._failures = Failures(flow, {step.name: step.where for step in steps}, checkpoints, process)
         self._state: JobState = "running"
         self._is_aborting = False
         self._is_draining = False
+        self._has_closed = False
         self._started_at_s = options.clock.monotonic_s()
         self._elapsed_s: float | None = None
+        self._opening: asyncio.Task[None] | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        messages = own.messages
-        self._meeting = None if messages is None else Meeting(messages, own.number, own.placement.processes)
+        self._meeting: Meeting | None = None
+        self._others: OtherJobs | None = None
+        self._first: FirstJob | None = None
+        if own.messages is not None:
+            self._meeting = Meeting(own.messages, own.number, self._processes)
+            if own.number:
+                self._first = FirstJob(own.messages, self._stopped_by_first)
+            elif self._processes > 1:
+                self._others = OtherJobs(own.messages, own.placement, options.clock, self._abort)
         self._taking: set[asyncio.Task[object]] = set()
         """Snapshots and checkpoints that are being taken, also if their caller has stopped waiting."""
 
@@ -142,17 +155,20 @@ class Job:
             snapshot = independent_copy(snapshot)
         states = snapshot if self._checkpointer is None else await self._load_states(self._checkpointer)
         try:
-            await self._open(states)
+            if not self._is_aborting:
+                self._opening = asyncio.create_task(self._open(states), name=f"open {self.flow}")
+                await self._opening
         except ExceptionGroup as errors:
-            also = await self._close()
-            self._set_ended("failed")
-            error = self._failure_error(_first_failure(errors), also)
-            raise error from error.__cause__
-        except BaseException:
-            await self._close()
-            self._set_ended("aborted")
-            raise
+            failure = self._has_failed(errors)
+            await self._end("failed", [failure, *await self._close()])
+        except BaseException as ending:
+            is_told_to_end = self._is_aborting and isinstance(ending, asyncio.CancelledError) and not _is_cancelled()
+            if not is_told_to_end:
+                await self._close()
+                await self._end_early(ending)
         self._supervisor = asyncio.create_task(self._supervise(), name=f"job {self.flow}")
+        if self._is_aborting:  # Another process has failed before all steps were open.
+            await self.wait()
         try:
             # Let it start: a task that is cancelled before its start never runs, and would close nothing.
             await asyncio.sleep(0)
@@ -164,10 +180,9 @@ class Job:
         """Shut out older runs, and return the states of the checkpoint that this run starts from."""
         try:
             return await checkpointer.open()
-        except BaseException:
+        except BaseException as ending:
             await checkpointer.close()
-            self._set_ended("failed")
-            raise
+            await self._end_early(ending)
 
     async def _open(self, states: Mapping[str, PlainValue] | None) -> None:
         """Open services, then tasks, then feedback through topics: each needs the ones before it."""
@@ -182,6 +197,8 @@ class Job:
         async with asyncio.TaskGroup() as group:
             for feedback in self._topic_feedback:
                 group.create_task(feedback.open(), name=f"open feedback of {self.flow}")
+        if self._first is not None:
+            self._first.report(self._report())
         if self._meeting is not None:
             # Before that, a record or a message could reach a step that is not open.
             await self._meeting.reach("all steps are open")
@@ -239,6 +256,11 @@ class Job:
                 f'flow {self.flow!r}: expected stop("suspend") or stop("abort") of a worker, given "drain"; a loop '
                 "that workers share does not end when the inputs of one of them do"
             )
+        if mode != "abort" and self._process:
+            raise ConfigurationError(
+                f"flow {self.flow!r}: expected stop({mode!r}) in process 0, which stops all processes, given process "
+                f'{self._process}; stop process 0, or end the run with stop("abort")'
+            )
         if self._supervisor.done():
             return await self.wait()
         if mode == "abort":
@@ -250,19 +272,33 @@ class Job:
         return await self.wait()
 
     def _abort(self) -> None:
-        assert self._supervisor is not None
         # Only once: a second cancellation would interrupt the closing of the steps.
         if not self._is_aborting and self._state == "running":
             self._is_aborting = True
-            self._supervisor.cancel()
+            if self._others is not None:
+                self._others.stop("abort")
+            running = self._supervisor or self._opening
+            if running is not None and not self._has_closed:
+                running.cancel()
+
+    def _stopped_by_first(self, mode: str) -> None:
+        if mode == "abort":
+            self._abort()
+        else:
+            self._drain_sources()
 
     def _drain(self) -> None:
-        for task in self._tasks:
-            if task.brings_input and not task.ended:
-                task.post(DrainInput())
+        self._drain_sources()
+        if self._others is not None:
+            self._others.stop("drain")
         for loop in self._loops:
             loop.drain(self._scope, again=self._is_draining)
         self._is_draining = True
+
+    def _drain_sources(self) -> None:
+        for task in self._tasks:
+            if task.brings_input and not task.ended:
+                task.post(DrainInput())
 
     async def _suspend(self) -> None:
         if self._checkpointer is None:
@@ -281,6 +317,11 @@ class Job:
             raise ConfigurationError(
                 f"flow {self.flow!r}: expected a job of a single process, given one of {self._worker.count} workers; "
                 "a snapshot of one of them would not contain the feedback on its way to the others"
+            )
+        if self._processes > 1:
+            raise ConfigurationError(
+                f"flow {self.flow!r}: expected a job of a single process, given one of {self._processes}; take "
+                "checkpoints instead, which contain the state of all processes"
             )
         snapshot = await self._while_running(self._take_snapshot())
         if snapshot is None:
@@ -344,7 +385,7 @@ class Job:
         if isinstance(result, StreamiterError):
             raise result
         if isinstance(result, BaseException):
-            raise self._failure_error(result)
+            raise self._failures.error_of(result)
         return result
 
     def _forget_taking(self, taking_task: asyncio.Task[object]) -> None:
@@ -356,53 +397,96 @@ class Job:
         failures: list[BaseException] = []
         try:
             try:
+                if self._is_aborting:
+                    raise asyncio.CancelledError
                 await self._run_tasks()
             except ExceptionGroup as errors:
-                failures.append(_first_failure(errors))
+                failures.append(self._has_failed(errors))
             failures += await self._close(went_well=not failures)
         except BaseException as ending:
             # Mostly an abort. It may have interrupted the closing, so the rest is closed here.
             failures += await self._close()
             is_cancelled = isinstance(ending, asyncio.CancelledError)
             if not (is_cancelled and failures):
-                self._set_ended("aborted")
+                await self._end("aborted")
                 if is_cancelled and self._is_aborting:
                     return
                 raise
         if failures:
-            self._set_ended("failed")
-            error = self._failure_error(failures[0], failures[1:])
+            await self._end("failed", failures)
+        await self._end("suspended" if any(task.suspended for task in self._tasks) else "finished")
+
+    def _has_failed(self, errors: BaseException) -> BaseException:
+        """Return the error of the job; the other processes end, too."""
+        error = self._failures.error_of(first_failure(errors))
+        if self._others is not None:
+            self._others.failed(error)
+        return error
+
+    async def _end_early(self, ending: BaseException) -> NoReturn:
+        """End a job that cannot start, and raise the reason."""
+        if isinstance(ending, Exception):
+            await self._end("failed", [ending])
+        await self._end("aborted")
+        raise ending
+
+    async def _end(self, state: JobState, failures: Sequence[BaseException] = ()) -> None:
+        """Set the state of the job, whose steps are closed; process 0 first waits for the jobs of the others.
+
+        Raises the first of the failures, or the first error of another process.
+        """
+        self._has_closed = True
+        error, *others = failures or (None,)
+        if error is not None:
+            for other in others:
+                error.add_note(f"then, while closing: {other}")
+        try:
+            if self._others is not None:
+                # Whoever cancels a job without an abort does not wait for anything.
+                if state == "aborted" and not self._is_aborting:
+                    self._others.stop("abort")
+                else:
+                    state, error = await self._others.ended(state, error)
+        except asyncio.CancelledError:
+            state = "aborted"
+            raise
+        finally:
+            self._state = state
+            self._elapsed_s = self._clock.monotonic_s() - self._started_at_s
+        if self._first is not None:
+            self._first.report_end(self._report(), error)
+        if error is not None:
             raise error from error.__cause__
-        self._set_ended("suspended" if any(task.suspended for task in self._tasks) else "finished")
 
     async def _run_tasks(self) -> None:
         async with asyncio.TaskGroup() as group:
-            watchdog = group.create_task(self._watchdog.run(), name="watchdog")
+            meanwhile = [group.create_task(self._watchdog.run(), name="watchdog")]
+            if self._first is not None:
+                reports = self._first.report_regularly(self._clock, self._report)
+                meanwhile.append(group.create_task(reports, name="reports"))
             running = [group.create_task(self._run(task), name=task.name) for task in self._tasks]
             for task in self._tasks:
                 if task.feeder is not None and not task.ended:
                     task.feeder.start(group)
             for feedback in self._topic_feedback:
                 feedback.start(group)
-            checkpointing = None
             if self._checkpointer is not None:
                 name = f"checkpoints of {self.flow}"
-                checkpointing = group.create_task(self._checkpointer.run(), name=name)
+                meanwhile.append(group.create_task(self._checkpointer.run(), name=name))
             await asyncio.wait(running)
             for feedback in self._topic_feedback:
                 await feedback.finish()
             if self._checkpointer is not None:
                 await self._checkpointer.finish(suspended=any(task.suspended for task in self._tasks))
-            if checkpointing is not None:
-                checkpointing.cancel()
-            watchdog.cancel()
+            for task_beside in meanwhile:
+                task_beside.cancel()
 
     async def _run(self, task: Task) -> None:
         await unless_cancelled(task.run(), task.first.step.name)
         await self._services.task_ended(task)
         self._barriers.ended(task)
 
-    async def _close(self, *, went_well: bool = False) -> list[Exception]:
+    async def _close(self, *, went_well: bool = False) -> list[BaseException]:
         for taking_task in self._taking:
             taking_task.cancel()
         await asyncio.gather(*self._taking, return_exceptions=True)
@@ -420,29 +504,7 @@ class Job:
                 await self._checkpointer.close()
             except Exception as error:
                 errors.append(error)
-        return errors
-
-    def _set_ended(self, state: JobState) -> None:
-        self._state = state
-        self._elapsed_s = self._clock.monotonic_s() - self._started_at_s
-
-    def _failure_error(self, failure: BaseException, also: Sequence[BaseException] = ()) -> BaseException:
-        error = self._error_of(failure)
-        for other in also:
-            error.add_note(f"then, while closing: {self._error_of(other)}")
-        return error
-
-    def _error_of(self, failure: BaseException) -> BaseException:
-        if isinstance(failure, RecordFailure):
-            return _job_failed(self.flow, failure, self._lines, self._checkpoints)
-        if isinstance(failure, StreamiterError):  # the error of a checkpoint, which no step has caused
-            subject = f"flow {self.flow!r}: "
-            failed = JobFailed(f"{subject}{str(failure).removeprefix(subject)}", step="checkpoint")
-            failed.__cause__ = failure
-            return failed
-        error = InternalError(f"flow {self.flow!r}: {type(failure).__name__}: {failure}; please report this")
-        error.__cause__ = failure
-        return error
+        return [self._failures.error_of(error) for error in errors]
 
     # -- statistics ------------------------------------------------------------------------------------
 
@@ -451,54 +513,30 @@ class Job:
         self._watchdog.stall_after_s = seconds
 
     def statistics(self) -> JobStatistics:
-        """Return the statistics of the job now."""
+        """Return the statistics of the job now; in process 0 those of all processes."""
         elapsed_s = self._elapsed_s
         if elapsed_s is None:
             elapsed_s = self._clock.monotonic_s() - self._started_at_s
-        return JobStatistics(
+        # The coordinators of loops are in process 0.
+        loops = () if self._first is not None else enumerate(self._loops)
+        shares = self._others.shares if self._others is not None else lambda loop: ()
+        statistics = JobStatistics(
             flow=self.flow,
             state=self._state,
             elapsed_s=elapsed_s,
-            tasks=tuple(task_statistics(task, self._loops) for task in self._tasks),
-            loops=tuple(loop.statistics(self._scope) for loop in self._loops),
+            tasks=tuple(task_statistics(task, self._loops, self._process) for task in self._tasks),
+            loops=tuple(loop.statistics(self._scope, shares(number)) for number, loop in loops),
             checkpoints=None if self._checkpointer is None else self._checkpointer.statistics(),
             stalled=self._watchdog.stalled() if self._state == "running" else (),
             parameter_servers=self._services.statistics(),
         )
+        return statistics if self._others is None else self._others.joined(statistics)
+
+    def _report(self) -> Report:
+        return Report(self.statistics(), [loop.shares(self._scope) for loop in self._loops])
 
 
-def _first_failure(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-def _job_failed(
-    flow: str, failure: RecordFailure, lines: Mapping[str, str], checkpoints: Checkpoints | None
-) -> JobFailed:
-    """Return the error for a failed job; it names the step, the user's line, and the record or its offsets."""
-    cause = failure.__cause__ or failure
-    step = failure.step
-    where = f" ({lines[step]})" if step in lines else ""
-    what = str(cause) if isinstance(cause, StreamiterError) else f"{type(cause).__name__}: {cause}"
-    message = f"flow {flow!r}, step {step!r}{where}{_place(failure)}: {what}"
-    if checkpoints is not None and isinstance(cause, OffsetOutOfRange):
-        message += f"; changed_steps=[{step!r}] lets this source begin where its "
-        if not checkpoints.has_store:
-            message += "first_start= says, in one run; restore=None does so with all sources"
-        else:
-            message += (
-                'start= says (its first_start= if that is "committed"), and keeps the state of all other steps; '
-                "restore=None is a fresh start of the whole flow; restore=<number> resumes from another checkpoint"
-            )
-    error = JobFailed(message, step=step)
-    error.__cause__ = cause
-    return error
-
-
-def _place(failure: RecordFailure) -> str:
-    if failure.origin is not None:
-        return f" at {failure.origin}"
-    if failure.has_record:
-        return f" on record {shortened(failure.record)}"
-    return f" in {failure.place}" if failure.place else ""
+def _is_cancelled() -> bool:
+    """Return whether the current task is cancelled, and not only a task that it awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -121,6 +121,8 @@ class TaskStatistics:
     """For a source: whether it does not read now, because a step downstream holds more records than channels do."""
     ended: bool
     """Whether the task has ended."""
+    process: int = 0
+    """The number of the process that the task is in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,8 @@ class StalledTask:
     cause: Literal["held", "topic", "step"]
     """``held``: it has input that it does not want yet. ``topic``: a topic does not take its records, or those of a
     task that it waits for. ``step``: neither, so a step hangs."""
+    process: int = 0
+    """The number of the process that the task is in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +204,20 @@ class LoopStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessStatistics:
+    """One of several processes that run a flow."""
+
+    process: int
+    """The number of the process."""
+    state: JobState
+    """Whether its part of the job is running, or how it has ended."""
+    age_s: float
+    """The seconds since the numbers of its tasks have arrived in process 0; 0 if they are final."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatistics:
-    """A job at one moment.
+    """A job at one moment. If several processes run the flow, the statistics of process 0 are those of all.
 
     ``dataclasses.asdict`` turns it into plain dicts, texts and finite numbers, which are a JSON document.
 
@@ -230,6 +246,8 @@ class JobStatistics:
     """The tasks without progress, at the last look of the watchdog."""
     parameter_servers: dict[str, Any] = field(default_factory=dict)
     """The parameter servers of the steps, by name: a ``ParameterServerStatistics`` for each."""
+    processes: tuple[ProcessStatistics, ...] = ()
+    """The processes, if there are several. Those other than 0 report once a second."""
 
     def step(self, name: str) -> OperatorStatistics:
         """Return the counts of a step, all subtasks together. Raises KeyError if no step has this name."""

@@ -37,12 +37,16 @@ class Watchdog:
 
     Each task is judged by its own progress, so the watchdog finds a task that hangs among busy ones. A task without
     input is idle. A task that waits for room in a channel is stalled only if the task that reads the channel is. A task
-    that waits for other input than it has gets ten times as long while any task makes progress.
+    that waits for other input than it has gets ten times as long while any task makes progress. A reader in another
+    process is watched there.
     """
 
-    def __init__(self, tasks: Sequence[Task], clock: Clock, stall_after_s: float = STALL_AFTER_S) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], clock: Clock, stall_after_s: float = STALL_AFTER_S, process: int = 0
+    ) -> None:
         self._watched = [_Watched(task) for task in tasks]
         self._clock = clock
+        self._process = process
         self.stall_after_s = stall_after_s
         self._readers = {id(port.channel): watched for watched in self._watched for port in watched.task.gate.ports}
         self._stalled: list[StalledTask] = []
@@ -92,7 +96,9 @@ class Watchdog:
             elif _is_held(watched.task):
                 cause = "held"
             reason = watched.blocked_by or ""
-            stalled.append(StalledTask(watched.task.name, reason, now_s - watched.moved_at_s, cause))
+            stalled.append(
+                StalledTask(watched.task.name, reason, now_s - watched.moved_at_s, cause, process=self._process)
+            )
         return stalled
 
     def _stalled_now(self) -> list[_Watched]:
@@ -101,8 +107,8 @@ class Watchdog:
         something_moves = any(watched.has_moved for watched in self._watched)
         for watched in reversed(self._watched):  # Downstream tasks first, because they make the room.
             room = watched.task.waits_for_room_in
-            reader = None if room is None else self._readers[id(room)]
-            waits_in_vain = reader is None or reader.task.ended or reader.task.name in still
+            reader = self._readers.get(id(room))
+            waits_in_vain = room is None if reader is None else reader.task.ended or reader.task.name in still
             if watched.is_stalled(something_moves) and waits_in_vain:
                 still[watched.task.name] = watched
         return list(reversed(still.values()))
@@ -166,7 +172,7 @@ def _is_held(task: Task) -> bool:
     return not task.is_handling and task.gate.has_parked and not task.gate.awaited_barriers()
 
 
-def task_statistics(task: Task, loops: Sequence[object]) -> TaskStatistics:
+def task_statistics(task: Task, loops: Sequence[object], process: int) -> TaskStatistics:
     """Return the statistics of a task of a job with these loops."""
     channels = [port.channel for port in task.gate.ports]
     blocked_s = sum(lane.blocked_s for writer in task.writers for lane in writer.lanes)
@@ -190,4 +196,5 @@ def task_statistics(task: Task, loops: Sequence[object]) -> TaskStatistics:
         lag={} if task.feeder is None else {str(part): int(left) for part, left in task.feeder.lag().items()},
         is_paused=task.feeder is not None and not task.ended and task.feeder.intake.is_shut,
         ended=task.ended,
+        process=process,
     )

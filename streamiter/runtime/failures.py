@@ -1,0 +1,135 @@
+"""The error of a job that fails: what it says, and how it travels from one process to another.
+
+Between processes an error is plain data. Classes of streamiter survive, because callers check them; any other error
+becomes a :class:`RemoteError` with its text and its traceback.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, final
+
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.deferred import PlainValue
+from streamiter.errors import InternalError, JobFailed, OffsetOutOfRange, PlainDataError, StreamiterError, shortened
+from streamiter.operators.output import RecordFailure
+
+if TYPE_CHECKING:
+    from streamiter.checkpoints.store import Checkpoints
+
+# The end of a traceback has the line of the user; deep recursions and huge messages are cut.
+_TRACE_CHARACTERS: Final = 10_000
+
+
+class RemoteError(StreamiterError):
+    """An error of another process whose class is none of streamiter. Its text begins with the name of the class."""
+
+
+def first_failure(error: BaseException) -> BaseException:
+    """Return the first error of a group, or the error itself."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+@final
+class Failures:
+    """Makes the errors of one job: they name the flow, the step, the line of the user and the process."""
+
+    def __init__(
+        self, flow: str, lines: Mapping[str, str], checkpoints: Checkpoints | None, process: int | None
+    ) -> None:
+        """``lines``: the line of the user that added each step. ``process``: None if there is only one."""
+        self._flow = flow
+        self._lines = lines
+        self._checkpoints = checkpoints
+        self._process = "" if process is None else f", in process {process}"
+
+    def error_of(self, failure: BaseException) -> BaseException:
+        """Return the error of a job that ends because of ``failure``; this is its cause."""
+        if isinstance(failure, RecordFailure):
+            return self._error_of_step(failure)
+        error: StreamiterError
+        if isinstance(failure, StreamiterError):  # the error of a checkpoint, which no step has caused
+            reason = str(failure).removeprefix(f"flow {self._flow!r}: ")
+            error = JobFailed(f"flow {self._flow!r}{self._process}: {reason}", step="checkpoint")
+        else:
+            reason = f"{type(failure).__name__}: {failure}; please report this"
+            error = InternalError(f"flow {self._flow!r}{self._process}: {reason}")
+        error.__cause__ = failure
+        return error
+
+    def _error_of_step(self, failure: RecordFailure) -> JobFailed:
+        cause = failure.__cause__ or failure
+        step = failure.step
+        where = f" ({self._lines[step]})" if step in self._lines else ""
+        what = str(cause) if isinstance(cause, StreamiterError) else f"{type(cause).__name__}: {cause}"
+        message = f"flow {self._flow!r}, step {step!r}{where}{_place(failure)}{self._process}: {what}"
+        if self._checkpoints is not None and isinstance(cause, OffsetOutOfRange):
+            message += f"; changed_steps=[{step!r}] lets this source begin where its "
+            if not self._checkpoints.has_store:
+                message += "first_start= says, in one run; restore=None does so with all sources"
+            else:
+                message += (
+                    'start= says (its first_start= if that is "committed"), and keeps the state of all other steps; '
+                    "restore=None is a fresh start of the whole flow; restore=<number> resumes from another checkpoint"
+                )
+        error = JobFailed(message, step=step)
+        error.__cause__ = cause
+        return error
+
+
+def _place(failure: RecordFailure) -> str:
+    if failure.origin is not None:
+        return f" at {failure.origin}"
+    if failure.has_record:
+        return f" on record {shortened(failure.record)}"
+    return f" in {failure.place}" if failure.place else ""
+
+
+def error_to_plain(error: BaseException) -> PlainValue:
+    """Return an error as plain data: its class, arguments, attributes, notes and cause.
+
+    >>> unknown = error_from_plain(error_to_plain(JobFailed("flow 'f', step 'a': no", step="a")))
+    >>> unknown, unknown.step, error_from_plain(error_to_plain(KeyError("x")))
+    (JobFailed("flow 'f', step 'a': no"), 'a', RemoteError("KeyError: 'x'"))
+    """
+    kind = type(error)
+    if _own_classes().get(f"{kind.__module__}.{kind.__qualname__}") is not kind:
+        trace = "".join(traceback.format_exception(error))[-_TRACE_CHARACTERS:]
+        kind, error = RemoteError, RemoteError(f"{kind.__name__}: {error}")
+        error.add_note(f"In its process:\n{trace}")
+    attributes = {name: value for name, value in vars(error).items() if _is_plain(value)}
+    cause = None if error.__cause__ is None else error_to_plain(error.__cause__)
+    return [f"{kind.__module__}.{kind.__qualname__}", [str(part) for part in error.args], attributes, cause]
+
+
+def error_from_plain(plain: Any) -> BaseException:
+    """Return the error of ``error_to_plain``."""
+    name, arguments, attributes, cause = plain
+    kind = _own_classes()[name]
+    error = kind.__new__(kind, *arguments)  # The arguments of ``__init__`` are others in some classes.
+    vars(error).update(attributes)
+    error.__cause__ = None if cause is None else error_from_plain(cause)
+    return error
+
+
+def _own_classes() -> dict[str, type[StreamiterError]]:
+    """Return the classes of streamiter's tree that are defined in streamiter, by name."""
+    found: dict[str, type[StreamiterError]] = {}
+    waiting: list[type[StreamiterError]] = [StreamiterError]
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if kind.__module__.partition(".")[0] == "streamiter":
+            found[f"{kind.__module__}.{kind.__qualname__}"] = kind
+    return found
+
+
+def _is_plain(value: object) -> bool:
+    try:
+        PlainData().encode(value)
+    except PlainDataError:
+        return False
+    return True
