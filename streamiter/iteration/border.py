@@ -9,7 +9,6 @@ the iteration ends. Each keeps the decisions that it was told, because the coord
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from streamiter.checkpoints.disk_queue import SpillStatistics
@@ -80,7 +79,7 @@ class ReceivedEpochs:
     def report_restored(self, told: RestoredMember) -> None:
         """Report that the head resumes, with everything again that the coordinator may not know."""
         counts = tuple(self._unacknowledged.items())
-        state = replace(told, reported=self._reported, counts=counts, has_ended=self._has_ended)
+        state = told._replace(reported=self._reported, counts=counts, has_ended=self._has_ended)
         self._reports.restored(self._head, state)
 
     def snapshot(self) -> dict[str, Any]:
@@ -549,7 +548,7 @@ class Entrance(LoopMember):
         # The data that the entrance waited for may belong to another subtask now.
         self.context.post(Admit())
         told = RestoredMember(self._ended_in, self.last_complete, state.get("complete", self.last_complete))
-        told = replace(told, reported=self._passed_watermark, has_ended=self._data_ended)
+        told = told._replace(reported=self._passed_watermark, has_ended=self._data_ended)
         self.reports.restored(self.number, told)
 
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol, final
+from typing import Final, NamedTuple, Protocol, final
 
 from streamiter.iteration.progress import Completed, Decision, Ended, EndReason, LoopProgress, ReleasedEpoch
 from streamiter.records import Control
@@ -88,8 +87,7 @@ class Awaited(Control):
         self.text = text
 
 
-@dataclass(frozen=True, slots=True)
-class RestoredMember:
+class RestoredMember(NamedTuple):
     """The state of a member at the snapshot that it resumes from."""
 
     ended_in: int | None
@@ -108,10 +106,14 @@ class RestoredMember:
     """Whether it has reported the end of its feedback, or of its data."""
 
 
+DECISIONS: Final = (Advance, Release, Stop, Terminate, Admit, Overloaded, Awaited)
+"""All that a member is told."""
+
+
 class LoopReports(Protocol):
     """The reports of members, which have numbers: first the heads, then the criteria heads, then the entrances.
 
-    In the coordinator's process this is the coordinator, and a report is a call.
+    In the coordinator's process this is the coordinator, and a report is a call; in another one, a report is a message.
     """
 
     def join(self, member: int, tell: Tell) -> None:
@@ -287,7 +289,7 @@ class LoopCoordinator(LoopReports):
         self._tell(decisions)
 
     def restored(self, member: int, state: RestoredMember) -> None:
-        self._restored[member] = state
+        state = self._restored[member] = RestoredMember(*state)  # From another process it comes as a plain tuple.
         if member < self._first_entrance:
             self._progress.head_restored(member, received=state.reported, counts=state.counts)
         elif state.reported >= 0:

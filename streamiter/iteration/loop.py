@@ -12,11 +12,12 @@ from streamiter.errors import GraphError, shortened
 from streamiter.flow.building import RoundScope, check_round_scope
 from streamiter.flow.stream import Stream
 from streamiter.iteration.border import LoopMember
-from streamiter.iteration.coordinator import LoopCoordinator, LoopReports
+from streamiter.iteration.coordinator import DECISIONS, LoopCoordinator, LoopReports
 from streamiter.operators.functions import asynchronous_kind, misfit
 from streamiter.operators.operator import Context, IterationListener, JobScope, Operator
-from streamiter.runtime.feedback import FeedbackLimits
+from streamiter.runtime.feedback import FeedbackDeparture, FeedbackLimits
 from streamiter.runtime.graph import Edge, Step
+from streamiter.runtime.messages import shared_by_processes
 from streamiter.runtime.statistics import LoopStatistics
 
 _CALLBACKS: Final = ("on_epoch_watermark_incremented", "on_iteration_terminated")
@@ -94,14 +95,22 @@ class Loop:
         return reports, number
 
     def reports(self, scope: JobScope) -> LoopReports:
-        """Return where members report: the coordinator, unless ``scope`` has a link to its process under this key."""
-        return scope.get((self, "reports"), lambda: self.coordinator(scope))
+        """Return where members report: the coordinator or, in another process, what sends the reports to it."""
+        return scope.get(
+            (self, "reports"),
+            lambda: shared_by_processes(
+                scope, f"loop of {self._heads[0].name}", lambda: self.coordinator(scope), DECISIONS
+            ),
+        )
 
     def _members(self, scope: JobScope) -> list[LoopMember]:
         return scope.get((self, "members"), list)
 
     def coordinator(self, scope: JobScope) -> LoopCoordinator:
-        """Return the coordinator of this loop in the job that owns ``scope``."""
+        """Return the coordinator of this loop in the job that owns ``scope``.
+
+        In another process than 0 it has no members, so no call has an effect.
+        """
         return scope.get(
             self,
             lambda: LoopCoordinator(
@@ -129,8 +138,12 @@ class Loop:
             self.coordinator(scope).end_soon()
 
     def shares(self, scope: JobScope) -> list[Mapping[str, int]]:
-        """Return the shares of this process in the statistics: of its members."""
-        return [member.statistics() for member in self._members(scope)]
+        """Return the shares of this process in the statistics: of its members, and of feedback that has not left it."""
+        departures = [half for head in self._heads for half in scope.get((head, "departures"), list[FeedbackDeparture])]
+        return [
+            *(member.statistics() for member in self._members(scope)),
+            *(departure.waiting() for departure in departures),
+        ]
 
     def statistics(self, scope: JobScope, shares: Sequence[Mapping[str, int]] = ()) -> LoopStatistics:
         """Return how far this loop has come; ``shares`` are those of the other processes."""

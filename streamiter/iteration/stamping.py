@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 
 from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import GraphError, user_line
@@ -22,6 +22,9 @@ from streamiter.operators.output import Output
 from streamiter.records import Batch, Control, EndOfInput, EpochWatermark, Idle, slice_batch
 from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS, InputEnded
 from streamiter.runtime.graph import Step
+from streamiter.runtime.messages import shared_by_processes
+
+T = TypeVar("T")
 
 
 def epochs_every(
@@ -157,6 +160,14 @@ class CatchingUp(Boundary):
             self._post(catch_up)
 
 
+def shared_by_subtasks(context: Context, create: Callable[[], T]) -> T:
+    """Return the object that all subtasks of a step report to; in another process than its own, what stands for it."""
+    return context.scope.get(
+        ("stamping", context.name),
+        lambda: shared_by_processes(context.scope, f"stamping of {context.name}", create, [CatchUp]),
+    )
+
+
 class Stamper(CatchingUp):
     """Gives epochs to the records of its subtask by their number or at marks; it cuts batches where an epoch ends.
 
@@ -176,9 +187,7 @@ class Stamper(CatchingUp):
         self._step = context.name
         self._index = context.subtask_index
         self._post = context.post
-        self._pace: StampingPace = context.scope.get(
-            ("stamping", context.name), lambda: StampingPace(context.parallelism)
-        )
+        self._pace = shared_by_subtasks(context, lambda: StampingPace(context.parallelism))
         self._pace.join(self._index, self.tell)
         self._silence = Silence(context, self._idle_timeout_s)
         self._silence.start()
@@ -282,9 +291,7 @@ class TimedStamper(CatchingUp):
         self._index = context.subtask_index
         self._post = context.post
         self._now_s = context.clock.monotonic_s
-        self._clock: StampingClock = context.scope.get(
-            ("stamping", context.name), lambda: StampingClock(context.clock, self._seconds)
-        )
+        self._clock = shared_by_subtasks(context, lambda: StampingClock(context.clock, self._seconds))
         self._clock.join(self._index, self.tell)
 
     def tell(self, catch_up: CatchUp) -> None:

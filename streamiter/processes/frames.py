@@ -80,7 +80,10 @@ class Taken(NamedTuple):
     makes_way: bool
     """Whether the channel admits batches as if nothing were set aside."""
     shuts_intakes: bool
-    """Whether the sources before the channel must not read, on behalf of channels further downstream."""
+    """Whether the sources before the channel must not read, on behalf of channels further downstream.
+
+    The producer's half of feedback sets only this field: data must be throttled, because feedback waits on its disk.
+    """
 
     def encode(self) -> bytes:
         """Return the body of its frame."""

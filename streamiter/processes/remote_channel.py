@@ -18,7 +18,6 @@ from streamiter.errors import InternalError
 from streamiter.processes.frames import BATCH, CONTROL, TAKEN, Taken
 from streamiter.processes.link import ProcessLink, check_length
 from streamiter.records import Control, DataBatch, EpochWatermark
-from streamiter.runtime.plan import ChannelLimits
 
 # So many channels into one task have the full limits. More channels share the limits of so many, so that the memory of
 # a task does not grow with the number of processes.
@@ -169,22 +168,3 @@ class _RemoteIntake(Intake):
     def open(self) -> None:
         super().open()
         self._channel.report_later()
-
-
-@final
-class LinkedProcess:
-    """Another process, as a planner uses it (``OtherProcess``): it makes halves of channels at the link to it."""
-
-    def __init__(self, link: ProcessLink) -> None:
-        self._link = link
-
-    def departing(self, number: int, name: str, limits: ChannelLimits, *, neighbours: int) -> DepartingChannel:
-        """Return the producer's half of the channel with this number."""
-        return DepartingChannel(
-            name, self._link, number, limit_records=limits.records, limit_bytes=limits.size_bytes, neighbours=neighbours
-        )
-
-    def arriving(self, number: int, name: str, limits: ChannelLimits) -> tuple[ArrivingChannel, Intake]:
-        """Return the consumer's half of the channel with this number, and the intake of its sources."""
-        channel = ArrivingChannel(name, self._link, number)
-        return channel, channel.intake

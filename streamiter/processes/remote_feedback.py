@@ -1,21 +1,25 @@
 """A feedback channel whose ends are in two processes.
 
 The producer's half is a :class:`DepartingFeedback`. It never blocks: feedback that the head's half has no room for
-waits in a queue, which continues on the disk of the producer. The head's half is an :class:`ArrivingFeedback`, a
-``FeedbackChannel`` that reports the items that the head has taken.
+waits in a queue, which continues on the disk of the producer. It reports when the first batch has gone to disk, and
+when none is left. The head's half is an :class:`ArrivingFeedback`, a ``FeedbackChannel`` that reports the items that
+the head has taken. It spills while either half does, so the head reports the overload of both to its loop.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Mapping
 from typing import final
 
+from streamiter.channels import Intake
 from streamiter.checkpoints.disk_queue import SpillQueue
-from streamiter.processes.frames import BATCH, Taken
+from streamiter.processes.frames import BATCH, TAKEN, Taken
 from streamiter.processes.link import ProcessLink
-from streamiter.processes.remote_channel import DepartingChannel
+from streamiter.processes.remote_channel import ArrivingChannel, DepartingChannel
 from streamiter.records import Control, DataBatch
 from streamiter.runtime.feedback import FeedbackChannel, FeedbackStatistics
+from streamiter.runtime.plan import ChannelLimits
 
 
 @final
@@ -25,8 +29,8 @@ class DepartingFeedback:
     def __init__(self, name: str, link: ProcessLink, number: int, queue: SpillQueue) -> None:
         self.name = name
         self.queue = queue
-        self._link = link
         self._way = _FeedbackWay(self, link, number)
+        queue.on_limit = lambda: link.report_later(number, self.report)
         self._queued_records = self._peak_records = self._total_records = self._last_epoch = 0
         self._is_closed = False
 
@@ -34,6 +38,10 @@ class DepartingFeedback:
     def is_spilling(self) -> bool:
         """Whether more feedback waits in this process than fits into the memory limit."""
         return self.queue.bytes_on_disk > 0
+
+    def report(self) -> Taken:
+        """Return whether feedback waits on disk; then the data of the loop is throttled in all processes."""
+        return Taken(0, 0, 0, 0, makes_way=False, shuts_intakes=self.is_spilling)
 
     def put(self, batch: DataBatch) -> None:
         """Send a batch, or let it wait; no effect after :meth:`close`.
@@ -76,6 +84,16 @@ class DepartingFeedback:
         self._is_closed, self._queued_records = True, 0
         self.queue.close()
 
+    def waiting(self) -> Mapping[str, int]:
+        """Return for the statistics of the loop the feedback that was not sent yet."""
+        return {
+            "epoch_reached": self._last_epoch,
+            "fed_back_records": self._queued_records,
+            "waiting_records": self._queued_records,
+            "bytes_in_memory": self.queue.bytes_in_memory,
+            "bytes_on_disk": self.queue.bytes_on_disk,
+        }
+
     def statistics(self) -> FeedbackStatistics:
         """Return the numbers of both halves: records waiting here, under way, and at the head."""
         spilled, way = self.queue.statistics(), self._way.statistics()
@@ -115,10 +133,25 @@ class ArrivingFeedback(FeedbackChannel):
         self._waiting: deque[tuple[int, int]] = deque()
         """The records and the size of each item in the queue."""
         self._taken_records = self._taken_bytes = 0
+        self._spills_before = False
+        """Whether feedback waits on the disk of the producer."""
+        self._on_limit: Callable[[], None] = lambda: None
         link.attach(number, self.receive)
 
+    @property
+    def is_spilling(self) -> bool:
+        return self._spills_before or super().is_spilling
+
+    def call_at_limit(self, call: Callable[[], None]) -> None:
+        super().call_at_limit(call)
+        self._on_limit = call
+
     def receive(self, kind: int, body: memoryview) -> None:
-        """Take a batch or a control record of the producer's half."""
+        """Take a batch, a control record or a report of the producer's half."""
+        if kind == TAKEN:
+            self._spills_before = Taken.decode(body).shuts_intakes
+            self._on_limit()
+            return
         if kind == BATCH:
             batch, size_bytes = self._link.encoding.decode_batch(body)
             self._waiting.append((len(batch.records), size_bytes))
@@ -149,3 +182,30 @@ class ArrivingFeedback(FeedbackChannel):
         self._taken_records += records
         self._taken_bytes += size_bytes
         self._link.report_later(self._number, self.report)
+
+
+@final
+class LinkedProcess:
+    """Another process, as a planner uses it (``OtherProcess``): it makes halves of channels at the link to it."""
+
+    def __init__(self, link: ProcessLink) -> None:
+        self._link = link
+
+    def departing(self, number: int, name: str, limits: ChannelLimits, *, neighbours: int) -> DepartingChannel:
+        """Return the producer's half of the channel with this number."""
+        return DepartingChannel(
+            name, self._link, number, limit_records=limits.records, limit_bytes=limits.size_bytes, neighbours=neighbours
+        )
+
+    def arriving(self, number: int, name: str, limits: ChannelLimits) -> tuple[ArrivingChannel, Intake]:
+        """Return the consumer's half of the channel with this number, and the intake of its sources."""
+        channel = ArrivingChannel(name, self._link, number)
+        return channel, channel.intake
+
+    def departing_feedback(self, number: int, name: str, queue: SpillQueue) -> DepartingFeedback:
+        """Return the producer's half of the feedback channel with this number."""
+        return DepartingFeedback(name, self._link, number, queue)
+
+    def arriving_feedback(self, number: int, name: str, queue: SpillQueue) -> ArrivingFeedback:
+        """Return the head's half of the feedback channel with this number."""
+        return ArrivingFeedback(name, self._link, number, queue)

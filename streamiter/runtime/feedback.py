@@ -11,7 +11,7 @@ feedback through a topic, the :class:`TopicRange` where they are stored in the t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
@@ -84,6 +84,16 @@ class FeedbackEntrance(Protocol):
 
     def put(self, batch: DataBatch) -> None: ...
     def put_control(self, control: Control) -> None: ...
+
+
+class FeedbackDeparture(FeedbackEntrance, Protocol):
+    """The producer's half of a feedback channel that leads to another process."""
+
+    def waiting(self) -> Mapping[str, int]:
+        """Return for the statistics of the loop the feedback that has not left this process."""
+
+    def close(self) -> None:
+        """Close the files; feedback is dropped from now on."""
 
 
 class FeedbackChannel:

@@ -29,7 +29,7 @@ from streamiter.runtime.checkpointing.task_barriers import TaskStates
 from streamiter.runtime.failures import Failures, first_failure
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import DrainInput, call_unless_cancelled, unless_cancelled
-from streamiter.runtime.messages import Meeting
+from streamiter.runtime.messages import Conversations, Meeting
 from streamiter.runtime.other_jobs import FirstJob, OtherJobs, Report
 from streamiter.runtime.plan import JobOptions, OwnProcess, Planner, first_process
 from streamiter.runtime.statistics import JobState, JobStatistics
@@ -76,7 +76,7 @@ class Job:
         self._loops = list(dict.fromkeys(step.loop for step in steps if step.loop is not None))
         self._worker = options.worker
         if self._worker.shares:
-            check_shared(flow, steps)
+            check_shared(flow, steps, processes=1 if own is None else own.placement.processes)
         if own is None:
             own = first_process(flow, steps)
         elif own.number:
@@ -98,7 +98,7 @@ class Job:
             executor=self._executor,
         )
         self._tasks = planner.make_tasks()
-        self._topic_feedback = planner.topic_feedback
+        self._topic_feedback, self._departures = planner.topic_feedback, planner.departures
         checkpoints = self._checkpoints = checkpoints_of(flow, self._tasks, options)
         self._services = JobServices(flow, self._tasks, plain_data=plain_data, has_checkpoints=checkpoints is not None)
         self._barriers.watch(self._tasks, self._services, self._checkpoint_abandoned)
@@ -121,6 +121,7 @@ class Job:
         self._first: FirstJob | None = None
         if own.messages is not None:
             self._meeting = Meeting(own.messages, own.number, self._processes)
+            self._scope.put(Conversations, Conversations(own.messages, own.number))
             if own.number:
                 self._first = FirstJob(own.messages, self._stopped_by_first)
             elif self._processes > 1:
@@ -498,6 +499,8 @@ class Job:
             errors += await task.close()
         for feedback in self._topic_feedback:
             errors += await feedback.close()
+        for departure in self._departures:
+            departure.close()
         errors += await self._services.close(went_well=went_well)
         if self._checkpointer is not None:
             try:

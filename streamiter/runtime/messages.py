@@ -2,16 +2,22 @@
 
 In each process a job sends messages of plain data to the jobs of the other processes: reports of loops, barriers and
 their answers, statistics. What carries them is a :class:`Messages`: links between processes, or an event loop in which
-several jobs run. A :class:`Meeting` uses it.
+several jobs run. :class:`Meeting` and :class:`Conversations` use it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final, Protocol, final
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar, cast, final
 
 from streamiter.deferred import PlainValue
+from streamiter.errors import InternalError
+from streamiter.operators.operator import JobScope
+from streamiter.records import Control
+
+T = TypeVar("T")
 
 Handler = Callable[..., None]
 """Takes the number of the sender, then the contents of a message."""
@@ -73,3 +79,97 @@ class Meeting:
 
     def _opened(self, point: str) -> asyncio.Event:
         return self._open.setdefault(point, asyncio.Event())
+
+
+_REPORT: Final = "report"
+_ANSWER: Final = "answer"
+_JOIN: Final = "join"
+
+
+@final
+class Conversations:
+    """Lets tasks of all processes report to objects in process 0, such as the coordinator of a loop.
+
+    A task reports by a call ``shared.method(member, *contents)``, and ``shared.join(member, tell)`` connects it first:
+    ``tell`` gets the answers, which are control records. In another process than 0, such a call is a message.
+    """
+
+    def __init__(self, messages: Messages, own: int) -> None:
+        """``own`` is the number of this process. The messages of a run have one such object in each process."""
+        self.is_first = own == 0
+        self._messages = messages
+        self._shared: dict[str, Any] = {}
+        """The objects of process 0, by subject."""
+        self._early: dict[str, list[tuple[PlainValue, ...]]] = {}
+        """Reports to objects that no task of process 0 has asked for yet."""
+        self._remote: dict[str, _RemoteReports] = {}
+        messages.handle(_REPORT, self._report)
+        messages.handle(_ANSWER, self._answer)
+
+    def serve(self, subject: str, shared: object) -> None:
+        """Give the reports about a subject to this object; for process 0."""
+        self._shared[subject] = shared
+        for report in self._early.pop(subject, []):
+            self._report(*report)
+
+    def remote(self, subject: str, answers: Sequence[type[Control]]) -> object:
+        """Return an object whose calls are reports about a subject; for the other processes."""
+        remote = _RemoteReports(partial(self._messages.send, 0, _REPORT, subject), answers)
+        return self._remote.setdefault(subject, remote)
+
+    def _report(self, process: int, subject: str, method: str, member: int, *contents: PlainValue) -> None:
+        shared = self._shared.get(subject)
+        if shared is None:
+            self._early.setdefault(subject, []).append((process, subject, method, member, *contents))
+        elif method == _JOIN:
+            shared.join(member, partial(self._send_answer, process, subject, member))
+        elif method.startswith("_"):
+            raise InternalError(f"{subject}: expected a report, given {method!r} from process {process}")
+        else:
+            getattr(shared, method)(member, *contents)
+
+    def _send_answer(self, process: int, subject: str, member: int, answer: Control) -> None:
+        kind = type(answer)
+        fields = {name: getattr(answer, name) for each in kind.__mro__ for name in getattr(each, "__slots__", ())}
+        self._messages.send(process, _ANSWER, subject, member, kind.__name__, fields)
+
+    def _answer(self, process: int, subject: str, member: int, kind: str, fields: dict[str, PlainValue]) -> None:
+        remote = self._remote[subject]
+        remote.tells[member](remote.answers[kind](**fields))
+
+
+@final
+class _RemoteReports:
+    """Stands for an object of process 0: each call of one of its methods is sent there."""
+
+    def __init__(self, send: Callable[..., None], answers: Sequence[type[Control]]) -> None:
+        self.tells: dict[int, Callable[[Control], None]] = {}
+        """The functions that take the answers, by member."""
+        self.answers = {answer.__name__: answer for answer in answers}
+        self._send = send
+
+    def join(self, member: int, tell: Callable[[Control], None]) -> None:
+        self.tells[member] = tell
+        self._send(_JOIN, member)
+
+    def __getattr__(self, method: str) -> Callable[..., None]:
+        def report(member: int, *contents: PlainValue) -> None:
+            # A named tuple travels as a tuple.
+            self._send(method, member, *(tuple(each) if isinstance(each, tuple) else each for each in contents))
+
+        return report
+
+
+def shared_by_processes(scope: JobScope, subject: str, create: Callable[[], T], answers: Sequence[type[Control]]) -> T:
+    """Return the object in process 0 that tasks report to about a subject; in another process, what stands for it.
+
+    ``answers`` are the kinds of control records that the object tells.
+    """
+    conversations: Conversations | None = scope.get(Conversations, lambda: None)
+    if conversations is None:
+        return create()
+    if not conversations.is_first:
+        return cast("T", conversations.remote(subject, answers))
+    shared = create()
+    conversations.serve(subject, shared)
+    return shared

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from streamiter.channels import LIMIT_BYTES, LIMIT_RECORDS, Channel, Intake
 from streamiter.checkpoints.plain_data import PlainData
@@ -24,7 +24,14 @@ from streamiter.runtime.chain import Rounds
 from streamiter.runtime.checkpointing.restore import Restore
 from streamiter.runtime.checkpointing.task_barriers import Acknowledge
 from streamiter.runtime.entries import SOURCE_METHODS, check_can_listen, check_handlers, check_methods
-from streamiter.runtime.feedback import AttachedBoundary, FeedbackChannel, FeedbackLimits, Surroundings, spill_queue
+from streamiter.runtime.feedback import (
+    AttachedBoundary,
+    FeedbackChannel,
+    FeedbackDeparture,
+    FeedbackLimits,
+    Surroundings,
+    spill_queue,
+)
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import EpochsAside
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_key, leaves_loop
@@ -43,8 +50,7 @@ if TYPE_CHECKING:
 
     from streamiter.checkpoints.disk_queue import SpillQueue
 
-_AnyChannel: TypeAlias = Channel | FeedbackChannel
-C = TypeVar("C", Channel, FeedbackChannel)
+_AnyChannel: TypeAlias = Channel | FeedbackChannel | FeedbackDeparture
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,12 @@ class OtherProcess(Protocol):
         The intake shuts the intakes that ``shut_intakes`` of the producer's half names.
         """
 
+    def departing_feedback(self, number: int, name: str, queue: SpillQueue) -> FeedbackDeparture:
+        """Return the producer's half of a feedback channel; feedback that the other half has no room for is queued."""
+
+    def arriving_feedback(self, number: int, name: str, queue: SpillQueue) -> FeedbackChannel:
+        """Return the head's half of a feedback channel. It spills while feedback waits on disk in any process."""
+
 
 @dataclass(frozen=True, slots=True)
 class OwnProcess:
@@ -150,6 +162,8 @@ class Planner:
     """The threads for steps that run in threads."""
     topic_feedback: list[TopicFeedback] = field(default_factory=list, init=False)
     """The feedback through topics that ``make_tasks`` has made."""
+    departures: list[FeedbackDeparture] = field(default_factory=list, init=False)
+    """The producers' halves of feedback channels that ``make_tasks`` has made."""
 
     def make_tasks(self) -> list[Task]:
         """Return the tasks of this process, upstream first."""
@@ -237,6 +251,8 @@ class Planner:
         name = f"{edge.upstream.name}[{source}] → {step.name}[{target}]"
         if departs_from == arrives_in:
             return self._make_channel(name, edge.feedback)
+        if edge.feedback is not None:
+            return self._half_of_feedback(step, name, number, departs_from, arrives_in)
         if own == departs_from:
             neighbours = self._neighbours(step, target)
             return self.own.others[arrives_in].departing(
@@ -245,6 +261,15 @@ class Planner:
         channel, intake = self.own.others[departs_from].arriving(number, name, self.options.channel_limits)
         self._intakes_elsewhere[channel] = intake
         return channel
+
+    def _half_of_feedback(self, head: Step, name: str, number: int, source: int, target: int) -> _AnyChannel:
+        queue = spill_queue(name, head.limits, self.plain_data)
+        if self.own.number == target:
+            return self.own.others[source].arriving_feedback(number, name, queue)
+        departure = self.own.others[target].departing_feedback(number, name, queue)
+        self.departures.append(departure)
+        self.scope.get((head, "departures"), list[FeedbackDeparture]).append(departure)
+        return departure
 
     def _make_channel(self, name: str, feedback: FeedbackLimits | None) -> _AnyChannel:
         if feedback is None:
@@ -339,7 +364,7 @@ class Planner:
         for edge, placed in zip(step.inputs, self._placed[step].edges, strict=True):
             key = edge_key(step, edge)
             for source, channels in enumerate(self._channels.get(edge, ())):
-                if (channel := channels[subtask]) is not None:
+                if isinstance(channel := channels[subtask], (Channel, FeedbackChannel)):
                     ports.append(
                         Port(
                             len(ports),
@@ -420,10 +445,11 @@ class Planner:
         number = self.options.worker.number(subtask, edge.upstream.parallelism) if edge in self._outgoing else subtask
         split = None if len(channels) == 1 else edge.partitioning.splitter(number, len(channels))
         if edge.feedback is not None:
-            return FeedbackWriter(split, _only(FeedbackChannel, channels), progress, reader.name)
+            entrances = [channel for channel in channels if not isinstance(channel, Channel)]
+            return FeedbackWriter(split, entrances, progress, reader.name)
         return EdgeWriter(
             split,
-            [ChannelOutput(channel) for channel in _only(Channel, channels)],
+            [ChannelOutput(channel) for channel in channels if isinstance(channel, Channel)],
             progress,
             reader.name,
             leaves_loop=leaves_loop(edge, reader),
@@ -446,10 +472,6 @@ class Planner:
             for channel in (lane.channel for writer in task.writers for lane in writer.lanes):
                 intakes[channel] = sources
                 channel.shut_intakes(sources, way[task.first.step] + 1)
-
-
-def _only(kind: type[C], channels: Sequence[object]) -> list[C]:
-    return [channel for channel in channels if isinstance(channel, kind)]
 
 
 def _adds_up_in_order(step: Step) -> bool:

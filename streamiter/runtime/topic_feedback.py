@@ -316,8 +316,13 @@ def _is_place(worker: object) -> TypeGuard[Sequence[int]]:
     )
 
 
-def check_shared(flow: str, steps: Sequence[Step]) -> None:
-    """Raise GraphError unless workers can share all loops of the flow."""
+def check_shared(flow: str, steps: Sequence[Step], processes: int) -> None:
+    """Raise GraphError unless workers, each a single process, can share all loops of the flow."""
+    if processes > 1:
+        raise GraphError(
+            f"flow {flow!r}: expected either worker= or a flow in several processes, given a worker of {processes} "
+            "processes; start it without worker, and its processes share the loops in memory"
+        )
     if not any(step.loop is not None for step in steps):
         raise GraphError(
             f"flow {flow!r}: expected an iteration that its workers share, given none; start it without worker"

@@ -29,7 +29,7 @@ Body = Callable[[list[Stream], list[Stream]], IterationBodyResult]
 
 
 async def ended(job: Job) -> JobStatistics:
-    return await iteration_support.ended(job, BROKER_PATIENCE_S)
+    return await iteration_support.ended(job, patience_s=BROKER_PATIENCE_S)
 
 
 async def run(flow: Flow, **options: Any) -> JobStatistics:

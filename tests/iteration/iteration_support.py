@@ -7,12 +7,13 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
+from processes.linked_jobs import piped_jobs
 from support.waiting import PATIENCE_S
 
 from streamiter import Flow, IterationListener, Operator, Stream
 from streamiter.operators.source import Source, SourceBatch
 from streamiter.runtime.job import Job
-from streamiter.runtime.plan import ChannelLimits
+from streamiter.runtime.plan import ChannelLimits, JobOptions
 from streamiter.runtime.statistics import JobStatistics
 from streamiter.runtime.watchdog import blocked_by
 
@@ -42,23 +43,35 @@ def run_shuffled(main: Coroutine[Any, Any, T], seed: int = 0) -> T:
         return runner.run(main)
 
 
-async def ended(job: Job, patience_s: float = PATIENCE_S) -> JobStatistics:
-    """Wait for the job's end; if the job does not end, raise an error that says what each task waits for."""
+async def ended(job: Job, *others: Job, patience_s: float = PATIENCE_S) -> JobStatistics:
+    """Wait for the end of the job, and of its other processes.
+
+    If one does not end, raise an error that says what each task waits for.
+    """
+    jobs = [job, *others]
     try:
-        return await asyncio.wait_for(job.wait(), patience_s)
+        return (await asyncio.wait_for(asyncio.gather(*(each.wait() for each in jobs)), patience_s))[0]
     except TimeoutError:
-        reasons = map(blocked_by, job._tasks)
+        reasons = (blocked_by(task) for each in jobs for task in each._tasks)
         waiting = [reason for reason in reasons if reason] or ["nothing: no task has input"]
-        watermarks = {task.name: task.epoch_watermark for task in job.statistics().tasks if not task.ended}
-        await job.stop("abort")
+        tasks = [task for each in jobs for task in each.statistics().tasks]
+        watermarks = {task.name: task.epoch_watermark for task in tasks if not task.ended}
+        for each in jobs:
+            await each.stop("abort")
         raise AssertionError(f"the loop does not end; blocked: {waiting}; not ended: {watermarks}") from None
 
 
-def run(flow: Flow, *, seed: int = 0, limits: ChannelLimits | None = None, **options: Any) -> JobStatistics:
+def run(
+    flow: Flow, *, seed: int = 0, limits: ChannelLimits | None = None, processes: int = 1, **options: Any
+) -> JobStatistics:
     """Run a flow to its end under the schedule of ``seed``."""
 
     async def main() -> JobStatistics:
-        return await ended(await flow.start(channel_limits=limits, **options))
+        if processes == 1:
+            return await ended(await flow.start(channel_limits=limits, **options))
+        jobs = piped_jobs(flow, processes, seed, JobOptions(channel_limits=limits or ChannelLimits(), **options))
+        await asyncio.gather(*(job.start() for job in jobs))
+        return await ended(*jobs)
 
     return run_shuffled(main(), seed)
 

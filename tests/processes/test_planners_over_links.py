@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
+from processes.linked_jobs import LinkMessages, jobs_of
 from processes.pipes import Owner, identity, link_of
 from runtime.probe import Life, ProbeSource, Valve, turns
 from runtime.test_several_processes import Awaited
@@ -20,9 +20,7 @@ import streamiter
 from streamiter import Columns, Flow, Operator, OutputTag, Stream
 from streamiter.operators import Output
 from streamiter.processes.link import ProcessLink, connect, listen
-from streamiter.processes.remote_channel import LinkedProcess
-from streamiter.runtime.job import Job
-from streamiter.runtime.plan import ChannelLimits, JobOptions, OwnProcess, first_process
+from streamiter.runtime.plan import ChannelLimits, JobOptions
 
 ODD = OutputTag("odd")
 
@@ -63,9 +61,9 @@ KINDS: dict[str, Callable[[Stream], Stream]] = {
 
 
 @asynccontextmanager
-async def linked(processes: int) -> AsyncIterator[list[Mapping[int, LinkedProcess]]]:
+async def linked(processes: int) -> AsyncIterator[list[LinkMessages]]:
     """Give each process its links to the others, over sockets; at the end all links must close without an error."""
-    others: list[dict[int, LinkedProcess]] = [{} for _ in range(processes)]
+    messages = [LinkMessages() for _ in range(processes)]
     links: list[tuple[ProcessLink, Owner]] = []
     for first, second in combinations(range(processes), 2):
         owners = Owner(), Owner()
@@ -75,9 +73,10 @@ async def linked(processes: int) -> AsyncIterator[list[Mapping[int, LinkedProces
         for owner in owners:
             await owner.is_open.wait()
         server.close()
-        others[first][second], others[second][first] = LinkedProcess(ends[0]), LinkedProcess(ends[1])
+        messages[first].connect(second, ends[0], owners[0])
+        messages[second].connect(first, ends[1], owners[1])
         links += zip(ends, owners, strict=True)
-    yield others
+    yield messages
     for link, _ in links:
         link.close()
     for _, owner in links:
@@ -85,25 +84,12 @@ async def linked(processes: int) -> AsyncIterator[list[Mapping[int, LinkedProces
         assert owner.ends == [None]
 
 
-def jobs_of(
-    flows: list[Flow], others: list[Mapping[int, LinkedProcess]], options: JobOptions | None = None
-) -> list[Job]:
-    first = first_process(flows[0].name, flows[0].steps, len(flows))
-    processes = [replace(first, others=others[0])]
-    processes += [OwnProcess(first.placement, number, others[number]) for number in range(1, len(flows))]
-    return [
-        Job(flow.name, flow.steps, flow.plain_data, options or JobOptions(), own)
-        for flow, own in zip(flows, processes, strict=True)
-    ]
-
-
 async def run(build: Any, processes: int, options: JobOptions | None = None) -> Any:
     """Run the flow in so many processes; return what process 0 got with its flow."""
     built = [build() for _ in range(processes)]
-    async with linked(processes) as others:
-        jobs = jobs_of([flow for flow, _ in built], others, options)
-        for job in jobs:
-            await job.start()
+    async with linked(processes) as messages:
+        jobs = jobs_of([flow for flow, _ in built], messages, options)
+        await asyncio.gather(*(job.start() for job in jobs))
         await asyncio.gather(*(job.wait() for job in jobs))
     return built[0][1]
 
@@ -144,10 +130,9 @@ async def test_a_slow_process_holds_the_sources_of_another_back() -> None:
         flow.from_source(lambda: ProbeSource(life)).rebalance().process(lambda: Valve(opened))
         return flow
 
-    async with linked(2) as others:
-        jobs = jobs_of([build(), build()], others, JobOptions(channel_limits=ChannelLimits(records=4)))
-        for job in jobs:
-            await job.start()
+    async with linked(2) as messages:
+        jobs = jobs_of([build(), build()], messages, JobOptions(channel_limits=ChannelLimits(records=4)))
+        await asyncio.gather(*(job.start() for job in jobs))
         await turns(3000)
         assert 4 < life.count("source read") <= 2 * (4 * 4 + 5)
         for job in jobs:

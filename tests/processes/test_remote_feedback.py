@@ -98,8 +98,13 @@ async def _run(actions: list[Any], seed: int, directory: Path) -> None:
 
 
 async def test_feedback_beyond_the_window_waits_on_the_disk_of_the_producer(tmp_path: Path) -> None:
-    """The head was slow, and the memory of its process was full of feedback of 63 other processes."""
+    """The head was slow, and the memory of its process was full of feedback of 63 other processes.
+
+    Or sources of the loop filled the disk, since the head did not know that feedback for it waited there.
+    """
     departing, arriving, pipe = await halves(tmp_path, Random(1))
+    told = list[bool]()
+    arriving.call_at_limit(lambda: told.append(arriving.is_spilling))
     for epoch in range(20):
         departing.put(DataBatch(np.zeros(MIB, np.uint8), epoch))
         await pipe.settle()
@@ -109,10 +114,15 @@ async def test_feedback_beyond_the_window_waits_on_the_disk_of_the_producer(tmp_
     assert statistics.records == statistics.peak_records == 20 * MIB
     assert (statistics.total_records, statistics.last_epoch) == (20 * MIB, 19)
     assert arriving.statistics().records <= LIMIT_BYTES
+    waiting = departing.waiting()
+    assert waiting["waiting_records"] + arriving.total_records == 20 * MIB
+    assert waiting["bytes_on_disk"] == statistics.bytes_on_disk
+    assert told[-1:] == [True]
     for epoch in range(20):
         assert repr(arriving.take()) == f"DataBatch({MIB} records, epoch {epoch})"
         await pipe.settle()
     assert not departing.is_spilling
+    assert told[-1:] == [False]
     assert departing.statistics().records == 0
     departing.close()
     arriving.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,9 +11,11 @@ import msgspec
 
 from streamiter import Flow
 from streamiter.channels import Channel, Intake
+from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import PlainValue
-from streamiter.records import DataBatch
+from streamiter.records import Control, DataBatch
+from streamiter.runtime.feedback import FeedbackChannel, FeedbackDeparture
 from streamiter.runtime.job import Job
 from streamiter.runtime.messages import Handler, Messages
 from streamiter.runtime.placement import Placement
@@ -45,12 +47,33 @@ class IntakeElsewhere(Intake):
 
 
 @dataclass
+class FeedbackBetween:
+    """The producer's half of a feedback channel, whose other half is in the same process in truth."""
+
+    arriving: FeedbackChannel
+
+    def put(self, batch: DataBatch) -> None:
+        plain = PlainData()
+        self.arriving.put(DataBatch(plain.decode(plain.encode(batch.records)), batch.epoch))
+
+    def put_control(self, control: Control) -> None:
+        self.arriving.put_control(control)
+
+    def waiting(self) -> Mapping[str, int]:
+        return {}
+
+    def close(self) -> None:
+        """Leave the feedback to the other half."""
+
+
+@dataclass
 class Joint:
     """The connection of two processes: each channel has one departing and one arriving half."""
 
     departing_names: dict[int, str] = field(default_factory=dict)
     arriving_names: dict[int, str] = field(default_factory=dict)
     channels: dict[int, ChannelBetween] = field(default_factory=dict)
+    feedback: dict[int, FeedbackChannel] = field(default_factory=dict)
     neighbours: dict[str, int] = field(default_factory=dict)
     """By the name of a channel, how many channels from other processes lead to its reader."""
 
@@ -69,6 +92,16 @@ class Joint:
         self.arriving_names[number] = name
         channel = self._channel(number, name, limits)
         return channel, IntakeElsewhere(channel)
+
+    def departing_feedback(self, number: int, name: str, queue: SpillQueue) -> FeedbackDeparture:
+        assert number not in self.departing_names
+        self.departing_names[number] = name
+        return FeedbackBetween(self.feedback.setdefault(number, FeedbackChannel(name, queue)))
+
+    def arriving_feedback(self, number: int, name: str, queue: SpillQueue) -> FeedbackChannel:
+        assert number not in self.arriving_names
+        self.arriving_names[number] = name
+        return self.feedback.setdefault(number, FeedbackChannel(name, queue))
 
 
 class MessagesBetween:

@@ -17,6 +17,7 @@ from streamiter import (
     Operator,
     OutputTag,
     connect,
+    feedback_through,
     for_each_round,
     iterate_bounded_streams_until_termination,
     iterate_unbounded_streams,
@@ -27,7 +28,8 @@ from streamiter.errors import GraphError
 from streamiter.operators import Output
 from streamiter.parameter_server import ParameterServer
 from streamiter.runtime.placement import PlacedEdge, PlacedStep, Placement, StepDescription, Traits
-from streamiter.runtime.plan import first_process
+from streamiter.runtime.plan import JobOptions, first_process
+from streamiter.runtime.topic_feedback import Worker
 from streamiter.topics import MemoryBroker
 
 
@@ -54,6 +56,17 @@ def looped(parallelism: int = 2) -> Flow:
     data = [replayed(flow.from_items([10, 20])), flow.from_items([30], name="plain")]
     [out] = iterate_bounded_streams_until_termination(starts, data, body)
     out.collect()
+    return flow
+
+
+def looped_through_topic() -> Flow:
+    flow = Flow("loops", parallelism=2)
+    through = MemoryBroker().topic("loop")
+    iterate_unbounded_streams(
+        [flow.from_items([0])],
+        [],
+        lambda variables, _: IterationBodyResult([feedback_through(variables[0], through)], []),
+    )
     return flow
 
 
@@ -314,14 +327,22 @@ def too_many() -> Flow:
     [
         (too_many, 3, "flow 'f': expected at most 2 processes, .* given 3; raise the parallelism, or use fewer"),
         (
-            looped,
+            looped_through_topic,
             2,
-            r"expected a flow without iterations and parameter servers in 2 processes, given an it.* \(at test_pl",
+            r"step 'variable 0': expected a flow without .* and feedback through topics in 2 processes, given feedback "
+            r"through a topic; feed back in memory: leave feedback_through out \(at test_placement",
         ),
-        (served, 2, r"step 'served': expected a flow without iterations .*, given a parameter server; run it in one"),
+        (served, 2, r"step 'served': expected a flow without parameter .*, given a parameter server; run it in one"),
     ],
 )
 def test_flows_that_cannot_be_divided_are_refused(build: Callable[[], Flow], processes: int, message: str) -> None:
     """A process without a subtask, or with half of a loop, waited for ever."""
     with pytest.raises(GraphError, match=message):
         first_process("f", build().steps, processes)
+
+
+def test_a_worker_of_several_processes_is_refused() -> None:
+    """Workers and processes each divided the subtasks, and partitions had two readers."""
+    message = "flow 'small': expected either worker= or a flow in several processes, given a worker of 2 processes"
+    with pytest.raises(GraphError, match=message):
+        joined_jobs([small(), small()], JobOptions(worker=Worker(0, 2, "run")))

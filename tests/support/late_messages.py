@@ -7,7 +7,6 @@ import json
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
@@ -67,7 +66,7 @@ class LateReports(LoopReports):
         def restored(member: int, fields: dict[str, Any]) -> None:
             self._coordinator.restored(member, RestoredMember(**fields))
 
-        self._report(restored, member, asdict(state))
+        self._report(restored, member, state._asdict())
 
     def received(self, member: int, epoch: int, count: int) -> None:
         self._report(self._coordinator.received, member, epoch, count)

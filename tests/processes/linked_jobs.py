@@ -1,0 +1,76 @@
+"""Jobs of one flow in one event loop, each as in a process of its own, whose channels and messages go through links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from random import Random
+from typing import Any
+
+from processes.looped import MovingPipe
+from processes.pipes import Owner, identity
+
+from streamiter import Flow
+from streamiter.deferred import PlainValue
+from streamiter.processes.frames import FrameEncoding
+from streamiter.processes.link import ProcessLink
+from streamiter.processes.remote_feedback import LinkedProcess
+from streamiter.runtime.job import Job
+from streamiter.runtime.messages import Handler
+from streamiter.runtime.plan import JobOptions, OwnProcess, first_process
+
+
+@dataclass
+class LinkMessages:
+    """The messages of one process, over its links to the others."""
+
+    links: dict[int, ProcessLink] = field(default_factory=dict)
+    handlers: dict[str, Handler] = field(default_factory=dict)
+
+    def connect(self, process: int, link: ProcessLink, owner: Owner) -> None:
+        self.links[process] = link
+        owner.on_message = lambda _, message: self.handlers[message[0]](process, *message[1:])
+
+    def send(self, process: int, kind: str, *contents: PlainValue) -> None:
+        self.links[process].send_message([kind, *contents])
+
+    def handle(self, kind: str, handler: Handler) -> None:
+        assert kind not in self.handlers
+        self.handlers[kind] = handler
+
+    @property
+    def others(self) -> Mapping[int, LinkedProcess]:
+        return {process: LinkedProcess(link) for process, link in self.links.items()}
+
+
+def jobs_of(flows: Sequence[Flow], messages: Sequence[LinkMessages], options: JobOptions | None = None) -> list[Job]:
+    """Make the job of each process; its links are in its messages."""
+    first = first_process(flows[0].name, flows[0].steps, len(flows))
+    processes = [first, *(OwnProcess(first.placement, number) for number in range(1, len(flows)))]
+    return [
+        Job(
+            flow.name,
+            flow.steps,
+            flow.plain_data,
+            options or JobOptions(),
+            replace(own, others=messages[own.number].others, messages=messages[own.number]),
+        )
+        for flow, own in zip(flows, processes, strict=True)
+    ]
+
+
+def piped_jobs(flow: Flow, processes: int, seed: int, options: JobOptions) -> list[Job]:
+    """Make jobs of a flow whose links deliver pieces of random lengths; fewer jobs if its parallelism is lower."""
+    random, flows = Random(seed), [flow] * min(processes, max(step.parallelism for step in flow.steps))
+    messages = [LinkMessages() for _ in flows]
+    for pair in combinations(range(len(flows)), 2):
+        owners = Owner(), Owner()
+        ends: Any = [
+            ProcessLink(identity(number), owner, FrameEncoding(flow.plain_data), options.clock)
+            for number, owner in zip(pair, owners, strict=True)
+        ]
+        MovingPipe(*ends, random)
+        for number, other, end, owner in zip(pair, reversed(pair), ends, owners, strict=True):
+            messages[number].connect(other, end, owner)
+    return jobs_of(flows, messages, options)
