@@ -14,11 +14,12 @@ kind  name     body
 5     CLOSE    empty
 ====  =======  ==================================================================================================
 
-Records have one of four encodings. MSGPACK is one call of msgspec, for types that msgpack keeps exactly. ARRAYS is for
+Records have one of five encodings. MSGPACK is one call of msgspec, for types that msgpack keeps exactly. ARRAYS is for
 arrays, ``Columns`` and ``SparseRows`` of the common dtypes: their layout in msgpack, then each array, all filled to a
-multiple of 16 bytes. PLAIN is the encoding of :class:`~streamiter.checkpoints.plain_data.PlainData`, for all other
-plain data. LETTERS is the same for dead letters; in place of a refused record that is not plain data, the letter has
-the value that its topic gets. There is no pickle, because a link crosses machines.
+multiple of 16 bytes. OUTGOING is the columns of an ``OutgoingBatch`` in msgpack, for a sink in another process. PLAIN
+is the encoding of :class:`~streamiter.checkpoints.plain_data.PlainData`, for all other plain data. LETTERS is the same
+for dead letters; in place of a refused record that is not plain data, the letter has the value that its topic gets.
+There is no pickle, because a link crosses machines.
 
 All numbers are little-endian. A body begins at a multiple of 16 in memory, so arrays can be used where they are.
 """
@@ -42,6 +43,7 @@ from streamiter.operators.output import DeadLetter, Origin
 from streamiter.records import Array, BatchOrigin, Columns, Control, DataBatch
 from streamiter.sparse_rows import SparseRows
 from streamiter.topics.source_and_sink import dead_letter_value
+from streamiter.topics.topic import OutgoingBatch
 
 HEADER: Final = Struct("<IIB7x")
 
@@ -61,6 +63,7 @@ _MSGPACK: Final = 0
 _PLAIN: Final = 1
 _ARRAYS: Final = 2
 _LETTERS: Final = 3
+_OUTGOING: Final = 4
 
 # The common dtypes in this machine's byte order. Their characters mean the same on all 64-bit machines but Windows.
 _DTYPES: Final = {char: np.dtype(char) for char in "?bBhHiIlLqQefdFD"}
@@ -130,6 +133,8 @@ class FrameEncoding:
                 return _MSGPACK, 0, [packed]
             if records and type(records[0]) is DeadLetter:
                 return _LETTERS, 0, self._plain_data.batch_parts([self._plain_letter(letter) for letter in records])
+        elif type(records) is OutgoingBatch:
+            return _OUTGOING, 0, [self._encode_outgoing(records)]
         elif (described := _arrays_of(records)) is not None:
             layout = self._pack(described[:-1])
             if len(layout) < 1 << 16:
@@ -152,6 +157,10 @@ class FrameEncoding:
             records = self._unpack(given)
         elif encoding == _ARRAYS:
             records = _arrays_in(given, layout, *self._unpack(given[:layout]))
+        elif encoding == _OUTGOING:
+            values, keys, headers, *rest = self._unpack(given)
+            headers = headers and [tuple(map(tuple, of_record)) for of_record in headers]
+            records = OutgoingBatch(values, keys, headers, *rest)
         else:
             records = self._plain_data.decode_batch_in(given)
         if encoding == _LETTERS:
@@ -159,6 +168,14 @@ class FrameEncoding:
         if len(records) != count:
             raise PlainDataError(f"expected a batch of {count} records, given the bytes of {len(records)}")
         return DataBatch(records, epoch, self._unpack_origin(body[end:]) if origin_bytes else None), size_bytes
+
+    def _encode_outgoing(self, batch: OutgoingBatch) -> bytes:
+        try:
+            return self._pack(batch.plain())
+        except (TypeError, ValueError, OverflowError) as error:
+            raise PlainDataError(
+                f"expected an encoder that returns bytes, given {error}; return what OutgoingBatch describes"
+            ) from error
 
     def _plain_letter(self, letter: DeadLetter) -> tuple[PlainValue, ...]:
         record, origin = letter.record, letter.origin

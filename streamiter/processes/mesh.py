@@ -11,7 +11,7 @@ from streamiter.deferred import PlainValue
 from streamiter.errors import InternalError
 from streamiter.processes.frames import FrameEncoding
 from streamiter.processes.link import Address, LinkError, LinkIdentity, ProcessLink, address_of, connect, listen
-from streamiter.processes.remote_channel import LinkedProcess
+from streamiter.processes.remote_feedback import LinkedProcess
 from streamiter.runtime.messages import Handler
 
 OnLoss = Callable[[int, str], None]

@@ -163,7 +163,7 @@ def make_entry(operator: Operator, input_name: str, out: Output, context: Contex
     handle = getattr(operator, method)
     if key_of is not None:
         return _keyed(handle, out, context, key_of)
-    return _by_batch(handle, out) if whole_batches else _by_record(handle, out)
+    return by_batch(handle, out) if whole_batches else _by_record(handle, out)
 
 
 def make_async_entry(
@@ -198,7 +198,9 @@ def _by_record(handle: Callable[[Any, Output], object], out: Output) -> Entry:
     return entry
 
 
-def _by_batch(handle: Callable[[Batch, Output], object], out: Output) -> Entry:
+def by_batch(handle: Callable[[Batch, Output], object], out: Output) -> Entry:
+    """Return the entry for a method that takes whole batches."""
+
     def entry(batch: Batch) -> None:
         while len(batch):
             try:

@@ -19,12 +19,13 @@ from streamiter.errors import ConfigurationError, shortened
 from streamiter.operators.functions import rows_if_table
 from streamiter.operators.keyed_state import KeyedState
 from streamiter.operators.operator import Context, IterationListener, JobScope, Operator, OperatorStatistics, Progress
-from streamiter.operators.output import Output, RecordFailure
+from streamiter.operators.output import DEAD_LETTERS, Output, RecordFailure
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Batch, Control, EndOfInput
-from streamiter.runtime.entries import AsyncEntry, Entry, handler_of, is_awaited, make_async_entry, make_entry
+from streamiter.runtime.entries import AsyncEntry, Entry, by_batch, handler_of, is_awaited, make_async_entry, make_entry
 from streamiter.runtime.graph import Step
 from streamiter.runtime.statistics import SourceStatistics
+from streamiter.topics.source_and_sink import TopicSink
 
 T = TypeVar("T")
 
@@ -416,6 +417,34 @@ class FailuresOf:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, RecordFailure):
             raise RecordFailure(self._step) from error
+
+
+@final
+class SinkEncoding:
+    """Encodes the records of this process for a sink in process 0, so that bytes cross the link, and not records.
+
+    A record that cannot be encoded ends the job here, or goes to the sink as a dead letter; the sink then refuses the
+    record as the policy of its step says.
+    """
+
+    def __init__(self, step: Step, sink: TopicSink) -> None:
+        self._sink = sink
+        self._out = Output(step.name, "fail" if step.policy == "fail" else "dead_letter")
+        self._emitted: list[Batch] = []
+        self._out.connect(self._emitted.append, None)
+        self._out.connect(self._emitted.append, DEAD_LETTERS)
+        self._entry = by_batch(sink.encode, self._out)
+
+    async def open(self) -> None:
+        with FailuresOf(self._out.step):
+            await self._sink.ask_for_limit(self._out)
+
+    def __call__(self, batch: Batch) -> Sequence[Batch]:
+        """Return the records as they are written, and the letters of refused records."""
+        self._entry(batch)
+        emitted = tuple(self._emitted)
+        self._emitted.clear()
+        return emitted
 
 
 async def unless_cancelled(awaitable: Awaitable[T], step: str) -> T:

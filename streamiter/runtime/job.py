@@ -99,6 +99,7 @@ class Job:
         )
         self._tasks = planner.make_tasks()
         self._topic_feedback, self._departures = planner.topic_feedback, planner.departures
+        self._encodings = planner.encodings
         checkpoints = self._checkpoints = checkpoints_of(flow, self._tasks, options)
         self._services = JobServices(flow, self._tasks, plain_data=plain_data, has_checkpoints=checkpoints is not None)
         self._barriers.watch(self._tasks, self._services, self._checkpoint_abandoned)
@@ -194,6 +195,10 @@ class Job:
                 state = None if states is None else states.get(task.name)
                 opening = call_unless_cancelled(partial(task.open, state), task.first.step.name)
                 group.create_task(opening, name=f"open {task.name}")
+            for step, encoding in self._encodings.items():
+                group.create_task(
+                    call_unless_cancelled(encoding.open, step.name), name=f"open encoding for {step.name}"
+                )
         # Only now the heads have restored the ranges of topics that they need.
         async with asyncio.TaskGroup() as group:
             for feedback in self._topic_feedback:

@@ -261,14 +261,17 @@ class EdgeWriter:
         *,
         leaves_loop: bool = False,
         keeps_origin: bool = False,
+        encode: Callable[[Batch], Iterable[Batch]] | None = None,
     ) -> None:
         """``split`` is None if there is only one channel; ``step`` is the step that reads the channels.
 
         ``leaves_loop``: the reader is outside the iteration of the task. It receives all records in epoch 0, and of the
         control records only barriers and the end. ``keeps_origin``: whether emitted records have the origin of the
-        batch that the task handles.
+        batch that the task handles. ``encode`` is given for a sink in another process: the channels get what it
+        returns.
         """
         self._keeps_origin = keeps_origin
+        self._encode = encode
         self._leaves_loop = leaves_loop
         self.split = split
         self.lanes = lanes
@@ -278,11 +281,12 @@ class EdgeWriter:
     def __call__(self, batch: Batch) -> None:
         epoch = 0 if self._leaves_loop else self._progress.epoch
         origin = self._progress.origin if self._keeps_origin else None
-        if self.split is None:
+        if self.split is None and self._encode is None:
             self.lanes[0].put(DataBatch(batch, epoch, origin))
             return
-        for subtask, part in _split(self.split, batch, self._step):
-            self.lanes[subtask].put(DataBatch(part, epoch, origin))
+        for subtask, part in ((0, batch),) if self.split is None else _split(self.split, batch, self._step):
+            for records in (part,) if self._encode is None else self._encode(part):
+                self.lanes[subtask].put(DataBatch(records, epoch, origin))
 
     def control(self, control: Control) -> None:
         """Put a control record into every channel, because each of them may bring records."""

@@ -51,6 +51,8 @@ class Traits(msgspec.Struct, frozen=True):
     """Whether they emit mini-batches."""
     central: bool
     """Whether all of them are in process 0: sinks that write in the job's transaction, and collected results."""
+    takes_encoded: bool
+    """Whether the other processes encode their records before they send them."""
 
 
 class PlacedEdge(msgspec.Struct, frozen=True):
@@ -160,9 +162,9 @@ def _refuse_difference(subject: str, expected: str, given: str, where: str | Non
 def traits_of(step: Step, operator: Operator) -> Traits:
     """Return the traits of an operator of this step. A user's class may have set numbers as truth values."""
     boundary, per_round = isinstance(operator, Boundary), is_per_round(step, operator)
-    writes_in_transaction = (
-        isinstance(operator, TopicSink) and operator.topic.has_transactions and not operator.at_least_once
-    )
+    sink = operator if isinstance(operator, TopicSink) else None
+    if sink is not None and (sink.at_least_once or not sink.topic.has_transactions):
+        sink = None
     return Traits(
         boundary=boundary,
         in_thread=bool(operator.runs_in_thread),
@@ -173,7 +175,8 @@ def traits_of(step: Step, operator: Operator) -> Traits:
         any_order=bool(operator.any_order),
         stateless=bool(operator.is_stateless),
         mini_batches=isinstance(operator, MiniBatch),
-        central=writes_in_transaction or isinstance(operator, Collect),
+        central=sink is not None or isinstance(operator, Collect),
+        takes_encoded=sink is not None and sink.takes_encoded,
     )
 
 

@@ -35,7 +35,7 @@ from streamiter.runtime.feedback import (
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import EpochsAside
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_key, leaves_loop
-from streamiter.runtime.instance import Feeder, OperatorInstance
+from streamiter.runtime.instance import Feeder, OperatorInstance, SinkEncoding
 from streamiter.runtime.messages import Messages
 from streamiter.runtime.ordered_gate import OrderedGate
 from streamiter.runtime.output import ChannelOutput, EdgeWriter, FeedbackWriter, Writer
@@ -44,6 +44,7 @@ from streamiter.runtime.port import Port, PortOrigin
 from streamiter.runtime.task import Task
 from streamiter.runtime.topic_feedback import TopicFeedback, Worker, check_shared_operator
 from streamiter.runtime.watchdog import STALL_AFTER_S
+from streamiter.topics.source_and_sink import TopicSink
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -164,6 +165,8 @@ class Planner:
     """The feedback through topics that ``make_tasks`` has made."""
     departures: list[FeedbackDeparture] = field(default_factory=list, init=False)
     """The producers' halves of feedback channels that ``make_tasks`` has made."""
+    encodings: dict[Step, SinkEncoding] = field(default_factory=dict, init=False)
+    """The encodings for sinks in another process that ``make_tasks`` has made."""
 
     def make_tasks(self) -> list[Task]:
         """Return the tasks of this process, upstream first."""
@@ -454,7 +457,19 @@ class Planner:
             reader.name,
             leaves_loop=leaves_loop(edge, reader),
             keeps_origin=self._passes_origin(edge.upstream),
+            encode=self._encoding(reader),
         )
+
+    def _encoding(self, reader: Step) -> SinkEncoding | None:
+        """Return the encoding for a sink of which all subtasks are in process 0, and this process is another one."""
+        if not self.own.number or not self._placed[reader].traits.takes_encoded:
+            return None
+        if reader not in self.encodings:
+            sink = _operator_of(reader)
+            self._placed[reader].check_operator(reader, sink)
+            assert isinstance(sink, TopicSink)
+            self.encodings[reader] = SinkEncoding(reader, sink)
+        return self.encodings[reader]
 
     def _connect_intakes(self, tasks: Sequence[Task]) -> None:
         """Tell each channel the sources of its records, and the most channels between them and its reader."""

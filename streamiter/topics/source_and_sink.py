@@ -275,6 +275,11 @@ class TopicSink(Operator):
         """Whether the sink writes dead letters and no results."""
         return isinstance(self._encoder, DeadLetterEncoder)
 
+    @property
+    def takes_encoded(self) -> bool:
+        """Whether another process can encode the records: the encoder needs nothing that only the open sink knows."""
+        return type(self) is TopicSink and not self.is_for_dead_letters
+
     async def open(self, context: Context) -> None:
         self._context = context
         self._outputs = context.scope.get(Outputs, Outputs)
@@ -285,15 +290,34 @@ class TopicSink(Operator):
     async def process_batch(self, batch: Batch, out: Output) -> None:
         assert self._writer is not None
         assert self._context is not None
-        if out.tolerates_rejections and not self._limit_is_known:
-            self._limit, self._limit_is_known = await self.topic.size_limit(), True
-        outgoing = self._encode(batch, out)
+        outgoing = await self._outgoing(batch, out)
         if outgoing is None:
             return
         await self._writer.write(outgoing)
         if not self._flush_is_due:
             self._flush_is_due = True
             self._context.set_timer(_FLUSH_AFTER_S)
+
+    async def _outgoing(self, batch: Any, out: Output) -> OutgoingBatch | None:
+        if isinstance(batch, OutgoingBatch):  # Another process has encoded the records.
+            return batch
+        if type(batch) is list and batch and type(batch[0]) is DeadLetter and batch[0].step == out.step:
+            for letter in batch:  # Another process could not encode the records.
+                out.reject(letter.record, letter.error, origin=out.batch_origin)
+            return None
+        await self.ask_for_limit(out)
+        return self._encode(batch, out)
+
+    async def ask_for_limit(self, out: Output) -> None:
+        """Find out which records are too large, if the step refuses them and continues."""
+        if out.tolerates_rejections and not self._limit_is_known:
+            self._limit, self._limit_is_known = await self.topic.size_limit(), True
+
+    def encode(self, batch: Batch, out: Output) -> None:
+        """Emit the records as the sink in another process writes them, and refuse those that cannot be encoded."""
+        outgoing = self._encode(batch, out)
+        if outgoing is not None:
+            out.emit_batch(outgoing)  # type: ignore[arg-type]  # The batch of a sink is never read record by record.
 
     async def on_timer(self, payload: object, out: Output) -> None:
         """Flush, so that a failure in the background is raised."""

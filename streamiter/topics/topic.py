@@ -430,6 +430,16 @@ class OutgoingBatch:
     """The partition of all records. None lets the topic choose: a record with a key goes to the partition of its key
     (on Kafka that of the Java client's default partitioner), other records go to any partition."""
 
+    @property
+    def nbytes(self) -> int:
+        """The estimated size of the values."""
+        return estimated_bytes(self.values)
+
+    def plain(self) -> tuple[list[Any] | int | None, ...]:
+        """Return the fields as plain data."""
+        columns = (self.values, self.keys, self.headers, self.timestamps_ms)
+        return *(None if column is None else list(column) for column in columns), self.partition
+
     def __len__(self) -> int:
         return len(self.values)
 

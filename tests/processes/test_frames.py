@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -30,6 +31,7 @@ from streamiter.records import (
 )
 from streamiter.sparse_rows import SparseRows
 from streamiter.topics.source_and_sink import DeadLetterEncoder
+from streamiter.topics.topic import OutgoingBatch
 
 ENCODING = FrameEncoding(PlainData([Click, Point]))
 
@@ -65,6 +67,16 @@ def test_any_batch_keeps_its_values_and_exact_types(batch: DataBatch) -> None:
         assert same(decoded.records, batch.records)
         assert decoded.epoch == batch.epoch
         assert same(decoded.origin, batch.origin)
+
+
+def test_encoded_records_for_a_sink_keep_their_keys_headers_and_partition() -> None:
+    """A header became a list on the way to process 0, and the broker refused the record."""
+    batch = OutgoingBatch((b"1", None), [None, b"k"], [(), (("h", b"1"),)], [3, 4], partition=2)
+    expected = replace(batch, values=[b"1", None])
+    assert through_a_frame(DataBatch(batch, 3)).records == expected
+    assert through_a_frame(DataBatch(OutgoingBatch([b"1"]))).records == OutgoingBatch([b"1"])
+    with pytest.raises(PlainDataError, match="expected an encoder that returns bytes"):
+        ENCODING.encode_batch(DataBatch(OutgoingBatch([object()])), 1)
 
 
 @random_examples(some_plain_value)

@@ -14,6 +14,7 @@ from streamiter.channels import Channel, Intake
 from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import PlainValue
+from streamiter.processes.frames import FrameEncoding
 from streamiter.records import Control, DataBatch
 from streamiter.runtime.feedback import FeedbackChannel, FeedbackDeparture
 from streamiter.runtime.job import Job
@@ -26,8 +27,9 @@ class ChannelBetween(Channel):
     """Both halves of a channel; a batch is encoded on its way, as it would be between processes."""
 
     def try_put(self, batch: DataBatch) -> bool:
-        plain = PlainData()
-        return super().try_put(DataBatch(plain.decode(plain.encode(batch.records)), batch.epoch, batch.origin))
+        encoding = FrameEncoding(PlainData())
+        body = bytearray().join(encoding.encode_batch(batch, 0))
+        return super().try_put(encoding.decode_batch(memoryview(body))[0])
 
 
 class IntakeElsewhere(Intake):

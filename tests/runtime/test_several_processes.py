@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -12,8 +14,9 @@ from runtime.joined_jobs import joined_jobs, run_joined
 
 from streamiter import Flow, Operator
 from streamiter.channels import LIMIT_RECORDS
+from streamiter.errors import JobFailed
 from streamiter.operators import Output
-from streamiter.topics import MemoryBroker, OutgoingBatch
+from streamiter.topics import Json, MemoryBroker, OutgoingBatch, Raw, WithMetadata
 
 
 class Awaited(Operator):
@@ -72,6 +75,83 @@ async def test_processes_share_the_partitions_of_a_topic_and_the_sinks_of_the_tr
         collected = reading.source(broker.topic(name), stop="latest").collect()
         await (await reading.start()).wait()
         assert sorted(collected.items) == list(expected)
+
+
+class NotingJson:
+    """Notes the records that one process encodes."""
+
+    def __init__(self) -> None:
+        self.encoded: set[int] = set()
+
+    def encode(self, batch: Any) -> OutgoingBatch:
+        self.encoded.update(record["n"] for record in batch)
+        return Json().encode(batch)
+
+
+def key_of(record: Any) -> str:
+    return str(record["n"] % 20) if record["n"] != 50 else 1 / 0
+
+
+async def written_by(processes: int, bad: dict[int, Any], **options: Any) -> tuple[Any, list[set[int]]]:
+    """Write records to a topic in so many processes; return what came out, and which each process has encoded."""
+    broker, encoders = MemoryBroker(), [NotingJson() for _ in range(processes)]
+    for name, settings in (("in", {}), ("out", {"max_record_bytes": "1000"}), ("dead", {})):
+        await broker.topic(name).create(partitions=6, settings=settings)
+    writer = await broker.topic("in").open_writer()
+    await writer.write(
+        OutgoingBatch([str(n).encode() for n in range(200)], keys=[str(n % 20).encode() for n in range(200)])
+    )
+    await writer.close()
+
+    def build(encoder: NotingJson) -> Flow:
+        flow = Flow("f", parallelism=3)
+        numbers = flow.source(broker.topic("in"), stop="latest", name="in")
+        records = numbers.map(lambda n: {"n": n, "x": bad.get(n, "good")}, name="records")
+        letters = {"dead_letter": broker.topic("dead")} if not options else {}
+        records.sink(broker.topic("out"), key=key_of, encode=encoder, name="out", **letters, **options)
+        return flow
+
+    jobs = joined_jobs([build(encoder) for encoder in encoders]).jobs
+    await asyncio.gather(*(job.start() for job in jobs))
+    waiting = [asyncio.create_task(job.wait()) for job in jobs]
+    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+    if failed := [task.exception() for task in done if task.exception()]:
+        await asyncio.gather(*(job.stop("abort") for job in jobs), return_exceptions=True)
+        raise failed[0]
+    found: dict[str, Any] = {"counts": replace(jobs[0].statistics().step("out"), batches_in=0)}
+    for name in ("out", "dead"):
+        flow = Flow("read")
+        read = flow.source(broker.topic(name), stop="latest", decode=WithMetadata(Raw())).collect()
+        await (await flow.start()).wait()
+        rows = [(row["partition"], row["key"], row["offset"], row["value"], row["headers"]) for row in read.items]
+        found[name] = [(*row[:2], *row[3:]) for row in sorted(rows, key=lambda row: (row[0], row[1] or b"", row[2]))]
+    found["dead"] = sorted(letter[2:] for letter in found["dead"])  # Letters have no key, and come in any order.
+    return found, [encoder.encoded for encoder in encoders]
+
+
+BAD = {13: {1}, 31: "x" * 1000, 32: range(3), 48: {2}}
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+async def test_each_process_encodes_its_records_for_a_sink_of_the_transaction(processes: int) -> None:
+    """Process 0 encoded all records; a record of another process that has no JSON ended the job at the link."""
+    expected, [of_one] = await written_by(1, BAD)
+    found, encoded = await written_by(processes, BAD)
+    assert found == expected
+    assert expected["counts"].rejected == len(expected["dead"]) == 5
+    assert all(encoded)
+    assert sorted(chain.from_iterable(encoded)) == sorted(of_one)
+
+
+async def test_a_record_that_another_process_cannot_encode_ends_the_job_as_in_one_process() -> None:
+    """The error named the link, and neither the step nor the record."""
+    messages = []
+    for processes in (1, 3):
+        with pytest.raises(JobFailed) as caught:
+            await written_by(processes, {n: {1} for n in range(200)}, on_error="fail")
+        messages.append(str(caught.value).split(" on record")[0] + str(caught.value).split("}: ")[1])
+    assert messages[0] == messages[1]
+    assert "step 'out'" in messages[0]
 
 
 def test_a_channel_between_processes_has_two_halves_of_the_same_number_and_name() -> None:

@@ -324,7 +324,7 @@ class HeldBatches:
             self._bytes_in_memory += batch_bytes(batch)
             return True
         try:
-            self._disk.put(DataBatch([_plain(batch)]))
+            self._disk.put(DataBatch([batch.plain()]))
         except (LoopOverflow, StorageFull):
             return False
         return True
@@ -348,11 +348,6 @@ class HeldBatches:
     def close(self) -> None:
         self._memory.clear()
         self._disk.close()
-
-
-def _plain(batch: OutgoingBatch) -> tuple[object, ...]:
-    columns = (batch.values, batch.keys, batch.headers, batch.timestamps_ms)
-    return *(None if column is None else list(column) for column in columns), batch.partition
 
 
 Write = Callable[[Topic, OutgoingBatch], Awaitable[None]]
