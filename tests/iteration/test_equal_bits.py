@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 from iteration.iteration_support import cut_items
+from processes.linked_jobs import piped_jobs
 from support.soak import ForEachSeed
 
 from streamiter import (
@@ -36,7 +37,7 @@ from streamiter.errors import ConfigurationError
 from streamiter.iteration import all_reduce, terminate_after
 from streamiter.runtime.checkpointing.commit import JobSnapshot
 from streamiter.runtime.job import Job
-from streamiter.runtime.plan import ChannelLimits
+from streamiter.runtime.plan import ChannelLimits, JobOptions
 from streamiter.testing.simulated_time import SimulatedTime, TaskClock, Trace, where_tasks_wait
 from streamiter.testing.simulation.event_loop import Shuffle, SimulatedEventLoop
 from streamiter.topics import MemoryBroker
@@ -308,6 +309,19 @@ class Runs:
 
         return simulated(main, schedule)
 
+    def in_processes(self, schedule: int, processes: int) -> Any:
+        """Return the logs of a run in several processes, whose links deliver pieces of random lengths."""
+
+        async def main(clock: TaskClock) -> Any:
+            made = Maker(self._seed, schedule, None)
+            limits = ChannelLimits(records=random.Random(schedule).choice([1, 2, 5, 1000]))
+            jobs = piped_jobs(made.flow, processes, schedule, JobOptions(clock=clock, channel_limits=limits))
+            await asyncio.gather(*(job.start() for job in jobs))
+            await asyncio.gather(*(job.wait() for job in jobs))
+            return made.log
+
+        return simulated(main, schedule)
+
     def resumed(self, schedule: int) -> Any:
         """Return the logs of a run that was stopped twice, at random moments."""
         broker, snapshot = None, None
@@ -351,6 +365,26 @@ def check(seed: int) -> None:
 def test_each_step_has_the_same_sequence_at_any_speed(seed: int) -> None:
     """A step added its floats in another order in one of two runs, or a loop stood still in one of them."""
     check(seed)
+
+
+def check_processes(seed: int) -> None:
+    """Check one flow without topics in one, two and three processes."""
+    runs = Runs(2 * seed)
+    expected = runs.whole(1_000 * seed)
+    for processes in (2, 3):
+        assert runs.in_processes(1_000 * seed + processes, processes) == expected
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_each_step_has_the_same_sequence_in_any_number_of_processes(seed: int) -> None:
+    """A model trained in two processes differed from that of one process in its last digits."""
+    check_processes(seed)
+
+
+@pytest.mark.soak
+def test_each_step_of_any_loop_has_the_same_sequence_in_any_number_of_processes(for_each_soak_seed: ForEachSeed) -> None:
+    """Only one arrangement in a hundred had another order."""
+    for_each_soak_seed(check_processes)
 
 
 @pytest.mark.soak
