@@ -185,7 +185,7 @@ def _concatenated(arrays: Sequence[Array]) -> Array:
     return np.concatenate(arrays, out=room)
 
 
-# The estimate for a list looks at so many records: enough that one unusual record does not decide alone, and few
+# The estimate for a list looks at up to so many records: enough that one unusual record does not decide alone, and few
 # enough to be cheap.
 _SAMPLES: Final = 4
 
@@ -198,11 +198,8 @@ def estimated_bytes(batch: Batch) -> int:
     length = len(batch)
     if length == 0:
         return 0
-    if length == 1:
-        return _record_bytes(batch[0])
-    step = max(1, length // _SAMPLES)
-    looked_at = range(0, length, step)
-    return sum(_record_bytes(batch[index]) for index in looked_at) * length // len(looked_at)
+    looked_at = batch[:: -(-length // _SAMPLES)]
+    return sum(map(_record_bytes, looked_at)) * length // len(looked_at)
 
 
 # The estimate looks into lists in lists only so deep: JSON may nest a thousand lists, and a list may contain itself.
@@ -210,6 +207,8 @@ _LEVELS: Final = 32
 
 
 def _record_bytes(record: Any, levels: int = _LEVELS) -> int:
+    if type(record) is dict:  # The most common type of records.
+        return sum(map(sys.getsizeof, record.values()), sys.getsizeof(record))
     if isinstance(record, (np.ndarray, Columns)):
         return record.nbytes
     size = sys.getsizeof(record)

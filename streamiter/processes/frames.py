@@ -229,7 +229,7 @@ def _survives(value: PlainValue) -> bool:
     The value is searched a level at a time, because ``gc.get_referents`` is several times faster than iterating. It
     returns the values of a dict, and its keys as well if they are not all ``str``.
     """
-    level: list[PlainValue] = [value]
+    level: list[PlainValue] = value if type(value) is list else [value]
     for _ in range(_LEVELS):
         kinds = set(map(type, level))
         if not kinds <= _SURVIVORS:

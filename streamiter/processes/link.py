@@ -45,8 +45,10 @@ _BUFFER_BYTES: Final = 256 << 10
 # A longer body that has arrived in part gets memory of its own, and the rest is read into that memory.
 _SHARED_BYTES_MAX: Final = 64 << 10
 
-# While so much waits in the transport, frames stay in the link, where a watermark replaces the one before it.
-_HIGH_WATER_BYTES: Final = 1 << 20
+# Frames of so many bytes leave at once, so that the other process handles the first while this one makes the next.
+# While so much waits in the transport, frames stay in the link, where a watermark replaces the one before it. uvloop
+# keeps smaller writes until the end of the turn. Twice as much, or half, makes no difference.
+_WRITE_BYTES: Final = 64 << 10
 
 
 class LinkError(StreamiterError):
@@ -144,7 +146,8 @@ class LinkState(Enum):
 class ProcessLink(asyncio.BufferedProtocol):
     """One end of a link. All its methods must be called in the thread of its event loop.
 
-    Frames that are sent in one turn of the event loop leave in one write, behind the reports of consumers' halves.
+    Frames that are sent in one turn of the event loop leave in one write, behind the reports of consumers' halves. Many
+    frames leave in several writes, the first ones before the end of the turn.
     Frames are neither encrypted nor signed: the network between the processes must be trusted.
     """
 
@@ -171,6 +174,7 @@ class ProcessLink(asyncio.BufferedProtocol):
         self._hello, self._peer_hello = identity.hello(), b""
         # -- sending
         self._outbox: Parts = []
+        self._outbox_bytes = 0
         self._sent_parts = 0
         """Parts that have left the outbox, in all."""
         self._fixed_parts = 0
@@ -196,7 +200,11 @@ class ProcessLink(asyncio.BufferedProtocol):
         if self._state is not LinkState.ENDED:
             self._outbox.append(HEADER.pack(length, channel, kind))
             self._outbox += body
-            self._schedule()
+            self._outbox_bytes += HEADER.size + length
+            if self._outbox_bytes >= _WRITE_BYTES:
+                self._flush()
+            else:
+                self._schedule()
         return self._sent_parts + len(self._outbox) - 1
 
     def replace(self, place: int, body: bytes) -> bool:
@@ -245,10 +253,13 @@ class ProcessLink(asyncio.BufferedProtocol):
     def _schedule(self) -> None:
         if not self._is_scheduled and self._state is LinkState.OPEN:
             self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self._flush_turn)
+
+    def _flush_turn(self) -> None:
+        self._is_scheduled = False
+        self._flush()
 
     def _flush(self) -> None:
-        self._is_scheduled = False
         if self._is_paused or self._state is not LinkState.OPEN:
             return
         assert self._transport is not None
@@ -265,7 +276,7 @@ class ProcessLink(asyncio.BufferedProtocol):
             self._transport.close()
 
     def _take_outbox(self) -> Parts:
-        outbox, self._outbox = self._outbox, []
+        outbox, self._outbox, self._outbox_bytes = self._outbox, [], 0
         self._sent_parts += len(outbox)
         self._fixed_parts = self._sent_parts
         return outbox
@@ -284,7 +295,7 @@ class ProcessLink(asyncio.BufferedProtocol):
         if self._state is LinkState.ENDED:
             transport.abort()
             return
-        transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+        transport.set_write_buffer_limits(high=_WRITE_BYTES)
         self._timer = self._clock.call_later(_HANDSHAKE_S, self._check_handshake)
         transport.write(self._hello)
 

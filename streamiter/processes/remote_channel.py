@@ -14,11 +14,15 @@ from typing import Final, final
 
 from streamiter.channels import LIMIT_BYTES, LIMIT_RECORDS, Channel, Intake
 from streamiter.checkpoints.disk_batches import errors_with_name
-from streamiter.errors import InternalError
+from streamiter.errors import InternalError, PlainDataError
 from streamiter.processes.frames import BATCH, CONTROL, TAKEN, Taken
 from streamiter.processes.link import ProcessLink, check_length
 from streamiter.records import Control, DataBatch, EpochWatermark
 
+# A channel between processes has room for so many times as many records, because batches are on their way while the
+# consumer handles others. Measured with columns of 10,000 records: 101 instead of 168 µs for a batch. The limit in
+# bytes is that of all channels.
+TIMES_RECORDS: Final = 8
 # So many channels into one task have the full limits. More channels share the limits of so many, so that the memory of
 # a task does not grow with the number of processes.
 _FULL_WINDOWS: Final = 8
@@ -27,11 +31,13 @@ _RECORDS_MIN: Final = 256
 _BYTES_MIN: Final = 64 << 10
 
 
-def window(channels: int, limit_records: int = LIMIT_RECORDS, limit_bytes: int = LIMIT_BYTES) -> tuple[int, int]:
+def window(
+    channels: int, limit_records: int = LIMIT_RECORDS * TIMES_RECORDS, limit_bytes: int = LIMIT_BYTES
+) -> tuple[int, int]:
     """Return the limits in records and bytes of one of so many channels from other processes into a task.
 
     >>> window(8), window(16), window(1024)
-    ((8192, 4194304), (4096, 2097152), (256, 65536))
+    ((65536, 4194304), (32768, 2097152), (512, 65536))
     """
     share = max(channels, _FULL_WINDOWS)
     return (
@@ -55,7 +61,7 @@ class DepartingChannel(Channel):
         link: ProcessLink,
         number: int,
         *,
-        limit_records: int = LIMIT_RECORDS,
+        limit_records: int = LIMIT_RECORDS * TIMES_RECORDS,
         limit_bytes: int = LIMIT_BYTES,
         neighbours: int = 1,
     ) -> None:
@@ -100,8 +106,10 @@ class DepartingChannel(Channel):
             check_length(self._link.encoding.encode_batch(batch, 0))
 
     def _admit(self, batch: DataBatch, count: int, size_bytes: int) -> None:
-        with errors_with_name(f"{self.name}, in another process"):
+        try:  # As errors_with_name, which takes a tenth of the time of a small batch.
             self._link.send(self._number, BATCH, self._link.encoding.encode_batch(batch, size_bytes))
+        except PlainDataError as error:
+            raise PlainDataError(f"{self.name}, in another process: {error}") from error
         self._watermark_place = None
         super()._admit(batch, count, size_bytes)
 

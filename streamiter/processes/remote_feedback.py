@@ -16,7 +16,7 @@ from streamiter.channels import Intake
 from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.processes.frames import BATCH, TAKEN, Taken
 from streamiter.processes.link import ProcessLink
-from streamiter.processes.remote_channel import ArrivingChannel, DepartingChannel
+from streamiter.processes.remote_channel import TIMES_RECORDS, ArrivingChannel, DepartingChannel
 from streamiter.records import Control, DataBatch
 from streamiter.runtime.feedback import FeedbackChannel, FeedbackStatistics
 from streamiter.runtime.plan import ChannelLimits
@@ -193,8 +193,9 @@ class LinkedProcess:
 
     def departing(self, number: int, name: str, limits: ChannelLimits, *, neighbours: int) -> DepartingChannel:
         """Return the producer's half of the channel with this number."""
+        records = limits.records * TIMES_RECORDS
         return DepartingChannel(
-            name, self._link, number, limit_records=limits.records, limit_bytes=limits.size_bytes, neighbours=neighbours
+            name, self._link, number, limit_records=records, limit_bytes=limits.size_bytes, neighbours=neighbours
         )
 
     def arriving(self, number: int, name: str, limits: ChannelLimits) -> tuple[ArrivingChannel, Intake]:

@@ -269,6 +269,24 @@ async def test_items_and_reports_of_one_turn_leave_in_one_write() -> None:
     assert back[0].statistics().records == 0
 
 
+async def test_the_first_of_many_items_leave_before_the_end_of_the_turn() -> None:
+    """The other process was idle while this one encoded a full window, and the two never worked at the same time."""
+    first, second, _, _, pipe = await open_pipe()
+    departing = DepartingChannel("a → b", first, 1, limit_records=200_000)
+    arriving = ArrivingChannel("a → b", second, 1)
+    batches = [np.full(10_000, number, np.uint8) for number in range(20)]
+    for batch in batches:
+        assert departing.try_put(DataBatch(batch))
+        departing.put_control(EpochWatermark(int(batch[0])))
+    assert 64 << 10 <= len(pipe.ends[0].waiting) < 200_000
+    await pipe.settle()
+    for batch in batches:
+        taken = arriving.take()
+        assert isinstance(taken, DataBatch)
+        assert np.array_equal(taken.records, batch)
+        assert repr(arriving.take()) == f"EpochWatermark({batch[0]})"
+
+
 async def test_a_watermark_does_not_overtake_a_message() -> None:
     """A coordinator was told that an epoch was over before it was told what belonged to the epoch."""
     first, second, _, owner, pipe = await open_pipe()
