@@ -43,6 +43,7 @@
     │   └── RolledBack             the shards were restored from a snapshot; the worker must go back to its clock
     ├── RemoteError                (streamiter.runtime) an error in another process, of a class that is not streamiter's
     ├── LinkError                  (streamiter.processes) a link between two processes was lost, or refused
+    ├── ProcessLost                (streamiter.processes) a process of a run has died, or was silent for too long
     ├── LoopOverflow               feedback, or replayed data, exceeded the disk limit of its loop
     ├── OutputOverflow             one call of an operator emitted more records than can wait
     ├── JobFailed                  a job ended because a step failed; the cause is its ``__cause__``

@@ -21,6 +21,8 @@ def main() -> None:
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=ProcessSettings)
     if settings.import_path:
         sys.path[:] = settings.import_path
+    if settings.arguments:
+        sys.argv[:] = settings.arguments
     run_in_own_loop(run_process(settings))
 
 

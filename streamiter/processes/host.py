@@ -99,6 +99,8 @@ class ProcessSettings(msgspec.Struct, frozen=True):
     """The options of the job."""
     import_path: tuple[str, ...] = ()
     """``sys.path`` of the process; empty: its own."""
+    arguments: tuple[str, ...] = ()
+    """``sys.argv`` of the process, on which the program's flow may depend; empty: its own."""
 
     def __repr__(self) -> str:
         return f"ProcessSettings(process {self.number} of {self.processes}, {self.flow})"

@@ -103,7 +103,7 @@ class _Local:
         return path if is_possible else ("127.0.0.1", 0)
 
     async def start(self, settings: ProcessSettings) -> _LocalProcess:
-        settings = msgspec.structs.replace(settings, import_path=tuple(sys.path))
+        settings = msgspec.structs.replace(settings, import_path=tuple(sys.path), arguments=tuple(sys.argv))
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",

@@ -133,6 +133,7 @@ class _Attempt:
         self._stops = stops
         """The stops that were asked for, also of earlier attempts."""
         self._started_at_s = time.monotonic()
+        self._hosted: dict[int, HostedProcess] = {}
         self._links: dict[int, ProcessLink] = {}
         """The link of each process that has begun."""
         self._ends: dict[int, asyncio.Task[str]] = {}
@@ -144,6 +145,8 @@ class _Attempt:
         self._statistics: dict[int, JobStatistics] = {}
         self._failures: dict[int, StreamiterError] = {}
         self._loss: _Loss | None = None
+        self._farewell: str | None = None
+        """The last message to each process, also to one that begins later."""
         self._is_over = asyncio.Event()
         """Set when all jobs are done, or one has failed, or a process is lost."""
 
@@ -152,17 +155,16 @@ class _Attempt:
     async def run(self) -> _Loss | None:
         """Run the processes until all jobs are done; return the first loss. Raises the first error of a process."""
         server = await listen(self._host.address(f"s{self._settings.attempt}"), self._new_link)
-        hosted: list[HostedProcess] = []
         looking = asyncio.create_task(self._look_for_silence(), name="silence of processes")
         try:
-            await self._start(address_of(server), hosted)
+            await self._start(address_of(server))
             await self._is_over.wait()
             if self._loss is not None:
                 self._loss = await self._explained(self._loss)
             await self._end()
         finally:
             looking.cancel()
-            for process in hosted:
+            for process in self._hosted.values():
                 process.kill()
             await asyncio.gather(*self._ends.values(), return_exceptions=True)
             server.close()
@@ -170,12 +172,11 @@ class _Attempt:
             raise self._error()
         return self._loss
 
-    async def _start(self, address: Address, hosted: list[HostedProcess]) -> None:
+    async def _start(self, address: Address) -> None:
         for number in range(self._settings.processes):
             given = self._host.address(f"{number}-{self._settings.attempt}")
             settings = msgspec.structs.replace(self._settings, number=number, supervisor=address, listen=given)
-            process = await self._host.start(settings)
-            hosted.append(process)
+            process = self._hosted[number] = await self._host.start(settings)
             self._silent_at_s[number] = time.monotonic() + _START_S
             self._ends[number] = asyncio.create_task(process.ended(), name=f"end of process {number}")
             self._ends[number].add_done_callback(partial(self._has_ended, number))
@@ -188,8 +189,9 @@ class _Attempt:
     async def _end(self) -> None:
         """Let all processes end; they are killed if they do not."""
         went_well = len(self._statistics) == self._settings.processes and not self._failures
+        self._farewell = "end" if went_well else "abort"
         for link in self._links.values():
-            link.send_message(["end" if went_well else "abort"])
+            link.send_message([self._farewell])
         await asyncio.wait(self._ends.values(), timeout=_END_S)
 
     def statistics(self) -> JobStatistics:
@@ -208,10 +210,13 @@ class _Attempt:
     # -- losses ----------------------------------------------------------------------------------------
 
     async def _explained(self, loss: _Loss) -> _Loss:
-        """Return a loss with the reason that the host gives, if the process has ended."""
+        """Return a loss with the reason that the host gives, if the process has ended; else kill the process."""
         end = self._ends[loss.process]
         await asyncio.wait([end], timeout=_REASON_S)
-        return _Loss(loss.process, end.result()) if end.done() and end.exception() is None else loss
+        if end.done() and end.exception() is None:
+            return _Loss(loss.process, end.result())
+        self._hosted[loss.process].kill()
+        return loss
 
     def _lose(self, number: int, reason: str) -> None:
         if not self._is_over.is_set():
@@ -266,9 +271,12 @@ class _Attempt:
                 link.send_message(["alive"])
             case ["began"]:
                 self._links[number] = link
+                self._silent_at_s[number] = time.monotonic() + SILENCE_S
                 for mode in self._stops:
                     self._tell_stop(number, link, mode)
                 self._tell_placement(number)
+                if self._farewell is not None:
+                    link.send_message([self._farewell])
             case ["placed", bytes(placement)]:
                 self._placed(placement)
             case ["listens", address]:

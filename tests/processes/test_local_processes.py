@@ -1,0 +1,179 @@
+"""A flow in real processes of this machine: results, errors, losses and signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from processes import flows_on_hosts
+from support.processes import process
+from support.waiting import until
+
+from streamiter import Checkpoints, Flow, LocalProcesses
+from streamiter.errors import ConfigurationError, GraphError, JobFailed
+from streamiter.processes.host import ProcessSettings
+from streamiter.processes.link import Address
+from streamiter.processes.supervisor import ProcessLost, Supervisor
+from streamiter.runtime.plan import ChannelLimits
+
+PROGRAM = Path(flows_on_hosts.__file__)
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are those of Unix")
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_the_results_are_those_of_one_process(processes: int) -> None:
+    """A flow in several processes printed nothing: its collected records stayed in another process."""
+    statistics = flows_on_hosts.squares.run(
+        on=LocalProcesses(processes), channel_limits=ChannelLimits(records=16), stall_after_s=30
+    )
+    assert sorted(flows_on_hosts.collected.items) == sorted(str(number * number) for number in range(200))
+    assert (statistics.state, statistics.step("texts").records_in) == ("finished", 200)
+    tasks = [task.name for task in statistics.tasks]
+    assert tasks[:3] == ["items[0]", "items[1]", "items[2]"]
+    assert len(tasks) == len(set(tasks))
+
+
+def test_an_error_of_a_step_is_raised_as_in_one_process() -> None:
+    """The user saw that a process was lost, but neither the step, nor the record, nor the line of the function."""
+    with pytest.raises(JobFailed, match="on record 57: ZeroDivisionError") as raised:
+        flows_on_hosts.failing.run(on=LocalProcesses(2))
+    assert raised.value.step == "divide"
+    notes = "\n".join(raised.value.__notes__)
+    assert "in process 1 of 2" in notes or "in process 0 of 2" in notes
+    assert 'name="divide"' in notes  # the line of the user
+
+
+def test_processes_with_different_flows_name_the_first_different_step() -> None:
+    """A name of a step was made of the time, so each process had another flow, and records had no reader."""
+    with pytest.raises(GraphError, match=r"expected step 'texts of \d+' as in process 0, given step 'texts of \d+'"):
+        flows_on_hosts.unlike.run(on=LocalProcesses(2))
+
+
+def test_a_flow_that_no_other_process_can_import_is_refused() -> None:
+    """A flow that was made in a function had no name; the error must say how to write it."""
+    with pytest.raises(ConfigurationError, match=r"name at the top level of a module.*flow=.*:make_flow"):
+        flows_on_hosts.made().run(on=LocalProcesses(2))
+    flow = flows_on_hosts.made()
+    assert flow.run(on=LocalProcesses(2, flow="processes.flows_on_hosts:made")).step("map").records_in == 4
+
+
+async def test_options_that_are_not_plain_data_are_refused() -> None:
+    """A callback was silently called in no process, or in all."""
+    flow = flows_on_hosts.made()
+    reference = LocalProcesses(2, flow="processes.flows_on_hosts:made")
+    with pytest.raises(ConfigurationError, match="given on_rejected=; leave it out"):
+        await reference.run(flow, {"on_rejected": print}, first="suspend")
+    with pytest.raises(ConfigurationError, match=r"asyncio.to_thread\(flow.run, on=…\)"):
+        await flow.start(on=reference)  # type: ignore[arg-type]
+
+
+def test_a_program_without_a_guard_starts_no_further_processes() -> None:
+    """Each process ran the program, which started processes, and so on until the machine stood still."""
+    with process([sys.executable, PROGRAM, "without a guard"], **PIPES) as started:
+        _, errors = started.communicate()
+    assert started.returncode == 1
+    assert 'put it behind: if __name__ == "__main__":' in errors
+
+
+def test_the_command_runs_a_flow_in_several_processes() -> None:
+    """The command and the program must not differ in what they can run."""
+    command = [sys.executable, "-m", "streamiter", "run", f"{PROGRAM}:made", "--processes", "2"]
+    with process(command, **PIPES) as started:
+        out, errors = started.communicate()
+    assert (started.returncode, out) == (0, "")
+    assert re.fullmatch(r"made: finished, [\d.]+ s, 4 records read\n", errors)
+
+
+@contextmanager
+def endless() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """Run an endless flow in two processes; give the program, and the two, which have handled records."""
+    with process([sys.executable, PROGRAM, "endless", "2"], **PIPES) as started:
+        yield started, [int(started.stdout.readline()) for _ in range(2)]
+
+
+async def all_end(numbers: list[int]) -> None:
+    def is_running(number: int) -> bool:
+        state = subprocess.run(["ps", "-o", "stat=", "-p", str(number)], capture_output=True, check=False, text=True)
+        return bool(state.stdout.strip()) and not state.stdout.startswith("Z")
+
+    await until(lambda: not any(map(is_running, numbers)), patience_s=10)
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(signal.SIGKILL, "it was killed by signal 9"), (signal.SIGSTOP, "it has given no sign of life for 5 s")],
+)
+async def test_a_lost_process_ends_the_run_with_an_error(number: signal.Signals, reason: str) -> None:
+    """The system killed a process for its memory, and the others waited for its records for ever."""
+    with endless() as (started, numbers):
+        os.kill(numbers[1], number)
+        _, errors = started.communicate(timeout=15)
+    assert started.returncode == 1
+    last = errors.splitlines()[-1]
+    assert "flow 'endless': process " in last
+    assert f"of 2 was lost: {reason}" in last
+    assert "With checkpoints= it would resume by itself" in last
+    await all_end(numbers)
+
+
+async def test_processes_end_when_their_program_is_killed() -> None:
+    """A program was killed, its processes ran on, and wrote next to those of the next start."""
+    with endless() as (started, numbers):
+        started.kill()
+        await all_end(numbers)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_suspends_the_flow_in_all_processes(number: signal.Signals) -> None:
+    """Ctrl-C killed the processes, while the program waited for them."""
+    with endless() as (started, numbers):
+        started.send_signal(number)
+        out, errors = started.communicate(timeout=30)
+    assert (out, errors, started.returncode) == ("suspended\n", "", 0)
+    await all_end(numbers)
+
+
+class DyingProcesses:
+    """A host whose processes end at their start."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.attempts: list[int] = []
+
+    def address(self, name: str) -> Address:
+        return str(self.folder / name)
+
+    async def start(self, settings: ProcessSettings) -> DyingProcesses:
+        self.attempts.append(settings.attempt)
+        return self
+
+    def kill(self) -> None:
+        pass
+
+    async def ended(self) -> str:
+        await asyncio.sleep(0)
+        return "it has ended with exit code 7"
+
+
+async def test_with_checkpoints_a_run_starts_again_three_times(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that the system killed at each start was started for ever, and nobody was told."""
+    flow = Flow("f", parallelism=2)
+    flow.from_items([1]).collect()
+    host = DyingProcesses(tmp_path)
+    supervisor = Supervisor(flow, "m:f", host, 2, {"checkpoints": Checkpoints(tmp_path)})
+    with pytest.raises(ProcessLost, match="exit code 7; expected at most 3 losses in 10 minutes, given one more"):
+        await supervisor.run()
+    assert host.attempts == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert len(caplog.messages) == 3
