@@ -33,6 +33,7 @@ from typer.core import TyperGroup
 
 from streamiter.errors import ConfigurationError, InternalError, StreamiterError, TopicNotFound
 from streamiter.runtime.job import Job, StopMode
+from streamiter.runtime.other_jobs import REPORT_EVERY_S
 from streamiter.runtime.statistics import JobStatistics, LoopStatistics
 from streamiter.topics.urls import hide, secrets_in, shown_url
 
@@ -182,7 +183,7 @@ def statistics_table(statistics: JobStatistics, since: JobStatistics | None = No
     return table
 
 
-_COLUMNS: Final = ("step", "in", "out", "in/s", "epoch", "rejected", "waiting", "lag")
+_COLUMNS: Final = ("step", "in", "out", "in/s", "epoch", "rejected", "waiting", "lag", "process")
 
 
 def _rows(statistics: JobStatistics, since: JobStatistics | None) -> list[tuple[str, ...]]:
@@ -205,6 +206,7 @@ def _rows(statistics: JobStatistics, since: JobStatistics | None) -> list[tuple[
                 _count(round((counts.records_in - before) / seconds)),
                 f"{epoch:,}" if epoch >= 0 else "",
                 *map(_count, (counts.rejected, waiting + fed_back, lag)),
+                statistics.processes_of(name),
             )
         )
     return rows
@@ -215,7 +217,12 @@ def _count(number: int) -> str:
 
 
 def _title(statistics: JobStatistics) -> str:
-    return f"{statistics.flow}: {statistics.state}, {statistics.elapsed_s:.1f} s"
+    silent = [
+        f", process {one.process} silent for {one.age_s:.0f} s"
+        for one in statistics.processes
+        if one.age_s >= 3 * REPORT_EVERY_S
+    ]
+    return f"{statistics.flow}: {statistics.state}, {statistics.elapsed_s:.1f} s{''.join(silent)}"
 
 
 def loop_lines(statistics: JobStatistics) -> list[str]:

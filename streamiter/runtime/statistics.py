@@ -249,6 +249,16 @@ class JobStatistics:
     processes: tuple[ProcessStatistics, ...] = ()
     """The processes, if there are several. Those other than 0 report once a second."""
 
+    def processes_of(self, step: str) -> str:
+        """Return the numbers of the processes that the subtasks of a step are in, as 0, 2 or 0–7; empty for one."""
+        numbers = sorted({task.process for task in self.tasks if any(one.step == step for one in task.steps)})
+        if not self.processes or not numbers:
+            return ""
+        first, last = numbers[0], numbers[-1]
+        if last - first == len(numbers) - 1 > 0:
+            return f"{first}–{last}"
+        return ", ".join(map(str, numbers))
+
     def step(self, name: str) -> OperatorStatistics:
         """Return the counts of a step, all subtasks together. Raises KeyError if no step has this name."""
         counts = [step.counts for task in self.tasks for step in task.steps if step.step == name]

@@ -55,6 +55,7 @@ def _metrics(observations: Observations) -> Iterator[Metric]:
     statistics = observations.statistics()
     if statistics is not None:
         yield from _steps(statistics)
+        yield from _processes(statistics)
         yield from _channels(statistics)
         yield from _loops(statistics)
         yield from _sources(statistics)
@@ -126,6 +127,16 @@ def _steps(statistics: JobStatistics) -> Iterator[Metric]:
 def _labels(flow: str, task: TaskStatistics) -> tuple[str, str, str]:
     first = task.steps[0]
     return flow, first.step, str(first.subtask)
+
+
+def _processes(statistics: JobStatistics) -> Iterator[Metric]:
+    if not statistics.processes:
+        return
+    places = ((_labels(statistics.flow, task), task.process) for task in statistics.tasks)
+    text = "The process of a subtask. The step is the first of the task."
+    yield _gauge("subtask_process", text, ("flow", "step", "subtask"), places)
+    ages = (((str(one.process),), one.age_s) for one in statistics.processes)
+    yield _gauge("process_age_seconds", "How old the figures of a process are.", ("process",), ages)
 
 
 def _channels(statistics: JobStatistics) -> Iterator[Metric]:

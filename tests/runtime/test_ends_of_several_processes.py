@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,12 +14,27 @@ from runtime.probe import AwaitedProbe, Life, Probe, ProbeSource, Valve, tasks_l
 from runtime.test_statistics_as_json import checked
 
 from streamiter import Flow, Operator, OutputTag, connect
-from streamiter.errors import ConfigurationError, JobFailed, ProducerFenced, TransactionExpired
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.cli.figures import statistics_table
+from streamiter.errors import (
+    ConfigurationError,
+    DecodeError,
+    GraphError,
+    JobFailed,
+    OffsetOutOfRange,
+    ProducerFenced,
+    RejectRecords,
+    RolledBack,
+    StreamiterError,
+    TransactionExpired,
+)
 from streamiter.operators import Output
-from streamiter.runtime.failures import RemoteError
+from streamiter.runtime.failures import RemoteError, error_from_plain, error_to_plain
 from streamiter.runtime.plan import ChannelLimits, JobOptions
 from streamiter.runtime.running import causes_of
-from streamiter.runtime.statistics import JobStatistics
+from streamiter.runtime.statistics import JobStatistics, ProcessStatistics
+from streamiter.service.metrics import MetricsNow, exposition
+from streamiter.service.observations import Observations
 from streamiter.testing import VirtualClock
 
 PROCESSES = pytest.mark.parametrize("processes", [1, 2, 3])
@@ -284,3 +300,55 @@ async def test_two_edges_between_the_same_steps_have_channels_of_their_own_in_th
     ]
     assert ends[0] == ends[1]
     assert sum(records * count for (_, records), count in ends[0].items()) == 40
+
+
+async def test_drawings_figures_and_metrics_show_the_process_of_each_task() -> None:
+    """Nobody saw which process had the slow subtask, or that the figures of a process were old."""
+    clock = VirtualClock()
+    flows = [probes(Life(), process) for process in range(3)]
+    joined = joined_jobs(flows, JobOptions(clock=clock))
+    await asyncio.gather(*(job.start() for job in joined.jobs))
+    await turns()
+    running = joined.jobs[0].statistics()
+    await joined.jobs[0].stop("abort")
+    assert "in process 0–2" in flows[0].draw(running)
+    silent = ProcessStatistics(2, "running", age_s=7.2)
+    shown = statistics_table(replace(running, processes=(*running.processes[:2], silent)))
+    assert "running, 0.0 s, process 2 silent for 7 s" in str(shown.title)
+    assert [str(cell) for cell in shown.columns[-1].cells] == ["0–2"] * 4
+    observations = Observations("late flights")
+    observations.job = joined.jobs[0]
+    text = exposition(MetricsNow(observations), "")[0].decode()
+    assert 'streamiter_subtask_process{flow="f",step="middle",subtask="1"} 1.0' in text
+    assert 'streamiter_process_age_seconds{process="2"} 0.0' in text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        GraphError("step 'a': no", where="job.py:3"),
+        DecodeError({3: "no JSON"}),
+        RejectRecords([1, 4], "negative price"),
+        RolledBack("go back", {"w": 3}),
+        OffsetOutOfRange("no longer there"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_of_streamiter_is_the_same_in_another_process(error: StreamiterError) -> None:
+    """An error whose class has arguments of its own failed on its way, or lost its fields."""
+    error.add_note("while closing")
+    plain = PlainData()
+    received = error_from_plain(plain.decode(plain.encode(error_to_plain(error))))
+    assert type(received) is type(error)
+    assert str(received) == str(error)
+    assert vars(received) == vars(error)
+
+
+def test_a_users_class_derived_from_an_error_of_streamiter_is_not_made_in_another_process() -> None:
+    """A class that only one process knows was built from its message alone."""
+
+    class NoPrice(OffsetOutOfRange):
+        pass
+
+    received = error_from_plain(error_to_plain(NoPrice("of 3")))
+    assert (type(received), str(received)) == (RemoteError, "NoPrice: of 3")

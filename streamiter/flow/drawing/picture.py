@@ -169,6 +169,8 @@ def _counts(step: Step, statistics: JobStatistics) -> Iterable[str]:
     )
     if watermark >= 0:
         yield f"epoch watermark {watermark:,}"
+    if processes := statistics.processes_of(step.name):
+        yield f"in process {processes}"
 
 
 def _service_node(service: Service, statistics: JobStatistics | None) -> Node:
