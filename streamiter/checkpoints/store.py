@@ -567,10 +567,10 @@ def object_store(url: str) -> Blobs:
 
 
 # A single letter is a drive of Windows.
-_URL: Final = re.compile(r"[A-Za-z][\w+.-]+:/")
+_URL: Final = re.compile(r"[A-Za-z][\w+.-]+:/|(s3|gs|az):")
 
 
 def is_url(place: object) -> bool:
-    """Whether a place of checkpoints is a URL, perhaps a misspelt one such as ``s3:/bucket``, and not a folder."""
+    """Whether a place of checkpoints is a URL, perhaps a misspelt one such as ``s3:bucket``, and not a folder."""
     text = os.fspath(place) if isinstance(place, (str, os.PathLike)) else ""
     return isinstance(text, str) and _URL.match(text) is not None

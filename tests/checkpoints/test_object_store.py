@@ -59,6 +59,7 @@ class TestObjectStore(StoreContract):
         ("s3://state/a/../b", "expected the name of a bucket and a prefix"),
         ("s3://state//x", "expected the name of a bucket and a prefix"),
         ("s3:/state/x", "expected a folder, or a URL with one of s3://, gs://, az://, given s3:"),
+        ("s3:state/x", "expected a folder, or a URL with one of s3://, gs://, az://, given s3:"),
         ("S3://state", "given S3://"),
         (Path("s3://state"), "given s3:"),
         ("ftp://state/x", "expected a folder, or a URL with one of s3://, gs://, az://, given ftp://"),
