@@ -146,7 +146,7 @@ _ESCAPED: Final = re.compile(rb"%([0-9a-f]{2})")
 _SHORTENED: Final = "~"
 _EMPTY: Final = "%"
 
-_SNAPSHOT: Final = re.compile(r"(?P<number>[0-9]{10,})-(?P<run>.+)\.checkpoint")
+_SNAPSHOT: Final = re.compile(r"(?P<number>[0-9]{10,})-(?P<run>.+)\.(checkpoint|(?P<process>[1-9][0-9]*)\.parts)")
 
 
 def storage_name(name: str) -> str:
@@ -198,23 +198,34 @@ def is_shortened(stored: str) -> bool:
     return _SHORTENED in stored
 
 
-def snapshot_name(checkpoint: CheckpointId) -> str:
-    """Return the name of a snapshot's file.
+def snapshot_name(checkpoint: CheckpointId, process: int = 0) -> str:
+    """Return the name of a snapshot's file, which process 0 writes, or of the file with the parts of another process.
 
-    >>> snapshot_name(CheckpointId(7, "a1")), checkpoint_of("0000000007-a1.checkpoint")
-    ('0000000007-a1.checkpoint', CheckpointId(number=7, run='a1'))
+    >>> snapshot_name(CheckpointId(7, "a1")), snapshot_name(CheckpointId(7, "a1"), process=2)
+    ('0000000007-a1.checkpoint', '0000000007-a1.2.parts')
     """
-    return f"{checkpoint.number:010d}-{storage_name(checkpoint.run)}.checkpoint"
+    end = f"{process}.parts" if process else "checkpoint"
+    return f"{checkpoint.number:010d}-{storage_name(checkpoint.run)}.{end}"
 
 
 def checkpoint_of(file_name: str) -> CheckpointId | None:
-    """Return the checkpoint of a file, by its name; None if the file is no snapshot."""
+    """Return the checkpoint of a snapshot's file, by its name; None if the file is no snapshot."""
+    found = file_of(file_name)
+    return found[0] if found is not None and found[1] == 0 else None
+
+
+def file_of(file_name: str) -> tuple[CheckpointId, int] | None:
+    """Return the checkpoint and the process that wrote a file, by its name; None for another file.
+
+    >>> file_of("0000000007-a1.2.parts")
+    (CheckpointId(number=7, run='a1'), 2)
+    """
     match = _SNAPSHOT.fullmatch(file_name)
     run = name_of(match["run"]) if match else None
     if match is None or not run:
         return None
-    checkpoint = CheckpointId(int(match["number"]), run)
-    return checkpoint if snapshot_name(checkpoint) == file_name else None
+    checkpoint, process = CheckpointId(int(match["number"]), run), int(match["process"] or 0)
+    return (checkpoint, process) if snapshot_name(checkpoint, process) == file_name else None
 
 
 RECORD_FORMAT: Final = 1

@@ -3,7 +3,8 @@
 A part is the state of one subtask of one step: a *content* of plain data, and deferred pieces, which are sequences of
 *frames*. The file of a snapshot is a preamble, the frames, the *manifest* (JSON), which has the place of each frame,
 and a trailer with the place of the manifest. The manifest comes last, so that a snapshot can be written while it is
-made, in little memory. docs/checkpoint-format.md describes the same for other readers of the format.
+made, in little memory. If several processes take a snapshot, each writes its parts into a file of its own, and the
+manifest of process 0 names the other files. docs/checkpoint-format.md describes the same for other readers.
 
 Here are the data types, the conversion of each piece of the format to bytes and back, and the file:
 :class:`StoredSnapshot` reads it, and :class:`SnapshotWriter` writes it piece by piece.
@@ -82,6 +83,9 @@ class SnapshotPart:
 
 FORMAT: Final = 1
 
+FORMAT_WITH_OTHERS: Final = 2
+"""Of a file whose manifest names the files of other processes, which a reader of format 1 would miss."""
+
 # The first byte is not text, and the line ends show whether a transfer as text has changed the file.
 _MAGIC: Final = b"\x93streamiter checkpoint\r\n"
 _END: Final = b"ENDS\r\n\n\x93"
@@ -131,8 +135,19 @@ class PartEntry(msgspec.Struct, frozen=True):
     deferred: list[Section]
 
 
-class Manifest(msgspec.Struct, frozen=True):
-    """The header of the snapshot, and the places of its parts."""
+class PartsFile(msgspec.Struct, frozen=True):
+    """The file with the parts of another process than 0."""
+
+    process: Count
+    """The number of the process."""
+    bytes: Count
+    """The size of the file."""
+    manifest_crc32: Count
+    """The CRC-32 of its manifest, so that no other file can replace it."""
+
+
+class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The header of the snapshot, the places of its parts, and the files of other processes."""
 
     flow: str
     checkpoint: CheckpointId
@@ -141,15 +156,16 @@ class Manifest(msgspec.Struct, frozen=True):
     steps: Mapping[str, StepState]
     notes: Mapping[str, str]
     parts: Sequence[PartEntry]
+    others: tuple[PartsFile, ...] = ()
 
     @property
     def header(self) -> SnapshotHeader:
         return SnapshotHeader(self.flow, self.checkpoint, self.created_at_ms, self.steps, self.job_ended, self.notes)
 
 
-def pack_preamble() -> bytes:
+def pack_preamble(version: int = FORMAT) -> bytes:
     """Return the first bytes of each file."""
-    return _PREAMBLE.pack(_MAGIC, FORMAT, zlib.crc32(_MAGIC + FORMAT.to_bytes(4, "little")))
+    return _PREAMBLE.pack(_MAGIC, version, zlib.crc32(_MAGIC + version.to_bytes(4, "little")))
 
 
 def check_preamble(preamble: bytes) -> None:
@@ -162,7 +178,7 @@ def check_preamble(preamble: bytes) -> None:
         raise Damage(f"expected a file that begins with {_MAGIC!r}, given {magic!r}")
     if crc32 != zlib.crc32(preamble[:-_CRC32_BYTES]):
         raise Damage("its version does not match its checksum")
-    if version != FORMAT:
+    if version not in (FORMAT, FORMAT_WITH_OTHERS):
         raise OtherFormat(version)
 
 
@@ -176,10 +192,12 @@ def frame_head(offset: int, content: bytes) -> bytes:
     return FRAME_HEAD.pack(len(content), zlib.crc32(content, frame_crc32(offset, len(content))))
 
 
-def pack_manifest(header: SnapshotHeader, parts: Sequence[PartEntry]) -> bytes:
+def pack_manifest(header: SnapshotHeader, parts: Sequence[PartEntry], others: Sequence[PartsFile] = ()) -> bytes:
     """Return the manifest as JSON. Raises ``ConfigurationError`` for a name that is not text."""
     steps, notes = dict(header.steps), dict(header.notes)
-    manifest = Manifest(header.flow, header.id, header.created_at_ms, header.job_ended, steps, notes, parts)
+    manifest = Manifest(
+        header.flow, header.id, header.created_at_ms, header.job_ended, steps, notes, parts, tuple(others)
+    )
     try:
         return msgspec.json.encode(manifest)
     except UnicodeEncodeError as problem:
@@ -245,14 +263,35 @@ class StoredSnapshot:
         """``root`` is the store, for messages. If the file is damaged, the reader is closed."""
         self._reader = reader
         self._root = root
+        self._added: list[StoredSnapshot] = []
         try:
             with self._explained_damage():
-                self._manifest = self._read_manifest()
+                self._manifest, self._manifest_crc32 = self._read_manifest()
         except BaseException:
             reader.close()
             raise
         self.header: SnapshotHeader = self._manifest.header
         self._parts = {part.name: part for part in self._manifest.parts}
+
+    @property
+    def others(self) -> Sequence[PartsFile]:
+        """The files of other processes, which :meth:`add` makes a part of this snapshot."""
+        return self._manifest.others
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all its files."""
+        return self._reader.size_bytes + sum(other.bytes for other in self.others)
+
+    def add(self, expected: PartsFile, file: StoredSnapshot) -> None:
+        """Add the parts of another process; they are closed with this snapshot."""
+        self._added.append(file)
+        if (file.size_bytes, file._manifest_crc32) != (expected.bytes, expected.manifest_crc32):
+            raise CheckpointError(
+                f"{file._reader.place}: expected the {expected.bytes} bytes that process {expected.process} wrote for "
+                f"checkpoint {self.header.id}, given another file; put it back from a backup, or start from another "
+                "checkpoint"
+            )
 
     def check_identity(self, flow: str, checkpoint: CheckpointId) -> None:
         """Raise ``CheckpointError`` if it is another snapshot than its name says."""
@@ -265,38 +304,42 @@ class StoredSnapshot:
 
     def part_names(self) -> Sequence[str]:
         """Return the names of its parts."""
-        return list(self._parts)
+        return [name for file in (self, *self._added) for name in file._parts]
 
     def part_bytes(self, part: str) -> int:
         """Return the bytes of a part with its deferred pieces."""
-        entry = self._part(part)
+        entry = self._file(part)._parts[part]
         return sum(section.bytes for section in (entry.content, *entry.deferred))
 
     async def content(self, part: str) -> bytes:
         """Return the content of a part."""
-        return await run_call(self._reader, self._content, part)
+        file = self._file(part)
+        return await run_call(file._reader, file._content, part)
 
     def frames(self, part: str, deferred: int) -> Iterator[bytes]:
         """Return the frames of a part's deferred piece number ``deferred``; each is read when it is needed."""
-        pieces = self._part(part).deferred
+        file = self._file(part)
+        pieces = file._parts[part].deferred
         if not 0 <= deferred < len(pieces):
             raise CheckpointError(
-                f"{self._reader.place}: expected deferred piece {deferred} of part {part!r}, given {len(pieces)} of "
+                f"{file._reader.place}: expected deferred piece {deferred} of part {part!r}, given {len(pieces)} of "
                 "them; it was written by another version of the program"
             )
-        return self._frames(part, pieces[deferred])
+        return file._frames(part, pieces[deferred])
 
     def verify(self) -> None:
         """Read the whole snapshot. Raises ``CheckpointError`` if anything is damaged or missing."""
-        for part in self._manifest.parts:
-            for section in (part.content, *part.deferred):
-                self._verify_section(part.name, section)
+        for file in (self, *self._added):
+            for part in file._manifest.parts:
+                for section in (part.content, *part.deferred):
+                    file._verify_section(part.name, section)
 
     def close(self) -> None:
         """Close the snapshot. May be called more than once."""
-        self._reader.close()
+        for file in (self, *self._added):
+            file._reader.close()
 
-    def _read_manifest(self) -> Manifest:
+    def _read_manifest(self) -> tuple[Manifest, int]:
         size_bytes = self._reader.size_bytes
         check_preamble(self._read(0, min(size_bytes, PREAMBLE_BYTES)))
         if size_bytes < PREAMBLE_BYTES + TRAILER_BYTES:
@@ -305,17 +348,17 @@ class StoredSnapshot:
         offset, length, crc32 = unpack_trailer(self._read(end, TRAILER_BYTES))
         if offset + length != end or offset < PREAMBLE_BYTES:
             raise Damage(f"expected a file of {offset + length + TRAILER_BYTES} bytes, given {size_bytes}")
-        return unpack_manifest(self._read(offset, length), crc32, offset=offset)
+        return unpack_manifest(self._read(offset, length), crc32, offset=offset), crc32
 
     def _content(self, part: str) -> bytes:
-        [content] = self._frames(part, self._part(part).content)
+        [content] = self._frames(part, self._parts[part].content)
         return content
 
-    def _part(self, name: str) -> PartEntry:
-        try:
-            return self._parts[name]
-        except KeyError:
-            raise InternalError(f"{self._reader.place}: it has no part {name!r}") from None
+    def _file(self, part: str) -> StoredSnapshot:
+        for file in (self, *self._added):
+            if part in file._parts:
+                return file
+        raise InternalError(f"{self._reader.place}: it has no part {part!r}")
 
     def _frames(self, part: str, section: Section) -> Iterator[bytes]:
         reader = _SectionReader(self._read, section)
@@ -369,10 +412,10 @@ class StoredSnapshot:
                 f"(`streamiter checkpoints list {self._root}` shows them), or put the file back from a backup"
             ) from damage
         except OtherFormat as other:
-            by = "a newer" if other.given > FORMAT else "another"
+            by = "a newer" if other.given > FORMAT_WITH_OTHERS else "another"
             raise CheckpointError(
-                f"{where}written by {by} streamiter (format {other.given}), expected format {FORMAT}; use that "
-                f"version, or start from an older one (`streamiter checkpoints list {self._root}` shows them)"
+                f"{where}written by {by} streamiter (format {other.given}), expected format {FORMAT} or "
+                f"{FORMAT_WITH_OTHERS}; use that version, or start from an older one (`streamiter checkpoints list {self._root}` shows them)"
             ) from other
 
 
@@ -426,10 +469,13 @@ class SnapshotWriter:
     so call them in a thread. One call at a time.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, version: int = FORMAT) -> None:
         self.name = name
         self.is_published = False
         """Whether the file has become a snapshot; its owner sets it."""
+        self.manifest_crc32 = 0
+        """The checksum of the manifest, after ``finish``."""
+        self._version = version
         self.pending_bytes = 0
         self._file: BinaryIO | None = None
         self._contents: list[bytes] = []
@@ -466,7 +512,7 @@ class SnapshotWriter:
     def begin(self, file: BinaryIO) -> None:
         """Write the start of the file. Raises ``OSError``, as the following methods do."""
         self._file = file
-        file.write(pack_preamble())
+        file.write(pack_preamble(self._version))
 
     def write(self) -> None:
         """Write the collected frames."""
@@ -477,10 +523,11 @@ class SnapshotWriter:
             self.file.write(content)
             self._written += len(head) + len(content)
 
-    def finish(self, header: SnapshotHeader) -> int:
+    def finish(self, header: SnapshotHeader, others: Sequence[PartsFile] = ()) -> int:
         """Write the rest of the file; return its size in bytes."""
         self.write()
-        manifest = pack_manifest(header, self._parts)
+        manifest = pack_manifest(header, self._parts, others)
+        self.manifest_crc32 = zlib.crc32(manifest)
         self.file.write(manifest + pack_trailer(self._position, manifest))
         return self.file.tell()
 

@@ -14,7 +14,7 @@ import builtins
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Final
 
@@ -25,6 +25,7 @@ from streamiter.checkpoints.flow_record import (
     CommitPointer,
     FlowRecord,
     checkpoint_of,
+    file_of,
     is_shortened,
     name_of,
     pack_record,
@@ -36,9 +37,12 @@ from streamiter.checkpoints.flow_record import (
 from streamiter.checkpoints.folder_blobs import FolderBlobs
 from streamiter.checkpoints.snapshot import (
     BATCH_BYTES,
+    FORMAT,
+    FORMAT_WITH_OTHERS,
     CheckpointId,
     Damage,
     OtherFormat,
+    PartsFile,
     SnapshotHeader,
     SnapshotPart,
     SnapshotWriter,
@@ -52,8 +56,9 @@ from streamiter.topics.urls import shown_url
 class CheckpointStore:
     """Keeps the snapshots of flows by the name of the flow. One object serves one job or one tool.
 
-    A snapshot is one file (docs/checkpoint-format.md). It is written as a whole and then gets its name: so after
-    ``kill -9`` or a power failure it exists as a whole or not at all.
+    A snapshot is one file (docs/checkpoint-format.md), or one for each process that takes it; then the file of process
+    0 is written last, and names the others. A file is written as a whole and then gets its name: so after ``kill -9``
+    or a power failure a snapshot exists as a whole or not at all.
 
     Errors: ``CheckpointError`` for a snapshot that is missing, damaged, or of another version; ``StorageFull`` for a
     full disk; ``StoreUnavailable`` if an object store does not answer; ``ProducerFenced`` if a newer run has claimed
@@ -97,12 +102,49 @@ class CheckpointStore:
         The frames of deferred pieces are made in the event loop, one at a time, with other work in between. If the call
         fails or is cancelled, the store has no such snapshot. The caller releases the deferred pieces.
         """
+        return (await self._save(header, parts, SnapshotWriter(snapshot_name(header.id)))).bytes
+
+    async def save_manifest(
+        self,
+        header: SnapshotHeader,
+        parts: Iterable[SnapshotPart],
+        others: Callable[[], Awaitable[Sequence[PartsFile]]],
+    ) -> int:
+        """Store a snapshot as ``save`` does, with the files of other processes; return the size of all files.
+
+        ``others`` is awaited when the own parts are written: the other processes write theirs at the same time.
+        """
+        own = await self._save(header, parts, SnapshotWriter(snapshot_name(header.id), FORMAT_WITH_OTHERS), others)
+        return own.bytes + sum(other.bytes for other in await others())
+
+    async def follow(self, flow: str, run: str, process: int) -> None:
+        """Let this process store parts for ``run``, which has claimed the flow in process 0.
+
+        Raises ``ConfigurationError`` if the claim cannot be seen here, because this process has another folder.
+        """
+        await run_call(self._blobs, self._of(flow).check_claim, run, process)
+        self._runs[flow] = run
+
+    async def save_parts(self, header: SnapshotHeader, parts: Iterable[SnapshotPart], process: int) -> PartsFile:
+        """Store the parts of one process durably. They belong to a snapshot when the manifest of process 0 has them."""
+        return await self._save(header, parts, SnapshotWriter(snapshot_name(header.id, process), FORMAT), None, process)
+
+    async def _save(
+        self,
+        header: SnapshotHeader,
+        parts: Iterable[SnapshotPart],
+        writer: SnapshotWriter,
+        others: Callable[[], Awaitable[Sequence[PartsFile]]] | None = None,
+        process: int = 0,
+    ) -> PartsFile:
         self._run_of(header.flow)
-        flow, writer = self._of(header.flow), SnapshotWriter(snapshot_name(header.id))
+        flow = self._of(header.flow)
         try:
             await run_call(self._blobs, flow.begin, header.id, writer)
             await self._write(flow, writer, parts)
-            return await run_call(self._blobs, flow.publish, header, writer)
+            found = () if others is None else await others()
+            size_bytes = await run_call(self._blobs, flow.publish, header, writer, found)
+            return PartsFile(process, size_bytes, writer.manifest_crc32)
         except BaseException:
             await run_call(self._blobs, flow.abandon, writer)
             raise
@@ -241,6 +283,16 @@ class FlowCheckpoints:
             self._blobs.check_versions(self._record_name)
             return before, self._blobs.enter(self._folder)
 
+    def check_claim(self, run: str, process: int) -> None:
+        """Raise ``ConfigurationError`` unless ``run`` has claimed the flow here; ``process`` is the one that looks."""
+        record = self.record()
+        if record is None or run not in [each.run for each in record.runs]:
+            raise ConfigurationError(
+                f"{self._what}: expected one store of checkpoints for all processes, given {self._place}, in which "
+                f"process {process} does not find the claim of process 0 (run {run}); use a folder that all machines "
+                "share, or an object store"
+            )
+
     def record(self) -> FlowRecord | None:
         """Return the runs of the flow and its last commit; None if there are none. Raises ``CheckpointError`` for
         damage.
@@ -272,23 +324,22 @@ class FlowCheckpoints:
         return self._blobs.place_of(self._name_of(checkpoint))
 
     def size_of(self, checkpoint: CheckpointId) -> int | None:
-        """Return the size of a snapshot in bytes; None if it does not exist."""
+        """Return the size of a snapshot's own file in bytes; None if it does not exist."""
         with self._explained():
             return self._blobs.size(self._name_of(checkpoint))
 
     def snapshots(self) -> list[CheckpointId]:
         """Return the snapshots by the names of their blobs, oldest first."""
         with self._explained():
-            found = map(checkpoint_of, self._blobs.names(self._folder))
-            return sorted(checkpoint for checkpoint in found if checkpoint is not None)
+            return _snapshots_in(self._blobs.names(self._folder))
 
     def open(self, checkpoint: CheckpointId) -> StoredSnapshot:
         """Open a snapshot. Raises ``CheckpointError`` if it is missing, damaged, or not what its name says."""
         return self._opened(checkpoint, self._blobs.open)
 
     def header(self, checkpoint: CheckpointId) -> SnapshotHeader:
-        """Return the header of a snapshot; raises as :meth:`open` does."""
-        snapshot = self.peek(checkpoint)
+        """Return the header of a snapshot; raises as :meth:`open` does, but not for files of other processes."""
+        snapshot = self._opened(checkpoint, self._blobs.peek, with_others=False)
         snapshot.close()
         return snapshot.header
 
@@ -300,23 +351,24 @@ class FlowCheckpoints:
         """Begin a snapshot. Raises ``ProducerFenced`` if another run owns the flow, before anything is written."""
         with self._alone():
             self._check_may_save(checkpoint)
-            if self.size_of(checkpoint) is not None:
+            name = f"{self._folder}/{writer.name}"
+            if self._blobs.size(name) is not None:
                 raise InternalError(f"{self._what}: checkpoint {checkpoint} is saved a second time, in {self._place}")
-            writer.begin(self._blobs.create(self._name_of(checkpoint)))
+            writer.begin(self._blobs.create(name))
 
     def write(self, writer: SnapshotWriter) -> None:
         """Write the frames that the writer has collected."""
         with self._explained():
             writer.write()
 
-    def publish(self, header: SnapshotHeader, writer: SnapshotWriter) -> int:
-        """Write the rest of the snapshot and give it its name; return its size in bytes."""
+    def publish(self, header: SnapshotHeader, writer: SnapshotWriter, others: Sequence[PartsFile] = ()) -> int:
+        """Write the rest of the snapshot and give it its name; return the size of the file in bytes."""
         with self._explained():
-            size_bytes = writer.finish(header)
+            size_bytes = writer.finish(header, others)
             self._blobs.complete(writer.file)
         with self._alone():
             self._check_may_save(header.id)
-            self._blobs.publish(writer.file, self._name_of(header.id))
+            self._blobs.publish(writer.file, f"{self._folder}/{writer.name}")
             writer.is_published = True
             self._check_may_save(header.id)
             writer.file.close()
@@ -334,9 +386,12 @@ class FlowCheckpoints:
     def prune(self, *, keep: int, newer: bool, run: str | None = None) -> list[CheckpointId]:
         """Remove the snapshots that ``FlowRecord.removable`` returns, and files of dead writers; return the snapshots.
 
-        ``run`` must own the flow. Without ``run``, for a tool, ``newer`` is refused while a run is alive.
+        ``run`` must own the flow. Without ``run``, for a tool, ``newer`` is refused while a run is alive. With
+        ``newer``, no snapshot is being written: so parts of other processes without one are removed, too.
         """
-        found = self.snapshots()
+        with self._explained():
+            names = self._blobs.names(self._folder)
+        found = _snapshots_in(names)
         with self._alone():
             if run is None and newer and (given := self._blobs.living_run(self._folder)):
                 raise ConfigurationError(
@@ -349,7 +404,10 @@ class FlowCheckpoints:
             removed = record.removable(found, keep=keep, newer=newer) if record else []
             for checkpoint in removed:
                 self._blobs.delete(self._name_of(checkpoint))
-            self._blobs.remove_remains(self._folder, lambda name: checkpoint_of(name) is not None)
+            for name, (checkpoint, process) in ((name, file) for name in names if (file := file_of(name)) is not None):
+                if process and (checkpoint in removed or (newer and checkpoint not in found)):
+                    self._blobs.delete(f"{self._folder}/{name}")
+            self._blobs.remove_remains(self._folder, lambda name: file_of(name) is not None)
         return removed
 
     # ---- inside
@@ -439,7 +497,9 @@ class FlowCheckpoints:
         record, _ = self._versioned_record()
         self._owned(record, checkpoint.run, f"save checkpoint {checkpoint.number}")
 
-    def _opened(self, checkpoint: CheckpointId, opener: Callable[[str], BlobReader]) -> StoredSnapshot:
+    def _opened(
+        self, checkpoint: CheckpointId, opener: Callable[[str], BlobReader], *, with_others: bool = True
+    ) -> StoredSnapshot:
         with self._explained():
             if self.size_of(checkpoint) is None:
                 there = ", ".join(map(str, self.snapshots()))
@@ -450,10 +510,28 @@ class FlowCheckpoints:
             snapshot = StoredSnapshot(opener(self._name_of(checkpoint)), self._blobs.place)
         try:
             snapshot.check_identity(self.flow, checkpoint)
+            for other in snapshot.others if with_others else ():
+                snapshot.add(other, self._opened_parts(checkpoint, other.process, opener))
         except BaseException:
             snapshot.close()
             raise
         return snapshot
+
+    def _opened_parts(
+        self, checkpoint: CheckpointId, process: int, opener: Callable[[str], BlobReader]
+    ) -> StoredSnapshot:
+        name = f"{self._folder}/{snapshot_name(checkpoint, process)}"
+        with self._explained():
+            if self._blobs.size(name) is None:
+                raise CheckpointError(
+                    f"{self._blobs.place_of(name)}: expected the parts of checkpoint {checkpoint} that process "
+                    f"{process} wrote, given no such file; put it back from a backup, or start from another checkpoint"
+                )
+            return StoredSnapshot(opener(name), self._blobs.place)
+
+
+def _snapshots_in(names: Iterable[str]) -> list[CheckpointId]:
+    return sorted(checkpoint for name in names if (checkpoint := checkpoint_of(name)) is not None)
 
 
 def flows_in(blobs: Blobs) -> list[FlowCheckpoints]:

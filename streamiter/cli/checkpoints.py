@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -43,9 +44,9 @@ class ListedCheckpoint:
     id: CheckpointId
     """Its number and run."""
     size_bytes: int
-    """The size of its file."""
+    """The size of its files."""
     header: SnapshotHeader | None
-    """The header of its file; None if it cannot be read."""
+    """The header of its file; None if one of its files cannot be read."""
     committed: CheckpointId | None
     """The committed checkpoint of its flow; None if there is none, or it is not known."""
 
@@ -126,11 +127,12 @@ def listed_checkpoints(folder: FlowCheckpoints) -> list[ListedCheckpoint]:
     committed = _committed(folder)
     found: list[ListedCheckpoint] = []
     for checkpoint in folder.snapshots():
-        try:
-            header = folder.header(checkpoint)
-        except CheckpointError:
-            header = None
-        if (size_bytes := folder.size_of(checkpoint)) is not None:
+        header, size_bytes = None, folder.size_of(checkpoint)
+        with contextlib.suppress(CheckpointError):
+            snapshot = folder.peek(checkpoint)
+            snapshot.close()
+            header, size_bytes = snapshot.header, snapshot.size_bytes
+        if size_bytes is not None:
             found.append(ListedCheckpoint(folder, checkpoint, size_bytes, header, committed))
     return found
 

@@ -70,7 +70,7 @@ def read_everything(path: Path) -> list[bytes]:
 
 def contents(snapshot: StoredSnapshot) -> Iterator[bytes]:
     for part in PARTS:
-        [content] = snapshot._frames(part.name, snapshot._part(part.name).content)
+        [content] = snapshot._frames(part.name, snapshot._parts[part.name].content)
         yield content
         for number in range(len(part.deferred)):
             yield from snapshot.frames(part.name, number)
@@ -108,7 +108,7 @@ def test_any_parts_are_restored_unchanged(tmp_path_factory: pytest.TempPathFacto
         assert snapshot.header == header(7, notes={name: name for name in parts})
         assert list(snapshot.part_names()) == list(parts)
         for name, (content, deferred) in parts.items():
-            assert list(snapshot._frames(name, snapshot._part(name).content)) == [content]
+            assert list(snapshot._frames(name, snapshot._parts[name].content)) == [content]
             assert [list(snapshot.frames(name, number)) for number in range(len(deferred))] == deferred
         snapshot.close()
 
@@ -256,9 +256,9 @@ def test_an_unknown_field_of_the_manifest_is_ignored(file: Path) -> None:
 def test_a_file_of_another_version_is_distinguished_from_a_damaged_one(file: Path) -> None:
     """After a downgrade, the message advised an older checkpoint instead of the newer program."""
     whole = file.read_bytes()
-    head = whole[: PREAMBLE_BYTES - 8] + (2).to_bytes(4, "little")
+    head = whole[: PREAMBLE_BYTES - 8] + (3).to_bytes(4, "little")
     newer = head + zlib.crc32(head).to_bytes(4, "little") + b"whatever comes"
-    assert f"{file}: written by a newer streamiter (format 2), expected format 1; use that version" in refusal_of(
+    assert f"{file}: written by a newer streamiter (format 3), expected format 1 or 2; use that version" in refusal_of(
         file, newer
     )
     head = whole[: PREAMBLE_BYTES - 8] + bytes(4)
