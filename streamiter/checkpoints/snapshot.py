@@ -415,7 +415,8 @@ class StoredSnapshot:
             by = "a newer" if other.given > FORMAT_WITH_OTHERS else "another"
             raise CheckpointError(
                 f"{where}written by {by} streamiter (format {other.given}), expected format {FORMAT} or "
-                f"{FORMAT_WITH_OTHERS}; use that version, or start from an older one (`streamiter checkpoints list {self._root}` shows them)"
+                f"{FORMAT_WITH_OTHERS}; use that version, or start from an older one "
+                f"(`streamiter checkpoints list {self._root}` shows them)"
             ) from other
 
 

@@ -519,6 +519,8 @@ class BarrierAlignment:
         self._ports = [port for port in ports if not port.is_feedback]
         self._barrier: CheckpointBarrier | None = None
         self._announced: CheckpointBarrier | None = None
+        self._last = 0
+        """The last barrier that a port brought, or that started here."""
         self._triggered: CheckpointBarrier | None = None
 
     @property
@@ -532,17 +534,21 @@ class BarrierAlignment:
         return [port.channel.name for port in self._ports if not port.is_aligned]
 
     def announce(self, barrier: CheckpointBarrier) -> None:
-        self._announced = barrier
+        # A channel from another process may have brought it before.
+        if barrier.checkpoint > self._last:
+            self._announced = barrier
 
     def trigger(self, barrier: CheckpointBarrier) -> None:
         """Note a barrier that the ports will bring, and that starts here if no port can bring it."""
-        self._triggered = self._announced = barrier
+        if barrier.checkpoint > self._last:
+            self._triggered = self._announced = barrier
 
     def bring(self, port: Port, barrier: CheckpointBarrier) -> bool:
         """Note that a port has brought the barrier; return whether it is the first port."""
         is_first = self._barrier is None
         if is_first:
             self._barrier = barrier
+            self._last = barrier.checkpoint
             self._announced = self._triggered = None
         port.block()
         return is_first
@@ -564,5 +570,6 @@ class BarrierAlignment:
     def inputs_ended(self) -> CheckpointBarrier | None:
         """Note that no port can bring a barrier; return the barrier that starts here instead, if there is one."""
         triggered = self._triggered
+        self._last = self._last if triggered is None else triggered.checkpoint
         self._announced = self._triggered = None
         return triggered

@@ -25,11 +25,12 @@ from streamiter.operators.operator import JobScope
 from streamiter.runtime.checkpointing.barriers import Barriers, JobServices, service_key
 from streamiter.runtime.checkpointing.commit import JobSnapshot, snapshot_in_memory
 from streamiter.runtime.checkpointing.committed import checkpoints_of, id_of, warn_of_doubled_outputs
+from streamiter.runtime.checkpointing.other_processes import OtherProcesses
 from streamiter.runtime.checkpointing.task_barriers import TaskStates
 from streamiter.runtime.failures import Failures, first_failure
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import DrainInput, call_unless_cancelled, unless_cancelled
-from streamiter.runtime.messages import Conversations, Meeting
+from streamiter.runtime.messages import Conversations, Meeting, Messages
 from streamiter.runtime.other_jobs import FirstJob, OtherJobs, Report
 from streamiter.runtime.plan import JobOptions, OwnProcess, Planner, first_process
 from streamiter.runtime.statistics import JobState, JobStatistics
@@ -41,6 +42,7 @@ from streamiter.topics.source_and_sink import ConsumerGroup
 if TYPE_CHECKING:
     from streamiter.checkpoints.store import Checkpoints
     from streamiter.runtime.checkpointing.checkpointer import Checkpointer
+    from streamiter.runtime.checkpointing.follower import Follower
 
 StopMode = Literal["suspend", "drain", "abort"]
 
@@ -67,7 +69,6 @@ class Job:
         """The steps of the flow, for drawings."""
         self._clock = options.clock
         self._plain_data = plain_data
-        self._barriers = Barriers(options.clock)
         # A thread is started only when a step that runs in threads gets its first batch.
         self._executor = ThreadPoolExecutor(
             max_workers=max(1, sum(step.parallelism for step in steps)), thread_name_prefix=f"{flow}-step"
@@ -88,6 +89,9 @@ class Job:
                 f"flow {flow!r}: expected no on_rejected in {self._processes} processes, given one; each process would "
                 "call its own; give steps dead_letter=topic, which gets the refused records of all processes"
             )
+        messages, number = own.messages, own.number
+        self._participants = OtherProcesses(messages, number, self._processes)
+        self._barriers = Barriers(options.clock, self._participants)
         planner = Planner(
             own=own,
             steps=steps,
@@ -100,10 +104,18 @@ class Job:
         self._tasks = planner.make_tasks()
         self._topic_feedback, self._departures = planner.topic_feedback, planner.departures
         self._encodings = planner.encodings
-        checkpoints = self._checkpoints = checkpoints_of(flow, self._tasks, options)
+        # Process 0 starts, decides and commits.
+        checkpoints = self._checkpoints = None if number else checkpoints_of(flow, self._tasks, options)
         self._services = JobServices(flow, self._tasks, plain_data=plain_data, has_checkpoints=checkpoints is not None)
         self._barriers.watch(self._tasks, self._services, self._checkpoint_abandoned)
-        self._checkpointer = None if checkpoints is None else self._make_checkpointer(checkpoints, options)
+        tasks_of_all = own.placement.tasks
+        self._checkpointer = (
+            None if checkpoints is None else self._make_checkpointer(checkpoints, options, tasks_of_all)
+        )
+        self._keeper: Checkpointer | Follower | None = self._checkpointer
+        """Restores the tasks of this process, and keeps their state; None in process 0 of a job without checkpoints."""
+        if messages is not None and number:
+            self._keeper = self._make_follower(messages, number, options, tasks_of_all)
         group = ConsumerGroup(id_of(flow), lambda step: options.restore is None or step in options.changed_steps)
         self._scope.put(ConsumerGroup, group)
         self._watchdog = Watchdog(self._tasks, options.clock, options.stall_after_s, self._process)
@@ -130,7 +142,7 @@ class Job:
         self._taking: set[asyncio.Task[object]] = set()
         """Snapshots and checkpoints that are being taken, also if their caller has stopped waiting."""
 
-    def _make_checkpointer(self, checkpoints: Checkpoints, options: JobOptions) -> Checkpointer:
+    def _make_checkpointer(self, checkpoints: Checkpoints, options: JobOptions, tasks_of_all: int) -> Checkpointer:
         # Imported only for jobs with checkpoints.
         from streamiter.runtime.checkpointing.checkpointer import Checkpointer
 
@@ -143,19 +155,37 @@ class Job:
             services=self._services,
             scope=self._scope,
             plain_data=self._plain_data,
+            others=self._participants,
+            tasks_of_all=tasks_of_all,
+        )
+
+    def _make_follower(self, messages: Messages, number: int, options: JobOptions, tasks_of_all: int) -> Follower:
+        from streamiter.runtime.checkpointing.follower import Follower
+
+        return Follower(
+            self.flow,
+            options.checkpoints,
+            number,
+            messages,
+            tasks=self._tasks,
+            tasks_of_all=tasks_of_all,
+            barriers=self._barriers,
+            plain_data=self._plain_data,
+            clock=options.clock,
         )
 
     # -- start and end ---------------------------------------------------------------------------------
 
     async def start(self, snapshot: JobSnapshot | None = None) -> None:
         """Open all steps, then run the tasks. Raises JobFailed if a step cannot be opened."""
-        if self._checkpointer is None and snapshot is None:
+        if self._keeper is None and snapshot is None:
             warn_of_doubled_outputs(self.flow, self._tasks)
+            self._participants.send_restore(None, None)
         if snapshot is not None:
             self._check_same_tasks(snapshot)
             # Operators keep the state that they restore, and other jobs may start from the same snapshot.
             snapshot = independent_copy(snapshot)
-        states = snapshot if self._checkpointer is None else await self._load_states(self._checkpointer)
+        states = snapshot if self._keeper is None else await self._load_states(self._keeper)
         try:
             if not self._is_aborting:
                 self._opening = asyncio.create_task(self._open(states), name=f"open {self.flow}")
@@ -178,12 +208,12 @@ class Job:
             await self.stop("abort")
             raise
 
-    async def _load_states(self, checkpointer: Checkpointer) -> TaskStates:
+    async def _load_states(self, keeper: Checkpointer | Follower) -> TaskStates:
         """Shut out older runs, and return the states of the checkpoint that this run starts from."""
         try:
-            return await checkpointer.open()
+            return await keeper.open()
         except BaseException as ending:
-            await checkpointer.close()
+            await keeper.close()
             await self._end_early(ending)
 
     async def _open(self, states: Mapping[str, PlainValue] | None) -> None:
@@ -208,8 +238,11 @@ class Job:
         if self._meeting is not None:
             # Before that, a record or a message could reach a step that is not open.
             await self._meeting.reach("all steps are open")
-        if self._checkpointer is not None:
-            await self._checkpointer.restored()
+        if self._keeper is not None:
+            await self._keeper.restored()
+        if self._meeting is not None:
+            # Before that, the checkpoint, or where the sources begin, is not committed.
+            await self._meeting.reach("the run has begun")
 
     def _check_same_tasks(self, snapshot: JobSnapshot) -> None:
         if self._checkpointer is not None:
@@ -360,7 +393,7 @@ class Job:
             return snapshot_in_memory(taken, self._plain_data)
 
     def _checkpoint_abandoned(self, checkpoint: int) -> None:
-        for loop in self._loops:
+        for loop in () if self._process else self._loops:
             loop.checkpoint_abandoned(self._scope, checkpoint)
 
     async def _while_running(self, taking: Coroutine[Any, Any, T], *, survives_cancelling: bool = False) -> T | None:
@@ -420,7 +453,7 @@ class Job:
                 raise
         if failures:
             await self._end("failed", failures)
-        await self._end("suspended" if any(task.suspended for task in self._tasks) else "finished")
+        await self._end("suspended" if self._barriers.any_suspended else "finished")
 
     def _has_failed(self, errors: BaseException) -> BaseException:
         """Return the error of the job; the other processes end, too."""
@@ -476,14 +509,19 @@ class Job:
                     task.feeder.start(group)
             for feedback in self._topic_feedback:
                 feedback.start(group)
-            if self._checkpointer is not None:
+            if self._keeper is not None:
                 name = f"checkpoints of {self.flow}"
-                meanwhile.append(group.create_task(self._checkpointer.run(), name=name))
+                meanwhile.append(group.create_task(self._keeper.run(), name=name))
             await asyncio.wait(running)
             for feedback in self._topic_feedback:
                 await feedback.finish()
-            if self._checkpointer is not None:
-                await self._checkpointer.finish(suspended=any(task.suspended for task in self._tasks))
+            if self._meeting is not None:
+                # Until the run is over, also a process without running tasks answers barriers.
+                await self._meeting.reach("all tasks have ended")
+            if self._keeper is not None:
+                await self._keeper.finish(suspended=self._barriers.any_suspended)
+            if self._meeting is not None:
+                await self._meeting.reach("the run is over")
             for task_beside in meanwhile:
                 task_beside.cancel()
 
@@ -507,9 +545,9 @@ class Job:
         for departure in self._departures:
             departure.close()
         errors += await self._services.close(went_well=went_well)
-        if self._checkpointer is not None:
+        if self._keeper is not None:
             try:
-                await self._checkpointer.close()
+                await self._keeper.close()
             except Exception as error:
                 errors.append(error)
         return [self._failures.error_of(error) for error in errors]

@@ -126,6 +126,11 @@ class Placement(msgspec.Struct, frozen=True):
     """The steps, upstream first."""
 
     @property
+    def tasks(self) -> int:
+        """The number of tasks of all processes."""
+        return sum(len(step.processes) for step in self.steps if step.chained_to is None)
+
+    @property
     def fingerprint(self) -> str:
         """A short text that is equal for equal flows: of all names, edges, loops and factories, but no functions."""
         import hashlib  # for several processes only

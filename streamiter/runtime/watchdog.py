@@ -107,8 +107,9 @@ class Watchdog:
         something_moves = any(watched.has_moved for watched in self._watched)
         for watched in reversed(self._watched):  # Downstream tasks first, because they make the room.
             room = watched.task.waits_for_room_in
+            # A reader in another process is watched there.
             reader = self._readers.get(id(room))
-            waits_in_vain = room is None if reader is None else reader.task.ended or reader.task.name in still
+            waits_in_vain = room is None or (reader is not None and (reader.task.ended or reader.task.name in still))
             if watched.is_stalled(something_moves) and waits_in_vain:
                 still[watched.task.name] = watched
         return list(reversed(still.values()))

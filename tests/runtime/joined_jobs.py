@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -107,10 +108,12 @@ class Joint:
 
 
 class MessagesBetween:
-    """Carries messages in one event loop; each travels as bytes and arrives in a later turn."""
+    """Carries messages in one event loop; each travels as bytes and arrives in a later turn, in any loop in order."""
 
     def __init__(self) -> None:
         self.handlers: dict[tuple[int, str], Handler] = {}
+        self.under_way: dict[tuple[int, int], deque[tuple[str, bytes]]] = {}
+        """By sender and receiver."""
 
     def of(self, process: int) -> Messages:
         """Return what this process uses."""
@@ -123,10 +126,12 @@ class _MessagesOf:
     process: int
 
     def send(self, process: int, kind: str, *contents: PlainValue) -> None:
-        plain = PlainData()
-        asyncio.get_running_loop().call_soon(self._arrive, process, kind, plain.encode(list(contents)))
+        under_way = self.between.under_way.setdefault((self.process, process), deque())
+        under_way.append((kind, PlainData().encode(list(contents))))
+        asyncio.get_running_loop().call_soon(self._arrive, process, under_way)
 
-    def _arrive(self, process: int, kind: str, contents: bytes) -> None:
+    def _arrive(self, process: int, under_way: deque[tuple[str, bytes]]) -> None:
+        kind, contents = under_way.popleft()
         self.between.handlers[process, kind](self.process, *PlainData().decode(contents))
 
     def handle(self, kind: str, handler: Handler) -> None:
@@ -144,8 +149,32 @@ class JoinedJobs:
 
     async def run(self) -> None:
         """Run all jobs to their ends."""
-        await asyncio.gather(*(job.start() for job in self.jobs))
-        await asyncio.gather(*(job.wait() for job in self.jobs))
+        await self.start()
+        await self.wait()
+
+    async def start(self) -> None:
+        """Start all jobs; if one fails, end all."""
+        await self._all([job.start() for job in self.jobs])
+
+    async def wait(self) -> None:
+        """Wait until all jobs have ended; if one fails, end all."""
+        await self._all([job.wait() for job in self.jobs])
+
+    async def _all(self, calls: Sequence[Coroutine[Any, Any, object]]) -> None:
+        tasks = list(map(asyncio.ensure_future, calls))
+        try:
+            await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.abort()
+            raise
+
+    async def abort(self) -> None:
+        """End all jobs that have started, as with the processes of an attempt."""
+        started = [job for job in self.jobs if job._supervisor is not None]
+        await asyncio.gather(*(job.stop("abort") for job in started), return_exceptions=True)
 
     @property
     def tasks(self) -> list[list[str]]:
@@ -153,9 +182,9 @@ class JoinedJobs:
         return [[task.name for task in job.statistics().tasks] for job in self.jobs]
 
 
-def joined_jobs(flows: Sequence[Flow], options: JobOptions | None = None) -> JoinedJobs:
-    """Make the job of each process from its own flow; the placement travels as bytes."""
-    options = options or JobOptions()
+def joined_jobs(flows: Sequence[Flow], options: JobOptions | Callable[[int], JobOptions] | None = None) -> JoinedJobs:
+    """Make the job of each process from its own flow and its own ``options``; the placement travels as bytes."""
+    given = options or JobOptions()
     joints: dict[tuple[int, int], Joint] = {}
     messages = MessagesBetween()
     first = first_process(flows[0].name, flows[0].steps, processes=len(flows))
@@ -169,7 +198,7 @@ def joined_jobs(flows: Sequence[Flow], options: JobOptions | None = None) -> Joi
         }
         own = OwnProcess(received, number) if number else first
         own = replace(own, others=others, messages=messages.of(number))
-        jobs.append(Job(flow.name, flow.steps, flow.plain_data, options, own))
+        jobs.append(Job(flow.name, flow.steps, flow.plain_data, given(number) if callable(given) else given, own))
     return JoinedJobs(jobs, list(joints.values()), first.placement)
 
 

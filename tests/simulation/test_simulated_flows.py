@@ -40,18 +40,19 @@ def test_faults_do_not_change_the_committed_records_under_further_seeds() -> Non
     run_in_turn(range(first, first + int(os.environ.get("STREAMITER_SOAK_RUNS", SEEDS))))
 
 
+def doubled(simulation: Simulation) -> Flow:
+    """Return a flow without state, whose positions are committed."""
+    flow = Flow("doubled", parallelism=2)
+    for name in ("left", "right"):
+        read = flow.source(simulation.input(name, range(20), partitions=2, over_s=5), start="committed")
+        read.map(lambda number: 2 * number).sink(simulation.output(f"doubled {name}", order="any"))
+    return flow
+
+
 # A crash drops a coroutine that asks for positions: it would still close its reader.
 @pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 def test_faults_do_not_change_what_a_job_without_state_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Positions of a job without a folder were not committed together with its outputs."""
-
-    def doubled(simulation: Simulation) -> Flow:
-        flow = Flow("doubled", parallelism=2)
-        for name in ("left", "right"):
-            read = flow.source(simulation.input(name, range(20), partitions=2, over_s=5), start="committed")
-            read.map(lambda number: 2 * number).sink(simulation.output(f"doubled {name}", order="any"))
-        return flow
-
     # Each life starts as with a folder, but without one.
     module = importlib.import_module("streamiter.testing.simulation.simulate")
     monkeypatch.setattr(module, "Checkpoints", lambda store, **options: Checkpoints(**options))

@@ -3,7 +3,8 @@
 A *barrier* is a control record that divides a stream: a checkpoint has the effect of all records before it and of none
 behind it. :class:`Barriers` sends a barrier into the tasks that bring input, and collects the state that each task
 gives when the barrier passes it. If that takes too long, the checkpoint is *abandoned*: its barrier still passes all
-tasks, but their state is dropped.
+tasks, but their state is dropped. If several processes run the flow, those of process 0 send each barrier to the
+others, and wait until it has passed them.
 
 A :class:`~streamiter.operators.operator.Service` is a parameter server that operators share. It has one worker for
 each subtask of each step that uses it. :class:`JobServices` opens and closes the services of a job, stops their workers
@@ -25,6 +26,7 @@ from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError, GraphError
 from streamiter.operators.operator import Service
 from streamiter.records import CheckpointBarrier
+from streamiter.runtime.checkpointing.other_processes import OtherProcesses
 from streamiter.runtime.checkpointing.task_barriers import (
     SERVICE,
     BarrierTrigger,
@@ -59,7 +61,8 @@ class JobIsOver(CheckpointError):
 @dataclass
 class _Pending:
     checkpoint: int
-    waiting_for: dict[str, Task]
+    waiting_for: dict[str, None]
+    """The names of the running tasks, and of the other processes."""
     parts: TakenParts = field(default_factory=dict)
     is_abandoned: bool = False
     passed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -70,8 +73,11 @@ class _Pending:
 class Barriers:
     """Sends barriers into the tasks that bring input, and collects the states of all tasks."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, others: OtherProcesses) -> None:
         self._clock = clock
+        self._others = others
+        others.when_passed(self._has_passed_elsewhere)
+        self._runs_elsewhere = self._suspended_elsewhere = False
         self._tasks: Sequence[Task] = ()
         self._services: JobServices | None = None
         self._on_abandoned: Callable[[int], None] = lambda checkpoint: None
@@ -93,6 +99,16 @@ class Barriers:
     @property
     def last_number(self) -> int:
         return self._next - 1
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether all tasks have ended with their input; those of other processes before the last barrier."""
+        return not self._runs_elsewhere and all(task.ended and not task.suspended for task in self._tasks)
+
+    @property
+    def any_suspended(self) -> bool:
+        """Whether a barrier has stopped a task, in any process."""
+        return self._suspended_elsewhere or any(task.suspended for task in self._tasks)
 
     async def take(
         self,
@@ -122,19 +138,41 @@ class Barriers:
         on_begin()
         if services:
             services.begin_checkpoint(barrier.checkpoint)
-        running = [task for task in self._tasks if not task.ended]
-        pending = self._pending = _Pending(barrier.checkpoint, {task.name: task for task in running})
-        for task in running:
-            if task.feeder is not None or task.may_hold_back_barriers:
+        self._runs_elsewhere = False
+        self._begin(barrier.checkpoint).waiting_for.update(dict.fromkeys(self._others.names))
+        self._others.send_barrier(barrier)
+        self.start(barrier)
+        parts = await self.collect(due_s, services)
+        self._suspended_elsewhere = suspend and self._runs_elsewhere
+        return parts
+
+    def start(self, barrier: CheckpointBarrier) -> None:
+        """Send a barrier into the tasks of this process; ``collect`` must follow."""
+        self._begin(barrier.checkpoint)
+        for task in self._tasks:
+            if not task.ended and (task.feeder is not None or task.may_hold_back_barriers):
                 task.post(BarrierTrigger(barrier))
         self._check()
+
+    def _begin(self, checkpoint: int) -> _Pending:
+        """Return the pending checkpoint. Its barrier may have passed a task already, from another process."""
+        pending = self._pending
+        if pending is None or pending.checkpoint != checkpoint:
+            running = dict.fromkeys(task.name for task in self._tasks if not task.ended)
+            pending = self._pending = _Pending(checkpoint, running)
+        return pending
+
+    async def collect(self, due_s: float | None = None, services: JobServices | None = None) -> TakenParts:
+        """Return the state of all tasks, which the caller releases, when the barrier has passed them."""
+        pending = self._pending
+        assert pending is not None
         try:
             await self._until_passed(pending, due_s)
             for task in self._tasks:
                 if task.name not in pending.parts:
                     pending.parts[task.name] = await task.barriers.parts()
             if services:
-                pending.parts.update(await services.parts(barrier.checkpoint))
+                pending.parts.update(await services.parts(pending.checkpoint))
         except BaseException:
             self._abandon(pending)
             raise
@@ -193,7 +231,10 @@ class Barriers:
 
     def _abandon(self, pending: _Pending) -> None:
         """Drop the state of a checkpoint. If its barrier has not passed all tasks, it still passes the others."""
+        if pending.is_abandoned:
+            return
         pending.is_abandoned = True
+        self._others.abandon(pending.checkpoint)
         release_parts(part for parts in pending.parts.values() for part in parts)
         pending.parts.clear()
         if self._services:
@@ -205,15 +246,33 @@ class Barriers:
             if not task.ended:
                 task.post(CheckpointAbandoned(pending.checkpoint))
 
-    def acknowledge(self, task: str, checkpoint: int, parts: list[SnapshotPart]) -> None:
-        """Take the state of a task that has passed a barrier; it is dropped if the checkpoint was abandoned."""
+    def delayed_by(self, checkpoint: int) -> str:
+        """Return the tasks that the barrier of this checkpoint has not passed, for the log."""
         pending = self._pending
-        if pending is None or pending.checkpoint != checkpoint or pending.is_abandoned:
+        return "" if pending is None or pending.checkpoint != checkpoint else _some(pending.waiting_for)
+
+    def abandon(self, checkpoint: int) -> None:
+        """Drop the state of this checkpoint, if it is pending, because process 0 says so."""
+        if self._pending is not None and self._pending.checkpoint == checkpoint:
+            self._abandon(self._pending)
+
+    def acknowledge(self, task: str, checkpoint: int, parts: list[SnapshotPart]) -> None:
+        """Take the state of a task that has passed a barrier; it is dropped if the checkpoint was abandoned.
+
+        In another process than 0, a barrier may come through a channel before process 0 has said that it begins.
+        """
+        pending = self._begin(checkpoint)
+        if pending.is_abandoned:
             release_parts(parts)
         else:
             pending.parts[task] = parts
-        if pending is not None and pending.checkpoint == checkpoint:
-            pending.waiting_for.pop(task, None)
+        pending.waiting_for.pop(task, None)
+        self._check()
+
+    def _has_passed_elsewhere(self, process: str, checkpoint: int, runs: bool) -> None:
+        if self._pending is not None and self._pending.checkpoint == checkpoint:
+            self._runs_elsewhere |= runs
+            self._pending.waiting_for.pop(process, None)
             self._check()
 
     def ended(self, task: Task) -> None:
@@ -223,8 +282,10 @@ class Barriers:
             self._check()
 
     def _check(self) -> None:
-        if self._pending is not None and not self._pending.waiting_for:
-            self._pending.passed.set()
+        pending = self._pending
+        if pending is not None and not pending.waiting_for and not pending.passed.is_set():
+            pending.passed.set()
+            self._others.report_passed(pending.checkpoint, runs=not self.all_ended)
 
 
 def _some(names: Iterable[str]) -> str:

@@ -33,6 +33,7 @@ from streamiter.runtime.checkpointing.barriers import (
 )
 from streamiter.runtime.checkpointing.commit import JobTransaction, output_to_commit_with
 from streamiter.runtime.checkpointing.committed import SourcePositions, id_of
+from streamiter.runtime.checkpointing.other_processes import OtherProcesses
 from streamiter.runtime.checkpointing.restore import JobRestore
 from streamiter.runtime.checkpointing.task_barriers import TaskStates, release_parts
 from streamiter.runtime.graph import Step
@@ -71,7 +72,12 @@ class Checkpointer:
         services: JobServices,
         scope: JobScope,
         plain_data: PlainData,
+        others: OtherProcesses,
+        tasks_of_all: int,
     ) -> None:
+        """``tasks_of_all``: the number of tasks of all processes."""
+        self._others = others
+        self._tasks_of_all = tasks_of_all
         self._flow = flow
         self._settings = settings
         self._options = options
@@ -139,6 +145,7 @@ class Checkpointer:
         if self._positions is not None and self._transaction is not None:
             await self._transaction.open()
             await self._positions.open_others(self._transaction.commit_domain, self._settings.transaction_timeout_s)
+            self._others.send_restore(None, None)
             return {}
         self._job_restore = JobRestore(
             self._flow,
@@ -149,8 +156,9 @@ class Checkpointer:
             steps=self._steps,
             run_id=self._run_id,
             on_restore=self._options.on_restore,
+            others=self._others,
         )
-        states = await self._job_restore.load_states(self._tasks, self._plain_data, self._clock)
+        states = await self._job_restore.load_states(self._tasks, self._plain_data, self._clock, self._tasks_of_all)
         self._barriers.number_after(self._job_restore.highest_number)
         return states
 
@@ -170,6 +178,7 @@ class Checkpointer:
             await self._job_restore.confirm()
             begun = self._job_restore.checkpoint
         elif self._positions is not None and self._transaction is not None:
+            self._positions.elsewhere = await self._others.positions_at_start()
             await self._transaction.begin_with(None)
             await self._positions.commit_others(at_start=True)
             _log.info("flow %r: commits the positions of its sources to the group %r", self._flow, id_of(self._flow))
@@ -288,6 +297,7 @@ class Checkpointer:
         )
         if self._positions is None:  # Otherwise they are committed already.
             self._lag.committed(positions)
+            self._others.send_committed(checkpoint.number)
         return checkpoint.number
 
     def _seal_sinks(self) -> None:
@@ -300,12 +310,18 @@ class Checkpointer:
             id=checkpoint,
             created_at_ms=self._clock.now_ms(),
             steps=self._steps,
-            job_ended=all(task.ended and not task.suspended for task in self._tasks),
+            job_ended=self._barriers.all_ended,
             notes=self._notes(),
         )
         parts = [part for of_task in taken.values() for part in of_task]
         try:
-            return 0 if self._store is None else await self._store.save(header, parts)
+            if self._positions is not None:
+                self._positions.elsewhere = await self._others.positions()
+            if self._store is None:
+                return 0
+            if self._others:
+                return await self._store.save_manifest(header, parts, self._others.files)
+            return await self._store.save(header, parts)
         finally:
             release_parts(parts)
 

@@ -16,6 +16,7 @@ from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, GraphError, StorageFull
 from streamiter.operators.operator import Operator
+from streamiter.runtime.checkpointing.other_processes import PositionsByStep
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.task import Task
 from streamiter.topics.source_and_sink import TopicSink, TopicSource
@@ -188,17 +189,19 @@ class SourcePositions:
         self._flow = flow
         self._run = run
         self._clock = clock
-        self._sources = list(_committed_of(tasks).values())
+        self._sources = _committed_of(tasks)
+        self.elsewhere: PositionsByStep = {}
+        """The positions of the sources of other processes: where they begin, or those at the last barrier."""
         self._others: dict[str, Transactions] = {}
 
     @property
     def first_topic(self) -> Topic:
         """The topic whose commit domain the job uses if none of its outputs has transactions."""
-        return self._sources[0][0]
+        return next(iter(self._sources.values()))[0]
 
     async def open_others(self, domain: str, timeout_s: float) -> None:
         """Open transactions in the commit domains besides ``domain``, which shuts out older runs there."""
-        for topic, tasks in self._sources:
+        for topic, tasks in self._sources.values():
             other = topic.commit_domain
             if other != domain and other not in self._others:
                 self._others[other] = await topic.open_transactions(id_of(self._flow), timeout_s=timeout_s)
@@ -213,10 +216,10 @@ class SourcePositions:
 
     async def write_into(self, transactions: Transactions, domain: str, *, at_start: bool) -> None:
         """Write the positions of the sources in a commit domain: where they begin, or those at the last barrier."""
-        for topic, tasks in self._sources:
+        for step, (topic, tasks) in self._sources.items():
             if topic.commit_domain == domain:
                 taken = [task.positions if at_start else task.barriers.positions for task in tasks]
-                positions = TopicSource.group_positions(taken, self._run)
+                positions = TopicSource.group_positions([*taken, *self.elsewhere.get(step, [])], self._run)
                 await transactions.commit_positions(topic, id_of(self._flow), positions)
 
     async def commit_others(self, *, at_start: bool = False) -> None:
@@ -232,7 +235,7 @@ class SourcePositions:
 
     async def is_newest_run(self) -> bool:
         """Return whether no other run has committed positions since this one."""
-        topics = [topic for topic, _tasks in self._sources]
+        topics = [topic for topic, _tasks in self._sources.values()]
         found = [await topic.committed_positions(id_of(self._flow), clock=self._clock) for topic in topics]
         return all(each is not None and each.run == self._run for each in found)
 

@@ -1,10 +1,11 @@
 """Redistribution of a job's state to the tasks of a job with another parallelism, or with other chains.
 
-:func:`redistribute_states` returns the state of each new task. The state of a key goes to the subtask that owns the key
-now; operators without keys share out their state themselves (``redistribute`` or ``share_out``), as do sources with
-their positions; waiting batches go the way of their edge (:mod:`~streamiter.runtime.checkpointing.gate_shares`). The
-progress of a step is one value for all its new subtasks: if the old values differ and the difference matters, the
-restart is refused. Before that, :func:`fetch_topic_batches` reads feedback out of topics whose heads have changed.
+:func:`redistribute_states` returns the state of each new task of this process. The state of a key goes to the subtask
+that owns the key now; operators without keys share out their state themselves (``redistribute`` or ``share_out``), as
+do sources with their positions; waiting batches go the way of their edge
+(:mod:`~streamiter.runtime.checkpointing.gate_shares`). The progress of a step is one value for all its new subtasks: if
+the old values differ and the difference matters, the restart is refused. Before that, :func:`fetch_topic_batches` reads
+feedback out of topics whose heads have changed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.keys import key_groups, normalize_key
@@ -36,6 +37,7 @@ from streamiter.runtime.checkpointing.old_job import (
     join_progress,
     origins,
 )
+from streamiter.runtime.checkpointing.other_processes import AllProgress, OtherProcesses
 from streamiter.runtime.checkpointing.task_barriers import TaskStates
 from streamiter.runtime.feedback import TopicRange, spill_queue
 from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
@@ -46,6 +48,9 @@ from streamiter.runtime.port import PortOrigin
 from streamiter.runtime.task import Task
 from streamiter.runtime.topic_inlets import fetch_ranges
 from streamiter.topics.topic import Topic
+
+if TYPE_CHECKING:
+    from streamiter.runtime.checkpointing.follower import Follower
 
 Timer = tuple[int, Any, Any]
 """The time it is due in milliseconds, its key, its payload."""
@@ -251,10 +256,8 @@ def _frames_in(queue: SpillQueue, plain_data: PlainData) -> Iterator[PlainValue]
 
 
 def has_same_tasks(old: OldJob, tasks: Sequence[Task]) -> bool:
-    """Return whether the new job has the tasks of the snapshot, with the same channels between them."""
+    """Return whether the snapshot has these tasks, with the same channels between them."""
     before = {(head, task.subtask): task for head, of_head in old.tasks.items() for task in of_head}
-    if len(before) != len(tasks):
-        return False
     for task in tasks:
         known = before.get((task.first.step.name, task.first.subtask))
         if known is None or known.state["steps"] != [instance.step.name for instance in task.instances]:
@@ -264,9 +267,16 @@ def has_same_tasks(old: OldJob, tasks: Sequence[Task]) -> bool:
     return True
 
 
-async def redistribute_states(old: OldJob, tasks: Sequence[Task], plain_data: PlainData) -> TaskStates:
-    """Return the state of each new task by its name. Raises CheckpointError for state that cannot be redistributed."""
+async def redistribute_states(
+    old: OldJob, tasks: Sequence[Task], plain_data: PlainData, processes: OtherProcesses | Follower | None = None
+) -> TaskStates:
+    """Return the state of each task of this process by its name.
+
+    Raises CheckpointError for state that cannot be redistributed.
+    """
     redistribution = _Redistribution(old, tasks, plain_data)
+    find = redistribution.find_progress
+    redistribution.progress = find() if processes is None else await processes.progress(find)
     states: TaskStates = {}
     for head in redistribution.heads:
         states.update(redistribution.states_of(head))
@@ -285,10 +295,15 @@ class _Redistribution:
             self.heads.setdefault(task.first.step.name, []).append(task)
             for instance in task.instances:
                 self._steps.setdefault(instance.step.name, instance)
+        self.progress: AllProgress = {}
+
+    def find_progress(self) -> AllProgress:
+        """Return the progress of each step; this process must have a subtask of each."""
         self._check_held()
-        self._progress: dict[str, list[SubtaskProgress]] = {}
+        progress = self.progress = {}
         for instance in self._steps.values():
-            self._progress[instance.step.name] = self._find_progress(instance.step, instance.operator)
+            progress[instance.step.name] = self._find_progress(instance.step, instance.operator)
+        return progress
 
     def _check_held(self) -> None:
         """Raise CheckpointError if records wait before a step that is not at the head of a task any more."""
@@ -302,14 +317,14 @@ class _Redistribution:
                     "stop it where less waits",
                 )
 
-    def _find_progress(self, step: Step, operator: Operator) -> list[SubtaskProgress]:
+    def _find_progress(self, step: Step, operator: Operator) -> Sequence[SubtaskProgress]:
         before = self._old.progress_of(step.name)
         if before is None:
             upstream = [
                 progress.behind_loop(BEFORE_ALL_EPOCHS) if leaves_loop(edge, step) else progress
                 for edge in step.inputs
                 if edge.feedback is None
-                for progress in self._progress[edge.upstream.name]
+                for progress in self.progress[edge.upstream.name]
             ]
             # A new step does not see the epochs and ends that these have already passed on.
             return [join_progress(upstream) if upstream else NO_PROGRESS] * step.parallelism
@@ -337,7 +352,7 @@ class _Redistribution:
                 step.name, step.parallelism, "some of them have heard that their input has ended and others have not"
             )
         if step.name not in self.heads:  # All operators of a task have the same progress.
-            return self._progress[step.inputs[0].upstream.name]
+            return self.progress[step.inputs[0].upstream.name]
         return [join_progress(before)] * step.parallelism
 
     # -- the tasks of one step -----------------------------------------------------------------------------
@@ -357,17 +372,18 @@ class _Redistribution:
         is_new_source = step.source is not None and not before
         if is_new_source and not operators:
             return {}
-        rounds = self._rounds(step, first.operator) if per_round else [None] * len(tasks)
+        rounds = self._rounds(step, first.operator) if per_round else [None] * step.parallelism
         # A new source starts at its own start, whatever state the steps behind it in its tasks have.
-        positions: Sequence[PlainValue] = [None if is_new_source else {}] * len(tasks)
+        positions: Sequence[PlainValue] = [None if is_new_source else {}] * step.parallelism
         if not is_new_source and (feeder := tasks[0].feeder) is not None:
             positions = redistribute_positions(self._old, step, feeder, [task.state["positions"] for task in before])
         gates = GateShares(
-            self._old, step, first.operator, self._progress, self._plain_data, sets_aside=tasks[0].gate.sets_aside
+            self._old, step, first.operator, self.progress, self._plain_data, sets_aside=tasks[0].gate.sets_aside
         )
         states: TaskStates = {}
-        for subtask, task in enumerate(tasks):
-            progress = self._progress[head][subtask]
+        for task in tasks:
+            subtask = task.first.subtask
+            progress = self.progress[head][subtask]
             gate, logged = self._gate(gates, task)
             states[task.name] = {
                 "operators": {name: of_step[subtask] for name, of_step in operators.items()},
@@ -391,7 +407,7 @@ class _Redistribution:
             len(before) == step.parallelism
             and origins(before[subtask]) == [port.origin for port in task.gate.ports]
             and task.gate.takes(before[subtask].state["gate"])
-            and all(self._old.progress_of(name) == self._progress[name] for name in upstream)
+            and all(self._old.progress_of(name) == self.progress[name] for name in upstream)
         ):
             return before[subtask].state["gate"], before[subtask].logged
         return gates.state_of(subtask, task.gate.ports)

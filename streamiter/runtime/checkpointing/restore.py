@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Literal, final
+from typing import TYPE_CHECKING, Literal, final
 
 from streamiter.checkpoints.flow_record import CommitPointer
 from streamiter.checkpoints.plain_data import PlainData
@@ -23,9 +23,13 @@ from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError, ConfigurationError
 from streamiter.runtime.checkpointing.commit import CommitRecord, JobTransaction
 from streamiter.runtime.checkpointing.old_job import OldJob, RepeatedFrames
+from streamiter.runtime.checkpointing.other_processes import OtherProcesses
 from streamiter.runtime.checkpointing.redistribute import fetch_topic_batches, has_same_tasks, redistribute_states
-from streamiter.runtime.checkpointing.task_barriers import SERVICE, PartName, TaskStates, task_state
+from streamiter.runtime.checkpointing.task_barriers import SERVICE, TASK, PartName, TaskStates, task_state
 from streamiter.runtime.task import Task
+
+if TYPE_CHECKING:
+    from streamiter.runtime.checkpointing.follower import Follower
 
 Restore = Literal["last"] | int | None
 """The last committed checkpoint (none in the first run), a checkpoint by its number, or None for no checkpoint."""
@@ -161,29 +165,41 @@ async def states_of_tasks(
     *,
     dropped: Collection[str],
     queues: ExitStack,
+    processes: OtherProcesses | Follower,
+    tasks_of_all: int,
 ) -> TaskStates:
-    """Return the state of each task and service by its name. Deferred pieces are read from ``stored`` when needed.
+    """Return the state of each task and service of this process by its name. Deferred pieces are read when needed.
 
-    If the parallelism or the chains of steps have changed, the state is redistributed. Then feedback that was in topics
-    may wait in ``queues``, which the caller closes when the tasks have restored their states.
+    If the parallelism or the chains of steps have changed in any process, the state is redistributed: each process
+    reads the whole snapshot, and takes the shares of its own tasks. Then feedback that was in topics may wait in
+    ``queues``, which the caller closes when the tasks have restored their states.
     """
     states: dict[str, PlainValue] = {}
-    for name in stored.part_names():
-        if PartName.of(name).step in dropped:
-            continue
-        content = await stored.content(name)
-        states[name] = plain_data.decode_state(content, _frames_of(stored, name, plain_data))
-        await asyncio.sleep(0)
+
+    async def read(parts: Iterable[PartName]) -> None:
+        for name in map(str, parts):
+            content = await stored.content(name)
+            states[name] = plain_data.decode_state(content, _frames_of(stored, name, plain_data))
+            await asyncio.sleep(0)
+
+    names = [name for name in map(PartName.of, stored.part_names()) if name.step not in dropped]
+    own = {(instance.step.name, task.first.subtask) for task in tasks for instance in task.instances}
+    own |= {(task.first.step.service.name, 0) for task in tasks if task.first.step.service is not None}
+    await read(name for name in names if (name.step, name.subtask) in own)
     services = {
         f"{part.kind} {part.step}": states.pop(name)
         for name in list(states)
         if (part := PartName.of(name)).kind == SERVICE
     }
-    old = OldJob.from_states(stored.header, states)
-    if not has_same_tasks(old, tasks):
+    is_same = has_same_tasks(OldJob.from_states(stored.header, states), tasks) and tasks_of_all == sum(
+        name.kind == TASK for name in names
+    )
+    if not await processes.is_unchanged(is_same):
+        await read(name for name in names if str(name) not in states and name.kind != SERVICE)
+        old = OldJob.from_states(stored.header, states)
         heads = dict.fromkeys(task.first.step for task in tasks)
         shared_out = await redistribute_states(
-            await fetch_topic_batches(old, heads, plain_data, clock, queues), tasks, plain_data
+            await fetch_topic_batches(old, heads, plain_data, clock, queues), tasks, plain_data, processes
         )
         return {**shared_out, **services}
     found: TaskStates = dict(services)
@@ -217,8 +233,10 @@ class JobRestore:
         steps: Mapping[str, StepState],
         run_id: str,
         on_restore: Callable[[int], None] | None,
+        others: OtherProcesses,
     ) -> None:
         """``steps`` are the steps with state; ``on_restore`` is told the number of the chosen checkpoint."""
+        self._others = others
         self._flow = flow
         self._store = store
         self._transaction = transaction
@@ -237,7 +255,9 @@ class JobRestore:
         self.highest_number = 0
         """The highest number of the existing checkpoints."""
 
-    async def load_states(self, tasks: Sequence[Task], plain_data: PlainData, clock: Clock) -> TaskStates:
+    async def load_states(
+        self, tasks: Sequence[Task], plain_data: PlainData, clock: Clock, tasks_of_all: int
+    ) -> TaskStates:
         """Shut out older runs, and return the states of the tasks by their names; no states without a checkpoint."""
         if self._transaction is not None:
             self._record = await self._last_commit(self._transaction)
@@ -256,6 +276,7 @@ class JobRestore:
             numbers.append(self._record.checkpoint.number)
         self.highest_number = max(numbers, default=0)
         if self.checkpoint is None:
+            self._others.send_restore(self._run_id, None)
             return {}
         if self._on_restore is not None:
             self._on_restore(self.checkpoint.number)
@@ -263,7 +284,17 @@ class JobRestore:
         check_steps(snapshot.header, self._steps, self._changed_steps)
         dropped = steps_left_behind(snapshot.header, self._steps, self._changed_steps)
         self._warn(snapshot.header, dropped)
-        return await states_of_tasks(snapshot, tasks, plain_data, clock, dropped=dropped, queues=self._queues)
+        self._others.send_restore(self._run_id, self.checkpoint, dropped)
+        return await states_of_tasks(
+            snapshot,
+            tasks,
+            plain_data,
+            clock,
+            dropped=dropped,
+            queues=self._queues,
+            processes=self._others,
+            tasks_of_all=tasks_of_all,
+        )
 
     async def _last_commit(self, transaction: JobTransaction) -> CommitRecord | None:
         record = await transaction.open()

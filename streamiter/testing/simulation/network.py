@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from streamiter.checkpoints.snapshot import SnapshotHeader, SnapshotPart
+from streamiter.checkpoints.snapshot import PartsFile, SnapshotHeader, SnapshotPart
 from streamiter.checkpoints.store import CheckpointStore
 from streamiter.errors import StorageFull, TopicUnavailable
 from streamiter.numbers import whole_number
@@ -444,14 +444,29 @@ class SimulatedStore(CheckpointStore):
     list = by_network("list the store", CheckpointStore.list)
     open = by_network("open a snapshot", CheckpointStore.open)
     close = by_network("close the store", CheckpointStore.close, fails=False)
+    follow = by_network("look for the claim of process 0", CheckpointStore.follow)
 
     async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
+        return await self._saved(header, lambda: self._stored.save(header, parts))
+
+    async def save_manifest(
+        self,
+        header: SnapshotHeader,
+        parts: Iterable[SnapshotPart],
+        others: Callable[[], Awaitable[Sequence[PartsFile]]],
+    ) -> int:
+        return await self._saved(header, lambda: self._stored.save_manifest(header, parts, others))
+
+    async def save_parts(self, header: SnapshotHeader, parts: Iterable[SnapshotPart], process: int) -> PartsFile:
+        return await self._saved(header, lambda: self._stored.save_parts(header, parts, process))
+
+    async def _saved(self, header: SnapshotHeader, save: Callable[[], Awaitable[T]]) -> T:
         network = self._connection.network
         await self._connection.on_the_way("save a snapshot")
         if network.draws(network.levels.storage_full):
             network.event(f"no room for snapshot {header.id.number}")
             raise SimulatedStorageFull("the store is full (simulated)")
-        size_bytes = await self._stored.save(header, parts)
+        saved = await save()
         network.event(f"saved snapshot {header.id.number}")
         await self._connection.on_the_way_back("save a snapshot")
-        return size_bytes
+        return saved
