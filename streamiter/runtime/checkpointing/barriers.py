@@ -139,7 +139,8 @@ class Barriers:
         if services:
             services.begin_checkpoint(barrier.checkpoint)
         self._runs_elsewhere = False
-        self._begin(barrier.checkpoint).waiting_for.update(dict.fromkeys(self._others.names))
+        pending = self._begin(barrier.checkpoint)
+        pending.waiting_for = {**dict.fromkeys(self._others.names), **pending.waiting_for}
         self._others.send_barrier(barrier)
         self.start(barrier)
         parts = await self.collect(due_s, services)
