@@ -55,7 +55,7 @@ class OtherProcesses:
     def __init__(self, messages: Messages | None, own: int, processes: int) -> None:
         self._messages = messages
         self._own = own
-        self._others = range(1, processes) if own == 0 else range(0)
+        self._others = range(1, processes) if own == 0 and messages is not None else range(0)
         self._answers = {question: _Answers() for question in ("found", "restored", "stored")}
         self._on_passed: Callable[[str, int, bool], None] = lambda process, checkpoint, runs: None
         if messages is not None and own == 0:
