@@ -8,6 +8,7 @@ from the process                       from the supervisor
 ``began``                              ``place``, the placement: to all but process 0
 ``placed``, the placement: process 0   ``connect``, the addresses of all processes
 ``listens``, its address               ``stop``, a mode: stop the job
+``runs``: process 0
 ``lost``, a process, the reason        ``end``: all jobs are done, so close the links and end
 ``collected``, a step, subtask, items  ``abort``: end at once
 ``finished``, the statistics
@@ -175,6 +176,8 @@ class _Process:
         mesh.deliver()
         await job.start()
         self._job.set_result(job)
+        if not settings.number:
+            self._supervisor.tell("runs")
         statistics = await job.wait()
         self._tell_collected(own)
         self._supervisor.tell("finished", msgspec.msgpack.encode(statistics))

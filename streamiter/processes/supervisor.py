@@ -93,8 +93,10 @@ class Supervisor:
                 if loss is None:
                     return self._attempt.statistics()
                 self._check_restarts(loss)
-                attempt, options = self._settings.attempt + 1, msgspec.structs.replace(self._options, restore="last")
-                self._settings = msgspec.structs.replace(self._settings, attempt=attempt, options=options)
+                if self._attempt.has_run:  # Its claim has cleared what the run was told not to restore.
+                    self._options = msgspec.structs.replace(self._options, restore="last")
+                attempt = self._settings.attempt + 1
+                self._settings = msgspec.structs.replace(self._settings, attempt=attempt, options=self._options)
 
     async def stop(self, mode: StopMode) -> None:
         """Stop the job: process 0 stops all; ``abort`` ends each process."""
@@ -114,6 +116,12 @@ class Supervisor:
             )
         if self._stops:
             raise ProcessLost(f"{what}, while the run was being stopped; the next run resumes from the last checkpoint")
+        if self._options.changed_steps and self._attempt is not None and self._attempt.has_run:
+            # The last checkpoint may be of this run, and then has the state of these steps.
+            raise ProcessLost(
+                f"{what}; a run with changed_steps= does not restart by itself; run the flow again, without "
+                "changed_steps= if this run has taken a checkpoint"
+            )
         if len(self._lost_at_s) > _RESTARTS_MAX:
             raise ProcessLost(
                 f"{what}; expected at most {_RESTARTS_MAX} losses in {_RESTARTS_WITHIN_S / 60:g} minutes, given one "
@@ -145,6 +153,8 @@ class _Attempt:
         self._statistics: dict[int, JobStatistics] = {}
         self._failures: dict[int, StreamiterError] = {}
         self._loss: _Loss | None = None
+        self.has_run = False
+        """Whether the job of process 0 has restored its state."""
         self._farewell: str | None = None
         """The last message to each process, also to one that begins later."""
         self._is_over = asyncio.Event()
@@ -277,6 +287,8 @@ class _Attempt:
                 self._tell_placement(number)
                 if self._farewell is not None:
                     link.send_message([self._farewell])
+            case ["runs"]:
+                self.has_run = True
             case ["placed", bytes(placement)]:
                 self._placed(placement)
             case ["listens", address]:
