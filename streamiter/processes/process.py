@@ -179,7 +179,8 @@ class _Process:
         if not settings.number:
             self._supervisor.tell("runs")
         statistics = await job.wait()
-        self._tell_collected(own)
+        if statistics.state != "aborted":
+            self._tell_collected(own)
         self._supervisor.tell("finished", msgspec.msgpack.encode(statistics))
 
     async def _own_process(self, flow: Flow) -> OwnProcess:
