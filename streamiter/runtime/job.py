@@ -187,7 +187,9 @@ class Job:
             snapshot = independent_copy(snapshot)
         states = snapshot if self._keeper is None else await self._load_states(self._keeper)
         try:
-            if not self._is_aborting:
+            if self._meeting is None:
+                await self._open(states)
+            elif not self._is_aborting:
                 self._opening = asyncio.create_task(self._open(states), name=f"open {self.flow}")
                 await self._opening
         except ExceptionGroup as errors:
