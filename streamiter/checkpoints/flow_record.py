@@ -88,7 +88,7 @@ class FlowRecord:
     def _committed_by_run(self) -> dict[str, int]:
         return {each.run: each.committed for each in self.runs if each.committed is not None}
 
-    def claimed_by(self, run: str, *, begin_anew: bool = False) -> FlowRecord:
+    def claimed_by(self, run: str, *, forget_committed: bool = False) -> FlowRecord:
         """Return the record with ``run`` as the owner. Raises ``ProducerFenced`` if a newer run has claimed the
         flow.
         """
@@ -97,7 +97,7 @@ class FlowRecord:
             record.check_owner(run, "claim the flow again")
         if run != self.run:
             record = replace(record, runs=(*record.runs, RunRecord(run))[-_RUNS_MAX:])
-        if begin_anew:
+        if forget_committed:
             runs = tuple(RunRecord(earlier.run) for earlier in record.runs)
             record = replace(record, runs=runs, committed=None, is_lost=False)
         return record

@@ -71,17 +71,17 @@ class CheckpointStore:
         self._runs: dict[str, str] = {}
         self._in_use: dict[str, IO[bytes]] = {}
 
-    async def claim(self, flow: str, run: str, *, begin_anew: bool = False) -> CommitPointer | None:
+    async def claim(self, flow: str, run: str, *, forget_committed: bool = False) -> CommitPointer | None:
         """Make ``run`` the owner of the flow; from now on, ``save`` and ``commit`` of older runs are refused.
 
         Returns the pointer before the claim; None if the store has never had the flow, or has its snapshots but not
-        which of them is committed. ``begin_anew`` clears the committed checkpoint. Later calls of ``commit`` and
+        which of them is committed. ``forget_committed`` clears the committed checkpoint. Later calls of ``commit`` and
         ``prune`` act for the run of the last claim; a snapshot of an earlier run may be committed too.
         """
         claims: list[tuple[FlowRecord | None, IO[bytes] | None]] = []
         claim = self._of(flow).claim
         try:
-            await run_call(self._blobs, lambda: claims.append(claim(run, begin_anew=begin_anew)))
+            await run_call(self._blobs, lambda: claims.append(claim(run, forget_committed=forget_committed)))
         finally:  # a claim is kept even if the caller is cancelled while the thread runs
             for _, in_use in claims:
                 self._end_run(flow)
@@ -266,7 +266,7 @@ class FlowCheckpoints:
 
     # ---- runs and commits
 
-    def claim(self, run: str, *, begin_anew: bool) -> tuple[FlowRecord | None, IO[bytes] | None]:
+    def claim(self, run: str, *, forget_committed: bool) -> tuple[FlowRecord | None, IO[bytes] | None]:
         """Make ``run`` the owner; return the record before it, and a handle which shows that the run is alive."""
         if not run or len(storage_name(run)) > STORAGE_NAME_CHARACTERS:
             raise ConfigurationError(
@@ -277,8 +277,8 @@ class FlowCheckpoints:
             self._blobs.make(self._folder)
         with self._alone():
             before = self._change(
-                lambda record: (record or FlowRecord(self.flow)).claimed_by(run, begin_anew=begin_anew),
-                lambda: self._before_claim(begin_anew=begin_anew),
+                lambda record: (record or FlowRecord(self.flow)).claimed_by(run, forget_committed=forget_committed),
+                lambda: self._before_claim(forget_committed=forget_committed),
             )
             self._blobs.check_versions(self._record_name)
             return before, self._blobs.enter(self._folder)
@@ -472,12 +472,12 @@ class FlowCheckpoints:
                 "use that version, or another store"
             ) from other
 
-    def _before_claim(self, *, begin_anew: bool) -> tuple[FlowRecord | None, str | None]:
+    def _before_claim(self, *, forget_committed: bool) -> tuple[FlowRecord | None, str | None]:
         try:
             record, version = self._versioned_record()
         except CheckpointError:
             blob = self._blobs.read(self._record_name)
-            if not begin_anew or blob is None:
+            if not forget_committed or blob is None:
                 raise
             return None, blob.version
         if record is None and self.snapshots():

@@ -50,8 +50,8 @@ class ConsumerGroup:
 
     name: str = ""
     """The name of the group."""
-    begins_anew: Callable[[str], bool] = lambda step: True
-    """Whether the source of this step begins as in its first run, although the group has positions."""
+    ignores_positions: Callable[[str], bool] = lambda step: True
+    """Whether the source of this step begins as in its first run, and ignores the positions of the group."""
 
 
 class TopicSource(Source):
@@ -107,7 +107,7 @@ class TopicSource(Source):
     async def _committed(self, context: Context) -> Positions | None:
         group = context.scope.get(ConsumerGroup, ConsumerGroup)
         found = await self.topic.committed_positions(group.name, clock=context.clock)
-        if group.begins_anew(context.name):
+        if group.ignores_positions(context.name):
             return None
         if found is not None:
             return _positions_of(found.offsets, found.identities)

@@ -222,7 +222,7 @@ class StoreContract:
         store = make_store()
         await store.claim("clicks", "a")
         committed = await save_and_commit(store, 1)
-        assert await store.claim("clicks", "b", begin_anew=True) == CommitPointer("a", committed[0])
+        assert await store.claim("clicks", "b", forget_committed=True) == CommitPointer("a", committed[0])
         assert await make_store().claim("clicks", "c") == CommitPointer("b", None)
 
     async def test_an_older_run_can_change_nothing(self, make_store: MakeStore) -> None:
@@ -238,7 +238,7 @@ class StoreContract:
             (old.commit("clicks", saved), "commit checkpoint 2"),
             (old.prune("clicks", keep=1), "remove checkpoints"),
             (old.claim("clicks", "a"), "claim the flow again"),
-            (make_store().claim("clicks", "a", begin_anew=True), "claim the flow again"),
+            (make_store().claim("clicks", "a", forget_committed=True), "claim the flow again"),
         ]
         for call, what in refused:
             with pytest.raises(
@@ -348,7 +348,7 @@ class StoreContract:
         store = make_store()
         await store.claim("clicks", "a")
         committed = await save_and_commit(store, 1, 2)
-        await store.claim("clicks", "b", begin_anew=True)
+        await store.claim("clicks", "b", forget_committed=True)
         assert await store.prune("clicks", keep=1) == []
         assert await ids(store) == committed
         await save_and_commit(store, 3, run="b")

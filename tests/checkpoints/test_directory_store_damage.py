@@ -106,7 +106,7 @@ async def test_a_damaged_record_can_be_replaced(make_store: MakeStore, folder: P
     (folder / "record.json").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"remove it and start from a checkpoint that you choose"):
         await make_store().claim("clicks", "b")
-    assert await make_store().claim("clicks", "b", begin_anew=True) is None
+    assert await make_store().claim("clicks", "b", forget_committed=True) is None
     assert await store.pointer("clicks") == CommitPointer("b", None)
 
 

@@ -27,11 +27,11 @@ class History:
     taken: list[CheckpointId] = field(default_factory=list)
     committed: list[CheckpointId] = field(default_factory=list)
 
-    def claim(self, *, begins_anew: bool) -> None:
+    def claim(self, *, forgets: bool) -> None:
         self.runs.append(f"run {len(self.runs)}")
-        self.record = self.record.claimed_by(self.runs[-1], begin_anew=begins_anew)
-        self.late = self.late.claimed_by(self.runs[-1], begin_anew=begins_anew)
-        if begins_anew:
+        self.record = self.record.claimed_by(self.runs[-1], forget_committed=forgets)
+        self.late = self.late.claimed_by(self.runs[-1], forget_committed=forgets)
+        if forgets:
             self.committed = []
 
     def take(self, *, commits: bool) -> None:
@@ -55,10 +55,10 @@ class History:
 
 def histories(random: Random) -> History:
     history = History()
-    history.claim(begins_anew=False)
+    history.claim(forgets=False)
     for _ in range(random.randrange(16)):
         if random.random() < 0.3:
-            history.claim(begins_anew=random.random() < 0.15)
+            history.claim(forgets=random.random() < 0.15)
         else:
             history.take(commits=random.random() < 0.6)
     return history
@@ -118,7 +118,7 @@ def test_a_commit_of_a_forgotten_or_lost_run_is_recorded() -> None:
     assert found.pointer.committed_by_run == {"a": 7}
     assert FlowRecord("clicks").pointer is None
     assert FlowRecord("clicks").run is None
-    anew = FlowRecord("clicks", is_lost=True).claimed_by("b", begin_anew=True)
+    anew = FlowRecord("clicks", is_lost=True).claimed_by("b", forget_committed=True)
     assert anew.pointer == CommitPointer("b", None)
 
 
@@ -178,7 +178,7 @@ def test_a_checkpoint_is_chosen_by_its_number_only_if_its_run_committed_it_or_a_
 def test_if_the_commit_is_unknown_a_number_is_required() -> None:
     """The engine chose a checkpoint although every choice can lose or double outputs."""
     history = History()
-    history.claim(begins_anew=False)
+    history.claim(forgets=False)
     history.take(commits=True)
     history.take(commits=True)
     with pytest.raises(CheckpointError) as raised:

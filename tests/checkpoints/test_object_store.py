@@ -123,7 +123,7 @@ async def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(s3_ser
 async def test_the_reason_of_a_failed_save_is_not_replaced(s3_server: S3Server, s3_url: str) -> None:
     """The store was away behind the last part, and the job ended with an error of the client in place of its own."""
     flow = FlowCheckpoints(blobs_at(s3_url.replace("after_s=20", "after_s=0.2")), "clicks")
-    flow.claim("a", begin_anew=False)
+    flow.claim("a", forget_committed=False)
     writer = SnapshotWriter("0000000001-a.checkpoint")
     flow.begin(CheckpointId(1, "a"), writer)
     flow.publish(header(1), writer)
@@ -228,7 +228,7 @@ def test_a_server_that_ignores_conditions_is_refused(s3_url: str) -> None:
     with served(Unconditional) as address:
         flow = FlowCheckpoints(blobs_at(f"s3://state/clicks?endpoint={address}&give_up_after_s=5"), "clicks")
         with pytest.raises(ConfigurationError, match="expected a server with conditional writes, given one that has"):
-            flow.claim("a", begin_anew=False)
+            flow.claim("a", forget_committed=False)
 
 
 async def test_a_large_snapshot_is_sent_in_parts_and_read_unchanged(s3_url: str) -> None:

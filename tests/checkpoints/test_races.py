@@ -154,7 +154,7 @@ class Race:
             blobs = SharedBlobs(self.blobs, self.turns, run)
             flow = FlowCheckpoints(blobs, "clicks")
             with contextlib.suppress(ProducerFenced):
-                before, _ = flow.claim(run, begin_anew=False)
+                before, _ = flow.claim(run, forget_committed=False)
                 assert before is None or before.run != run
                 number = 0
                 if before is not None and before.committed is not None:

@@ -313,7 +313,7 @@ class JobRestore:
             if self._restore is not None:
                 raise
             _log.warning("flow %r: %s", self._flow, error)
-            return await self._store.claim(self._flow, self._run_id, begin_anew=True)
+            return await self._store.claim(self._flow, self._run_id, forget_committed=True)
 
     async def _opened(self, checkpoint: CheckpointId, stored: Sequence[SnapshotHeader]) -> StoredSnapshot:
         try:
@@ -365,7 +365,7 @@ class JobRestore:
         if self._transaction is not None and (self._record is None or self._record.checkpoint != chosen):
             await self._transaction.begin_with(chosen)
         if chosen is None:
-            await self._store.claim(self._flow, self._run_id, begin_anew=True)
+            await self._store.claim(self._flow, self._run_id, forget_committed=True)
         elif pointer is None or pointer.committed != chosen:
             await self._store.commit(self._flow, chosen)
         what = "starts without state" if chosen is None else f"resumes from checkpoint {chosen.number}"
