@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 
@@ -10,7 +9,7 @@ import pytest
 from simulation.flows import FLOWS
 from simulation.simulation_runs import run_in_turn
 
-from streamiter import Checkpoints, Flow
+from streamiter import Flow
 from streamiter.testing import Simulation, simulate
 
 SEEDS_OF_A_FLOW = 8
@@ -51,11 +50,8 @@ def doubled(simulation: Simulation) -> Flow:
 
 # A crash drops a coroutine that asks for positions: it would still close its reader.
 @pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
-def test_faults_do_not_change_what_a_job_without_state_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_do_not_change_what_a_job_without_state_commits() -> None:
     """Positions of a job without a folder were not committed together with its outputs."""
-    # Each life starts as with a folder, but without one.
-    module = importlib.import_module("streamiter.testing.simulation.simulate")
-    monkeypatch.setattr(module, "Checkpoints", lambda store, **options: Checkpoints(**options))
     undisturbed = None
     for seed in range(SEEDS_WITHOUT_STATE):
-        undisturbed = simulate(doubled, seed, undisturbed=undisturbed).undisturbed
+        undisturbed = simulate(doubled, seed, has_store=False, undisturbed=undisturbed).undisturbed

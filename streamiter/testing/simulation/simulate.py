@@ -72,6 +72,7 @@ def simulate(
     check: Check | None = None,
     within_s: float = 600.0,
     settle_s: float = 0.0,
+    has_store: bool = True,
     undisturbed: Undisturbed | None = None,
 ) -> SimulationResult:
     """Run a flow under the faults of a seed, and compare its committed outputs with those of an undisturbed run.
@@ -91,6 +92,8 @@ def simulate(
     then: the source would end at the records that have arrived at its start, which differ from run to run.
 
     ``check`` is called with the committed records of all outputs after each commit, also in the undisturbed run.
+    ``has_store=False`` is for a flow without state, whose sources have ``start="committed"``: no checkpoint is stored.
+
     ``undisturbed`` is that of an earlier result, for flows whose inputs do not depend on the seed.
 
     Raises :class:`SimulationFailed`, which names the seed: the same seed repeats exactly the same run.
@@ -110,12 +113,12 @@ def simulate(
     positive("simulate: within_s", within_s)
     name = getattr(flow, "__name__", type(flow).__name__)
     if undisturbed is None:
-        undisturbed = _undisturbed(flow, name, seed, check, within_s=within_s, settle_s=settle_s)
+        undisturbed = _undisturbed(flow, name, seed, check, within_s=within_s, settle_s=settle_s, has_store=has_store)
     faults = Faults() if faults is None else faults
     world = World(seed, CALM, expected=undisturbed.outputs, check=check)
     world.network.levels = drawn_levels(faults, world.random)
     world.network.event(f"seed {seed}: {world.network.levels}")
-    driver = SimulationDriver(world, name, flow, settle_s=settle_s)
+    driver = SimulationDriver(world, name, flow, settle_s=settle_s, has_store=has_store)
     turns = max(_TURNS_AT_LEAST, _TIMES_UNDISTURBED * undisturbed.turns)
     try:
         DisturbedRun(driver, faults, turns_undisturbed=undisturbed.turns, bounds=Bounds(within_s, turns)).run()
@@ -133,10 +136,10 @@ def simulate(
 
 
 def _undisturbed(
-    flow: MakeFlow, name: str, seed: int, check: Check | None, *, within_s: float, settle_s: float
+    flow: MakeFlow, name: str, seed: int, check: Check | None, *, within_s: float, settle_s: float, has_store: bool
 ) -> Undisturbed:
     world = World(seed, UNDISTURBED, expected=None, check=check)
-    driver = SimulationDriver(world, f"{name}, undisturbed", flow, settle_s=settle_s)
+    driver = SimulationDriver(world, f"{name}, undisturbed", flow, settle_s=settle_s, has_store=has_store)
     try:
         life = driver.begin(_CALM_SETTINGS)
         if (ending := driver.complete(life, Bounds(within_s, _TURNS_MAX))) != "finished":
@@ -298,7 +301,7 @@ class Bounds:
 class SimulationDriver:
     """Starts the lives of a job, and checks each of them."""
 
-    def __init__(self, world: World, name: str, make_flow: MakeFlow, *, settle_s: float) -> None:
+    def __init__(self, world: World, name: str, make_flow: MakeFlow, *, settle_s: float, has_store: bool) -> None:
         self.world = world
         self.lives: list[Life] = []
         """The lives that are not disposed of, the latest last."""
@@ -307,6 +310,7 @@ class SimulationDriver:
         self._name = name
         self._make_flow = make_flow
         self._settle_s = settle_s
+        self._has_store = has_store
         self._all_read_since_s: float | None = None
 
     # -- lives -----------------------------------------------------------------------------------------
@@ -315,7 +319,7 @@ class SimulationDriver:
         """Start the job, from its last checkpoint if there is one."""
         self.begun += 1
         self._all_read_since_s = None
-        life = Life(self.world, self.begun, self._make_flow, settings)
+        life = Life(self.world, self.begun, self._make_flow, settings, has_store=self._has_store)
         self.lives.append(life)
         return life
 
@@ -461,11 +465,14 @@ _CALM_SETTINGS: Final = LifeSettings(
 class Life:
     """One run of a simulated job, in an event loop of its own; it takes turns only when the driver says so."""
 
-    def __init__(self, world: World, number: int, make_flow: MakeFlow, settings: LifeSettings) -> None:
+    def __init__(
+        self, world: World, number: int, make_flow: MakeFlow, settings: LifeSettings, *, has_store: bool
+    ) -> None:
         self.world = world
         self.number = number
         self._make_flow = make_flow
         self._settings = settings
+        self._has_store = has_store
         self.connection = NetworkConnection(world.network)
         self.cluster = SimulatedTopics(world.broker, self.connection, world.look)
         self.loop = SimulatedEventLoop(world.time, settings.shuffle, world.trace)
@@ -491,7 +498,7 @@ class Life:
             new_id=self.world.new_id,
             channel_limits=ChannelLimits(records=settings.channel_records),
             checkpoints=Checkpoints(
-                SimulatedStore(self.world.store.another(), self.connection),
+                SimulatedStore(self.world.store.another(), self.connection) if self._has_store else None,
                 interval_s=settings.interval_s,
                 keep=settings.keep,
                 alignment_timeout_s=settings.alignment_timeout_s,
