@@ -1,0 +1,287 @@
+"""The flows that the library builds can be divided over processes: contract tests of all learners and loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from learn.frozen_states import frozen
+from learn.parameter_server_support import made_up_rows
+from networks.training_support import network, records, rows
+from processes.divided import divide
+
+from streamiter import (
+    Columns,
+    Flow,
+    IterationBodyResult,
+    Stream,
+    for_each_round,
+    iterate_bounded_streams_until_termination,
+    replayed,
+)
+from streamiter.iteration import all_reduce, last_round, map_with, terminate_after
+from streamiter.learn import (
+    DelayedLabels,
+    Examples,
+    GradientDescent,
+    LinearRegression,
+    LogisticRegression,
+    SparseRows,
+    StandardScaler,
+    apriori,
+    compare_online,
+    k_means,
+    k_means_on_parameter_server,
+    online_k_means,
+    online_standard_scaler,
+    train_offline,
+    train_on_parameter_server,
+    train_online,
+)
+from streamiter.learn.tree_growing import TreeOptions, grow_tree
+from streamiter.networks import train_network, train_network_online
+from streamiter.parameter_server import BSP, ParameterServer
+
+TRUE_WEIGHTS = np.array([1.0, -2.0, 0.5])
+PROCESSES = 2
+PARALLELISM = 3
+ROWS = 240
+FEATURES = np.random.default_rng(3).normal(size=(ROWS, 3))
+TARGETS = FEATURES @ TRUE_WEIGHTS
+EXAMPLES = Columns({"x": FEATURES, "y": TARGETS})
+TRIPS = [
+    {"id": n, "km": km, "wind": wind, "town": ["Rome", "Oslo", None][n % 3], "late": km > wind, "minutes": 9 * km}
+    for n, (km, wind, _) in enumerate(FEATURES.tolist())
+]
+
+Outputs = Sequence[Stream]
+
+
+def examples_of(batch: Any) -> Examples:
+    return Examples(batch["x"], batch["y"])
+
+
+def regression() -> LinearRegression:
+    return LinearRegression(3, optimizer=GradientDescent(0.3))
+
+
+# ---- online
+
+
+def online(flow: Flow, stream: Stream | None = None, **options: Any) -> Outputs:
+    training = train_online(
+        flow.from_items(TRIPS, parallelism=1).rebalance() if stream is None else stream,
+        **{"mode": "synchronous", "mini_batch": 10, "report_every": 50} | options,
+    )
+    return training.models, training.validation, training.predictions, training.drifts
+
+
+def by_rows(flow: Flow) -> Outputs:
+    return online(flow, label="late", features=["km", "wind", "town"], crosses=[("town", "wind")])
+
+
+def of_columns(flow: Flow) -> Outputs:
+    return online(flow, flow.from_items(Columns({"a": FEATURES[:, 0], "b": FEATURES[:, 1], "y": TARGETS})), label="y")
+
+
+def of_sparse_rows(flow: Flow) -> Outputs:
+    made = flow.from_items(made_up_rows(ROWS))
+    return online(flow, made, extract=sparse_examples)
+
+
+def sparse_examples(batch: Any) -> Examples:
+    features = SparseRows.from_rows(((row["indices"], row["values"]) for row in batch), width=40)
+    return Examples(features, [row["label"] for row in batch])
+
+
+def by_gradients(flow: Flow) -> Outputs:
+    return online(flow, flow.from_items(EXAMPLES), model=regression, extract=examples_of)
+
+
+def by_scaled_gradients(flow: Flow) -> Outputs:
+    return online(flow, flow.from_items(EXAMPLES), model=regression, extract=examples_of, scaler=StandardScaler())
+
+
+def by_sparse_gradients(flow: Flow) -> Outputs:
+    made = flow.from_items(made_up_rows(ROWS))
+    return online(flow, made, model=lambda: LogisticRegression(40), extract=sparse_examples)
+
+
+def _events() -> list[dict[str, Any]]:
+    asked = [{"question": trip["id"], "km": trip["km"], "wind": trip["wind"]} for trip in TRIPS]
+    answers = [{"answer": trip["id"], "late": trip["late"]} for trip in TRIPS]
+    events = []
+    for place in range(ROWS + 9):
+        events += asked[place : place + 1] + answers[max(place - 9, 0) : max(place - 8, 0)]
+    return events
+
+
+def labels(features: Any) -> DelayedLabels:
+    return DelayedLabels(
+        key_of=lambda event: event.get("question", event.get("answer")),
+        is_answer=lambda event: "answer" in event,
+        features=features,
+        target_of=lambda answer: answer["late"],
+    )
+
+
+def with_late_labels(flow: Flow) -> Outputs:
+    return online(flow, flow.from_items(_events(), parallelism=1), labels=labels(["km", "wind"]), workers=3)
+
+
+def compared(flow: Flow) -> Outputs:
+    learners: Any = {"km": {"features": ["km"]}, "all": None}
+    trips = flow.from_items(TRIPS, parallelism=1)
+    comparison = compare_online(trips, learners, label="late", mini_batch=20, report_every=60)
+    return [comparison.metrics]
+
+
+# ---- offline
+
+
+def offline(flow: Flow, examples: Stream | None = None, **options: Any) -> Outputs:
+    given = flow.from_items(EXAMPLES) if examples is None else examples
+    training = train_offline(
+        given, **{"model": regression, "extract": examples_of, "rounds": 6, "publish_every": 2} | options
+    )
+    return training.models, training.losses
+
+
+def fitted(flow: Flow) -> Outputs:
+    return offline(flow, mini_batch=50)
+
+
+def fitted_sparse(flow: Flow) -> Outputs:
+    given = flow.from_items(made_up_rows(ROWS))
+    return offline(flow, given, model=lambda: LogisticRegression(40), extract=sparse_examples)
+
+
+def fitted_again(flow: Flow) -> Outputs:
+    return offline(flow, flow.from_items(EXAMPLES, parallelism=1).rebalance(), replay=True, workers=3)
+
+
+def centroids(flow: Flow) -> Outputs:
+    return [k_means(flow.from_items(FEATURES), clusters=4, rounds=5, seed=2)]
+
+
+def centroids_of_a_stream(flow: Flow) -> Outputs:
+    return [online_k_means(flow.from_items(FEATURES, parallelism=1), clusters=4, mini_batch=40)]
+
+
+def scales_of_a_stream(flow: Flow) -> Outputs:
+    return [online_standard_scaler(flow.from_items(FEATURES, parallelism=1), window=50)]
+
+
+def tree(flow: Flow) -> Outputs:
+    columns = Columns({"features": FEATURES, "label": TARGETS, "weight": np.ones(ROWS)})
+    options = TreeOptions(classes=None, maximum_depth=4, minimum_rows=4, minimum_gain=0.0, maximum_bins=16)
+    grown = grow_tree(flow.from_items(columns), options)
+    return grown["tree"], grown["leaves"]
+
+
+def item_sets(flow: Flow) -> Outputs:
+    baskets = [[item for item in range(8) if number * 7919 >> item & 1] for number in range(ROWS)]
+    return [apriori(flow.from_items(baskets), minimum_support=0.1)]
+
+
+# ---- parameter servers and networks
+
+
+def on_a_server(flow: Flow) -> Outputs:
+    given = flow.from_items(made_up_rows(ROWS))
+    training = train_on_parameter_server(
+        given, ParameterServer(), features=40, consistency=BSP(), extract=sparse_examples, batch=20, epochs=2
+    )
+    return [training.models]
+
+
+def centroids_on_a_server(flow: Flow) -> Outputs:
+    training = k_means_on_parameter_server(
+        flow.from_items(FEATURES), ParameterServer(), initial=FEATURES[:4], consistency=BSP(), epochs=3
+    )
+    return [training.models]
+
+
+def of_a_network(flow: Flow) -> Outputs:
+    training = train_network(
+        flow, rows(120), network(), ParameterServer(), consistency=BSP(), workers=3, epochs=2, validation=rows(30)
+    )
+    return [training.models]
+
+
+def of_a_network_online(flow: Flow) -> Outputs:
+    training = train_network_online(
+        flow.from_items(records(rows(120))), network(), ParameterServer(), consistency=BSP(), batch=10
+    )
+    return [training.models]
+
+
+# ---- loops, the service and the examples
+
+
+def with_helpers(flow: Flow) -> Outputs:
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        scaled = map_with(data[0], variables[0], lambda factor, batch: factor * batch)
+        sums = all_reduce(scaled)
+        [smallest] = for_each_round([scaled], lambda given: [given[0].rebalance().reduce_all(min)])
+        grown = sums.filter(lambda _: True, parallelism=1).map(lambda total: 1.0 + abs(total) / 1000)
+        return IterationBodyResult([grown], [last_round(sums), smallest], terminate_after(grown, rounds=5))
+
+    return iterate_bounded_streams_until_termination(
+        [flow.from_items([1.0], parallelism=1)], [replayed(flow.from_items(TARGETS, parallelism=1).rebalance())], body
+    )
+
+
+FLOWS = (
+    by_rows,
+    of_columns,
+    of_sparse_rows,
+    by_gradients,
+    by_scaled_gradients,
+    by_sparse_gradients,
+    with_late_labels,
+    compared,
+    fitted,
+    fitted_sparse,
+    fitted_again,
+    centroids,
+    centroids_of_a_stream,
+    scales_of_a_stream,
+    tree,
+    item_sets,
+    on_a_server,
+    centroids_on_a_server,
+    of_a_network,
+    of_a_network_online,
+    with_helpers,
+)
+
+
+def outputs_of(flow: Flow, collected: Any) -> Any:
+    flow.run()
+    return [[_bits(record) for record in each.items] for each in collected]
+
+
+def _bits(record: Any) -> Any:
+    if hasattr(record, "parameters"):
+        return frozen(record.parameters), record.records
+    return frozen(record)
+
+
+@pytest.mark.parametrize("learn", FLOWS, ids=lambda learn: learn.__name__)
+def test_a_flow_has_the_same_bits_if_its_records_travel(
+    learn: Callable[[Flow], Outputs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker got no plain data, or shared an object with the owner, which another process does not have."""
+
+    def build() -> tuple[Flow, Any]:
+        flow = Flow("flow", parallelism=PARALLELISM)
+        outputs = learn(flow)
+        # The results cross, too.
+        return flow, [output.rebalance().map(lambda record: record, parallelism=2).collect() for output in outputs]
+
+    expected = outputs_of(*build())
+    assert all(expected[:1])
+    assert outputs_of(*divide(build, PROCESSES, monkeypatch)) == expected
