@@ -1,0 +1,71 @@
+"""Learners in several processes: batches and messages go through links, and the models have the bits of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from iteration.iteration_support import run
+from learn.frozen_states import frozen
+from learn.online_support import FEATURES, trips
+
+from streamiter import Flow, Stream
+from streamiter.learn import Examples, LogisticRegression, k_means, train_offline, train_online
+from streamiter.runtime.plan import ChannelLimits
+
+ROWS = np.random.default_rng(7).normal(size=(90, 4))
+
+
+def rows(flow: Flow, parallelism: int = 3) -> Stream:
+    return flow.from_items(ROWS, parallelism=parallelism)
+
+
+def examples_of(batch: Any) -> Examples:
+    batch = np.asarray(batch)
+    return Examples(batch[:, :3], (batch[:, 3] > 0).astype(float), np.abs(batch[:, 3]) + 1)
+
+
+def online(model: Any, **options: Any) -> Callable[[Flow], Stream]:
+    return lambda flow: (
+        train_online(
+            rows(flow), model, extract=examples_of, mode="synchronous", mini_batch=7, workers=3, **options
+        ).models
+    )
+
+
+LEARNERS: dict[str, Callable[[Flow], Stream]] = {
+    "gradients": online(lambda: LogisticRegression(3)),
+    "rows": lambda flow: (
+        train_online(
+            flow.from_items(trips(80), parallelism=2),
+            label="kind",
+            features=FEATURES,
+            mini_batch=9,
+            workers=3,
+            mode="synchronous",
+        ).models
+    ),
+    "offline": lambda flow: (
+        train_offline(
+            rows(flow), lambda: LogisticRegression(3), extract=examples_of, rounds=15, mini_batch=20, workers=3
+        ).models
+    ),
+    "k-means": lambda flow: k_means(rows(flow), clusters=4, rounds=8),
+}
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_a_model_has_the_same_bits_in_any_number_of_processes(learner: str) -> None:
+    """Gradients of two processes were added in the order of their arrival, and no training could be repeated."""
+
+    def models(processes: int) -> list[Any]:
+        flow = Flow("learn", parallelism=3)
+        collected = LEARNERS[learner](flow).collect()
+        run(flow, seed=processes, limits=ChannelLimits(records=50), processes=processes)
+        return [(frozen(model.parameters), model.records) for model in collected.items]
+
+    expected = models(1)
+    assert expected
+    assert models(2) == models(3) == expected
