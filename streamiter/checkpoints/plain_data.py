@@ -165,12 +165,16 @@ class PlainData:
         return self._checked_batch(self.decode(data))
 
     def decode_batch_in(self, room: memoryview) -> Batch:
-        """Decode a batch without copies: large arrays stay in ``room``, writable memory that belongs to them then.
+        """Return the batch of these bytes without copies, as ``decode_in`` does."""
+        return self._checked_batch(self.decode_in(room))
+
+    def decode_in(self, room: memoryview) -> PlainValue:
+        """Decode a value without copies: large arrays stay in ``room``, writable memory that belongs to them then.
 
         ``room`` must begin at a multiple of 16, as memory of numpy does; otherwise arrays are copied. Arrays in
         read-only memory are copied, too.
         """
-        return self._checked_batch(self._decoded(room))
+        return self._decoded(room)
 
     def _decoded(self, frame: bytes | memoryview, resolve: Resolve | None = None) -> PlainValue:
         try:

@@ -439,7 +439,7 @@ class Versions(Operator):
     async def finish(self, out: Output) -> None:
         if not self._records and not any(records for records, _ in self._learned.values()):
             raise ModelError(f"{self._owner}: expected examples to learn from, given none; check the input")
-        reader = self._server.client(worker=max(self._server.workers, default=-1) + 1)
+        reader = self._server.client(worker=self._workers)  # The numbers below are those of the workers.
         parameters = await self._learner.parameters(reader)
         await reader.leave()
         out.emit(self._version(parameters, None))

@@ -374,8 +374,22 @@ class Service(Protocol):
     def drawn_as(self) -> str:
         """The text that a drawing shows below the name."""
 
-    async def begin_job(self, flow: str, workers: int, state: Any, *, has_checkpoints: bool) -> list[ServiceWorker]:
-        """Begin a job with so many workers; resume from ``state``, which ``take_state`` returned, unless it is None."""
+    def divide(self, own: int, processes: int, send: Callable[..., None]) -> None:
+        """Several processes run the next job, each with a part of the service; this is process ``own``.
+
+        ``send(process, …)`` sends plain data to the service in another process, whose ``received`` takes it.
+        """
+
+    def received(self, process: int, *contents: Any) -> None:
+        """Take a message of the same service in another process."""
+
+    async def begin_job(
+        self, flow: str, workers: int, states: Sequence[Any], *, here: Sequence[int], has_checkpoints: bool
+    ) -> list[ServiceWorker]:
+        """Begin a job with so many workers in all processes; return those with the numbers ``here``.
+
+        It resumes from ``states``, which ``take_state`` returned in all processes of an earlier run, if there are any.
+        """
 
     def checkpoint_begins(self, checkpoint: int) -> None:
         """A checkpoint begins: its barrier will pass every worker."""
@@ -383,7 +397,8 @@ class Service(Protocol):
     async def take_state(self, checkpoint: int) -> Any:
         """Return the state with the requests before this barrier and none after it: plain data and ``Deferred`` parts.
 
-        Returns when every worker has passed the barrier or has left.
+        It is the state of the part in this process; None if there is none here. Returns when every worker has passed
+        the barrier or has left.
         """
 
     def checkpoint_abandoned(self, checkpoint: int) -> None:

@@ -532,9 +532,10 @@ class Server(abc.ABC):
         read_my_writes: bool = False,
         cache_bytes: int = 0,
         max_calls: int = MAX_CALLS,
+        joins: bool = True,
         heartbeats: Heartbeats | None = None,
     ) -> Client:
-        """Make a client; without ``heartbeats`` its worker is never silent."""
+        """Make a client; without ``heartbeats`` its worker is never silent. ``joins=False``: it takes part already."""
 
         def go_back(clocks: Mapping[str, int]) -> None:
             client.go_back(clocks)
@@ -546,6 +547,7 @@ class Server(abc.ABC):
             read_my_writes=read_my_writes,
             cache_bytes=cache_bytes,
             max_calls=max_calls,
+            joins=joins,
             heartbeats=heartbeats,
             on_left=self._client_left,
         )

@@ -11,7 +11,6 @@ import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from operator import itemgetter
 from typing import Any, Generic, TypedDict, TypeVar, final
 
 from streamiter.errors import InternalError, OutOfTurn, ParameterServerError, UnknownWorker
@@ -73,7 +72,7 @@ class Released(Generic[A, G]):
     clock: int
     """The new minimum clock."""
     adds: list[A] = field(default_factory=list)
-    """Adds that waited for this clock, in order of arrival."""
+    """Adds that waited for this clock, in the order of their workers."""
     gets: list[G] = field(default_factory=list)
     """Gets that waited for this clock, in order of arrival."""
 
@@ -149,19 +148,19 @@ class ConsistencyModel(abc.ABC, Generic[A, G]):
         self._gets.forget(request)
 
     def reset(self, workers: Iterable[int]) -> tuple[list[A], list[G]]:
-        """Restart with these workers at clock 0; return the kept adds and gets, by arrival, for the caller to fail."""
+        """Restart with these workers at clock 0; return the kept adds and gets for the caller to fail."""
         self.tracker.init(workers)
         return self._adds.clear(), self._gets.clear()
 
     def pending_adds(self, worker: int | None = None) -> Iterator[A]:
-        """Return the kept adds of one worker, or of all, in order of arrival."""
+        """Return the kept adds of one worker, or of all, by clock and by worker."""
         return iter(self._adds.all()) if worker is None else self._adds.of(worker)
 
     def merge_pending(self, worker: int, merge: Callable[[list[A]], Sequence[A]]) -> None:
         """Replace the kept adds of the worker's current iteration with the result of ``merge``.
 
         ``merge`` takes these adds in order of arrival, and returns at least one add and at most as many as it took.
-        They take the places of the first ones. It is not called if there are none. Adds of older iterations stay.
+        It is not called if there are none. Adds of older iterations stay.
         """
         self._adds.merge(self.tracker.get_progress(worker), worker, merge)
 
@@ -452,40 +451,32 @@ class ProgressTracker:
         )
 
 
-_arrival = itemgetter(0)
-
-
 @final
 class PendingAdds(Generic[A]):
     """Adds that wait for the end of their iteration, by the clock at which they were made, and by worker.
+
+    They are applied in this order, and not in the order of arrival, so that sums of floats do not depend on timing.
 
     >>> adds = PendingAdds()
     >>> adds.keep(0, 7, "a"); adds.keep(0, 2, "b"); adds.keep(0, 7, "c")
     >>> adds.merge(0, 7, lambda mine: ["".join(mine)])
     >>> adds.take(0)
-    ['ac', 'b']
+    ['b', 'ac']
     """
 
     def __init__(self) -> None:
-        self._arrived = 0
-        self._by_clock: dict[int, dict[int, list[tuple[int, A]]]] = {}
-        """By clock, by worker: the number of arrival and the add."""
+        self._by_clock: dict[int, dict[int, list[A]]] = {}
+        """By clock, by worker, in order of arrival."""
 
     def keep(self, clock: int, worker: int, request: A) -> None:
         """Keep an add that was made at ``clock``."""
-        self._arrived += 1
-        self._by_clock.setdefault(clock, {}).setdefault(worker, []).append((self._arrived, request))
+        self._by_clock.setdefault(clock, {}).setdefault(worker, []).append(request)
 
     def take(self, clock: int) -> list[A]:
-        """Remove and return the adds that were made at this clock or before, in order of arrival."""
-        entries = [
-            entry
-            for earlier in [c for c in self._by_clock if c <= clock]
-            for of_worker in self._by_clock.pop(earlier).values()
-            for entry in of_worker
-        ]
-        entries.sort(key=_arrival)
-        return [request for _, request in entries]
+        """Remove and return the adds that were made at this clock or before, by clock and by worker."""
+        taken = [request for of_clock, _, request in self.snapshot() if of_clock <= clock]
+        self._by_clock = {later: adds for later, adds in self._by_clock.items() if later > clock}
+        return taken
 
     def end(self) -> int:
         """Return the clock after that of the latest add; 0 if there are no adds."""
@@ -494,42 +485,36 @@ class PendingAdds(Generic[A]):
     def of(self, worker: int) -> Iterator[A]:
         """Yield the adds of a worker in order of arrival, which is the order of its clocks."""
         for clock in sorted(self._by_clock):
-            for _, request in self._by_clock[clock].get(worker, ()):
-                yield request
+            yield from self._by_clock[clock].get(worker, ())
 
     def all(self) -> list[A]:
-        """Return the adds of all workers in order of arrival."""
+        """Return the adds of all workers, by clock and by worker."""
         return [request for _, _, request in self.snapshot()]
 
     def merge(self, clock: int, worker: int, merge: Callable[[list[A]], Sequence[A]]) -> None:
-        """Replace a worker's adds of one clock with the result of ``merge``: at least one add, and no more than before.
-
-        They take the places of the first ones in the order of arrival.
-        """
+        """Replace a worker's adds of one clock with the result of ``merge``: at least one, and no more than before."""
         entries = self._by_clock.get(clock, {}).get(worker)
         if not entries:
             return
-        merged = merge([request for _, request in entries])
+        merged = merge(entries)
         if not 1 <= len(merged) <= len(entries):
             raise InternalError(
                 f"merged adds of worker {worker} at clock {clock}: expected 1 to {len(entries)}, given {len(merged)}"
             )
-        entries[:] = [(arrival, request) for (arrival, _), request in zip(entries, merged, strict=False)]
+        entries[:] = merged
 
     def clear(self) -> list[A]:
-        """Remove and return all adds, in order of arrival."""
+        """Remove and return all adds."""
         return self.take(self.end())
 
     def snapshot(self) -> list[tuple[int, int, A]]:
-        """Return (clock, worker, add) in order of arrival, for :meth:`restore`."""
-        entries = [
-            (arrival, clock, worker, request)
-            for clock, by_worker in self._by_clock.items()
-            for worker, of_worker in by_worker.items()
-            for arrival, request in of_worker
+        """Return (clock, worker, add), by clock and by worker, for :meth:`restore`."""
+        return [
+            (clock, worker, request)
+            for clock, by_worker in sorted(self._by_clock.items())
+            for worker, of_worker in sorted(by_worker.items())
+            for request in of_worker
         ]
-        entries.sort(key=_arrival)
-        return [(clock, worker, request) for _, clock, worker, request in entries]
 
     def restore(self, state: Iterable[tuple[int, int, A]]) -> None:
         """Restore a :meth:`snapshot`."""

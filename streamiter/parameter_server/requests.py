@@ -146,6 +146,13 @@ class CreateRequest(Request[bool]):
 
 
 @dataclass(slots=True)
+class Describe(Request[Matrix | None]):
+    """Ask for the settings of a matrix. Reply: the ``Matrix``, without initial values, or None if it does not exist."""
+
+    matrix: str
+
+
+@dataclass(slots=True)
 class ForgetRequest(Request[None]):
     """Drop a matrix that other shards could not make. Reply: None."""
 

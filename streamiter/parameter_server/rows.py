@@ -8,7 +8,7 @@ what each call of a client means for it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar, final
@@ -34,6 +34,7 @@ from streamiter.parameter_server.requests import (
     AddRequest,
     AggregateRequest,
     CreateRequest,
+    Describe,
     ForgetRequest,
     GetPart,
     GetReply,
@@ -56,30 +57,33 @@ _KINDS_FOR_FLOATS: Final = "iubf"
 class MatrixDirectory:
     """The matrices that are known in this process: shared by a server and its clients."""
 
-    def __init__(
-        self, links: Sequence[ShardLink], look_up: Callable[[str], Awaitable[Matrix | None]] | None = None
-    ) -> None:
-        """``look_up`` asks the shards for a matrix, if matrices may be made in other processes."""
+    def __init__(self, links: Sequence[ShardLink]) -> None:
         self._links = links
-        self._look_up = look_up
         self._matrices: dict[str, tuple[Matrix, MatrixPartitioning]] = {}
 
     def names(self) -> list[str]:
         """Return the names of all matrices, in the order they were made."""
         return list(self._matrices)
 
+    def names_on(self, shard: int) -> list[str]:
+        """Return the names of the matrices of which this shard has blocks."""
+        return [
+            name for name, (_, made) in self._matrices.items() if any(block.shard == shard for block in made.blocks)
+        ]
+
     def matrix(self, name: str) -> Matrix:
         """Return the settings of a matrix that is known here."""
         return self._matrices[name][0]
 
     async def find(self, name: str) -> tuple[Matrix, MatrixPartitioning]:
-        """Return a matrix and its partitioning; raises UnknownMatrix."""
-        found = self._matrices.get(name)
-        if found is None and self._look_up is not None and (matrix := await self._look_up(name)) is not None:
-            found = self._matrices[name] = (matrix, MatrixPartitioning(matrix, len(self._links)))
-        if found is None:
-            raise unknown_matrix(name, self._matrices)
-        return found
+        """Return a matrix, which may have been made in another process, and its partitioning; raises UnknownMatrix."""
+        if (found := self._matrices.get(name)) is not None:
+            return found
+        for link in self._links:
+            if (matrix := await _sent(link, Describe(name))) is not None:
+                found = self._matrices[name] = (matrix, MatrixPartitioning(matrix, len(self._links)))
+                return found
+        raise unknown_matrix(name, self._matrices)
 
     async def create(self, matrix: Matrix) -> None:
         """Make a matrix on the shards that get blocks of it; nothing happens if it exists with the same settings."""

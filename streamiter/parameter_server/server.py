@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast, final
@@ -20,12 +20,14 @@ from streamiter.numbers import positive, whole_number
 from streamiter.operators.operator import ServiceWorker
 from streamiter.parameter_server.calls import Call, Heartbeats, OnBack, ShardLink, SilenceWatch, WaitingReply
 from streamiter.parameter_server.client import Client, Server
+from streamiter.parameter_server.divided import DividedShards
 from streamiter.parameter_server.matrix import unknown_matrix
 from streamiter.parameter_server.matrix_shard import MatrixStatistics
 from streamiter.parameter_server.psf.function import GetFunction, Result, UpdateFunction
 from streamiter.parameter_server.requests import (
     AbandonBarrier,
     FailWaiting,
+    JoinRequest,
     LeaveRequest,
     Request,
     ResetRequest,
@@ -117,6 +119,8 @@ class ParameterServer(Server):
         if heartbeat_timeout_s is not None and on == "process":  # On Ray the shards note the heartbeats.
             self._heartbeats = Heartbeats(self._clock, heartbeat_timeout_s)
             self._silence = SilenceWatch(self._clock, self._heartbeats, self._remove_silent)
+        self._divided: DividedShards | None = None
+        """The shards of this process, if several processes run the flow that uses the server."""
         self._flow: str | None = None
         """The flow that uses the server now."""
         self._interrupted: str | None = None
@@ -198,8 +202,8 @@ class ParameterServer(Server):
 
     async def reset(self) -> None:
         """Set all clocks of all workers to 0. Parameters stay; waiting calls fail with ServerReset."""
-        self._check_open()
-        await self._ask_all(ResetRequest(tuple(self._clients)))
+        self._check_whole()
+        await self._ask_own(ResetRequest(tuple(self._clients)))
         for client in self._clients.values():
             client.go_back({})
 
@@ -211,7 +215,7 @@ class ParameterServer(Server):
         Each call of a worker of this process is in the snapshot on all shards, or on none. A call of a worker in
         another process that is under way may be in the snapshot on some of its shards only.
         """
-        self._check_open()
+        self._check_whole()
         return merged([thawed(state, self._plain_data) for state in await self._hosting.take_states()])
 
     async def restore(self, state: ServerState) -> None:
@@ -219,7 +223,7 @@ class ParameterServer(Server):
 
         A matrix that is not made yet takes over its state when it is made.
         """
-        self._check_open()
+        self._check_whole()
         if not is_state(state):
             raise ParameterServerError(
                 f"{self.name}, restore: expected a result of snapshot(), given {shortened(state)}"
@@ -227,7 +231,7 @@ class ParameterServer(Server):
         await self._restore(state, self._clients)
 
     async def _restore(self, state: ServerState, workers: Iterable[int]) -> None:
-        await self._ask_all(RestoreState(state, tuple(workers)))
+        await self._ask_own(RestoreState(state, tuple(workers)))
         for worker, client in self._clients.items():
             client.go_back({name: clock_in(matrix["clocks"], worker) for name, matrix in state["matrices"].items()})
 
@@ -235,8 +239,8 @@ class ParameterServer(Server):
         """Return the statistics of all shards."""
         return ParameterServerStatistics(self.name, tuple(self._clients), self._hosting.statistics())
 
-    async def _ask_all(self, request: Request[R]) -> list[R]:
-        return await Call([link.send(request) for link in self._links], list)
+    async def _ask_own(self, request: Request[R]) -> list[R]:
+        return await Call([link.send(request) for link in self._own_links], list)
 
     # -- in a flow: see streamiter.operators.operator ---------------------------------------------------
 
@@ -246,10 +250,41 @@ class ParameterServer(Server):
         count = len(self._links)
         return f"{count} shard{'s' if count > 1 else ''} {self._hosting.drawn_as}"
 
+    def divide(self, own: int, processes: int, send: Callable[..., None]) -> None:
+        """Keep the shards of process ``own``; ``send`` sends messages to the others, whose ``received`` takes them."""
+        if not isinstance(self._hosting, InProcess) or self._divided is not None:
+            raise ConfigurationError(
+                f"{self.name}: expected a new server with its shards in the processes of the flow, given one "
+                f"{'that a run has used' if self._divided else self._hosting.drawn_as}; make a new one without on="
+            )
+        self._divided = DividedShards(self._directory, self._hosting.shards, own, processes, send)
+
+    def received(self, process: int, *contents: Any) -> None:
+        """Take a message of this server in another process."""
+        assert self._divided is not None
+        self._divided.received(process, *contents)
+
+    def _check_whole(self) -> None:
+        self._check_open()
+        if self._divided is not None:
+            raise ParameterServerError(
+                f"{self.name}: expected all shards in this process, given a flow that runs in several processes; its "
+                "checkpoints have the states of all shards"
+            )
+
+    @property
+    def _own_links(self) -> Sequence[ShardLink]:
+        """The links to the shards that this process takes states of."""
+        return self._links if self._divided is None else self._divided.here
+
     async def begin_job(
-        self, flow: str, workers: int, state: ServerState | None, *, has_checkpoints: bool
+        self, flow: str, workers: int, states: Sequence[ServerState], *, here: Sequence[int], has_checkpoints: bool
     ) -> list[ServiceWorker]:
-        """A flow with so many workers on this server begins, from ``state`` unless it is None; return its workers."""
+        """A flow with so many workers on this server begins; return the workers ``here``, those of this process.
+
+        It begins from ``states``, the parts of a checkpoint, if there are any.
+        """
+        state = merged(states) if states else None
         self._check_open()
         if self._snapshots is not None:
             raise ConfigurationError(
@@ -268,7 +303,13 @@ class ParameterServer(Server):
             )
         self._flow = flow
         try:
-            clients = [Server._make_client(self, worker) for worker in range(workers)]  # None of them is ever silent.
+            if self._divided is not None:
+                # Each process lets all workers join on its own shards: a message might come before a restored state.
+                for worker in range(workers):
+                    for shard in self._divided.here:
+                        shard.handle(JoinRequest(worker))
+            # None of the clients is ever silent.
+            clients = [Server._make_client(self, worker, joins=self._divided is None) for worker in here]
             for client in clients:
                 await client.join()
             # The state is read now: a matrix that is made later takes it over when its store is closed.
@@ -281,10 +322,10 @@ class ParameterServer(Server):
 
     def checkpoint_begins(self, checkpoint: int) -> None:
         """A checkpoint begins: ask the shards for their states at its barrier."""
-        self._taking[checkpoint] = [link.send(TakeState(checkpoint)) for link in self._links]
+        self._taking[checkpoint] = [link.send(TakeState(checkpoint)) for link in self._own_links]
 
-    async def take_state(self, checkpoint: int) -> ServerState:
-        """Return the state of all shards at the barrier of a checkpoint."""
+    async def take_state(self, checkpoint: int) -> ServerState | None:
+        """Return the state of all shards at the barrier of a checkpoint: of those of this process; None without any."""
         states = await Call(self._taking[checkpoint], list)
         del self._taking[checkpoint]
         if any(state is None for state in states):
@@ -292,11 +333,11 @@ class ParameterServer(Server):
                 f"{self.name}: expected its state at the barrier of checkpoint {checkpoint}, given a server that was "
                 "closed, reset or restored before all workers had passed it"
             )
-        return merged(states)
+        return merged(states) if states else None
 
     def checkpoint_abandoned(self, checkpoint: int) -> None:
         """A checkpoint is abandoned: have the shards apply the requests that they hold for it."""
-        for link in self._links:
+        for link in self._own_links:
             link.send(AbandonBarrier(checkpoint))
         for reply in self._taking.pop(checkpoint, ()):
             # While a state is frozen, its block copies the numbers that change.
@@ -310,6 +351,8 @@ class ParameterServer(Server):
         if self._flow is not None:
             self._interrupted = None if went_well else self._flow
             self._flow = None
+        if self._divided is not None:
+            self._divided.close()
         for client in list(self._clients.values()):
             with suppress(ShardLost):  # A lost shard has forgotten its workers.
                 await client.leave("its flow has ended")
@@ -324,7 +367,7 @@ class ParameterServer(Server):
         if self._silence is not None:
             self._silence.stop()
         with suppress(ParameterServerError):  # On a lost shard no call waits.
-            await self._ask_all(FailWaiting(f"a server ({self.name}) that was closed meanwhile"))
+            await self._ask_own(FailWaiting(f"a server ({self.name}) that was closed meanwhile"))
         for client in list(self._clients.values()):
             client.left("the server was closed")
         self._clients.clear()
@@ -364,7 +407,8 @@ class InProcess:
     """Shards in this process: each shard is its own link, and nothing is copied."""
 
     def __init__(self, count: int) -> None:
-        self._shards = [Shard(number) for number in range(count)]
+        self.shards: list[ShardLink] = [Shard(number) for number in range(count)]
+        """All clients share this list. In a flow in several processes, links replace the shards of the others."""
 
     @property
     def drawn_as(self) -> str:
@@ -373,16 +417,16 @@ class InProcess:
     def links(
         self, client: str, worker: int | None = None, on_back: OnBack = lambda clocks: None
     ) -> Sequence[ShardLink]:
-        return self._shards
+        return self.shards
 
     def release(self, worker: int) -> None:
         pass
 
     def statistics(self) -> tuple[ShardStatistics, ...]:
-        return tuple(shard.statistics() for shard in self._shards)
+        return tuple(shard.statistics() for shard in self.shards if isinstance(shard, Shard))
 
     async def take_states(self) -> list[ServerState]:
-        states = [shard.handle(TakeState()) for shard in self._shards]
+        states = [shard.send(TakeState()) for shard in self.shards]
         return cast("list[ServerState]", states)  # Each shard answers at once.
 
     async def close(self) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import OutOfTurn, ParameterServerError, ServerReset, StreamiterError, WorkerHasLeft
 from streamiter.parameter_server.calls import AnyReply, WaitingReply
 from streamiter.parameter_server.consistency import ProgressTracker
-from streamiter.parameter_server.matrix import unknown_matrix
+from streamiter.parameter_server.matrix import Matrix, unknown_matrix
 from streamiter.parameter_server.matrix_shard import MatrixShard, MatrixStatistics
 from streamiter.parameter_server.requests import (
     AbandonBarrier,
@@ -25,6 +25,7 @@ from streamiter.parameter_server.requests import (
     ArriveRequest,
     ClockRequest,
     CreateRequest,
+    Describe,
     FailWaiting,
     ForgetRequest,
     GetRequest,
@@ -99,6 +100,7 @@ class Shard:
             UpdateRequest: self._hold_or_apply,
             AggregateRequest: self.apply,
             CreateRequest: self._create,
+            Describe: self._describe,
             ForgetRequest: self._forget,
             JoinRequest: self._join,
             RaiseRequest: self._raise,
@@ -166,6 +168,11 @@ class Shard:
             made.initialize()
         self.matrices[matrix.name] = made
         return True
+
+    def _describe(self, request: Describe) -> Matrix | None:
+        # Initial values may be as large as the matrix.
+        found = self.matrices.get(request.matrix)
+        return None if found is None else replace(found.matrix, init=0.0)
 
     def _forget(self, request: ForgetRequest) -> None:
         if (made := self.matrices.pop(request.matrix, None)) is not None:

@@ -10,7 +10,7 @@ kind  name     body
                of the layout; the records; the origin in msgpack, if there is one
 2     CONTROL  a control record as plain data, in msgpack
 3     TAKEN    the numbers of :class:`Taken`
-4     MESSAGE  u8 encoding; a value
+4     MESSAGE  u8 encoding; a value, with PLAIN at the next multiple of 16
 5     CLOSE    empty
 ====  =======  ==================================================================================================
 
@@ -64,6 +64,8 @@ _PLAIN: Final = 1
 _ARRAYS: Final = 2
 _LETTERS: Final = 3
 _OUTGOING: Final = 4
+
+_PLAIN_MESSAGE: Final = bytes((_PLAIN,)) + bytes(15)
 
 # The common dtypes in this machine's byte order. Their characters mean the same on all 64-bit machines but Windows.
 _DTYPES: Final = {char: np.dtype(char) for char in "?bBhHiIlLqQefdFD"}
@@ -198,11 +200,16 @@ class FrameEncoding:
         """Return the body of a message in pieces. Raises ``PlainDataError`` for a value that is not plain data."""
         if (packed := self._packed(message)) is not None:
             return [bytes((_MSGPACK,)), packed]
-        return [bytes((_PLAIN,)), *self._plain_data.parts(message, name="message")]
+        return [_PLAIN_MESSAGE, *self._plain_data.parts(message, name="message")]
 
     def decode_message(self, body: memoryview) -> PlainValue:
-        """Return the value of a message. Raises ``PlainDataError`` or ``msgspec.DecodeError``."""
-        return self._unpack(body[1:]) if body[0] == _MSGPACK else self._plain_data.decode(body[1:])
+        """Return the value of a message. Raises ``PlainDataError`` or ``msgspec.DecodeError``.
+
+        Large arrays stay in ``body`` if it is writable memory.
+        """
+        return (
+            self._unpack(body[1:]) if body[0] == _MSGPACK else self._plain_data.decode_in(body[len(_PLAIN_MESSAGE) :])
+        )
 
     def _packed(self, value: PlainValue) -> bytes | None:
         """Return the msgpack of a value; None if msgpack does not keep its types."""

@@ -106,7 +106,9 @@ class Job:
         self._encodings = planner.encodings
         # Process 0 starts, decides and commits.
         checkpoints = self._checkpoints = None if number else checkpoints_of(flow, self._tasks, options)
-        self._services = JobServices(flow, self._tasks, plain_data=plain_data, has_checkpoints=checkpoints is not None)
+        self._services = JobServices(
+            flow, steps, self._tasks, own, plain_data=plain_data, has_checkpoints=options.checkpoints is not None
+        )
         self._barriers.watch(self._tasks, self._services, self._checkpoint_abandoned)
         tasks_of_all = own.placement.tasks
         self._checkpointer = (
@@ -222,6 +224,8 @@ class Job:
         """Open services, then tasks, then feedback through topics: each needs the ones before it."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._services.open(states), name=f"open services of {self.flow}")
+        if self._services and self._meeting is not None:
+            await self._meeting.reach("all services are open")
         async with asyncio.TaskGroup() as group:
             for task in self._tasks:
                 state = None if states is None else states.get(task.name)
@@ -515,6 +519,9 @@ class Job:
                 name = f"checkpoints of {self.flow}"
                 meanwhile.append(group.create_task(self._keeper.run(), name=name))
             await asyncio.wait(running)
+            if self._services and self._meeting is not None:
+                # Until then, workers in other processes use the shards of this one.
+                await self._meeting.reach("all steps have ended")
             for feedback in self._topic_feedback:
                 await feedback.finish()
             if self._meeting is not None:

@@ -313,13 +313,9 @@ def _check_can_be_divided(flow: str, steps: Sequence[Step], traits: Mapping[Step
             f"several processes, given {processes}; raise the parallelism, or use fewer processes"
         )
     for step in steps:
-        kind = "a parameter server" if step.service is not None else None
         if any(edge.feedback_topic is not None for edge in step.inputs):
-            kind = "feedback through a topic"
-        if kind is not None:
             raise GraphError(
-                f"step {step.name!r}: expected a flow without parameter servers and feedback through topics in "
-                f"{processes} processes, given {kind}; "
-                f"{'run it in one process' if step.service else 'feed back in memory: leave feedback_through out'}",
+                f"step {step.name!r}: expected a flow without feedback through topics in {processes} processes, given "
+                "one; feed back in memory: leave feedback_through out",
                 where=step.where,
             )

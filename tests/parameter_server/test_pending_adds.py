@@ -69,7 +69,7 @@ async def test_a_read_after_a_barrier_searches_few_of_the_workers_own_adds() -> 
         quick, slow = (server.client(worker=number) for number in range(2))
         server.checkpoint_begins(1)
         quick.pass_barrier(1)
-        [shard] = server._hosting._shards  # type: ignore[attr-defined]
+        [shard] = server._hosting.shards  # type: ignore[attr-defined]
         await quick.add("w", row=1, values=1.0)
         for number in range(1_000):
             await quick.add("w", row=0, columns=[number % 3, 999], values=1.0)

@@ -329,10 +329,9 @@ def too_many() -> Flow:
         (
             looped_through_topic,
             2,
-            r"step 'variable 0': expected a flow without .* and feedback through topics in 2 processes, given feedback "
-            r"through a topic; feed back in memory: leave feedback_through out \(at test_placement",
+            r"step 'variable 0': expected a flow without feedback through topics in 2 processes, given one; feed back "
+            r"in memory: leave feedback_through out \(at test_placement",
         ),
-        (served, 2, r"step 'served': expected a flow without parameter .*, given a parameter server; run it in one"),
     ],
 )
 def test_flows_that_cannot_be_divided_are_refused(build: Callable[[], Flow], processes: int, message: str) -> None:

@@ -10,22 +10,18 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar, final
 
 from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import OutOfTurn, ParameterServerError, RolledBack, ShardLost, StreamiterError
 from streamiter.parameter_server.calls import AnyReply, OnBack, highest_clocks
-from streamiter.parameter_server.matrix_shard import clock_function, init_functions
+from streamiter.parameter_server.divided import importable
 from streamiter.parameter_server.ray.host import GoBack, RayAddress, Untyped, client_name, imported_ray
 from streamiter.parameter_server.requests import (
-    AddRequest,
-    AggregateRequest,
     Changes,
     ClientMessage,
     ClockRequest,
-    CreateRequest,
     GetReply,
     JoinRequest,
     NextChanges,
@@ -34,14 +30,12 @@ from streamiter.parameter_server.requests import (
     Request,
     SessionControl,
     SessionId,
-    UpdateRequest,
     rolled_back,
 )
 from streamiter.parameter_server.snapshots import SnapshotEvery
 from streamiter.parameter_server.transport import RemoteLink
 
 R = TypeVar("R")
-Q = TypeVar("Q", bound=Request[object])
 
 
 # A worker is alive even if two heartbeats in a row are late by as much again.
@@ -485,22 +479,3 @@ class RayCarrier:
     def under_way(self) -> set[asyncio.Task[None]]:
         """The calls that the host has not answered yet."""
         return set(self._calls)
-
-
-def importable(request: Q) -> Q:
-    """Return a request whose functions another process can import, by name.
-
-    Raises ConfigurationError for a function that cannot be imported, such as a lambda.
-    """
-    if isinstance(request, UpdateRequest) and (update := request.function) is not None:
-        return replace(request, function=update.require_importable().without_arrays())
-    if isinstance(request, AggregateRequest) and (aggregate := request.function) is not None:
-        return replace(request, function=aggregate.require_importable().without_arrays())
-    if isinstance(request, AddRequest) and request.update is not None:
-        return replace(request, update=importable(request.update))
-    if isinstance(request, CreateRequest):
-        matrix, on_clock = request.matrix, clock_function(request.matrix)
-        init = [function.require_importable() for function in init_functions(matrix)] or matrix.init
-        importable_on_clock = None if on_clock is None else on_clock.require_importable()
-        return replace(request, matrix=replace(matrix, init=init, on_clock=importable_on_clock))
-    return request

@@ -23,10 +23,10 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import SystemClock
 from streamiter.errors import ConfigurationError, ParameterServerError, ShardLost
 from streamiter.parameter_server.calls import WaitingReply, until_settled
-from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.requests import (
     ClientMessage,
     CreateRequest,
+    Describe,
     FailWaiting,
     ForgetRequest,
     JoinRequest,
@@ -204,13 +204,6 @@ class GenerationStart:
 
 
 @dataclass(slots=True)
-class Describe(Request[Matrix | None]):
-    """Ask for the settings of a matrix. Reply: the ``Matrix``, or None if it does not exist."""
-
-    matrix: str
-
-
-@dataclass(slots=True)
 class Restore(Request[None]):
     """Go back to a state of all shards, as ``RestoreState``, but once for each ``identity``. Reply: None."""
 
@@ -307,7 +300,6 @@ class ShardHost:
         old = self._sessions
         snapshots = NumberedSnapshots(self._take_snapshot, start.snapshot) if self._takes_snapshots else None
         self._shard = shard = Shard(self._number, snapshots)
-        shard.extend(Describe, self._describe)
         shard.extend(Restore, self._restore)
         if self._takes_snapshots:
             shard.extend(ResetRequest, self._reset)
@@ -421,10 +413,6 @@ class ShardHost:
             client_name(worker): {name: matrix.model.tracker.get_progress(worker) for name, matrix in matrices.items()}
             for worker in self._shard.workers
         }
-
-    def _describe(self, request: Describe) -> Matrix | None:
-        found = self._shard.matrices.get(request.matrix)
-        return None if found is None else found.matrix
 
     def _wake(self) -> None:
         """Wake the calls that wait for a generation, a snapshot or the end."""

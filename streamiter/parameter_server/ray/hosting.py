@@ -23,7 +23,6 @@ from streamiter.parameter_server.client import Server
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
 from streamiter.parameter_server.ray.connection import ConnectionLink, Connections, ShardConnections, ended
 from streamiter.parameter_server.ray.host import (
-    Describe,
     GenerationStart,
     HostProcess,
     RayAddress,
@@ -445,7 +444,7 @@ class RemoteServer(Server):
     def __init__(self, address: RayAddress, *, clock: Clock | None = None) -> None:
         self._connections = Connections(address, clock or SystemClock())
         self._links = self._connections.open(f"directory {uuid.uuid4().hex}").links
-        super().__init__(address.name, MatrixDirectory(self._links, look_up=self._look_up))
+        super().__init__(address.name, MatrixDirectory(self._links))
 
     def _links_of(self, worker: int, on_back: OnBack) -> Sequence[ShardLink]:
         return self._connections.open(f"worker {worker}", worker, on_back).links
@@ -453,14 +452,6 @@ class RemoteServer(Server):
     def _client_left(self, worker: int) -> None:
         super()._client_left(worker)
         self._connections.close(worker)
-
-    async def _look_up(self, name: str) -> Matrix | None:
-        """Ask the shards for a matrix that another process has made."""
-        for link in self._links:
-            matrix: Matrix | None = await link.send(Describe(name))
-            if matrix is not None:
-                return matrix
-        return None
 
     async def close(self) -> None:
         """Make all workers of this process leave. May be called more than once."""

@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import SnapshotPart, StepState
@@ -29,6 +29,7 @@ from streamiter.records import CheckpointBarrier
 from streamiter.runtime.checkpointing.other_processes import OtherProcesses
 from streamiter.runtime.checkpointing.task_barriers import (
     SERVICE,
+    AlignmentOfProcesses,
     BarrierTrigger,
     CheckAlignment,
     CheckpointAbandoned,
@@ -37,8 +38,12 @@ from streamiter.runtime.checkpointing.task_barriers import (
     encode_part,
     release_parts,
 )
+from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import FailuresOf
 from streamiter.runtime.task import Task
+
+if TYPE_CHECKING:
+    from streamiter.runtime.plan import OwnProcess
 
 TakenParts = dict[str, list[SnapshotPart]]
 """The parts that each task has given, by the name of the task."""
@@ -80,6 +85,8 @@ class Barriers:
         self._runs_elsewhere = self._suspended_elsewhere = False
         self._tasks: Sequence[Task] = ()
         self._services: JobServices | None = None
+        self._kept: JobServices | None = None
+        """The services whose state belongs to the checkpoints; None for none."""
         self._on_abandoned: Callable[[int], None] = lambda checkpoint: None
         self._next = FIRST_CHECKPOINT
         self._pending: _Pending | None = None
@@ -91,6 +98,10 @@ class Barriers:
         self._tasks = tasks
         self._services = services
         self._on_abandoned = on_abandoned
+
+    def keep_services(self) -> None:
+        """From now on, the state of services belongs to the checkpoints that process 0 begins."""
+        self._kept = self._services
 
     def number_after(self, checkpoint: int) -> None:
         """Give the next barriers numbers above that of an existing checkpoint."""
@@ -130,20 +141,18 @@ class Barriers:
         if self._pending is not None:
             # A second barrier in a loop would end the feedback log of the one before it.
             await self._until_passed(self._pending, due_s)
-        services = self._services if keeps_state else None
+        services = self._kept = self._services if keeps_state else None
         if services:
             await self._align_workers(services, self._sooner(due_s, stand_still_timeout_s))
         barrier = CheckpointBarrier(self._next, suspend=suspend)
         self._next += 1
         on_begin()
-        if services:
-            services.begin_checkpoint(barrier.checkpoint)
         self._runs_elsewhere = False
         pending = self._begin(barrier.checkpoint)
         pending.waiting_for = {**dict.fromkeys(self._others.names), **pending.waiting_for}
         self._others.send_barrier(barrier)
         self.start(barrier)
-        parts = await self.collect(due_s, services)
+        parts = await self.collect(due_s)
         self._suspended_elsewhere = suspend and self._runs_elsewhere
         return parts
 
@@ -161,9 +170,11 @@ class Barriers:
         if pending is None or pending.checkpoint != checkpoint:
             running = dict.fromkeys(task.name for task in self._tasks if not task.ended)
             pending = self._pending = _Pending(checkpoint, running)
+            if self._kept:
+                self._kept.begin_checkpoint(checkpoint)
         return pending
 
-    async def collect(self, due_s: float | None = None, services: JobServices | None = None) -> TakenParts:
+    async def collect(self, due_s: float | None = None) -> TakenParts:
         """Return the state of all tasks, which the caller releases, when the barrier has passed them."""
         pending = self._pending
         assert pending is not None
@@ -172,8 +183,8 @@ class Barriers:
             for task in self._tasks:
                 if task.name not in pending.parts:
                     pending.parts[task.name] = await task.barriers.parts()
-            if services:
-                pending.parts.update(await services.parts(pending.checkpoint))
+            if self._kept:
+                pending.parts.update(await self._kept.parts(pending.checkpoint))
         except BaseException:
             self._abandon(pending)
             raise
@@ -304,18 +315,66 @@ def service_key(name: str) -> str:
 class JobServices:
     """All services of one job. Each subtask of a step with a service is a worker; workers are numbered by step."""
 
-    def __init__(self, flow: str, tasks: Sequence[Task], *, plain_data: PlainData, has_checkpoints: bool) -> None:
+    def __init__(
+        self,
+        flow: str,
+        steps: Sequence[Step],
+        tasks: Sequence[Task],
+        own: OwnProcess,
+        *,
+        plain_data: PlainData,
+        has_checkpoints: bool,
+    ) -> None:
         self._flow = flow
+        self._own = own
         self._plain_data = plain_data
         self._has_checkpoints = has_checkpoints
-        self._tasks: dict[Service, list[Task]] = {}
-        for task in tasks:
-            if (service := task.first.step.service) is not None:
-                self._tasks.setdefault(service, []).append(task)
-        self._alignments = {service: ClockAlignment() for service in self._tasks}
+        self._tasks: dict[Service, dict[int, Task]] = {}
+        """By service: the tasks of this process, by the number of the worker."""
+        self._workers: dict[Service, int] = {}
+        """The number of workers in all processes."""
+        by_name = {task.name: task for task in tasks}
+        for step in steps:
+            if (service := step.service) is not None:
+                first = self._workers.get(service, 0)
+                self._workers[service] = first + step.parallelism
+                here = self._tasks.setdefault(service, {})
+                for subtask in range(step.parallelism):
+                    if (task := by_name.get(f"{step.name}[{subtask}]")) is not None:
+                        here[first + subtask] = task
+        _check_names(flow, list(self._tasks), steps)
+        self._alignments: dict[Service, ClockAlignment] = {}
+        self._of_processes: dict[Service, AlignmentOfProcesses] = {}
+        """In process 0 only."""
+        for service in self._tasks:
+            self._connect(service)
         self._begun: list[Service] = []
         """The services that serve this job. A service that has refused the job may serve another job."""
-        _check_names(flow, list(self._tasks), tasks)
+
+    def _connect(self, service: Service) -> None:
+        """Connect the parts of a service, and of its alignment, in all processes."""
+        messages, own, processes = self._own.messages, self._own.number, self._own.placement.processes
+        to_service, to_alignment = f"service {service.name}", f"clocks of {service.name}"
+        if messages is not None:
+            service.divide(own, processes, lambda process, *contents: messages.send(process, to_service, *contents))
+            messages.handle(to_service, service.received)
+        if own:
+            assert messages is not None
+            alignment = ClockAlignment(partial(messages.send, 0, to_alignment))
+            messages.handle(to_alignment, lambda process, *contents: alignment.told(*contents))
+        else:
+
+            def tell(*contents: Any) -> None:
+                for process in range(1, processes):
+                    assert messages is not None
+                    messages.send(process, to_alignment, *contents)
+                alignment.told(*contents)
+
+            together = self._of_processes[service] = AlignmentOfProcesses(processes, tell)
+            alignment = ClockAlignment(partial(together.reported, 0))
+            if messages is not None:
+                messages.handle(to_alignment, together.reported)
+        self._alignments[service] = alignment
 
     def __bool__(self) -> bool:
         return bool(self._tasks)
@@ -332,12 +391,14 @@ class JobServices:
     async def open(self, states: Mapping[str, PlainValue] | None) -> None:
         """Start the services before the tasks are opened. ``states``: the restored states, if there are any."""
         for service, tasks in self._tasks.items():
-            state = None if states is None else states.get(service_key(service.name))
-            with FailuresOf(tasks[0].first.step.name):
-                workers = await service.begin_job(self._flow, len(tasks), state, has_checkpoints=self._has_checkpoints)
+            given = () if states is None else states.get(service_key(service.name), ())
+            with FailuresOf(service.name if not tasks else next(iter(tasks.values())).first.step.name):
+                workers = await service.begin_job(
+                    self._flow, self._workers[service], given, here=list(tasks), has_checkpoints=self._has_checkpoints
+                )
             self._begun.append(service)
             alignment = self._alignments[service]
-            for task, worker in zip(tasks, workers, strict=True):
+            for task, worker in zip(tasks.values(), workers, strict=True):
                 alignment.add(task.name, worker, partial(task.post, CheckAlignment()))
                 task.serve_with(worker, alignment, keeps_last_state=self._has_checkpoints)
 
@@ -365,17 +426,20 @@ class JobServices:
     # -- checkpoints -----------------------------------------------------------------------------------
 
     async def stop_reading(self) -> None:
-        """Wait until the workers of each service are at the same clock. Then they read no more until a barrier."""
-        for event in [alignment.seek() for alignment in self._alignments.values()]:
+        """Wait until all workers of each service are at the same clock. Then they read no more until a barrier.
+
+        Called in process 0, for all processes.
+        """
+        for event in [alignment.seek() for alignment in self._of_processes.values()]:
             await event.wait()
 
     def tasks_behind(self) -> list[str]:
         """Return the tasks that others wait for at a clock."""
-        return [task for alignment in self._alignments.values() for task in alignment.behind()]
+        return [task for alignment in self._of_processes.values() for task in alignment.behind()]
 
     def resume_reading(self) -> None:
         """Let workers that have stopped read again, because no barrier follows."""
-        for alignment in self._alignments.values():
+        for alignment in self._of_processes.values():
             alignment.give_up()
 
     def begin_checkpoint(self, checkpoint: int) -> None:
@@ -389,12 +453,17 @@ class JobServices:
             service.checkpoint_abandoned(checkpoint)
 
     async def parts(self, checkpoint: int) -> dict[str, list[SnapshotPart]]:
-        """Return the state of each service at this checkpoint, after all workers have passed its barrier."""
+        """Return the state of each service at this checkpoint, after all workers have passed its barrier.
+
+        It has the part of each service that is in this process, with the number of the process in its name.
+        """
         parts: dict[str, list[SnapshotPart]] = {}
         try:
             for service in self._tasks:
                 state = await service.take_state(checkpoint)
-                name = PartName(SERVICE, service.name, 0)
+                if state is None:
+                    continue
+                name = PartName(SERVICE, service.name, self._own.number)
                 parts[service_key(service.name)] = [encode_part(name, state, self._plain_data)]
         except BaseException:
             release_parts(part for of_service in parts.values() for part in of_service)
@@ -405,12 +474,12 @@ class JobServices:
         return {service.name: service.statistics() for service in self._tasks}
 
 
-def _check_names(flow: str, services: Sequence[Service], tasks: Sequence[Task]) -> None:
-    steps = {instance.step.name: instance.step for task in tasks for instance in task.instances}
+def _check_names(flow: str, services: Sequence[Service], steps: Sequence[Step]) -> None:
+    names = {step.name for step in steps}
     seen: dict[str, Service] = {}
     for service in services:
-        if service.name in seen or service.name in steps:
-            other = "a step" if service.name in steps else "another one"
+        if service.name in seen or service.name in names:
+            other = "a step" if service.name in names else "another one"
             raise GraphError(
                 f"flow {flow!r}: expected a name of its own for each parameter server, given {service.name!r}, which "
                 f"{other} has; give ParameterServer(name=…)"

@@ -438,7 +438,7 @@ def snapshot_in_memory(taken: TakenParts, plain_data: PlainData) -> JobSnapshot:
             pieces = [list(map(plain_data.decode, held_in_memory(deferred))) for deferred in part.deferred]
             states[part.name] = plain_data.decode_state(part.content, pieces.__getitem__)
         if (name := PartName.of(next(iter(states)))).kind == SERVICE:
-            snapshot[task] = states[str(name)]
+            snapshot[task] = [states[str(name)]]
             continue
         steps = [name.step for name in map(PartName.of, states) if name.kind == STEP]
         head, _, subtask = task.removesuffix("]").rpartition("[")

@@ -88,6 +88,7 @@ class Follower:
                 "start all processes with the same options"
             )
         self._run_id = run
+        self._barriers.keep_services()
         self._store = store_at(self._settings.store)
         await self._store.follow(self._flow, run, self._process)
         if chosen is None:

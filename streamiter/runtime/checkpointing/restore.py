@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from streamiter.checkpoints.flow_record import CommitPointer
 from streamiter.checkpoints.plain_data import PlainData
@@ -184,13 +184,11 @@ async def states_of_tasks(
 
     names = [name for name in map(PartName.of, stored.part_names()) if name.step not in dropped]
     own = {(instance.step.name, task.first.subtask) for task in tasks for instance in task.instances}
-    own |= {(task.first.step.service.name, 0) for task in tasks if task.first.step.service is not None}
-    await read(name for name in names if (name.step, name.subtask) in own)
-    services = {
-        f"{part.kind} {part.step}": states.pop(name)
-        for name in list(states)
-        if (part := PartName.of(name)).kind == SERVICE
-    }
+    await read(name for name in names if name.kind == SERVICE or (name.step, name.subtask) in own)
+    services: dict[str, Any] = {}
+    # Each process of the old run has given a part; the numbers of the processes make the order the same for all.
+    for part in sorted(name for name in names if name.kind == SERVICE):
+        services.setdefault(f"{part.kind} {part.step}", []).append(states.pop(str(part)))
     is_same = has_same_tasks(OldJob.from_states(stored.header, states), tasks) and tasks_of_all == sum(
         name.kind == TASK for name in names
     )

@@ -306,34 +306,51 @@ class _Member:
 
 @final
 class ClockAlignment:
-    """The alignment for one service of a job. Each task asks it after every batch, and workers report every clock."""
+    """The alignment for one service in one process. Tasks ask it after every batch, and workers report every clock.
 
-    def __init__(self) -> None:
+    What happens is reported to the :class:`AlignmentOfProcesses`, which tells all processes of the highest clocks.
+    """
+
+    def __init__(self, report: Callable[[int, Mapping[str, int], list[str]], None]) -> None:
+        """``report`` takes the number of the alignment, the highest clocks, and the tasks that have not stopped."""
+        self._report = report
         self._members: dict[str, _Member] = {}
+        self._number = 0
         self._furthest: dict[str, int] = {}
+        self._reported: tuple[dict[str, int], list[str]] | None = None
         self._is_aligning = False
-        self._all_stopped = asyncio.Event()
 
     def add(self, task: str, worker: ServiceWorker, call_again: Callable[[], None]) -> None:
         self._members[task] = _Member(task, worker, call_again)
         worker.call_when_further(lambda: self.further(task))
 
-    def seek(self) -> asyncio.Event:
-        """Start the alignment; the event is set when all tasks have stopped at the same clock."""
+    def told(self, number: int, clocks: Mapping[str, int] | None) -> None:
+        """Start the alignment with this number, or learn of the highest clocks of any process; None: it is over."""
+        if clocks is None:
+            self.give_up()
+        elif number != self._number:
+            self._number = number
+            self._seek()
+        elif self._is_aligning:
+            self._furthest |= {name: clock for name, clock in clocks.items() if clock > self._furthest.get(name, -1)}
+            for member in self._members.values():
+                if member.reading is _Reading.MOVING or (
+                    member.reading is _Reading.STOPPED and self._is_behind(member)
+                ):
+                    member.resume()
+            self._check()
+
+    def _seek(self) -> None:
         self._is_aligning = True
-        self._all_stopped.clear()
+        self._reported = None
         self._furthest = {}
         for member in self._members.values():
             member.reading = _Reading.MOVING
             self._note_clock(member)
-        if not self._furthest:  # No worker waits for another, so the barrier may reach each at any clock.
-            self._is_aligning = False
-            self._all_stopped.set()
-            return self._all_stopped
-        for member in self._members.values():
-            member.call_again()
+        if self._furthest:
+            for member in self._members.values():
+                member.call_again()
         self._check()
-        return self._all_stopped
 
     def stands_still(self, task: str) -> bool:
         """Return whether this task, which has just handled a batch, must stop reading."""
@@ -341,7 +358,8 @@ class ClockAlignment:
         if member is None:
             return False
         self._release_those_behind(member)
-        member.reading = _Reading.MOVING if self._is_behind(member) else _Reading.STOPPED
+        is_behind = not self._furthest or self._is_behind(member)
+        member.reading = _Reading.MOVING if is_behind else _Reading.STOPPED
         self._check()
         return member.reading is _Reading.STOPPED
 
@@ -349,6 +367,7 @@ class ClockAlignment:
         """The worker of this task has moved its clock, perhaps within a record, and may wait for those behind it."""
         if (member := self._unpassed(task)) is not None:
             self._release_those_behind(member)
+            self._check()
 
     def passed(self, task: str) -> None:
         """The barrier has passed this task: it continues."""
@@ -362,13 +381,14 @@ class ClockAlignment:
             self._check()
 
     def give_up(self) -> None:
-        """No barrier is sent: let all tasks continue."""
+        """No barrier is sent, or no worker waits for another: let all tasks continue."""
         if self._is_aligning:
             self._is_aligning = False
-            for member in self._members.values():
-                member.resume()
+            if self._furthest:
+                for member in self._members.values():
+                    member.resume()
 
-    def behind(self) -> list[str]:
+    def _behind(self) -> list[str]:
         """Return the tasks that delay the others: those at an earlier clock, or else those that have not stopped."""
         moving = [member for member in self._members.values() if member.reading is _Reading.MOVING]
         late = [member for member in moving if self._is_behind(member)]
@@ -399,5 +419,56 @@ class ClockAlignment:
         return any(member.clocks.get(name, 0) < clock for name, clock in self._furthest.items())
 
     def _check(self) -> None:
-        if all(member.reading is not _Reading.MOVING for member in self._members.values()):
+        now = dict(self._furthest), self._behind()
+        if now != self._reported:
+            self._reported = now
+            self._report(self._number, *now)
+
+
+@final
+class AlignmentOfProcesses:
+    """The alignment for one service in all processes, in process 0."""
+
+    def __init__(self, processes: int, tell: Callable[[int, Mapping[str, int] | None], None]) -> None:
+        """``tell`` calls ``ClockAlignment.told`` in all processes."""
+        self._processes = processes
+        self._tell = tell
+        self._number = 0
+        self._furthest: dict[str, int] = {}
+        self._reports: dict[int, tuple[Mapping[str, int], list[str]]] = {}
+        """The last report of each process."""
+        self._all_stopped = asyncio.Event()
+
+    def seek(self) -> asyncio.Event:
+        """Start the alignment; the event is set when all tasks have stopped at the same clock."""
+        self._number += 1
+        self._furthest = {}
+        self._reports.clear()
+        self._all_stopped.clear()
+        self._tell(self._number, {})
+        return self._all_stopped
+
+    def reported(self, process: int, number: int, clocks: Mapping[str, int], behind: list[str]) -> None:
+        """Take the report of a process."""
+        if number != self._number or self._all_stopped.is_set():
+            return
+        self._reports[process] = clocks, behind
+        further = {name: clock for name, clock in clocks.items() if clock > self._furthest.get(name, -1)}
+        self._furthest |= further
+        if further and self._processes > 1:
+            self._tell(self._number, dict(self._furthest))
+        if len(self._reports) < self._processes or self._all_stopped.is_set():
+            return
+        if not self._furthest:  # No worker waits for another, so the barrier may reach each at any clock.
             self._all_stopped.set()
+            self.give_up()
+        elif all(not late and reached == self._furthest for reached, late in self._reports.values()):
+            self._all_stopped.set()
+
+    def give_up(self) -> None:
+        """No barrier is sent: let all tasks continue."""
+        self._tell(self._number, None)
+
+    def behind(self) -> list[str]:
+        """Return the tasks that the others wait for."""
+        return [task for _, behind in self._reports.values() for task in behind]

@@ -204,7 +204,7 @@ class BruteForce:
     # -- waiting calls ---------------------------------------------------------------------------------
 
     def _adds_at(self, clock: int) -> list[int]:
-        """Return the adds buffered at this clock, in order; merged adds take the position of the first of them."""
+        """Return the adds buffered at this clock, in the order of their workers."""
         if self.consistency != BSP():
             return []
         adds = [
@@ -212,23 +212,7 @@ class BruteForce:
             for number in self._numbers("add")
             if self.verdicts[number] == "later" and self.progress(self.history[number].worker, number) == clock
         ]
-
-        departures = {number: self._departures_of_all(number) for number in adds}
-
-        def place(number: int) -> tuple[int, int, int]:
-            worker, departed = self.history[number].worker, departures[number]
-            merges = [
-                merge
-                for merge in self._numbers("merge")
-                if merge > number
-                and self.history[merge].worker == worker
-                and self.progress(worker, merge) == clock
-                and self._departures_of_all(merge) == departed
-            ]
-            mine = [add for add in adds if self.history[add].worker == worker and departures[add] == departed]
-            return departed, min(mine) if merges else number, number
-
-        return sorted(adds, key=place)
+        return sorted(adds, key=lambda number: (self._departures_of_all(number), self.history[number].worker, number))
 
     def pending_adds(self, worker: int | None = None) -> list[int]:
         """Return the adds that have not been applied, in no particular order."""

@@ -119,23 +119,12 @@ def gets_are_answered_last_come_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WaitingGets, "take", lambda self, clock: original(self, clock)[::-1])
 
 
-def adds_are_applied_worker_by_worker(patch: pytest.MonkeyPatch) -> None:
+def adds_are_applied_in_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
     def take(self: Any, clock: int) -> list[Any]:
-        by_worker = self._by_clock.pop(clock, {})
-        return [request for entries in by_worker.values() for _, request in entries]
+        # By the arrival of the first add of each worker.
+        return [request for entries in self._by_clock.pop(clock, {}).values() for request in entries]
 
     patch.setattr(PendingAdds, "take", take)
-
-
-def merged_adds_go_to_the_end(patch: pytest.MonkeyPatch) -> None:
-    original = PendingAdds.merge
-
-    def merge(self: Any, clock: int, worker: int, merge: Any) -> None:
-        original(self, clock, worker, merge)
-        for _, request in self._by_clock.get(clock, {}).pop(worker, []):
-            self.keep(clock, worker, request)
-
-    patch.setattr(PendingAdds, "merge", merge)
 
 
 def workers_join_at_the_start(patch: pytest.MonkeyPatch) -> None:
@@ -323,8 +312,7 @@ PLANTED: tuple[tuple[Plant, Consistency], ...] = (
     (a_worker_that_leaves_holds_the_others_back, ASP()),
     (gets_are_answered_last_come_first, BSP()),
     (gets_are_answered_last_come_first, SSP(0)),
-    (adds_are_applied_worker_by_worker, BSP()),
-    (merged_adds_go_to_the_end, BSP()),
+    (adds_are_applied_in_order_of_arrival, BSP()),
     (workers_join_at_the_start, ASP()),
     (workers_join_ahead_of_the_minimum, SSP(3)),
     (a_raised_worker_releases_no_get, BSP()),

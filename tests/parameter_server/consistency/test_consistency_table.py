@@ -95,11 +95,11 @@ def test_bsp_keeps_adds_until_all_have_clocked() -> None:
     model = model_at(BSP(), {0: 0, 1: 0})
     assert not model.add(1, "b")
     assert not model.add(0, "a")
-    assert list(model.pending_adds()) == ["b", "a"]
+    assert list(model.pending_adds()) == ["a", "b"]
     assert list(model.pending_adds(0)) == ["a"]
     assert model.get(0, "g")
     assert model.clock(0) == []
-    assert model.clock(1) == [Released(1, ["b", "a"], [])]
+    assert model.clock(1) == [Released(1, ["a", "b"], [])]
     assert list(model.pending_adds()) == []
 
 
@@ -205,7 +205,7 @@ def test_bsp_sums_up_the_adds_of_one_worker_in_this_iteration() -> None:
     assert list(model.pending_adds(0)) == ["a", "b", "c", "d"]
     model.merge_pending(0, lambda adds: ["+".join(adds)])
     assert list(model.pending_adds(0)) == ["a", "b+c+d"]
-    assert list(model.pending_adds()) == ["a", "b+c+d", "B", "C", "D"]
+    assert list(model.pending_adds()) == ["a", "B", "C", "D", "b+c+d"]
     assert model.clock(1) == [Released(1, ["a", "B", "C", "D"], [])]
 
 

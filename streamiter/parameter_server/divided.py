@@ -1,0 +1,236 @@
+"""The shards of a server whose flow runs in several processes: shard j is in process j modulo their number.
+
+All processes run the same program, so each has made the server with all its shards. When a job begins, each process
+keeps its own shards and replaces the others by links. Messages arrive in order, each once. So a request is a message
+with a number, the reply is a message with the same number, and there are no sessions as in ``transport``.
+
+In a message, requests and replies are plain data. A dataclass or named tuple is a tuple of its name and its fields; the
+name of a user's class says where it can be imported, and nothing else is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass, replace
+from functools import cache, partial
+from typing import Any, Final, TypeVar, cast, final
+
+from streamiter.deferred import PlainValue
+from streamiter.errors import ConfigurationError, PlainDataError, ShardLost
+from streamiter.importing import importable_name, imported
+from streamiter.parameter_server import requests
+from streamiter.parameter_server.calls import AnyReply, ShardLink, WaitingReply
+from streamiter.parameter_server.matrix_shard import clock_function, init_functions
+from streamiter.parameter_server.requests import (
+    AddRequest,
+    AggregateRequest,
+    CreateRequest,
+    Failure,
+    Request,
+    UpdateRequest,
+    copied_add,
+    error_of,
+    failure_of,
+    outcome_of,
+    without_outputs,
+)
+from streamiter.parameter_server.rows import MatrixDirectory
+from streamiter.parameter_server.shard import Shard
+
+R = TypeVar("R")
+Q = TypeVar("Q", bound=Request[object])
+
+Send = Callable[..., None]
+"""Takes the number of a process and the contents of a message to the same server there."""
+
+_REQUEST: Final = "request"
+_REPLY: Final = "reply"
+_GIVE_UP: Final = "give up"
+
+
+@final
+class DividedShards:
+    """The shards of this process, and the links to those in other processes, which replace them in ``links``."""
+
+    def __init__(
+        self, directory: MatrixDirectory, links: list[ShardLink], own: int, processes: int, send: Send
+    ) -> None:
+        self.here = [cast("Shard", shard) for number, shard in enumerate(links) if number % processes == own]
+        self._directory = directory
+        self._processes = processes
+        self._send = send
+        self._sent = 0
+        """The number of the last request."""
+        self._unanswered: dict[int, tuple[int, AnyReply]] = {}
+        """By number: the shard, and the reply to come."""
+        self._answering: dict[tuple[int, int], AnyReply] = {}
+        """The replies that shards of this process have yet to give, by process and number of the request."""
+        self._is_over = False
+        self._shards = {shard.number: shard for shard in self.here}
+        for number in range(len(links)):
+            if number not in self._shards:
+                links[number] = _LinkElsewhere(self, number)
+
+    def ask(self, shard: int, request: Request[R]) -> WaitingReply[R]:
+        """Send a request to a shard in another process; raise ShardLost if the run is over."""
+        process = shard % self._processes
+        if self._is_over:
+            raise self._lost(shard)
+        # The caller may be cancelled, and change its arrays before they have left.
+        sent = copied_add(request) if isinstance(request, AddRequest) else request
+        number = self._sent = self._sent + 1
+        self._send(process, _REQUEST, number, shard, to_plain(without_outputs(importable(sent))))
+        reply: WaitingReply[R] = WaitingReply(lambda: self._give_up(process, number))
+        self._unanswered[number] = shard, reply
+        return reply
+
+    def _give_up(self, process: int, number: int) -> None:
+        if not self._is_over:
+            self._send(process, _GIVE_UP, number)
+
+    def received(self, process: int, what: str, number: int, *contents: Any) -> None:
+        """Take a message of the same server in another process."""
+        if what == _REQUEST:
+            shard, request = contents
+            reply = outcome_of(lambda: self._shards[shard].handle(from_plain(request)))
+            if isinstance(reply, WaitingReply):
+                self._answering[process, number] = reply
+                reply.when_settled(partial(self._settled, process, number))
+            else:
+                self._answer(process, number, reply)
+        elif what == _GIVE_UP:
+            if (waiting := self._answering.get((process, number))) is not None:
+                waiting.give_up()
+        elif number in self._unanswered:  # Otherwise the run is over.
+            _, waiting = self._unanswered.pop(number)
+            outcome = from_plain(contents[0])
+            if isinstance(outcome, Failure):
+                waiting.fail(error_of(outcome))
+            else:
+                waiting.succeed(outcome)
+
+    def _settled(self, process: int, number: int) -> None:
+        self._answer(process, number, outcome_of(self._answering.pop((process, number)).result))
+
+    def _answer(self, process: int, number: int, outcome: object) -> None:
+        if self._is_over:
+            return
+        try:
+            self._send(process, _REPLY, number, to_plain(outcome))
+        except (PlainDataError, ConfigurationError) as error:  # The result of a user's function.
+            self._send(process, _REPLY, number, to_plain(failure_of(error)))
+
+    def close(self) -> None:
+        """The run is over, or broken off: requests to shards elsewhere fail with ShardLost."""
+        self._is_over = True
+        unanswered, self._unanswered = self._unanswered, {}
+        for shard, reply in unanswered.values():
+            reply.fail(self._lost(shard))
+
+    def _lost(self, shard: int) -> ShardLost:
+        matrices = ", ".join(map(repr, self._directory.names_on(shard)))
+        return ShardLost(
+            f"parameter server, shard {shard} (blocks of {matrices or 'no matrix'}): expected a run with process "
+            f"{shard % self._processes}, where the shard was, given a run that has ended; start the flow again, which "
+            "resumes from its last checkpoint, or use the models that it has published"
+        )
+
+
+@final
+class _LinkElsewhere:
+    """The link to one shard in another process, for all clients of this process."""
+
+    def __init__(self, shards: DividedShards, number: int) -> None:
+        self._shards = shards
+        self._number = number
+
+    def send(self, request: Request[R]) -> WaitingReply[R]:
+        return self._shards.ask(self._number, request)
+
+
+def importable(request: Q) -> Q:
+    """Return a request whose functions another process can import, by name.
+
+    Raises ConfigurationError for a function that cannot be imported, such as a lambda.
+    """
+    if isinstance(request, UpdateRequest) and (update := request.function) is not None:
+        return replace(request, function=update.require_importable().without_arrays())
+    if isinstance(request, AggregateRequest) and (aggregate := request.function) is not None:
+        return replace(request, function=aggregate.require_importable().without_arrays())
+    if isinstance(request, AddRequest) and request.update is not None:
+        return replace(request, update=importable(request.update))
+    if isinstance(request, CreateRequest):
+        matrix, on_clock = request.matrix, clock_function(request.matrix)
+        init = [function.require_importable() for function in init_functions(matrix)] or matrix.init
+        importable_on_clock = None if on_clock is None else on_clock.require_importable()
+        return replace(request, matrix=replace(matrix, init=init, on_clock=importable_on_clock))
+    return request
+
+
+def to_plain(value: object) -> PlainValue:
+    """Return a value as plain data: what is no list, tuple, dict, dataclass or named tuple stays as it is.
+
+    >>> to_plain([requests.ForgetRequest("w"), (1, 2)])
+    [('ForgetRequest', 'w'), (None, 1, 2)]
+    """
+    kind: type = type(value)
+    if kind is list:
+        return [to_plain(item) for item in cast("list[object]", value)]
+    if kind is tuple:
+        return (None, *map(to_plain, cast("tuple[object, ...]", value)))
+    if kind is dict:
+        return {key: to_plain(item) for key, item in cast("dict[object, object]", value).items()}
+    described = _described(kind)
+    if described is None:
+        return value
+    name, names = described
+    return (name, *[to_plain(getattr(value, field)) for field in names])
+
+
+def from_plain(plain: PlainValue) -> Any:
+    """Return the value of which ``to_plain`` has made plain data.
+
+    >>> from_plain([('ForgetRequest', 'w'), (None, 1, 2)])
+    [ForgetRequest(matrix='w'), (1, 2)]
+    """
+    kind = type(plain)
+    if kind is list:
+        return [from_plain(item) for item in plain]
+    if kind is dict:
+        return {key: from_plain(item) for key, item in plain.items()}
+    if kind is not tuple:
+        return plain
+    items = [from_plain(item) for item in plain[1:]]
+    if plain[0] is None:
+        return tuple(items)
+    found, names = _found(plain[0])
+    return found(**dict(zip(names, items, strict=True)))
+
+
+@cache
+def _described(kind: type) -> tuple[str, Sequence[str]] | None:
+    """Return the name of a dataclass or named tuple in messages, and the names of its fields; None for other types."""
+    names = _names(kind)
+    if names is None:
+        return None
+    if kind.__module__ == requests.__name__:
+        return kind.__name__, names
+    return importable_name(kind, kind.__name__, "a class"), names
+
+
+@cache
+def _found(name: str) -> tuple[Callable[..., Any], Sequence[str]]:
+    kind = imported(name, "a message", "a class") if ":" in name else getattr(requests, name)
+    names = _names(kind)
+    if names is None:
+        raise ConfigurationError(f"a message: expected the name of a dataclass, given {name!r}")
+    return kind, names
+
+
+def _names(kind: object) -> Sequence[str] | None:
+    if not isinstance(kind, type):
+        return None
+    if is_dataclass(kind):
+        return [field.name for field in fields(kind)]
+    names: Sequence[str] | None = getattr(kind, "_fields", None) if issubclass(kind, tuple) else None
+    return names
