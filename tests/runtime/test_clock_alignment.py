@@ -1,0 +1,92 @@
+"""Workers in several processes stop at one clock, however late the messages between the processes are."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+
+from streamiter.runtime.checkpointing.task_barriers import AlignmentOfProcesses, ClockAlignment
+
+STALENESS = 2
+
+
+@dataclass
+class Worker:
+    clock: int
+    further: Callable[[], None] = lambda: None
+    stands: bool = False
+    is_called: bool = False
+
+    def counted_clocks(self) -> dict[str, int]:
+        return {"w": self.clock}
+
+    def call_when_further(self, further: Callable[[], None]) -> None:
+        self.further = further
+
+    def call_again(self) -> None:
+        self.is_called = True
+
+
+@dataclass
+class Processes:
+    """Tasks and messages, of which the random generator chooses the next one that goes on."""
+
+    random: Random
+    count: int
+    messages: dict[int, deque[Callable[[], None]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        together = self.together = AlignmentOfProcesses(self.count, self._tell)
+        self.messages = {number: deque() for number in range(1 - self.count, self.count)}
+        self.alignments = [ClockAlignment(lambda *report: together.reported(0, *report))]
+        self.alignments += [ClockAlignment(self._sender(number)) for number in range(1, self.count)]
+        self.workers: list[tuple[Worker, ClockAlignment, str]] = []
+        for number in range(4):
+            worker, alignment = Worker(self.random.randrange(STALENESS + 1)), self.random.choice(self.alignments)
+            alignment.add(str(number), worker, worker.call_again)  # type: ignore[arg-type]
+            self.workers.append((worker, alignment, str(number)))
+
+    def _sender(self, number: int) -> Callable[..., None]:
+        return lambda *report: self.messages[-number].append(lambda: self.together.reported(number, *report))
+
+    def _tell(self, *told: Any) -> None:
+        for number in range(1, self.count):
+            self.messages[number].append(lambda number=number: self.alignments[number].told(*told))  # type: ignore[misc]
+        self.alignments[0].told(*told)
+
+    def go_on(self) -> None:
+        waiting = [queue for queue in self.messages.values() if queue]
+        if waiting and self.random.random() < 0.5:
+            self.random.choice(waiting).popleft()()
+            return
+        worker, alignment, task = self.random.choice(self.workers)
+        if not worker.stands and worker.clock <= min(each.clock for each, _, _ in self.workers) + STALENESS:
+            worker.clock += 1
+            worker.further()
+            worker.is_called = True
+        if worker.is_called:
+            worker.is_called = False
+            worker.stands = alignment.stands_still(task)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_all_workers_stand_at_one_clock_when_the_alignment_is_done(count: int) -> None:
+    """A barrier was sent after a process had reported that it stood, and before it heard of a higher clock."""
+    for seed in range(400):
+        processes = Processes(Random(seed), count)
+        for attempt in range(3):
+            is_done = processes.together.seek()
+            for _ in range(Random(seed + attempt).choice((3, 2000)) if attempt < 2 else 5000):
+                if is_done.is_set():
+                    clocks = {worker.clock for worker, _, _ in processes.workers if worker.stands}
+                    assert [worker.stands for worker, _, _ in processes.workers] == [True] * 4, f"seed {seed}"
+                    assert len(clocks) == 1, f"seed {seed}"
+                    break
+                processes.go_on()
+            assert attempt < 2 or is_done.is_set(), f"seed {seed}"
+            processes.together.give_up()
