@@ -519,14 +519,11 @@ class Job:
                 name = f"checkpoints of {self.flow}"
                 meanwhile.append(group.create_task(self._keeper.run(), name=name))
             await asyncio.wait(running)
-            if self._services and self._meeting is not None:
-                # Until then, workers in other processes use the shards of this one.
-                await self._meeting.reach("all steps have ended")
+            if self._meeting is not None:
+                # Until the run is over, a process without running tasks answers barriers, and calls of its shards.
+                await self._meeting.reach("all tasks have ended")
             for feedback in self._topic_feedback:
                 await feedback.finish()
-            if self._meeting is not None:
-                # Until the run is over, also a process without running tasks answers barriers.
-                await self._meeting.reach("all tasks have ended")
             if self._keeper is not None:
                 await self._keeper.finish(suspended=self._barriers.any_suspended)
             if self._meeting is not None:
