@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError, ConfigurationError, StreamiterError
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.operators.operator import JobScope
@@ -187,12 +186,11 @@ class Job:
             self._check_same_tasks(snapshot)
             # Operators keep the state that they restore, and other jobs may start from the same snapshot.
             snapshot = independent_copy(snapshot)
-        states = snapshot if self._keeper is None else await self._load_states(self._keeper)
         try:
             if self._meeting is None:
-                await self._open(states)
+                await self._open(snapshot)
             elif not self._is_aborting:
-                self._opening = asyncio.create_task(self._open(states), name=f"open {self.flow}")
+                self._opening = asyncio.create_task(self._open(snapshot), name=f"open {self.flow}")
                 await self._opening
         except ExceptionGroup as errors:
             failure = self._has_failed(errors)
@@ -212,16 +210,9 @@ class Job:
             await self.stop("abort")
             raise
 
-    async def _load_states(self, keeper: Checkpointer | Follower) -> TaskStates:
-        """Shut out older runs, and return the states of the checkpoint that this run starts from."""
-        try:
-            return await keeper.open()
-        except BaseException as ending:
-            await keeper.close()
-            await self._end_early(ending)
-
-    async def _open(self, states: Mapping[str, PlainValue] | None) -> None:
-        """Open services, then tasks, then feedback through topics: each needs the ones before it."""
+    async def _open(self, snapshot: JobSnapshot | None) -> None:
+        """Shut out older runs; open services, then tasks, then feedback through topics: each needs the ones before."""
+        states: TaskStates | None = snapshot if self._keeper is None else await self._keeper.open()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._services.open(states), name=f"open services of {self.flow}")
         if self._services and self._meeting is not None:
