@@ -27,5 +27,6 @@ async def test_a_silent_subtask_in_another_process_completes_the_epochs_of_the_o
     for _ in range(4):
         await clock.advance(2.5)
     await until(lambda: callbacks_in(seen.items, 0) == callbacks_in(seen.items, 1) == [0])
-    await asyncio.gather(*(job.stop("drain") for job in jobs))
+    await jobs[0].stop("drain")
+    await asyncio.gather(*(job.wait() for job in jobs))
     check(seen.items, 2)
