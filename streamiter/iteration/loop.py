@@ -17,7 +17,7 @@ from streamiter.operators.functions import asynchronous_kind, misfit
 from streamiter.operators.operator import Context, IterationListener, JobScope, Operator
 from streamiter.runtime.feedback import FeedbackDeparture, FeedbackLimits
 from streamiter.runtime.graph import Edge, Step
-from streamiter.runtime.messages import shared_by_processes
+from streamiter.runtime.messages import shared_object
 from streamiter.runtime.statistics import LoopStatistics
 
 _CALLBACKS: Final = ("on_epoch_watermark_incremented", "on_iteration_terminated")
@@ -98,9 +98,7 @@ class Loop:
         """Return where members report: the coordinator or, in another process, what sends the reports to it."""
         return scope.get(
             (self, "reports"),
-            lambda: shared_by_processes(
-                scope, f"loop of {self._heads[0].name}", lambda: self.coordinator(scope), DECISIONS
-            ),
+            lambda: shared_object(scope, f"loop of {self._heads[0].name}", lambda: self.coordinator(scope), DECISIONS),
         )
 
     def _members(self, scope: JobScope) -> list[LoopMember]:

@@ -22,7 +22,7 @@ from streamiter.operators.output import Output
 from streamiter.records import Batch, Control, EndOfInput, EpochWatermark, Idle, slice_batch
 from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS, InputEnded
 from streamiter.runtime.graph import Step
-from streamiter.runtime.messages import shared_by_processes
+from streamiter.runtime.messages import shared_object
 
 T = TypeVar("T")
 
@@ -164,7 +164,7 @@ def shared_by_subtasks(context: Context, create: Callable[[], T]) -> T:
     """Return the object that all subtasks of a step report to; in another process than its own, what stands for it."""
     return context.scope.get(
         ("stamping", context.name),
-        lambda: shared_by_processes(context.scope, f"stamping of {context.name}", create, [CatchUp]),
+        lambda: shared_object(context.scope, f"stamping of {context.name}", create, [CatchUp]),
     )
 
 

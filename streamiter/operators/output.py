@@ -239,6 +239,6 @@ class RecordFailure(Exception):
         self.record = record
         self.has_record = has_record
         self.origin = origin
-        self.place: str | None = None
+        self.within: str | None = None
         """The batch that failed, where it came directly from a source."""
         super().__init__(step)

@@ -11,7 +11,7 @@ from streamiter.deferred import PlainValue
 from streamiter.errors import InternalError
 from streamiter.processes.frames import FrameEncoding
 from streamiter.processes.link import Address, LinkError, LinkIdentity, ProcessLink, address_of, connect, listen
-from streamiter.processes.remote_feedback import LinkedProcess
+from streamiter.processes.remote_feedback import LinkChannels
 from streamiter.runtime.messages import Handler
 
 OnLoss = Callable[[int, str], None]
@@ -52,7 +52,7 @@ class ProcessMesh:
         self._server = await listen(address, self._new_link)
         return address_of(self._server)
 
-    async def connect(self, addresses: Sequence[Address]) -> dict[int, LinkedProcess]:
+    async def connect(self, addresses: Sequence[Address]) -> dict[int, LinkChannels]:
         """Connect to the processes with smaller numbers; return all others when all links are open."""
         for number in range(self._identity.process):
             try:
@@ -62,7 +62,7 @@ class ProcessMesh:
         while len(self._links) < self._processes - 1:
             self._changed.clear()
             await self._changed.wait()
-        return {number: LinkedProcess(link) for number, link in self._links.items()}
+        return {number: LinkChannels(link) for number, link in self._links.items()}
 
     def _new_link(self) -> ProcessLink:
         return ProcessLink(self._identity, self, self._encoding, self._clock)

@@ -185,8 +185,8 @@ class ArrivingFeedback(FeedbackChannel):
 
 
 @final
-class LinkedProcess:
-    """Another process, as a planner uses it (``OtherProcess``): it makes halves of channels at the link to it."""
+class LinkChannels:
+    """Makes the halves of the channels to and from another process, at the link to it (``RemoteChannels``)."""
 
     def __init__(self, link: ProcessLink) -> None:
         self._link = link

@@ -85,7 +85,7 @@ def _place(failure: RecordFailure) -> str:
         return f" at {failure.origin}"
     if failure.has_record:
         return f" on record {shortened(failure.record)}"
-    return f" in {failure.place}" if failure.place else ""
+    return f" in {failure.within}" if failure.within else ""
 
 
 def error_to_plain(error: BaseException) -> PlainValue:

@@ -63,9 +63,9 @@ class OperatorInstance:
         scope: JobScope,
         post: Callable[[Control], None],
         encode: Encode,
-        place: tuple[int, int] | None = None,
+        numbers: tuple[int, int] | None = None,
     ) -> None:
-        """``place``: the number of the subtask, and of all subtasks, if other processes have subtasks of the step."""
+        """``numbers``: that of the subtask, and of all subtasks, if other processes have subtasks of the step."""
         self.step = step
         self.operator = operator
         self.subtask = subtask
@@ -88,7 +88,7 @@ class OperatorInstance:
             self.keyed = KeyedState(
                 clock, step.keys.time_to_live_s, name=step.name, encode=encode, in_thread=operator.runs_in_thread
             )
-        index, parallelism = place or (subtask, step.parallelism)
+        index, parallelism = numbers or (subtask, step.parallelism)
         self.context = Context(
             name=step.name,
             subtask_index=index,

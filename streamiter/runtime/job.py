@@ -4,8 +4,9 @@ A :class:`Job` makes its tasks by way of the :class:`~streamiter.runtime.plan.Pl
 a *supervisor*, an asyncio task that owns all others. If one task fails, the supervisor stops the others and closes
 everything. Stopping, snapshots and checkpoints are barriers that the job sends through its tasks.
 
-If several processes run the flow, each has a job, which is told apart by :mod:`~streamiter.runtime.other_jobs`: the job
-of process 0 ends after the others, with the statistics and the error of all.
+If several processes run the flow, each has a job with the tasks of this process. What they tell each other is in
+:mod:`~streamiter.runtime.other_jobs`. The job of process 0 ends after the others, with the statistics and the error of
+all.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from streamiter.errors import CheckpointError, ConfigurationError, StreamiterErr
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.operators.operator import JobScope
 from streamiter.runtime.checkpointing.barriers import Barriers, JobServices, service_key
+from streamiter.runtime.checkpointing.checkpoint_messages import CheckpointMessages
 from streamiter.runtime.checkpointing.commit import JobSnapshot, snapshot_in_memory
 from streamiter.runtime.checkpointing.committed import checkpoints_of, id_of, warn_of_doubled_outputs
-from streamiter.runtime.checkpointing.other_processes import OtherProcesses
 from streamiter.runtime.checkpointing.task_barriers import TaskStates
 from streamiter.runtime.failures import Failures, first_failure
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import DrainInput, call_unless_cancelled, unless_cancelled
-from streamiter.runtime.messages import Conversations, Meeting, Messages
-from streamiter.runtime.other_jobs import FirstJob, OtherJobs, Report
+from streamiter.runtime.messages import SharedObjects
+from streamiter.runtime.other_jobs import Report, other_jobs
 from streamiter.runtime.plan import JobOptions, OwnProcess, Planner, first_process
 from streamiter.runtime.statistics import JobState, JobStatistics
 from streamiter.runtime.task import Task
@@ -41,7 +42,7 @@ from streamiter.topics.source_and_sink import ConsumerGroup
 if TYPE_CHECKING:
     from streamiter.checkpoints.store import Checkpoints
     from streamiter.runtime.checkpointing.checkpointer import Checkpointer
-    from streamiter.runtime.checkpointing.follower import Follower
+    from streamiter.runtime.checkpointing.following_checkpointer import FollowingCheckpointer
 
 StopMode = Literal["suspend", "drain", "abort"]
 
@@ -88,9 +89,8 @@ class Job:
                 f"flow {flow!r}: expected no on_rejected in {self._processes} processes, given one; each process would "
                 "call its own; give steps dead_letter=topic, which gets the refused records of all processes"
             )
-        messages, number = own.messages, own.number
-        self._participants = OtherProcesses(messages, number, self._processes)
-        self._barriers = Barriers(options.clock, self._participants)
+        self._checkpoint_messages = CheckpointMessages(own.messages, own.number, self._processes)
+        self._barriers = Barriers(options.clock, self._checkpoint_messages)
         planner = Planner(
             own=own,
             steps=steps,
@@ -104,19 +104,14 @@ class Job:
         self._topic_feedback, self._departures = planner.topic_feedback, planner.departures
         self._encodings = planner.encodings
         # Process 0 starts, decides and commits.
-        checkpoints = self._checkpoints = None if number else checkpoints_of(flow, self._tasks, options)
+        checkpoints = self._checkpoints = None if own.number else checkpoints_of(flow, self._tasks, options)
         self._services = JobServices(
             flow, steps, self._tasks, own, plain_data=plain_data, has_checkpoints=options.checkpoints is not None
         )
         self._barriers.watch(self._tasks, self._services, self._checkpoint_abandoned)
-        tasks_of_all = own.placement.tasks
-        self._checkpointer = (
-            None if checkpoints is None else self._make_checkpointer(checkpoints, options, tasks_of_all)
-        )
-        self._keeper: Checkpointer | Follower | None = self._checkpointer
+        self._checkpointer = None if checkpoints is None else self._make_checkpointer(checkpoints, options, own)
+        self._keeper = self._checkpointer if own.messages is None or not own.number else self._follow(options, own)
         """Restores the tasks of this process, and keeps their state; None in process 0 of a job without checkpoints."""
-        if messages is not None and number:
-            self._keeper = self._make_follower(messages, number, options, tasks_of_all)
         group = ConsumerGroup(id_of(flow), lambda step: options.restore is None or step in options.changed_steps)
         self._scope.put(ConsumerGroup, group)
         self._watchdog = Watchdog(self._tasks, options.clock, options.stall_after_s, self._process)
@@ -130,20 +125,13 @@ class Job:
         self._elapsed_s: float | None = None
         self._opening: asyncio.Task[None] | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._meeting: Meeting | None = None
-        self._others: OtherJobs | None = None
-        self._first: FirstJob | None = None
+        self._others = other_jobs(own, options.clock, self._report, self._abort, self._stopped_by_first)
         if own.messages is not None:
-            self._meeting = Meeting(own.messages, own.number, self._processes)
-            self._scope.put(Conversations, Conversations(own.messages, own.number))
-            if own.number:
-                self._first = FirstJob(own.messages, self._stopped_by_first)
-            elif self._processes > 1:
-                self._others = OtherJobs(own.messages, own.placement, options.clock, self._abort)
+            self._scope.put(SharedObjects, SharedObjects(own.messages, own.number))
         self._taking: set[asyncio.Task[object]] = set()
         """Snapshots and checkpoints that are being taken, also if their caller has stopped waiting."""
 
-    def _make_checkpointer(self, checkpoints: Checkpoints, options: JobOptions, tasks_of_all: int) -> Checkpointer:
+    def _make_checkpointer(self, checkpoints: Checkpoints, options: JobOptions, own: OwnProcess) -> Checkpointer:
         # Imported only for jobs with checkpoints.
         from streamiter.runtime.checkpointing.checkpointer import Checkpointer
 
@@ -156,20 +144,21 @@ class Job:
             services=self._services,
             scope=self._scope,
             plain_data=self._plain_data,
-            others=self._participants,
-            tasks_of_all=tasks_of_all,
+            messages=self._checkpoint_messages,
+            tasks_of_all=own.placement.tasks,
         )
 
-    def _make_follower(self, messages: Messages, number: int, options: JobOptions, tasks_of_all: int) -> Follower:
-        from streamiter.runtime.checkpointing.follower import Follower
+    def _follow(self, options: JobOptions, own: OwnProcess) -> FollowingCheckpointer:
+        from streamiter.runtime.checkpointing.following_checkpointer import FollowingCheckpointer
 
-        return Follower(
+        assert own.messages is not None
+        return FollowingCheckpointer(
             self.flow,
             options.checkpoints,
-            number,
-            messages,
+            own.number,
+            own.messages,
             tasks=self._tasks,
-            tasks_of_all=tasks_of_all,
+            tasks_of_all=own.placement.tasks,
             barriers=self._barriers,
             plain_data=self._plain_data,
             clock=options.clock,
@@ -181,13 +170,13 @@ class Job:
         """Open all steps, then run the tasks. Raises JobFailed if a step cannot be opened."""
         if self._keeper is None and snapshot is None:
             warn_of_doubled_outputs(self.flow, self._tasks)
-            self._participants.send_restore(None, None)
+            self._checkpoint_messages.send_restore(None, None)
         if snapshot is not None:
             self._check_same_tasks(snapshot)
             # Operators keep the state that they restore, and other jobs may start from the same snapshot.
             snapshot = independent_copy(snapshot)
         try:
-            if self._meeting is None:
+            if not self._others.exist:
                 await self._open(snapshot)
             elif not self._is_aborting:
                 self._opening = asyncio.create_task(self._open(snapshot), name=f"open {self.flow}")
@@ -215,8 +204,8 @@ class Job:
         states: TaskStates | None = snapshot if self._keeper is None else await self._keeper.open()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._services.open(states), name=f"open services of {self.flow}")
-        if self._services and self._meeting is not None:
-            await self._meeting.reach("all services are open")
+        if self._services:
+            await self._others.reach("all services are open")
         async with asyncio.TaskGroup() as group:
             for task in self._tasks:
                 state = None if states is None else states.get(task.name)
@@ -230,16 +219,13 @@ class Job:
         async with asyncio.TaskGroup() as group:
             for feedback in self._topic_feedback:
                 group.create_task(feedback.open(), name=f"open feedback of {self.flow}")
-        if self._first is not None:
-            self._first.report(self._report())
-        if self._meeting is not None:
-            # Before that, a record or a message could reach a step that is not open.
-            await self._meeting.reach("all steps are open")
+        self._others.report()
+        # Before that, a record or a message could reach a step that is not open.
+        await self._others.reach("all steps are open")
         if self._keeper is not None:
             await self._keeper.restored()
-        if self._meeting is not None:
-            # Before that, the checkpoint, or where the sources begin, is not committed.
-            await self._meeting.reach("the run has begun")
+        # Before that, the checkpoint, or where the sources begin, is not committed.
+        await self._others.reach("the run has begun")
 
     def _check_same_tasks(self, snapshot: JobSnapshot) -> None:
         if self._checkpointer is not None:
@@ -311,8 +297,7 @@ class Job:
         # Only once: a second cancellation would interrupt the closing of the steps.
         if not self._is_aborting and self._state == "running":
             self._is_aborting = True
-            if self._others is not None:
-                self._others.stop("abort")
+            self._others.stop("abort")
             running = self._supervisor or self._opening
             if running is not None and not self._has_closed:
                 running.cancel()
@@ -325,8 +310,7 @@ class Job:
 
     def _drain(self) -> None:
         self._drain_sources()
-        if self._others is not None:
-            self._others.stop("drain")
+        self._others.stop("drain")
         for loop in self._loops:
             loop.drain(self._scope, again=self._is_draining)
         self._is_draining = True
@@ -455,8 +439,7 @@ class Job:
     def _has_failed(self, errors: BaseException) -> BaseException:
         """Return the error of the job; the other processes end, too."""
         error = self._failures.error_of(first_failure(errors))
-        if self._others is not None:
-            self._others.failed(error)
+        self._others.failed(error)
         return error
 
     async def _end_early(self, ending: BaseException) -> NoReturn:
@@ -477,29 +460,25 @@ class Job:
             for other in others:
                 error.add_note(f"then, while closing: {other}")
         try:
-            if self._others is not None:
-                # Whoever cancels a job without an abort does not wait for anything.
-                if state == "aborted" and not self._is_aborting:
-                    self._others.stop("abort")
-                else:
-                    state, error = await self._others.ended(state, error)
+            # Whoever cancels a job without an abort does not wait for anything.
+            if state == "aborted" and not self._is_aborting:
+                self._others.stop("abort")
+            else:
+                state, error = await self._others.ended(state, error)
         except asyncio.CancelledError:
             state = "aborted"
             raise
         finally:
             self._state = state
             self._elapsed_s = self._clock.monotonic_s() - self._started_at_s
-        if self._first is not None:
-            self._first.report_end(self._report(), error)
+        self._others.report_end(error)
         if error is not None:
             raise error from error.__cause__
 
     async def _run_tasks(self) -> None:
         async with asyncio.TaskGroup() as group:
             meanwhile = [group.create_task(self._watchdog.run(), name="watchdog")]
-            if self._first is not None:
-                reports = self._first.report_regularly(self._clock, self._report)
-                meanwhile.append(group.create_task(reports, name="reports"))
+            meanwhile += self._others.report_regularly(group)
             running = [group.create_task(self._run(task), name=task.name) for task in self._tasks]
             for task in self._tasks:
                 if task.feeder is not None and not task.ended:
@@ -510,15 +489,13 @@ class Job:
                 name = f"checkpoints of {self.flow}"
                 meanwhile.append(group.create_task(self._keeper.run(), name=name))
             await asyncio.wait(running)
-            if self._meeting is not None:
-                # Until the run is over, a process without running tasks answers barriers, and calls of its shards.
-                await self._meeting.reach("all tasks have ended")
+            # Until the run is over, a process without running tasks answers barriers, and calls of its shards.
+            await self._others.reach("all tasks have ended")
             for feedback in self._topic_feedback:
                 await feedback.finish()
             if self._keeper is not None:
                 await self._keeper.finish(suspended=self._barriers.any_suspended)
-            if self._meeting is not None:
-                await self._meeting.reach("the run is over")
+            await self._others.reach("the run is over")
             for task_beside in meanwhile:
                 task_beside.cancel()
 
@@ -561,19 +538,18 @@ class Job:
         if elapsed_s is None:
             elapsed_s = self._clock.monotonic_s() - self._started_at_s
         # The coordinators of loops are in process 0.
-        loops = () if self._first is not None else enumerate(self._loops)
-        shares = self._others.shares if self._others is not None else lambda loop: ()
+        loops = () if self._process else enumerate(self._loops)
         statistics = JobStatistics(
             flow=self.flow,
             state=self._state,
             elapsed_s=elapsed_s,
             tasks=tuple(task_statistics(task, self._loops, self._process) for task in self._tasks),
-            loops=tuple(loop.statistics(self._scope, shares(number)) for number, loop in loops),
+            loops=tuple(loop.statistics(self._scope, self._others.shares(number)) for number, loop in loops),
             checkpoints=None if self._checkpointer is None else self._checkpointer.statistics(),
             stalled=self._watchdog.stalled() if self._state == "running" else (),
             parameter_servers=self._services.statistics(),
         )
-        return statistics if self._others is None else self._others.joined(statistics)
+        return self._others.joined(statistics)
 
     def _report(self) -> Report:
         return Report(self.statistics(), [loop.shares(self._scope) for loop in self._loops])

@@ -2,7 +2,7 @@
 
 In each process a job sends messages of plain data to the jobs of the other processes: reports of loops, barriers and
 their answers, statistics. What carries them is a :class:`Messages`: links between processes, or an event loop in which
-several jobs run. :class:`Meeting` and :class:`Conversations` use it.
+several jobs run. :class:`Meeting` and :class:`SharedObjects` use it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _JOIN: Final = "join"
 
 
 @final
-class Conversations:
+class SharedObjects:
     """Lets tasks of all processes report to objects in process 0, such as the coordinator of a loop.
 
     A task reports by a call ``shared.method(member, *contents)``, and ``shared.join(member, tell)`` connects it first:
@@ -160,16 +160,16 @@ class _RemoteReports:
         return report
 
 
-def shared_by_processes(scope: JobScope, subject: str, create: Callable[[], T], answers: Sequence[type[Control]]) -> T:
+def shared_object(scope: JobScope, subject: str, create: Callable[[], T], answers: Sequence[type[Control]]) -> T:
     """Return the object in process 0 that tasks report to about a subject; in another process, what stands for it.
 
     ``answers`` are the kinds of control records that the object tells.
     """
-    conversations: Conversations | None = scope.get(Conversations, lambda: None)
-    if conversations is None:
+    objects: SharedObjects | None = scope.get(SharedObjects, lambda: None)
+    if objects is None:
         return create()
-    if not conversations.is_first:
-        return cast("T", conversations.remote(subject, answers))
+    if not objects.is_first:
+        return cast("T", objects.remote(subject, answers))
     shared = create()
-    conversations.serve(subject, shared)
+    objects.serve(subject, shared)
     return shared

@@ -1,7 +1,8 @@
-"""The jobs of the other processes of a run: how they stop, fail and end together with the job of process 0.
+"""The other jobs of a run in several processes: how all of them start, stop, fail and end together.
 
-Process 0 speaks for the run: its job is stopped, and has the statistics and the error of all. It has an
-:class:`OtherJobs`. The job of each other process has a :class:`FirstJob`. They send these messages:
+Each job has an :class:`OtherJobs`. Process 0 leads, and speaks for the run: its job is stopped, and has the statistics
+and the error of all. There it is a :class:`LedJobs`; in each other process, a :class:`LeadingJob`. They send these
+messages:
 
 ==============  ================================================================================================
 ``stop``        to the others: a mode, ``drain`` or ``abort``
@@ -9,7 +10,7 @@ Process 0 speaks for the run: its job is stopped, and has the statistics and the
 ``job ended``   to process 0: the last report of a job that has closed its steps, and its error or None
 ==============  ================================================================================================
 
-Messages of one process arrive in order, so after the meeting of all processes process 0 knows all tasks.
+Messages of one process arrive in order, so when all steps are open, process 0 knows all tasks.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from streamiter.channels import ChannelStatistics
 from streamiter.clock import Clock
 from streamiter.deferred import PlainValue
 from streamiter.runtime.failures import error_from_plain, error_to_plain
-from streamiter.runtime.messages import Messages
+from streamiter.runtime.messages import Meeting, Messages
 from streamiter.runtime.placement import Placement
+from streamiter.runtime.plan import OwnProcess
 from streamiter.runtime.statistics import JobState, JobStatistics, ProcessStatistics, TaskStatistics
 
 REPORT_EVERY_S: Final = 1.0
@@ -43,40 +45,115 @@ class Report(msgspec.Struct, frozen=True):
     """For each loop: the shares of its members in this process."""
 
 
-@final
-class FirstJob:
-    """The job of process 0, seen from the job of another process."""
-
-    def __init__(self, messages: Messages, stop: Callable[[str], None]) -> None:
-        """``stop`` is called with the mode when process 0 stops the run."""
-        self._messages = messages
-        messages.handle("stop", lambda process, mode: stop(mode))
-
-    def report(self, report: Report) -> None:
-        """Tell the statistics."""
-        self._messages.send(0, "statistics", msgspec.msgpack.encode(report))
-
-    async def report_regularly(self, clock: Clock, report: Callable[[], Report]) -> None:
-        """Tell the statistics once a second."""
-        while True:
-            await clock.sleep(REPORT_EVERY_S)
-            self.report(report())
-
-    def report_end(self, report: Report, error: BaseException | None) -> None:
-        """Tell that the job has ended. No report follows."""
-        plain = None if error is None else error_to_plain(error)
-        self._messages.send(0, "job ended", msgspec.msgpack.encode(report), plain)
-
-
-@final
 class OtherJobs:
-    """The jobs of all other processes, seen from the job of process 0."""
+    """The other jobs of the run, seen from the job of one process; in a run of one process there are none."""
 
-    def __init__(self, messages: Messages, placement: Placement, clock: Clock, end: Callable[[], None]) -> None:
-        """``end`` is called when one of them has failed or was aborted, so that process 0 ends, too."""
+    def __init__(self, meeting: Meeting | None = None) -> None:
+        self._meeting = meeting
+
+    @property
+    def exist(self) -> bool:
+        """Whether there are any."""
+        return self._meeting is not None
+
+    async def reach(self, point: str) -> None:
+        """Wait until the jobs of all processes have reached this point."""
+        if self._meeting is not None:
+            await self._meeting.reach(point)
+
+    def report(self) -> None:
+        """Tell process 0 the statistics of this job."""
+
+    def report_regularly(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        """Tell process 0 the statistics once a second; return the tasks that do it until they are cancelled."""
+        return []
+
+    def report_end(self, error: BaseException | None) -> None:
+        """Tell process 0 that this job has ended. No report follows."""
+
+    def stop(self, mode: str) -> None:
+        """Stop the jobs that have not ended; only process 0 can."""
+
+    def failed(self, error: BaseException) -> None:
+        """End the run, because a step in process 0 has failed."""
+
+    async def ended(self, state: JobState, error: BaseException | None) -> tuple[JobState, BaseException | None]:
+        """In process 0, wait until all jobs have ended; return the state and the error of the run.
+
+        ``state`` and ``error`` are those of this job. The error is the first that has arrived; the others are notes.
+        """
+        return state, error
+
+    def shares(self, loop: int) -> list[Mapping[str, int]]:
+        """Return the shares of the other processes in the statistics of a loop, in process 0."""
+        return []
+
+    def joined(self, own: JobStatistics) -> JobStatistics:
+        """Return the statistics of the run in process 0; ``own`` are those of this job."""
+        return own
+
+
+def other_jobs(
+    own: OwnProcess, clock: Clock, report: Callable[[], Report], abort: Callable[[], None], stop: Callable[[str], None]
+) -> OtherJobs:
+    """Return the other jobs of the run, for the job of this process.
+
+    ``abort`` ends this job after another has failed; ``stop`` is called with the mode when process 0 stops the run.
+    """
+    placement, messages = own.placement, own.messages
+    if messages is None or placement.processes == 1:
+        return OtherJobs()
+    meeting = Meeting(messages, own.number, placement.processes)
+    if own.number:
+        return LeadingJob(meeting, messages, clock, report, stop)
+    return LedJobs(meeting, messages, placement, clock, abort)
+
+
+@final
+class LeadingJob(OtherJobs):
+    """The job of process 0, which leads, seen from the job of another process."""
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        messages: Messages,
+        clock: Clock,
+        report: Callable[[], Report],
+        stop: Callable[[str], None],
+    ) -> None:
+        super().__init__(meeting)
         self._messages = messages
         self._clock = clock
-        self._end = end
+        self._own_report = report
+        messages.handle("stop", lambda process, mode: stop(mode))
+
+    def report(self) -> None:
+        self._messages.send(0, "statistics", msgspec.msgpack.encode(self._own_report()))
+
+    def report_regularly(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        return [group.create_task(self._report_regularly(), name="reports")]
+
+    async def _report_regularly(self) -> None:
+        while True:
+            await self._clock.sleep(REPORT_EVERY_S)
+            self.report()
+
+    def report_end(self, error: BaseException | None) -> None:
+        plain = None if error is None else error_to_plain(error)
+        self._messages.send(0, "job ended", msgspec.msgpack.encode(self._own_report()), plain)
+
+
+@final
+class LedJobs(OtherJobs):
+    """The jobs of all other processes, seen from the job of process 0, which leads."""
+
+    def __init__(
+        self, meeting: Meeting, messages: Messages, placement: Placement, clock: Clock, abort: Callable[[], None]
+    ) -> None:
+        super().__init__(meeting)
+        self._messages = messages
+        self._clock = clock
+        self._abort = abort
         self._running = set(range(1, placement.processes))
         self._all_ended = asyncio.Event()
         self._errors: list[BaseException] = []
@@ -85,41 +162,36 @@ class OtherJobs:
         """The last report of each process, and when it has arrived."""
         heads = (step for step in placement.steps if step.chained_to is None)
         names = (f"{step.description.name}[{subtask}]" for step in heads for subtask in range(len(step.processes)))
-        self._places = {name: place for place, name in enumerate(names)}
+        self._order = {name: number for number, name in enumerate(names)}
+        """The number of each task in the statistics."""
         self._unpack = msgspec.msgpack.Decoder(Report).decode
-        messages.handle("statistics", self._report)
+        messages.handle("statistics", self._reported)
         messages.handle("job ended", self._job_ended)
 
-    def _report(self, process: int, report: bytes) -> None:
+    def _reported(self, process: int, report: bytes) -> None:
         self._reports[process] = self._clock.monotonic_s(), self._unpack(report)
 
     def _job_ended(self, process: int, report: bytes, error: PlainValue) -> None:
-        self._report(process, report)
+        self._reported(process, report)
         self._running.discard(process)
         if error is not None:
             self._errors.append(error_from_plain(error))
         if self._reports[process][1].statistics.state in ("failed", "aborted"):
-            self._end()
+            self._abort()
         if not self._running:
             self._all_ended.set()
 
     # -- the end ---------------------------------------------------------------------------------------
 
     def stop(self, mode: str) -> None:
-        """Stop the jobs that have not ended."""
         for process in self._running:
             self._messages.send(process, "stop", mode)
 
     def failed(self, error: BaseException) -> None:
-        """End the run, because a step in process 0 has failed."""
         self._errors.append(error)
         self.stop("abort")
 
     async def ended(self, state: JobState, error: BaseException | None) -> tuple[JobState, BaseException | None]:
-        """Wait until all jobs have ended; return the state and the error of the run.
-
-        ``state`` and ``error`` are those of process 0. The error is the first that has arrived; the others are notes.
-        """
         if error is not None and error not in self._errors:
             self._errors.append(error)
         if state in ("failed", "aborted"):
@@ -136,16 +208,14 @@ class OtherJobs:
     # -- statistics ------------------------------------------------------------------------------------
 
     def shares(self, loop: int) -> list[Mapping[str, int]]:
-        """Return the shares of the other processes in the statistics of a loop."""
         return [share for _, report in self._reports.values() for share in report.shares[loop]]
 
     def joined(self, own: JobStatistics) -> JobStatistics:
-        """Return the statistics of the run; ``own`` are those of process 0, with the loops."""
         parts = [own, *(report.statistics for _, report in self._reports.values())]
         tasks = _joined_halves([task for part in parts for task in part.tasks])
         return replace(
             own,
-            tasks=tuple(sorted(tasks, key=lambda task: self._places[task.name])),
+            tasks=tuple(sorted(tasks, key=lambda task: self._order[task.name])),
             stalled=tuple(stalled for part in parts if part.state == "running" for stalled in part.stalled),
             processes=(ProcessStatistics(0, own.state, 0.0), *self._processes()),
         )

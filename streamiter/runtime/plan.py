@@ -96,8 +96,8 @@ class JobOptions:
     """Called with the number of the checkpoint that the job starts from, before its state is read."""
 
 
-class OtherProcess(Protocol):
-    """The connection to another process, as far as a planner uses it: it makes the halves of channels."""
+class RemoteChannels(Protocol):
+    """Makes the halves of the channels to and from another process."""
 
     def departing(self, number: int, name: str, limits: ChannelLimits, *, neighbours: int) -> Channel:
         """Return the producer's half of the channel with this number; the other process has the other half.
@@ -126,8 +126,8 @@ class OwnProcess:
     """The tasks of all processes."""
     number: int = 0
     """The number of the process."""
-    others: Mapping[int, OtherProcess] = field(default_factory=dict)
-    """The other processes, by number."""
+    others: Mapping[int, RemoteChannels] = field(default_factory=dict)
+    """The channels of each other process, by its number."""
     operators: Mapping[Step, Operator] = field(default_factory=dict)
     """The operator of the first subtask of each step, in process 0: their traits have led to the placement."""
     messages: Messages | None = None
@@ -406,7 +406,7 @@ class Planner:
                 post=gate.post,
                 encode=self.plain_data.encode,
                 # All workers share the input of a source.
-                place=None if step.source is None else self._place(step, subtask),
+                numbers=None if step.source is None else self._numbers(step, subtask),
             )
             for step in self._chain(head)
         }
@@ -416,7 +416,7 @@ class Planner:
                 instance.out.ask_for_origin(lambda: progress.origin)
         return instances
 
-    def _place(self, step: Step, subtask: int) -> tuple[int, int]:
+    def _numbers(self, step: Step, subtask: int) -> tuple[int, int]:
         """Return the number of a subtask, and of all subtasks, counted over all workers."""
         worker = self.options.worker
         return worker.number(subtask, step.parallelism), step.parallelism * worker.count

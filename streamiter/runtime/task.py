@@ -271,8 +271,8 @@ class Task:
                 assert port is not None
                 await self._handle_batch(port, message)
         except RecordFailure as failure:
-            if isinstance(message, SourceBatch) and failure.place is None:
-                failure.place = _place_of(message)
+            if isinstance(message, SourceBatch) and failure.within is None:
+                failure.within = _within_batch(message)
             raise
         await self._after_handling()
         self._handled_s += self._now_s() - self._handling_since_s
@@ -483,7 +483,7 @@ class Task:
         self.ended = state["ended"]
 
 
-def _place_of(batch: SourceBatch) -> str:
+def _within_batch(batch: SourceBatch) -> str:
     offsets = getattr(batch.records, "offsets", None)
     if offsets is not None and len(offsets):
         return f"the batch of partition {batch.records.partition}, offsets {offsets[0]} to {offsets[-1]}"

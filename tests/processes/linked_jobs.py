@@ -15,7 +15,7 @@ from streamiter import Flow
 from streamiter.deferred import PlainValue
 from streamiter.processes.frames import FrameEncoding
 from streamiter.processes.link import ProcessLink
-from streamiter.processes.remote_feedback import LinkedProcess
+from streamiter.processes.remote_feedback import LinkChannels
 from streamiter.runtime.job import Job
 from streamiter.runtime.messages import Handler
 from streamiter.runtime.plan import JobOptions, OwnProcess, first_process
@@ -40,8 +40,8 @@ class LinkMessages:
         self.handlers[kind] = handler
 
     @property
-    def others(self) -> Mapping[int, LinkedProcess]:
-        return {process: LinkedProcess(link) for process, link in self.links.items()}
+    def others(self) -> Mapping[int, LinkChannels]:
+        return {process: LinkChannels(link) for process, link in self.links.items()}
 
 
 def jobs_of(flows: Sequence[Flow], messages: Sequence[LinkMessages], options: JobOptions | None = None) -> list[Job]:

@@ -67,7 +67,7 @@ NO_STATE = {
     "streamiter.service.page._Page": "its state is a document of the page",
     "streamiter.runtime.job.Job": "collects the states of all tasks",
     "streamiter.runtime.checkpointing.checkpointer.LagReports": "reports the positions of others to tools",
-    "streamiter.runtime.checkpointing.other_processes.OtherProcesses": "asks other processes for their positions",
+    "streamiter.runtime.checkpointing.checkpoint_messages.CheckpointMessages": "asks for the positions of others",
 }
 """Classes that have the method but no state of their own, with the reason."""
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from streamiter.iteration.coordinator import LoopCoordinator, LoopReports, RestoredMember, Tell
+from streamiter.iteration.coordinator import LoopCoordinator, Tell
 from streamiter.iteration.stamping import StampingClock, StampingPace
 from streamiter.operators.operator import JobScope
 from streamiter.records import Control
@@ -49,66 +49,19 @@ class Late:
         return later
 
 
-class LateReports(LoopReports):
-    """Reports that reach the coordinator later; decisions reach the members later, too."""
+class LateReports:
+    """Reports to an object that arrive later, and answers that arrive later."""
 
-    def __init__(self, coordinator: LoopCoordinator, late: Late) -> None:
-        self._coordinator = coordinator
-        self._late = late
-
-    def _report(self, function: Callable[..., object], member: int, *arguments: Any) -> None:
-        self._late.call(("from", member), function, member, *arguments)
-
-    def join(self, member: int, tell: Tell) -> None:
-        self._coordinator.join(member, self._late.tell(("to", member), tell))
-
-    def restored(self, member: int, state: RestoredMember) -> None:
-        def restored(member: int, fields: dict[str, Any]) -> None:
-            self._coordinator.restored(member, RestoredMember(**fields))
-
-        self._report(restored, member, state._asdict())
-
-    def received(self, member: int, epoch: int, count: int) -> None:
-        self._report(self._coordinator.received, member, epoch, count)
-
-    def passed(self, member: int, epoch: int) -> None:
-        self._report(self._coordinator.passed, member, epoch)
-
-    def ended(self, member: int) -> None:
-        self._report(self._coordinator.ended, member)
-
-    def stopped(self, member: int, epoch: int) -> None:
-        self._report(self._coordinator.stopped, member, epoch)
-
-    def checkpoint_begins(self, member: int, checkpoint: int) -> None:
-        self._report(self._coordinator.checkpoint_begins, member, checkpoint)
-
-    def checkpoint_ends(self, member: int, checkpoint: int) -> None:
-        self._report(self._coordinator.checkpoint_ends, member, checkpoint)
-
-    def overloaded(self, member: int, is_overloaded: bool) -> None:
-        self._report(self._coordinator.overloaded, member, is_overloaded)
-
-    def handled(self, member: int) -> None:
-        self._report(self._coordinator.handled, member)
-
-    def asks_awaited(self, member: int) -> None:
-        self._report(self._coordinator.asks_awaited, member)
-
-
-class LateStamping:
-    """Reports of the subtasks of a stamping step that arrive later, and answers that arrive later."""
-
-    def __init__(self, shared: StampingPace, late: Late) -> None:
+    def __init__(self, shared: LoopCoordinator | StampingPace, late: Late) -> None:
         self._shared = shared
         self._late = late
 
-    def join(self, subtask: int, tell: Tell) -> None:
-        self._shared.join(subtask, self._late.tell(("to", subtask), tell))
+    def join(self, member: int, tell: Tell) -> None:
+        self._shared.join(member, self._late.tell(("to", member), tell))
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         report = getattr(self._shared, name)
-        return lambda subtask, *arguments: self._late.call(("from", subtask), report, subtask, *arguments)
+        return lambda member, *arguments: self._late.call(("from", member), report, member, *arguments)
 
 
 def make_late(patch: pytest.MonkeyPatch, seed: object, delays_s: Sequence[float] = DELAYS_S) -> None:
@@ -120,7 +73,7 @@ def make_late(patch: pytest.MonkeyPatch, seed: object, delays_s: Sequence[float]
             shared, late = create(), Late(seed, delays_s)
             if isinstance(shared, StampingClock):
                 return shared  # Epochs by time need one clock.
-            return LateReports(shared, late) if isinstance(shared, LoopCoordinator) else LateStamping(shared, late)
+            return LateReports(shared, late)
 
         is_asked = isinstance(key, tuple) and (key[0] == "stamping" or key[1] == "reports")
         return get(scope, key, create_late if is_asked else create)

@@ -26,7 +26,7 @@ from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError, GraphError
 from streamiter.operators.operator import Service
 from streamiter.records import CheckpointBarrier
-from streamiter.runtime.checkpointing.other_processes import OtherProcesses
+from streamiter.runtime.checkpointing.checkpoint_messages import CheckpointMessages
 from streamiter.runtime.checkpointing.task_barriers import (
     SERVICE,
     AlignmentOfProcesses,
@@ -78,10 +78,10 @@ class _Pending:
 class Barriers:
     """Sends barriers into the tasks that bring input, and collects the states of all tasks."""
 
-    def __init__(self, clock: Clock, others: OtherProcesses) -> None:
+    def __init__(self, clock: Clock, messages: CheckpointMessages) -> None:
         self._clock = clock
-        self._others = others
-        others.when_passed(self._has_passed_elsewhere)
+        self._messages = messages
+        messages.when_passed(self._has_passed_elsewhere)
         self._runs_elsewhere = self._suspended_elsewhere = False
         self._tasks: Sequence[Task] = ()
         self._services: JobServices | None = None
@@ -149,8 +149,8 @@ class Barriers:
         on_begin()
         self._runs_elsewhere = False
         pending = self._begin(barrier.checkpoint)
-        pending.waiting_for = {**dict.fromkeys(self._others.names), **pending.waiting_for}
-        self._others.send_barrier(barrier)
+        pending.waiting_for = {**dict.fromkeys(self._messages.names), **pending.waiting_for}
+        self._messages.send_barrier(barrier)
         self.start(barrier)
         parts = await self.collect(due_s)
         self._suspended_elsewhere = suspend and self._runs_elsewhere
@@ -246,7 +246,7 @@ class Barriers:
         if pending.is_abandoned:
             return
         pending.is_abandoned = True
-        self._others.abandon(pending.checkpoint)
+        self._messages.abandon(pending.checkpoint)
         release_parts(part for parts in pending.parts.values() for part in parts)
         pending.parts.clear()
         if self._services:
@@ -297,7 +297,7 @@ class Barriers:
         pending = self._pending
         if pending is not None and not pending.waiting_for and not pending.passed.is_set():
             pending.passed.set()
-            self._others.report_passed(pending.checkpoint, runs=not self.all_ended)
+            self._messages.report_passed(pending.checkpoint, runs=not self.all_ended)
 
 
 def _some(names: Iterable[str]) -> str:

@@ -31,9 +31,9 @@ from streamiter.runtime.checkpointing.barriers import (
     TakenParts,
     WorkersApart,
 )
+from streamiter.runtime.checkpointing.checkpoint_messages import CheckpointMessages
 from streamiter.runtime.checkpointing.commit import JobTransaction, output_to_commit_with
 from streamiter.runtime.checkpointing.committed import SourcePositions, id_of
-from streamiter.runtime.checkpointing.other_processes import OtherProcesses
 from streamiter.runtime.checkpointing.restore import JobRestore
 from streamiter.runtime.checkpointing.task_barriers import TaskStates, release_parts
 from streamiter.runtime.graph import Step
@@ -72,11 +72,11 @@ class Checkpointer:
         services: JobServices,
         scope: JobScope,
         plain_data: PlainData,
-        others: OtherProcesses,
+        messages: CheckpointMessages,
         tasks_of_all: int,
     ) -> None:
         """``tasks_of_all``: the number of tasks of all processes."""
-        self._others = others
+        self._messages = messages
         self._tasks_of_all = tasks_of_all
         self._flow = flow
         self._settings = settings
@@ -145,7 +145,7 @@ class Checkpointer:
         if self._positions is not None and self._transaction is not None:
             await self._transaction.open()
             await self._positions.open_others(self._transaction.commit_domain, self._settings.transaction_timeout_s)
-            self._others.send_restore(None, None)
+            self._messages.send_restore(None, None)
             return {}
         self._job_restore = JobRestore(
             self._flow,
@@ -156,7 +156,7 @@ class Checkpointer:
             steps=self._steps,
             run_id=self._run_id,
             on_restore=self._options.on_restore,
-            others=self._others,
+            messages=self._messages,
         )
         states = await self._job_restore.load_states(self._tasks, self._plain_data, self._clock, self._tasks_of_all)
         self._barriers.number_after(self._job_restore.highest_number)
@@ -178,7 +178,7 @@ class Checkpointer:
             await self._job_restore.confirm()
             begun = self._job_restore.checkpoint
         elif self._positions is not None and self._transaction is not None:
-            self._positions.elsewhere = await self._others.positions_at_start()
+            self._positions.elsewhere = await self._messages.positions_at_start()
             await self._transaction.begin_with(None)
             await self._positions.commit_others(at_start=True)
             _log.info("flow %r: commits the positions of its sources to the group %r", self._flow, id_of(self._flow))
@@ -297,7 +297,7 @@ class Checkpointer:
         )
         if self._positions is None:  # Otherwise they are committed already.
             self._lag.committed(positions)
-            self._others.send_committed(checkpoint.number)
+            self._messages.send_committed(checkpoint.number)
         return checkpoint.number
 
     def _seal_sinks(self) -> None:
@@ -316,11 +316,11 @@ class Checkpointer:
         parts = [part for of_task in taken.values() for part in of_task]
         try:
             if self._positions is not None:
-                self._positions.elsewhere = await self._others.positions()
+                self._positions.elsewhere = await self._messages.positions()
             if self._store is None:
                 return 0
-            if self._others:
-                return await self._store.save_manifest(header, parts, self._others.files)
+            if self._messages:
+                return await self._store.save_manifest(header, parts, self._messages.files)
             return await self._store.save(header, parts)
         finally:
             release_parts(parts)

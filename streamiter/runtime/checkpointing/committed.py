@@ -16,7 +16,7 @@ from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, GraphError, StorageFull
 from streamiter.operators.operator import Operator
-from streamiter.runtime.checkpointing.other_processes import PositionsByStep
+from streamiter.runtime.checkpointing.checkpoint_messages import PositionsByStep
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.task import Task
 from streamiter.topics.source_and_sink import TopicSink, TopicSource

@@ -15,7 +15,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.keys import key_groups, normalize_key
@@ -27,6 +27,7 @@ from streamiter.operators.keyed import KeyedOperator
 from streamiter.operators.keyed_state import StateFrame, select_keys
 from streamiter.operators.operator import Boundary, Operator, Sharing
 from streamiter.runtime.chain import is_per_round
+from streamiter.runtime.checkpointing.checkpoint_messages import Agreement, AllProgress
 from streamiter.runtime.checkpointing.gate_shares import EdgeSharing, GateShares
 from streamiter.runtime.checkpointing.old_job import (
     NO_PROGRESS,
@@ -37,7 +38,6 @@ from streamiter.runtime.checkpointing.old_job import (
     join_progress,
     origins,
 )
-from streamiter.runtime.checkpointing.other_processes import AllProgress, OtherProcesses
 from streamiter.runtime.checkpointing.task_barriers import TaskStates
 from streamiter.runtime.feedback import TopicRange, spill_queue
 from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
@@ -48,9 +48,6 @@ from streamiter.runtime.port import PortOrigin
 from streamiter.runtime.task import Task
 from streamiter.runtime.topic_inlets import fetch_ranges
 from streamiter.topics.topic import Topic
-
-if TYPE_CHECKING:
-    from streamiter.runtime.checkpointing.follower import Follower
 
 Timer = tuple[int, Any, Any]
 """The time it is due in milliseconds, its key, its payload."""
@@ -268,7 +265,7 @@ def has_same_tasks(old: OldJob, tasks: Sequence[Task]) -> bool:
 
 
 async def redistribute_states(
-    old: OldJob, tasks: Sequence[Task], plain_data: PlainData, processes: OtherProcesses | Follower | None = None
+    old: OldJob, tasks: Sequence[Task], plain_data: PlainData, agreement: Agreement | None = None
 ) -> TaskStates:
     """Return the state of each task of this process by its name.
 
@@ -276,7 +273,7 @@ async def redistribute_states(
     """
     redistribution = _Redistribution(old, tasks, plain_data)
     find = redistribution.find_progress
-    redistribution.progress = find() if processes is None else await processes.progress(find)
+    redistribution.progress = find() if agreement is None else await agreement.progress(find)
     states: TaskStates = {}
     for head in redistribution.heads:
         states.update(redistribution.states_of(head))

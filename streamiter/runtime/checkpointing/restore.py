@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import Any, Literal, final
 
 from streamiter.checkpoints.flow_record import CommitPointer
 from streamiter.checkpoints.plain_data import PlainData
@@ -21,15 +21,12 @@ from streamiter.checkpoints.store import CheckpointStore
 from streamiter.clock import Clock
 from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError, ConfigurationError
+from streamiter.runtime.checkpointing.checkpoint_messages import Agreement, CheckpointMessages
 from streamiter.runtime.checkpointing.commit import CommitRecord, JobTransaction
 from streamiter.runtime.checkpointing.old_job import OldJob, RepeatedFrames
-from streamiter.runtime.checkpointing.other_processes import OtherProcesses
 from streamiter.runtime.checkpointing.redistribute import fetch_topic_batches, has_same_tasks, redistribute_states
 from streamiter.runtime.checkpointing.task_barriers import SERVICE, TASK, PartName, TaskStates, task_state
 from streamiter.runtime.task import Task
-
-if TYPE_CHECKING:
-    from streamiter.runtime.checkpointing.follower import Follower
 
 Restore = Literal["last"] | int | None
 """The last committed checkpoint (none in the first run), a checkpoint by its number, or None for no checkpoint."""
@@ -165,7 +162,7 @@ async def states_of_tasks(
     *,
     dropped: Collection[str],
     queues: ExitStack,
-    processes: OtherProcesses | Follower,
+    agreement: Agreement,
     tasks_of_all: int,
 ) -> TaskStates:
     """Return the state of each task and service of this process by its name. Deferred pieces are read when needed.
@@ -192,12 +189,12 @@ async def states_of_tasks(
     is_same = has_same_tasks(OldJob.from_states(stored.header, states), tasks) and tasks_of_all == sum(
         name.kind == TASK for name in names
     )
-    if not await processes.is_unchanged(is_same):
+    if not await agreement.is_unchanged(is_same):
         await read(name for name in names if str(name) not in states and name.kind != SERVICE)
         old = OldJob.from_states(stored.header, states)
         heads = dict.fromkeys(task.first.step for task in tasks)
         shared_out = await redistribute_states(
-            await fetch_topic_batches(old, heads, plain_data, clock, queues), tasks, plain_data, processes
+            await fetch_topic_batches(old, heads, plain_data, clock, queues), tasks, plain_data, agreement
         )
         return {**shared_out, **services}
     found: TaskStates = dict(services)
@@ -231,10 +228,10 @@ class JobRestore:
         steps: Mapping[str, StepState],
         run_id: str,
         on_restore: Callable[[int], None] | None,
-        others: OtherProcesses,
+        messages: CheckpointMessages,
     ) -> None:
         """``steps`` are the steps with state; ``on_restore`` is told the number of the chosen checkpoint."""
-        self._others = others
+        self._messages = messages
         self._flow = flow
         self._store = store
         self._transaction = transaction
@@ -274,7 +271,7 @@ class JobRestore:
             numbers.append(self._record.checkpoint.number)
         self.highest_number = max(numbers, default=0)
         if self.checkpoint is None:
-            self._others.send_restore(self._run_id, None)
+            self._messages.send_restore(self._run_id, None)
             return {}
         if self._on_restore is not None:
             self._on_restore(self.checkpoint.number)
@@ -282,7 +279,7 @@ class JobRestore:
         check_steps(snapshot.header, self._steps, self._changed_steps)
         dropped = steps_left_behind(snapshot.header, self._steps, self._changed_steps)
         self._warn(snapshot.header, dropped)
-        self._others.send_restore(self._run_id, self.checkpoint, dropped)
+        self._messages.send_restore(self._run_id, self.checkpoint, dropped)
         return await states_of_tasks(
             snapshot,
             tasks,
@@ -290,7 +287,7 @@ class JobRestore:
             clock,
             dropped=dropped,
             queues=self._queues,
-            processes=self._others,
+            agreement=self._messages,
             tasks_of_all=tasks_of_all,
         )
 

@@ -1,7 +1,8 @@
 """Messages about checkpoints between process 0 and the other processes of a run.
 
-Process 0 decides: it has the barriers, the choice of a checkpoint and the commit, as in a job of one process. The other
-processes have a :class:`~streamiter.runtime.checkpointing.follower.Follower`. Messages of one process arrive in order:
+Process 0 decides: it has the barriers, the choice of a checkpoint and the commit, as in a job of one process. Each
+other process has a :class:`~streamiter.runtime.checkpointing.following_checkpointer.FollowingCheckpointer`. Messages
+of one process arrive in order:
 
 =====================  =========================================================================================
 to the others          ``restore`` (the run, the checkpoint, steps whose state is dropped), ``unchanged`` (whether all
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias, final
+from typing import Final, Protocol, TypeAlias, final
 
 import msgspec
 
@@ -38,6 +39,16 @@ AllProgress: TypeAlias = Mapping[str, Sequence[SubtaskProgress]]
 GIVEN_UP: Final = (StorageFull, StoreUnavailable)
 
 
+class Agreement(Protocol):
+    """What the processes agree on while each restores its own tasks."""
+
+    async def is_unchanged(self, found: bool) -> bool:
+        """Return whether the tasks of all processes are as in the snapshot; ``found``: those of this process."""
+
+    async def progress(self, find: Callable[[], AllProgress]) -> AllProgress:
+        """Return the progress of the restored steps, which ``find`` returns in process 0."""
+
+
 @dataclass
 class _Answers:
     """The answers of the other processes to one question."""
@@ -49,7 +60,7 @@ class _Answers:
 
 
 @final
-class OtherProcesses:
+class CheckpointMessages:
     """The messages about checkpoints of one process; without ``messages`` there are no other processes."""
 
     def __init__(self, messages: Messages | None, own: int, processes: int) -> None:

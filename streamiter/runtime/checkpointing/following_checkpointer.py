@@ -19,9 +19,9 @@ from streamiter.errors import ConfigurationError
 from streamiter.operators.source import Positions
 from streamiter.records import CheckpointBarrier
 from streamiter.runtime.checkpointing.barriers import Barriers, TakenParts
+from streamiter.runtime.checkpointing.checkpoint_messages import GIVEN_UP, AllProgress, PositionsByStep
 from streamiter.runtime.checkpointing.checkpointer import LagReports
 from streamiter.runtime.checkpointing.old_job import SubtaskProgress
-from streamiter.runtime.checkpointing.other_processes import GIVEN_UP, AllProgress, PositionsByStep
 from streamiter.runtime.checkpointing.restore import states_of_tasks
 from streamiter.runtime.checkpointing.task_barriers import TaskStates, release_parts
 from streamiter.runtime.messages import Messages
@@ -34,7 +34,7 @@ _SAID_AT_START: Final = 3
 
 
 @final
-class Follower:
+class FollowingCheckpointer:
     """Follows the checkpoints of process 0; ``run`` is an asyncio task of the job's supervisor."""
 
     def __init__(
@@ -101,7 +101,7 @@ class Follower:
             self._clock,
             dropped=dropped,
             queues=self._queues,
-            processes=self,
+            agreement=self,
             tasks_of_all=self._tasks_of_all,
         )
 
