@@ -18,7 +18,7 @@ from streamiter.processes.frames import BATCH, TAKEN, Taken
 from streamiter.processes.link import ProcessLink
 from streamiter.processes.remote_channel import TIMES_RECORDS, ArrivingChannel, DepartingChannel
 from streamiter.records import Control, DataBatch
-from streamiter.runtime.feedback import FeedbackChannel, FeedbackStatistics
+from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.plan import ChannelLimits
 
 
@@ -31,7 +31,7 @@ class DepartingFeedback:
         self.queue = queue
         self._way = _FeedbackWay(self, link, number)
         queue.on_limit = lambda: link.report_later(number, self.report)
-        self._queued_records = self._peak_records = self._total_records = self._last_epoch = 0
+        self._queued_records = self._last_epoch = 0
         self._is_closed = False
 
     @property
@@ -54,9 +54,7 @@ class DepartingFeedback:
             self._way.check(batch)  # Later, the error would not belong to a step.
             self.queue.put(batch)
             self._queued_records += len(batch.records)
-        self._total_records += len(batch.records)
         self._last_epoch = max(self._last_epoch, batch.epoch)
-        self._peak_records = max(self._peak_records, self._queued_records + self._way.records)
 
     def put_control(self, control: Control) -> None:
         """Send a control record behind all earlier items; no effect after :meth:`close`."""
@@ -93,21 +91,6 @@ class DepartingFeedback:
             "bytes_in_memory": self.queue.bytes_in_memory,
             "bytes_on_disk": self.queue.bytes_on_disk,
         }
-
-    def statistics(self) -> FeedbackStatistics:
-        """Return the numbers of both halves: records waiting here, under way, and at the head."""
-        spilled, way = self.queue.statistics(), self._way.statistics()
-        return FeedbackStatistics(
-            name=self.name,
-            records=self._queued_records + self._way.records,
-            peak_records=self._peak_records,
-            total_records=self._total_records,
-            last_epoch=self._last_epoch,
-            bytes_in_memory=spilled.bytes_in_memory + way.size_bytes,
-            peak_bytes_in_memory=spilled.bytes_in_memory_peak + way.peak_bytes,
-            bytes_on_disk=spilled.bytes_on_disk,
-            peak_bytes_on_disk=spilled.bytes_on_disk_peak,
-        )
 
 
 @final

@@ -44,7 +44,9 @@ class LinkMessages:
         return {process: LinkChannels(link) for process, link in self.links.items()}
 
 
-def jobs_of(flows: Sequence[Flow], messages: Sequence[LinkMessages], options: JobOptions | None = None) -> list[Job]:
+def linked_jobs(
+    flows: Sequence[Flow], messages: Sequence[LinkMessages], options: JobOptions | None = None
+) -> list[Job]:
     """Make the job of each process; its links are in its messages."""
     first = first_process(flows[0].name, flows[0].steps, len(flows))
     processes = [first, *(OwnProcess(first.placement, number) for number in range(1, len(flows)))]
@@ -73,4 +75,4 @@ def piped_jobs(flow: Flow, processes: int, seed: int, options: JobOptions) -> li
         MovingPipe(*ends, random)
         for number, other, end, owner in zip(pair, reversed(pair), ends, owners, strict=True):
             messages[number].connect(other, end, owner)
-    return jobs_of(flows, messages, options)
+    return linked_jobs(flows, messages, options)

@@ -92,7 +92,7 @@ class LoopedFeedback(FeedbackChannel):
         self.arriving.close()
 
     def statistics(self) -> FeedbackStatistics:
-        return self.departing.statistics()
+        return self.arriving.statistics()
 
 
 def channels_through_links(seed: int) -> Callable[[Planner, str, FeedbackLimits | None], Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes.linked_jobs import LinkMessages, jobs_of
+from processes.linked_jobs import LinkMessages, linked_jobs
 from processes.pipes import Owner, identity, link_of
 from runtime.probe import Life, ProbeSource, Valve, turns
 from runtime.test_several_processes import Awaited
@@ -88,7 +88,7 @@ async def run(build: Any, processes: int, options: JobOptions | None = None) -> 
     """Run the flow in so many processes; return what process 0 got with its flow."""
     built = [build() for _ in range(processes)]
     async with linked(processes) as messages:
-        jobs = jobs_of([flow for flow, _ in built], messages, options)
+        jobs = linked_jobs([flow for flow, _ in built], messages, options)
         await asyncio.gather(*(job.start() for job in jobs))
         await asyncio.gather(*(job.wait() for job in jobs))
     return built[0][1]
@@ -131,7 +131,7 @@ async def test_a_slow_process_holds_the_sources_of_another_back() -> None:
         return flow
 
     async with linked(2) as messages:
-        jobs = jobs_of([build(), build()], messages, JobOptions(channel_limits=ChannelLimits(records=4)))
+        jobs = linked_jobs([build(), build()], messages, JobOptions(channel_limits=ChannelLimits(records=4)))
         await asyncio.gather(*(job.start() for job in jobs))
         await turns(3000)
         # Each source has a channel for its feeder, and one for each reader: in its process, and over a link.

@@ -71,7 +71,7 @@ class FeedbackBetween:
 
 @dataclass
 class Joint:
-    """The connection of two processes: each channel has one departing and one arriving half."""
+    """The channels between two processes (``RemoteChannels``): each has one departing and one arriving half."""
 
     departing_names: dict[int, str] = field(default_factory=dict)
     arriving_names: dict[int, str] = field(default_factory=dict)
