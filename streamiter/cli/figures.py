@@ -32,8 +32,9 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from streamiter.errors import ConfigurationError, InternalError, StreamiterError, TopicNotFound
-from streamiter.runtime.job import Job, StopMode
+from streamiter.runtime.job import StopMode
 from streamiter.runtime.other_jobs import REPORT_EVERY_S
+from streamiter.runtime.running import Watched
 from streamiter.runtime.statistics import JobStatistics, LoopStatistics
 from streamiter.topics.urls import hide, secrets_in, shown_url
 
@@ -55,7 +56,7 @@ _STOPPING: Final[dict[StopMode, str]] = {
 
 @contextlib.asynccontextmanager
 async def watched(
-    job: Job, render: Callable[[JobStatistics], RenderableType] | None = None, *, stops: Sequence[StopMode] = ()
+    job: Watched, render: Callable[[JobStatistics], RenderableType] | None = None, *, stops: Sequence[StopMode] = ()
 ) -> AsyncIterator[None]:
     """Show the figures of a job on the terminal (stderr) while it runs; without a terminal, log them every 30 s.
 
@@ -92,7 +93,7 @@ async def _meanwhile(showing: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
             await task
 
 
-async def _log_figures(job: Job) -> None:
+async def _log_figures(job: Watched) -> None:
     """Write a line with the figures every half minute, as a service does."""
     from streamiter.service.logs import LogLines  # After the start, which it would make slower.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -18,7 +19,8 @@ from streamiter.errors import ConfigurationError
 from streamiter.flow.flow import Flow, Processes
 from streamiter.flow.loading import load_flow
 from streamiter.numbers import whole_number_in
-from streamiter.runtime.running import OnInterrupt, run_in_own_loop, run_jobs
+from streamiter.runtime.job import StopMode
+from streamiter.runtime.running import OnInterrupt, Watched, run_in_own_loop, run_jobs
 from streamiter.runtime.statistics import JobStatistics
 
 if TYPE_CHECKING:
@@ -91,10 +93,8 @@ def run(
     results so far. A second signal aborts the flow (exit code 130), a third one even if a step does not return.
     """
     options = _checkpoint_options(checkpoints, interval_s, restore, changed_steps or [])
-    if processes is None:
-        statistics = run_in_own_loop(run_flow(load_flow(target), on_interrupt, options))
-    else:
-        statistics = load_flow(target).run(on=_host(on, processes, target), on_interrupt=on_interrupt, **options)
+    host = None if processes is None else _host(on, processes, target)
+    statistics = run_in_own_loop(run_flow(load_flow(target), on_interrupt, options, host))
     print_statistics(statistics, as_json=as_json)
     if statistics.state == "aborted":
         raise typer.Exit(INTERRUPTED)
@@ -106,11 +106,17 @@ def _host(on: Hosts, processes: int, target: str) -> Processes:
     return host
 
 
-async def run_flow(flow: Flow, on_interrupt: OnInterrupt, options: Mapping[str, object]) -> JobStatistics:
+async def run_flow(
+    flow: Flow, on_interrupt: OnInterrupt, options: Mapping[str, object], host: Processes | None = None
+) -> JobStatistics:
     """Run a flow, with live figures on a terminal; ``options`` are those of ``flow.start``."""
-    return await run_jobs(
-        flow.start, options, first=on_interrupt, while_running=lambda job, stops: watched(job, stops=stops)
-    )
+
+    def figures(job: Watched, stops: Sequence[StopMode]) -> AbstractAsyncContextManager[None]:
+        return watched(job, stops=stops)
+
+    if host is not None:
+        return await host.run(flow, options, first=on_interrupt, while_running=figures)
+    return await run_jobs(flow.start, options, first=on_interrupt, while_running=figures)
 
 
 def _checkpoint_options(

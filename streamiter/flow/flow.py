@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from streamiter.runtime.checkpointing.commit import JobSnapshot
     from streamiter.runtime.job import Job
     from streamiter.runtime.plan import ChannelLimits, JobOptions, OwnProcess
-    from streamiter.runtime.running import OnInterrupt
+    from streamiter.runtime.running import OnInterrupt, WhileRunning
     from streamiter.runtime.statistics import JobStatistics
 
 
@@ -395,7 +395,9 @@ class Flow(FlowWithSources):
 class Processes(Protocol):
     """Several processes that run a flow, such as :class:`~streamiter.LocalProcesses`."""
 
-    def run(self, flow: Flow, options: Mapping[str, Any], *, first: OnInterrupt) -> Coroutine[Any, Any, JobStatistics]:
+    def run(
+        self, flow: Flow, options: Mapping[str, Any], *, first: OnInterrupt, while_running: WhileRunning[Any] = ...
+    ) -> Coroutine[Any, Any, JobStatistics]:
         """Run the flow to its end; ``options`` are those of ``flow.start``."""
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 
 import msgspec
 
 from streamiter.processes.host import ProcessSettings
-from streamiter.processes.process import run_process
+from streamiter.processes.process import ProcessLines, run_process
 from streamiter.runtime.running import run_in_own_loop
 
 
@@ -19,6 +20,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=ProcessSettings)
+    if logging.lastResort is not None:  # It writes the log of programs that have configured none.
+        logging.lastResort.setFormatter(ProcessLines(settings.number))
     if settings.import_path:
         sys.path[:] = settings.import_path
     if settings.arguments:

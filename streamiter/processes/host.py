@@ -33,7 +33,7 @@ class PlainOptions(msgspec.Struct, frozen=True):
 
     channel_limits: ChannelLimits | None = None
     stall_after_s: float | None = None
-    checkpoints: dict[str, str | float | None] | None = None
+    checkpoints: dict[str, str | int | float | None] | None = None
     """The fields of ``Checkpoints``."""
     restore: str | int | None = "last"
     changed_steps: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class PlainOptions(msgspec.Struct, frozen=True):
         return dataclasses.replace(options, restore=restore, changed_steps=frozenset(self.changed_steps))
 
 
-def _plain_checkpoints(flow: str, checkpoints: Checkpoints) -> dict[str, str | float | None]:
+def _plain_checkpoints(flow: str, checkpoints: Checkpoints) -> dict[str, str | int | float | None]:
     fields = {each.name: getattr(checkpoints, each.name) for each in dataclasses.fields(checkpoints)}
     store = fields["store"]
     if isinstance(store, (str, os.PathLike)):
@@ -101,6 +101,11 @@ class ProcessSettings(msgspec.Struct, frozen=True):
     """``sys.path`` of the process; empty: its own."""
     arguments: tuple[str, ...] = ()
     """``sys.argv`` of the process, on which the program's flow may depend; empty: its own."""
+
+    def job_options(self) -> JobOptions:
+        """Return the options of the job of this attempt, and tell its run from those of earlier attempts."""
+        earlier, own = [f"{self.run}-{attempt}" for attempt in range(self.attempt)], f"{self.run}-{self.attempt}"
+        return dataclasses.replace(self.options.job_options(), new_id=lambda: own, earlier_runs=earlier)
 
     def __repr__(self) -> str:
         return f"ProcessSettings(process {self.number} of {self.processes}, {self.flow})"

@@ -13,8 +13,11 @@ more to send; a connection that ends before both have done so is a loss.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
+import os
 import secrets
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -429,6 +432,8 @@ async def listen(address: Address, new_link: Callable[[], ProcessLink]) -> async
 def address_of(server: asyncio.Server) -> Address:
     """Return the address at which a server listens; a port 0 has become that of a free port."""
     address = server.sockets[0].getsockname()
+    if isinstance(address, bytes):  # a name that is no file
+        return os.fsdecode(address)
     return address if isinstance(address, str) else tuple(address[:2])
 
 
@@ -436,6 +441,12 @@ async def connect(address: Address, link: ProcessLink) -> None:
     """Connect a link to an address; its owner hears when it is open. Raises ``OSError`` if no process listens there."""
     loop = asyncio.get_running_loop()
     if isinstance(address, str):
-        await loop.create_unix_connection(lambda: link, address)
+        with contextlib.ExitStack() as unless_connected:
+            connection = unless_connected.enter_context(socket.socket(socket.AF_UNIX))
+            connection.setblocking(False)
+            # uvloop itself does not connect to a name that is no file.
+            await loop.sock_connect(connection, address)
+            await loop.create_unix_connection(lambda: link, sock=connection)
+            unless_connected.pop_all()
     else:
         await loop.create_connection(lambda: link, *address)

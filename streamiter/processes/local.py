@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
-import socket
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, final
 
 import msgspec
 
@@ -19,14 +18,12 @@ from streamiter.flow.flow import Flow
 from streamiter.numbers import whole_number
 from streamiter.processes.host import ProcessSettings
 from streamiter.processes.link import Address
-from streamiter.processes.supervisor import Supervisor
+from streamiter.processes.supervisor import Attempt, Supervisor
+from streamiter.runtime.running import without_figures
 
 if TYPE_CHECKING:
-    from streamiter.runtime.running import OnInterrupt
+    from streamiter.runtime.running import OnInterrupt, WhileRunning
     from streamiter.runtime.statistics import JobStatistics
-
-# The path of a Unix socket has at most 103 bytes on macOS and 107 on Linux.
-_SOCKET_PATH_BYTES_MAX: Final = 103
 
 
 @final
@@ -57,11 +54,17 @@ class LocalProcesses:
     def __post_init__(self) -> None:
         whole_number("LocalProcesses: processes", self.processes, 1)
 
-    async def run(self, flow: Flow, options: Mapping[str, Any], *, first: OnInterrupt) -> JobStatistics:
+    async def run(
+        self,
+        flow: Flow,
+        options: Mapping[str, Any],
+        *,
+        first: OnInterrupt,
+        while_running: WhileRunning[Attempt] = without_figures,
+    ) -> JobStatistics:
         """For the engine: run the flow to its end."""
         reference = self.flow or reference_to(flow)
-        with tempfile.TemporaryDirectory(prefix="streamiter-", ignore_cleanup_errors=True) as folder:
-            return await Supervisor(flow, reference, _Local(folder), self.processes, options).run(first)
+        return await Supervisor(flow, reference, _Local(), self.processes, options).run(first, while_running)
 
 
 def reference_to(flow: Flow) -> str:
@@ -92,15 +95,14 @@ def _importable(name: str, module: object) -> str | None:
 
 @final
 class _Local:
-    """The host of one run; its sockets are in a folder."""
+    """The host of one run."""
 
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
+        self._prefix = f"\0streamiter-{secrets.token_hex(8)}/"
 
     def address(self, name: str) -> Address:
-        path = os.path.join(self._folder, name)
-        is_possible = hasattr(socket, "AF_UNIX") and len(os.fsencode(path)) <= _SOCKET_PATH_BYTES_MAX
-        return path if is_possible else ("127.0.0.1", 0)
+        # Only Linux has sockets with a name that is no file: a killed program leaves none behind.
+        return self._prefix + name if sys.platform == "linux" else ("127.0.0.1", 0)
 
     async def start(self, settings: ProcessSettings) -> _LocalProcess:
         settings = msgspec.structs.replace(settings, import_path=tuple(sys.path), arguments=tuple(sys.argv))

@@ -8,12 +8,20 @@ from the process                       from the supervisor
 ``began``                              ``place``, the placement: to all but process 0
 ``placed``, the placement: process 0   ``connect``, the addresses of all processes
 ``listens``, its address               ``stop``, a mode: stop the job
-``runs``: process 0
-``lost``, a process, the reason        ``end``: all jobs are done, so close the links and end
-``collected``, a step, subtask, items  ``abort``: end at once
-``finished``, the statistics
-``failed``, a ``Failure``
+``runs``, whether it commits:          ``end``: all jobs are done, so close the links and end
+process 0                              ``abort``: end at once
+``statistics``, once a second:
+process 0
+``lost``, a process, the reason
+``collected``, a step, subtask, items
+``finished``, the statistics of
+process 0, or None
+``failed``, an error, the statistics
+of process 0, or None
 =====================================  =====================================================================
+
+The job of process 0 has the statistics and the first error of all jobs. Another process tells only an error that it
+meets before its job starts.
 
 A second link, in a thread of its own, carries ``alive`` in both directions (:class:`Pulse`).
 """
@@ -22,6 +30,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -33,16 +42,18 @@ import msgspec
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import SystemClock
 from streamiter.deferred import PlainValue
-from streamiter.errors import PlainDataError
+from streamiter.errors import GraphError, PlainDataError, user_line
 from streamiter.flow.flow import Flow
 from streamiter.flow.loading import load_flow
 from streamiter.importing import IS_LOADING
+from streamiter.operators.source import Collect
 from streamiter.processes.frames import FrameEncoding
 from streamiter.processes.host import SILENCE_S, ProcessSettings
 from streamiter.processes.link import LinkError, LinkIdentity, ProcessLink, connect
 from streamiter.processes.mesh import ProcessMesh
-from streamiter.processes.outcomes import Failure, collected_parts
+from streamiter.runtime.failures import error_to_plain
 from streamiter.runtime.job import Job, StopMode
+from streamiter.runtime.other_jobs import REPORT_EVERY_S
 from streamiter.runtime.placement import Placement
 from streamiter.runtime.plan import OwnProcess, first_process
 
@@ -112,6 +123,8 @@ class _Process:
         """The job, when it runs."""
         self._mesh: ProcessMesh | None = None
         self._stopping: list[asyncio.Task[None]] = []
+        self._telling: asyncio.Task[None] | None = None
+        """Tells the statistics of process 0 until the event loop ends."""
 
     async def run(self) -> None:
         """Run the job until the supervisor ends the attempt."""
@@ -123,7 +136,7 @@ class _Process:
                     self._placement.set_result(placement)
                 case ["connect", addresses]:
                     self._addresses.set_result(addresses)
-                case ["stop", mode]:
+                case ["stop", mode] if mode != "abort" or self._job.done():
                     self._stopping.append(asyncio.create_task(self._stop(mode), name=f"stop {mode}"))
                 case ["end"]:
                     await work
@@ -143,6 +156,7 @@ class _Process:
         for stopping in self._stopping:
             stopping.cancel()
         if self._job.done():
+            self._job.result().others_are_lost()
             await self._stop("abort")
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
@@ -150,14 +164,22 @@ class _Process:
             self._mesh.abort()
 
     async def _work(self) -> None:
+        job = statistics = None
         try:
-            await self._run_job()
+            job, own = await self._make_job()
+            await self._run_job(job, own)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            self._supervisor.tell("failed", msgspec.msgpack.encode(Failure.of(error)))
+            if job is not None:
+                if self._settings.number:  # The job of process 0 was told, and fails with this error.
+                    return
+                statistics = msgspec.msgpack.encode(job.statistics())
+            if isinstance(error, GraphError) and _file(error.where) == _file(user_line()):
+                error.where = ""  # The line of the program of this process is none of the user's.
+            self._supervisor.tell("failed", error_to_plain(error), statistics)
 
-    async def _run_job(self) -> None:
+    async def _make_job(self) -> tuple[Job, OwnProcess]:
         settings = self._settings
         flow = _load(settings.flow)
         encoding = self._supervisor.link.encoding = FrameEncoding(flow.plain_data)
@@ -172,16 +194,26 @@ class _Process:
         self._supervisor.tell("listens", await mesh.listen(settings.listen))
         others = await mesh.connect(await self._addresses)
         own = OwnProcess(own.placement, settings.number, others, own.operators, mesh)
-        job = flow.job(settings.options.job_options(), own)
-        mesh.deliver()
+        return flow.job(settings.job_options(), own), own
+
+    async def _run_job(self, job: Job, own: OwnProcess) -> None:
+        assert self._mesh is not None
+        self._mesh.deliver()
         await job.start()
         self._job.set_result(job)
-        if not settings.number:
-            self._supervisor.tell("runs")
+        if not self._settings.number:
+            self._supervisor.tell("runs", job.statistics().checkpoints is not None)
+            self._telling = asyncio.create_task(self._tell_statistics(job), name="tell statistics")
         statistics = await job.wait()
         if statistics.state != "aborted":
             self._tell_collected(own)
-        self._supervisor.tell("finished", msgspec.msgpack.encode(statistics))
+        final = None if self._settings.number else msgspec.msgpack.encode(statistics)
+        self._supervisor.tell("finished", final)
+
+    async def _tell_statistics(self, job: Job) -> None:
+        while True:
+            await asyncio.sleep(REPORT_EVERY_S)
+            self._supervisor.tell("statistics", msgspec.msgpack.encode(job.statistics()))
 
     async def _own_process(self, flow: Flow) -> OwnProcess:
         """Return this process, with the placement that process 0 has decided."""
@@ -195,13 +227,15 @@ class _Process:
         return own
 
     def _tell_collected(self, own: OwnProcess) -> None:
-        for step, subtask, items in collected_parts(own.operators):
+        for step, operator in own.operators.items():
+            parts = operator.into.parts() if isinstance(operator, Collect) else {}
             try:
-                self._supervisor.tell("collected", step, subtask, items)
+                for subtask, items in parts.items():
+                    self._supervisor.tell("collected", step.name, subtask, items)
             except PlainDataError as error:
                 raise PlainDataError(
-                    f"step {step!r}: the records of stream.collect() go to the program that has started the processes: "
-                    f"{error}; collect less, or write to a topic"
+                    f"step {step.name!r}: the records of stream.collect() go to the program that has started the "
+                    f"processes: {error}; collect less, or write to a topic"
                 ) from error
 
 
@@ -212,6 +246,28 @@ def _load(reference: str) -> Flow:
         return load_flow(reference)
     finally:
         IS_LOADING.reset(token)
+
+
+def _file(line: str) -> str:
+    return line.rpartition(":")[0]
+
+
+@final
+class ProcessLines(logging.Formatter):
+    r"""Formats log records as text, with the number of the process before each line.
+
+    >>> record = logging.makeLogRecord({"msg": "one\ntwo"})
+    >>> print(ProcessLines(2).format(record))
+    process 2: one
+    process 2: two
+    """
+
+    def __init__(self, process: int) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(f"process {self._process}: {line}" for line in super().format(record).splitlines())
 
 
 @final

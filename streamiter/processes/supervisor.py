@@ -12,6 +12,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple, final
 
@@ -19,18 +20,19 @@ import msgspec
 
 from streamiter.clock import SystemClock
 from streamiter.deferred import PlainValue
-from streamiter.errors import StreamiterError
+from streamiter.errors import GraphError, StreamiterError, user_line
 from streamiter.flow.flow import Flow
 from streamiter.models.update import ModelSnapshot
+from streamiter.operators.source import Collect
 from streamiter.processes.frames import FrameEncoding
 from streamiter.processes.host import SILENCE_S, SUPERVISOR, Host, HostedProcess, PlainOptions, ProcessSettings
 from streamiter.processes.link import Address, LinkError, ProcessLink, address_of, listen
-from streamiter.processes.outcomes import Failure, merged, put_collected
 from streamiter.processes.process import identity_of
+from streamiter.runtime.failures import error_from_plain
 from streamiter.runtime.job import StopMode
 from streamiter.runtime.placement import Placement
-from streamiter.runtime.running import OnInterrupt, stopping_on_signals
-from streamiter.runtime.statistics import JobStatistics
+from streamiter.runtime.running import OnInterrupt, TooSlow, WhileRunning, stopping_on_signals, without_figures
+from streamiter.runtime.statistics import JobState, JobStatistics
 
 _log = logging.getLogger("streamiter.processes")
 
@@ -68,7 +70,6 @@ class Supervisor:
         flow.register(ModelSnapshot)  # It may be among the collected records.
         self._flow = flow
         self._host = host
-        self._options = PlainOptions.of(flow.name, options)
         self._settings = ProcessSettings(
             number=0,
             processes=processes,
@@ -78,25 +79,42 @@ class Supervisor:
             supervisor="",
             listen="",
             flow=reference,
-            options=self._options,
+            options=PlainOptions.of(flow.name, options),
         )
         self._stops: list[StopMode] = []
-        self._attempt: _Attempt | None = None
+        self._attempt: Attempt | None = None
         self._lost_at_s: list[float] = []
 
-    async def run(self, first: OnInterrupt = "suspend") -> JobStatistics:
-        """Run the flow to its end. Raises the error of the first process that fails, or ProcessLost."""
-        with stopping_on_signals(self, first=first):
+    async def run(
+        self, first: OnInterrupt = "suspend", while_running: WhileRunning[Attempt] = without_figures
+    ) -> JobStatistics:
+        """Run the flow to its end. Raises the error of the first process that fails, or ProcessLost.
+
+        As in one process, the run resumes after a transaction that was open for too long.
+        """
+        too_slow = TooSlow()
+        with stopping_on_signals(self, first=first) as stops:
             while True:
-                self._attempt = _Attempt(self._flow, self._host, self._settings, self._stops)
-                loss = await self._attempt.run()
-                if loss is None:
-                    return self._attempt.statistics()
-                self._check_restarts(loss)
-                if self._attempt.has_run:  # Its claim has cleared what the run was told not to restore.
-                    self._options = msgspec.structs.replace(self._options, restore="last")
-                attempt = self._settings.attempt + 1
-                self._settings = msgspec.structs.replace(self._settings, attempt=attempt, options=self._options)
+                attempt = self._attempt = Attempt(self._flow, self._host, self._settings, self._stops)
+                try:
+                    async with while_running(attempt, stops):
+                        loss = await attempt.run()
+                    if loss is None:
+                        return attempt.statistics()
+                    self._check_restarts(loss, attempt)
+                except StreamiterError as error:
+                    if self._stops or not too_slow.may_resume(error, attempt.statistics().checkpoints):
+                        raise
+                self._start_again(attempt)
+
+    def _start_again(self, attempt: Attempt) -> None:
+        options = self._settings.options
+        if attempt.has_run:  # Its claim has cleared what the run was told not to restore.
+            options = msgspec.structs.replace(options, restore="last")
+            if options.checkpoints is None or options.checkpoints["store"] is None:
+                # The positions where these sources begin are committed.
+                options = msgspec.structs.replace(options, changed_steps=())
+        self._settings = msgspec.structs.replace(self._settings, attempt=self._settings.attempt + 1, options=options)
 
     async def stop(self, mode: StopMode) -> None:
         """Stop the job: process 0 stops all; ``abort`` ends each process."""
@@ -104,24 +122,18 @@ class Supervisor:
         if self._attempt is not None:
             self._attempt.stop(mode)
 
-    def _check_restarts(self, loss: _Loss) -> None:
+    def _check_restarts(self, loss: _Loss, attempt: Attempt) -> None:
         """Raise ProcessLost unless the run starts again after this loss."""
         what = f"flow {self._flow.name!r}: process {loss.process} of {self._settings.processes} was lost: {loss.reason}"
         now_s = time.monotonic()
         self._lost_at_s = [at_s for at_s in self._lost_at_s if now_s - at_s < _RESTARTS_WITHIN_S] + [now_s]
-        if self._options.checkpoints is None:
+        if self._settings.options.checkpoints is None and not attempt.commits:
             raise ProcessLost(
                 f"{what}; the results of this run are incomplete, so run the flow again. With checkpoints= it would "
                 "resume by itself"
             )
         if self._stops:
             raise ProcessLost(f"{what}, while the run was being stopped; the next run resumes from the last checkpoint")
-        if self._options.changed_steps and self._attempt is not None and self._attempt.has_run:
-            # The last checkpoint may be of this run, and then has the state of these steps.
-            raise ProcessLost(
-                f"{what}; a run with changed_steps= does not restart by itself; run the flow again, without "
-                "changed_steps= if this run has taken a checkpoint"
-            )
         if len(self._lost_at_s) > _RESTARTS_MAX:
             raise ProcessLost(
                 f"{what}; expected at most {_RESTARTS_MAX} losses in {_RESTARTS_WITHIN_S / 60:g} minutes, given one "
@@ -131,7 +143,7 @@ class Supervisor:
 
 
 @final
-class _Attempt:
+class Attempt:
     """The processes of one attempt, and the conversation with each (see :mod:`~streamiter.processes.process`)."""
 
     def __init__(self, flow: Flow, host: Host, settings: ProcessSettings, stops: list[StopMode]) -> None:
@@ -150,11 +162,16 @@ class _Attempt:
         """When a process is lost, unless there is a sign of life before."""
         self._placement: bytes | None = None
         self._addresses: dict[int, Address] = {}
-        self._statistics: dict[int, JobStatistics] = {}
-        self._failures: dict[int, StreamiterError] = {}
+        self._statistics: JobStatistics | None = None
+        """The last that process 0 has told."""
+        self._finished: set[int] = set()
+        """The processes whose jobs have ended well, and which have told what they have collected."""
+        self._error: BaseException | None = None
         self._loss: _Loss | None = None
         self.has_run = False
         """Whether the job of process 0 has restored its state."""
+        self.commits = False
+        """Whether that job takes checkpoints, or commits positions."""
         self._farewell: str | None = None
         """The last message to each process, also to one that begins later."""
         self._is_over = asyncio.Event()
@@ -178,8 +195,8 @@ class _Attempt:
                 process.kill()
             await asyncio.gather(*self._ends.values(), return_exceptions=True)
             server.close()
-        if self._failures:
-            raise self._error()
+        if self._error is not None:
+            raise self._error from self._error.__cause__
         return self._loss
 
     async def _start(self, address: Address) -> None:
@@ -198,24 +215,19 @@ class _Attempt:
 
     async def _end(self) -> None:
         """Let all processes end; they are killed if they do not."""
-        went_well = len(self._statistics) == self._settings.processes and not self._failures
-        self._farewell = "end" if went_well else "abort"
+        self._farewell = "end" if len(self._finished) == self._settings.processes else "abort"
         for link in self._links.values():
             link.send_message([self._farewell])
         await asyncio.wait(self._ends.values(), timeout=_END_S)
 
     def statistics(self) -> JobStatistics:
-        """Return the statistics of all processes."""
-        if not self._statistics:  # Aborted before all jobs ran.
-            return JobStatistics(self._flow.name, "aborted", time.monotonic() - self._started_at_s, (), ())
-        return merged(self._flow.steps, self._statistics)
-
-    def _error(self) -> StreamiterError:
-        error, *others = self._failures.values()
-        for other in others:
-            if str(other) != str(error):
-                error.add_note(f"also: {other}")
-        return error
+        """Return the statistics of the job, at most a second old while it runs."""
+        if self._statistics is None:
+            state: JobState = "aborted" if self._is_over.is_set() else "running"
+            return JobStatistics(self._flow.name, state, time.monotonic() - self._started_at_s, (), ())
+        if self._is_over.is_set() and self._statistics.state == "running":  # It was killed.
+            return replace(self._statistics, state="aborted")
+        return self._statistics
 
     # -- losses ----------------------------------------------------------------------------------------
 
@@ -287,8 +299,10 @@ class _Attempt:
                 self._tell_placement(number)
                 if self._farewell is not None:
                     link.send_message([self._farewell])
-            case ["runs"]:
-                self.has_run = True
+            case ["runs", bool(commits)]:
+                self.has_run, self.commits = True, commits
+            case ["statistics", bytes(statistics)]:
+                self._told(statistics)
             case ["placed", bytes(placement)]:
                 self._placed(placement)
             case ["listens", address]:
@@ -300,20 +314,33 @@ class _Attempt:
             case ["lost", int(other), str(reason)]:
                 self._lose(other, reason)
             case ["collected", str(step), int(subtask), items]:
-                put_collected(self._flow.steps, step, subtask, items)
-            case ["finished", bytes(statistics)]:
-                self._statistics[number] = msgspec.msgpack.decode(statistics, type=JobStatistics)
-                if len(self._statistics) == self._settings.processes:
+                self._collect(step, subtask, items)
+            case ["finished", statistics]:
+                self._told(statistics)
+                self._finished.add(number)
+                if len(self._finished) == self._settings.processes:
                     self._is_over.set()
-            case ["failed", bytes(failure)]:
-                self._fail(number, msgspec.msgpack.decode(failure, type=Failure))
+            case ["failed", error, statistics]:
+                self._told(statistics)
+                self._fail(error_from_plain(error))
+
+    def _told(self, statistics: bytes | None) -> None:
+        if statistics is not None:
+            self._statistics = msgspec.msgpack.decode(statistics, type=JobStatistics)
+
+    def _collect(self, name: str, subtask: int, items: list[object]) -> None:
+        """Put the records of a subtask into the result of ``stream.collect()`` in this process."""
+        step = next(step for step in self._flow.steps if step.name == name)
+        operator = step.factory()
+        assert isinstance(operator, Collect)
+        operator.into.begin(subtask, step.parallelism)[:] = items
 
     def _placed(self, placement: bytes) -> None:
         """Check that the processes run the flow of this program, and give all the placement of process 0."""
         try:
             msgspec.msgpack.decode(placement, type=Placement).check(self._flow.name, self._flow.steps)
         except StreamiterError as error:
-            self._fail(0, Failure.of(error))
+            self._fail(error)
             return
         self._placement = placement
         for number in self._links:
@@ -323,8 +350,9 @@ class _Attempt:
         if number and self._placement is not None:
             self._links[number].send_message(["place", self._placement])
 
-    def _fail(self, number: int, failure: Failure) -> None:
-        if self._loss is None:
-            place = f"process {number} of {self._settings.processes}"
-            self._failures.setdefault(number, failure.error(place))
+    def _fail(self, error: BaseException) -> None:
+        if self._loss is None and self._error is None:
+            if isinstance(error, GraphError) and not error.where:
+                error.where = user_line()
+            self._error = error
             self._is_over.set()

@@ -302,6 +302,11 @@ class Job:
             if running is not None and not self._has_closed:
                 running.cancel()
 
+    def others_are_lost(self) -> None:
+        """Do not wait for the jobs of other processes at the end, because a process was lost."""
+        if self._others is not None:
+            self._others.lost()
+
     def _stopped_by_first(self, mode: str) -> None:
         if mode == "abort":
             self._abort()

@@ -191,6 +191,10 @@ class LedJobs(OtherJobs):
         self._errors.append(error)
         self.stop("abort")
 
+    def lost(self) -> None:
+        """Wait for no other job: a process was lost."""
+        self._all_ended.set()
+
     async def ended(self, state: JobState, error: BaseException | None) -> tuple[JobState, BaseException | None]:
         if error is not None and error not in self._errors:
             self._errors.append(error)

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 
 from streamiter.errors import ConfigurationError, JobFailed, ProducerFenced, TransactionExpired
 from streamiter.runtime.job import Job, StopMode
-from streamiter.runtime.statistics import JobStatistics
+from streamiter.runtime.statistics import CheckpointStatistics, JobStatistics
 
 _log = logging.getLogger("streamiter.job")
 
@@ -125,8 +125,22 @@ def check_on_interrupt(flow: str, mode: object, *, shares: bool) -> None:
         )
 
 
-WhileRunning = Callable[[Job, Sequence[StopMode]], AbstractAsyncContextManager[None]]
+class Watched(Protocol):
+    """A job, or several processes with one, seen from outside."""
+
+    def statistics(self) -> JobStatistics:
+        """Return the statistics now."""
+
+
+R = TypeVar("R", bound=Watched)
+
+WhileRunning = Callable[[R, Sequence[StopMode]], AbstractAsyncContextManager[None]]
 """Makes the context that is entered while a job runs, of the job and the growing list of the stops it was asked for."""
+
+
+def without_figures(job: Watched, stops: Sequence[StopMode]) -> AbstractAsyncContextManager[None]:
+    """Show nothing while a job runs."""
+    return contextlib.nullcontext()
 
 
 async def run_jobs(
@@ -134,7 +148,7 @@ async def run_jobs(
     options: Mapping[str, Any],
     *,
     first: OnInterrupt = "suspend",
-    while_running: WhileRunning = lambda job, stops: contextlib.nullcontext(),
+    while_running: WhileRunning[Job] = without_figures,
 ) -> JobStatistics:
     """Run the job that ``start(**options)`` returns, until it ends or a signal stops it, as ``first`` says.
 
@@ -143,7 +157,7 @@ async def run_jobs(
     this happens twice in a row without a checkpoint between, the error is raised.
     """
     options = dict(options)
-    failed_in_vain = False
+    too_slow = TooSlow()
     while True:
         job = await start(**options)
         with stopping_on_signals(job, first=first) as stops:
@@ -152,25 +166,33 @@ async def run_jobs(
                     return await job.wait()
             except JobFailed as error:
                 checkpoints = job.statistics().checkpoints
-                if stops or checkpoints is None or not _was_too_slow(error):
+                if stops or not too_slow.may_resume(error, checkpoints):
                     raise
-                in_vain = not checkpoints.taken
-                if in_vain and failed_in_vain:
-                    raise
-                failed_in_vain = in_vain
-                if not in_vain:  # The state of these steps in the new checkpoint must not be dropped again.
+                if checkpoints is not None and checkpoints.taken:
+                    # The state of these steps in the new checkpoint must not be dropped again.
                     options.pop("changed_steps", None)
-                _log.warning("%s; resuming from the last checkpoint", error)
         options["restore"] = "last"
 
 
-def _was_too_slow(error: BaseException) -> bool:
-    """Return whether the job failed only because its transaction was open for too long.
+class TooSlow:
+    """Decides whether a run resumes after a job that failed because its transaction was open for too long."""
 
-    If another run has claimed the flow since, ProducerFenced is before that error in the chain of causes.
-    """
-    fenced = next((cause for cause in causes_of(error) if isinstance(cause, ProducerFenced)), None)
-    return isinstance(fenced, TransactionExpired)
+    def __init__(self) -> None:
+        self._failed_in_vain = False
+
+    def may_resume(self, error: BaseException, checkpoints: CheckpointStatistics | None) -> bool:
+        """Return whether the next job resumes from the last checkpoint; not twice in a row without a new one.
+
+        If another run has claimed the flow since, ProducerFenced is before TransactionExpired in the chain of causes.
+        """
+        fenced = next((cause for cause in causes_of(error) if isinstance(cause, ProducerFenced)), None)
+        if checkpoints is None or not isinstance(fenced, TransactionExpired):
+            return False
+        before, self._failed_in_vain = self._failed_in_vain, not checkpoints.taken
+        if before and self._failed_in_vain:
+            return False
+        _log.warning("%s; resuming from the last checkpoint", error)
+        return True
 
 
 def causes_of(error: BaseException | None) -> Iterator[BaseException]:

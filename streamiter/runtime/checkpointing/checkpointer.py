@@ -153,6 +153,7 @@ class Checkpointer:
             self._transaction,
             restore=self._options.restore,
             changed_steps=self._options.changed_steps,
+            earlier_runs=self._options.earlier_runs,
             steps=self._steps,
             run_id=self._run_id,
             on_restore=self._options.on_restore,

@@ -225,6 +225,7 @@ class JobRestore:
         *,
         restore: Restore,
         changed_steps: Collection[str],
+        earlier_runs: Collection[str],
         steps: Mapping[str, StepState],
         run_id: str,
         on_restore: Callable[[int], None] | None,
@@ -237,6 +238,7 @@ class JobRestore:
         self._transaction = transaction
         self._restore = restore
         self._changed_steps = changed_steps
+        self._earlier_runs = earlier_runs
         self._steps = steps
         self._run_id = run_id
         self._on_restore = on_restore
@@ -273,6 +275,8 @@ class JobRestore:
         if self.checkpoint is None:
             self._messages.send_restore(self._run_id, None)
             return {}
+        if self.checkpoint.run in self._earlier_runs:
+            self._changed_steps = ()
         if self._on_restore is not None:
             self._on_restore(self.checkpoint.number)
         snapshot = self._snapshot = await self._opened(self.checkpoint, stored)

@@ -10,7 +10,7 @@ import numpy as np
 from streamiter.errors import RolledBack
 from streamiter.parameter_server.server import ParameterServer
 
-__all__ = ["OtherProcess", "gradient", "train"]
+__all__ = ["RemoteChannels", "gradient", "train"]
 
 
 def gradient(worker: int, iteration: int, columns: int) -> Any:
@@ -43,7 +43,7 @@ async def train(client: Any, iterations: int, columns: int, before: Any = None) 
     return went_back
 
 
-class OtherProcess:
+class RemoteChannels:
     """An actor of Ray whose methods are called from a test and run in the actor's process."""
 
     def __init__(self, address: Any) -> None:

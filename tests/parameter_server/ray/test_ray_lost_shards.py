@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parameter_server.ray.other_process import OtherProcess, gradient, train
+from parameter_server.ray.other_process import RemoteChannels, gradient, train
 from parameter_server.ray.processes import call_until_error, kill
 from support.waiting import PATIENCE_S
 
@@ -33,7 +33,7 @@ async def test_all_shards_roll_back_to_one_snapshot_and_no_add_counts_twice() ->
     async with trained(BSP()) as server:
         here = server.client(worker=0)
         await here.join()
-        there = ray.remote(OtherProcess).options(num_cpus=0).remote(server.address())
+        there = ray.remote(RemoteChannels).options(num_cpus=0).remote(server.address())
         await there.join.remote(1)
         elsewhere = there.train.remote(1, ITERATIONS, COLUMNS)
         went_back = [*await train(here, ITERATIONS, COLUMNS, killing(server, here, {5: 1})), *await elsewhere]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parameter_server.ray.other_process import OtherProcess
+from parameter_server.ray.other_process import RemoteChannels
 
 from streamiter.errors import ParameterServerError, UnknownWorker
 from streamiter.parameter_server import BSP, SSP, psf
@@ -20,7 +20,7 @@ def in_another_process(address: RayAddress) -> Any:
     """Return an actor that ends with the test's last reference to it."""
     import ray
 
-    return ray.remote(OtherProcess).options(num_cpus=0).remote(address)
+    return ray.remote(RemoteChannels).options(num_cpus=0).remote(address)
 
 
 async def test_workers_of_a_process_leave_though_one_of_them_was_replaced(shared_address: RayAddress) -> None:
