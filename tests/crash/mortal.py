@@ -29,8 +29,11 @@ def main() -> None:
     runpy.run_path(program, run_name="__main__")
 
 
-def strike_at(when: str, function: str, number: int, signal_number: int) -> None:
-    """Make this process send itself a signal at its ``number``-th call (from 1) of ``function``."""
+def strike_at(when: str, function: str, number: int, signal_number: int, marker: Path | None = None) -> None:
+    """Make this process send itself a signal at its ``number``-th call (from 1) of ``function``.
+
+    With ``marker``, only the first of several processes does so; it makes this file.
+    """
     module, _, path = function.partition(":")
     *owners, name = path.split(".")
     owner: Any = importlib.import_module(module)
@@ -40,6 +43,12 @@ def strike_at(when: str, function: str, number: int, signal_number: int) -> None
 
     def strike() -> None:
         if next(calls) == number:
+            if marker is not None:
+                marker.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    marker.touch(exist_ok=False)
+                except FileExistsError:
+                    return
             # The signal goes to this thread, which does not continue, whichever other threads run.
             signal.pthread_kill(threading.get_ident(), signal_number)
 

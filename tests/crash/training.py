@@ -5,15 +5,20 @@ The program also writes the number of each event that it reads to a second topic
 
 from __future__ import annotations
 
+import importlib
+import signal
 import sys
 from collections.abc import Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from streamiter import Checkpoints, Flow, topic
+from streamiter import Checkpoints, Flow, LocalProcesses, Operator, topic
 from streamiter.learn import Examples, LogisticRegression, train_online
+from streamiter.operators import Context, Output
+from streamiter.parameter_server import ASP, ParameterServer
 from streamiter.topics import Typed
 
 MODEL = "model"
@@ -42,6 +47,10 @@ class Options(msgspec.Struct):
     mini_batch: int
     stop: Literal["latest"] | None = None
     delivery: Literal["at_least_once"] | None = None
+    kind: Literal["training", "sums", "numbers", "counts"] = "training"
+    processes: int | None = None
+    strikes: list[tuple[Literal["before", "after"], str, int, str]] = []
+    """Where processes kill themselves, one after the other: the number of the call, and a file that says so."""
 
 
 def extracted(mini_batch: Sequence[Example]) -> Examples:
@@ -61,9 +70,70 @@ def training_flow(options: Options) -> Flow:
     return flow
 
 
+def running_sums(options: Options) -> Flow:
+    """Return a flow that publishes the number of events of each key so far, and their sum."""
+    flow = Flow(options.flow, parallelism=options.parallelism)
+    events = flow.source(topic(options.events), decode=Typed(Example), stop=options.stop, name="events")
+    ones = events.map(lambda event: (event.n % 7, 1, event.n))
+    sums = ones.key_by(lambda one: one[0]).reduce(lambda a, b: (a[0], a[1] + b[1], a[2] + b[2]), name="sums")
+    sums.map(list).sink(topic(options.read))
+    return flow
+
+
+def numbers(options: Options) -> Flow:
+    """Return a flow without state that publishes the number of each event."""
+    flow = Flow(options.flow, parallelism=options.parallelism)
+    source = flow.source(
+        topic(options.events), decode=Typed(Example), start="committed", first_start="earliest", stop=options.stop
+    )
+    source.rebalance().map(lambda event: event.n).sink(topic(options.read))
+    return flow
+
+
+class Counts(Operator):
+    """Counts the events on a parameter server, and emits how many there were when it read."""
+
+    async def open(self, context: Context) -> None:
+        self._client = context.parameter_server
+        await self._client.create_matrix("counts", rows=1, columns=4, consistency=ASP())
+
+    async def process(self, event: Example, out: Output) -> None:
+        await self._client.add("counts", row=0, values=np.ones(4))
+        await self._client.clock("counts")
+        out.emit([event.n, float((await self._client.get("counts", row=0))[event.n % 4])])
+
+
+def counts(options: Options) -> Flow:
+    """Return a flow that counts the events on a parameter server."""
+    flow, server = Flow(options.flow, parallelism=options.parallelism), ParameterServer(shards=2)
+    events = flow.source(topic(options.events), decode=Typed(Example), stop=options.stop, name="events")
+    counted = events.rebalance().process(Counts, name="counts", parameter_server=server)
+    counted.sink(topic(options.read))
+    return flow
+
+
+def flow_of(options: Options) -> Flow:
+    flows = {"training": training_flow, "sums": running_sums, "numbers": numbers, "counts": counts}
+    return flows[options.kind](options)
+
+
+def of_arguments() -> Flow:
+    """Return the flow of the arguments in one of several processes, which kills itself at the next place."""
+    options = msgspec.json.decode(sys.argv[1], type=Options)
+    for *place, marker in options.strikes:
+        if not Path(marker).exists():
+            importlib.import_module("mortal").strike_at(*place, signal.SIGKILL, Path(marker))
+            break
+    return flow_of(options)
+
+
 def main() -> None:
     options = msgspec.json.decode(sys.argv[1], type=Options)
-    statistics = training_flow(options).run(checkpoints=Checkpoints(options.folder, interval_s=options.interval_s))
+    store = {} if options.kind == "numbers" else {"store": options.folder}
+    given: dict[str, Any] = {"checkpoints": Checkpoints(**store, interval_s=options.interval_s)}
+    if options.processes is not None:
+        given["on"] = LocalProcesses(options.processes, flow=f"{__file__}:of_arguments")
+    statistics = flow_of(options).run(**given)
     print(statistics.state, statistics.checkpoints)
 
 

@@ -1,0 +1,198 @@
+"""A flow in several processes that are killed has the outputs of a flow that was never killed."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import operator
+import signal
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, Final, NamedTuple
+
+import orjson
+import pytest
+from crash.cases import Case, kafka_case, trainer, training_pieces
+from crash.feed import Feed
+from crash.outcome import check_counted_once, committed
+from crash.places import Place
+from crash.programs import PATIENCE_S, running
+from crash.test_kill_9 import seed
+
+_CHECKPOINTING: Final = "streamiter.runtime.checkpointing"
+_FOLLOWER: Final = f"{_CHECKPOINTING}.follower:Follower"
+_CHECKPOINTER: Final = f"{_CHECKPOINTING}.checkpointer:Checkpointer"
+OTHER_STARTS: Final = Place("before", f"{_FOLLOWER}.open")
+OTHER_RESTORES: Final = Place("before", f"{_FOLLOWER}.restored")
+OTHER_TAKES: Final = Place("before", f"{_FOLLOWER}._take")
+OTHER_HAS_SAVED: Final = Place("after", f"{_FOLLOWER}._save")
+FIRST_CHOOSES: Final = Place("after", f"{_CHECKPOINTER}.open")
+FIRST_RESTORES: Final = Place("before", f"{_CHECKPOINTER}.restored")
+FIRST_TAKES: Final = Place("after", f"{_CHECKPOINTER}._seal_sinks")
+FIRST_HAS_SAVED: Final = Place("before", f"{_CHECKPOINTER}._commit")
+FIRST_HAS_COMMITTED: Final = Place("after", f"{_CHECKPOINTER}._commit")
+
+EVENTS: Final = 2_000
+PARTITIONS: Final = 2
+_POLL_S: Final = 0.05
+
+
+@pytest.fixture
+async def kafka(kafka_broker: Any, topic_prefix: str, tmp_path: Path) -> Case:
+    """Return a case with topics on a broker."""
+    case = kafka_case(kafka_broker.bootstrap, topic_prefix, tmp_path / "checkpoints")
+    await case.topic("events").create(partitions=PARTITIONS)
+    for name in ("updates-killed", "read-killed", "updates-whole", "read-whole"):
+        await case.topic(name).create()
+    return case
+
+
+class Life(NamedTuple):
+    """A run of the program, in which processes kill themselves one after the other, each at a place."""
+
+    strikes: Sequence[tuple[Place, int]]
+    processes: int = 2
+    kills_program: bool = False
+    """Whether the program is killed at the end; otherwise it is suspended."""
+
+
+async def killed(case: Case, lives: Sequence[Life], **options: Any) -> None:
+    """Run a flow in several processes that are killed, then to its end in three processes."""
+    feed = Feed(case.topic("events"), training_pieces(EVENTS, PARTITIONS))
+    given = {"mode": "asynchronous", "parallelism": 3, **options}
+    for number, life in enumerate(lives):
+        markers = [case.folder / f"life {number}, strike {strike}" for strike in range(len(life.strikes))]
+        strikes = [(*place, call, str(marker)) for (place, call), marker in zip(life.strikes, markers, strict=True)]
+        program = trainer(case, "killed", **given, processes=life.processes, strikes=strikes)
+        async with running(program) as process:
+            feeding = asyncio.create_task(feed.during(lambda process=process: process.is_over, len(lives) - number))
+            for marker in markers:
+                assert await process.until(marker.exists), await process.ends()
+            await feeding
+            if program.folder.exists():  # The flow has state.
+                last = f"-{len(strikes)}"
+                assert await process.until(
+                    lambda program=program, last=last: (program.record().committed_run or "").endswith(last)
+                ), await process.ends()
+            else:
+                await feed.rest()
+                async with asyncio.timeout(PATIENCE_S):
+                    while len(await committed(case.topic("read-killed"))) < EVENTS:
+                        await asyncio.sleep(_POLL_S)
+            process.send(signal.SIGKILL if life.kills_program else signal.SIGTERM)
+            code, printed = await process.ends()
+        assert code == (-signal.SIGKILL if life.kills_program else 0), printed
+        assert printed.count("starting all processes again") == len(strikes), printed
+    await feed.rest()
+    async with running(trainer(case, "killed", **given, processes=3, stop="latest")) as process:
+        code, printed = await process.ends()
+    assert code == 0, printed
+
+
+async def check_sums(case: Case) -> None:
+    """Check the running sums: one for each event, in order, and the last of all events."""
+    sums = defaultdict(list)
+    for record in await committed(case.topic("read-killed")):
+        key, count, total = orjson.loads(record.value or b"")
+        sums[key].append((count, total))
+    for key in range(7):
+        numbers = range(key, EVENTS, 7)
+        assert [count for count, _ in sums[key]] == list(range(1, len(numbers) + 1))
+        assert sums[key][-1][1] == sum(numbers)
+
+
+async def check_numbers(case: Case) -> None:
+    read = [int(record.value or b"") for record in await committed(case.topic("read-killed"))]
+    assert sorted(read) == list(range(EVENTS))
+
+
+async def check_training(case: Case) -> None:
+    await check_counted_once(case.topic("updates-killed"), "model", EVENTS)
+    await check_numbers(case)
+
+
+async def check_counts(case: Case) -> None:
+    read = [orjson.loads(record.value or b"") for record in await committed(case.topic("read-killed"))]
+    assert sorted(number for number, _ in read) == list(range(EVENTS))
+    assert max(count for _, count in read) == EVENTS
+
+
+async def test_sums_survive_the_loss_of_each_process(kafka: Case) -> None:
+    """A process was lost between its file and the commit, and the sums of its keys had records twice."""
+    strikes = [(OTHER_TAKES, 1), (FIRST_HAS_SAVED, 2), (OTHER_RESTORES, 1)]
+    await killed(kafka, [Life(strikes, kills_program=True)], kind="sums")
+    await check_sums(kafka)
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+async def test_online_training_survives_the_loss_of_a_process(kafka: Case, mode: str) -> None:
+    """Feedback that was between two processes at the loss was learned twice, or not at all."""
+    await killed(kafka, [Life([(FIRST_HAS_COMMITTED, 1), (OTHER_HAS_SAVED, 2)])], mode=mode)
+    await check_training(kafka)
+
+
+async def test_a_flow_without_a_store_survives_the_loss_of_a_process(kafka: Case) -> None:
+    """A flow with start="committed" ended at the first loss, or wrote the records since the last commit twice."""
+    await killed(kafka, [Life([(OTHER_TAKES, 2)])], kind="numbers")
+    await check_numbers(kafka)
+
+
+async def test_a_parameter_server_survives_the_loss_of_a_process(kafka: Case) -> None:
+    """The shards of the lost process restored older values than the workers of the others."""
+    await killed(kafka, [Life([(OTHER_HAS_SAVED, 2)])], kind="counts")
+    await check_counts(kafka)
+
+
+# A link of a process gets some hundred pieces in a second.
+ANY_MOMENT: Final = Place("before", "streamiter.processes.link:ProcessLink.buffer_updated")
+AT_START: Final = [OTHER_STARTS, OTHER_RESTORES, FIRST_CHOOSES, FIRST_RESTORES]
+AT_CHECKPOINT: Final = [OTHER_TAKES, OTHER_HAS_SAVED, FIRST_TAKES, FIRST_HAS_SAVED, FIRST_HAS_COMMITTED]
+
+
+def test_each_place_of_a_process_is_in_the_engine() -> None:
+    """A function was renamed, and the soak test failed only in its fifth hour."""
+    for place in (ANY_MOMENT, *AT_START, *AT_CHECKPOINT):
+        module, _, path = place.function.partition(":")
+        assert callable(operator.attrgetter(path)(importlib.import_module(module)))
+
+
+def random_lives(random: Random) -> list[Life]:
+    def strike() -> tuple[Place, int]:
+        return random.choice(
+            [
+                (random.choice(AT_START), 1),
+                (random.choice(AT_CHECKPOINT), random.randint(1, 3)),
+                (ANY_MOMENT, random.randint(1, 500)),
+            ]
+        )
+
+    return [
+        Life([strike() for _ in range(random.randint(0, 3))], random.randint(2, 3), kills_program=random.random() < 0.5)
+        for _ in range(random.randint(1, 3))
+    ]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("options", "check"),
+    [
+        ({"kind": "sums"}, check_sums),
+        ({"kind": "counts"}, check_counts),
+        ({"mode": "synchronous"}, check_training),
+        ({"mode": "asynchronous"}, check_training),
+    ],
+    ids=str,
+)
+async def test_processes_survive_any_kills(
+    kafka: Case, options: dict[str, Any], check: Callable[[Case], Awaitable[None]]
+) -> None:
+    """A kill at a rare moment, one of a thousand, lost or doubled records."""
+    lives = random_lives(Random(seed()))
+    try:
+        await killed(kafka, lives, **options)
+        await check(kafka)
+    except BaseException as error:
+        error.add_note(f"again: make soak SEED={seed()}; {lives}")
+        raise
