@@ -304,8 +304,7 @@ class Job:
 
     def others_are_lost(self) -> None:
         """Do not wait for the jobs of other processes at the end, because a process was lost."""
-        if self._others is not None:
-            self._others.lost()
+        self._others.lost()
 
     def _stopped_by_first(self, mode: str) -> None:
         if mode == "abort":

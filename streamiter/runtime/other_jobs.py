@@ -77,6 +77,9 @@ class OtherJobs:
     def failed(self, error: BaseException) -> None:
         """End the run, because a step in process 0 has failed."""
 
+    def lost(self) -> None:
+        """Wait for no other job: a process was lost."""
+
     async def ended(self, state: JobState, error: BaseException | None) -> tuple[JobState, BaseException | None]:
         """In process 0, wait until all jobs have ended; return the state and the error of the run.
 
@@ -192,7 +195,6 @@ class LedJobs(OtherJobs):
         self.stop("abort")
 
     def lost(self) -> None:
-        """Wait for no other job: a process was lost."""
         self._all_ended.set()
 
     async def ended(self, state: JobState, error: BaseException | None) -> tuple[JobState, BaseException | None]:
