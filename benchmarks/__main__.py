@@ -25,7 +25,6 @@ from benchmarks.networks_quality import networks_quality
 from benchmarks.offline_learning import offline_logistic_regression
 from benchmarks.online_learning import online_learning
 from benchmarks.parameter_server import parameter_server, parameter_server_calls, parameter_server_optimizer
-from benchmarks.parameter_server_on_ray import parameter_server_on_ray
 from benchmarks.predicting import predicting
 from benchmarks.processes import processes_map, processes_recovery, processes_regression, processes_shuffle
 from benchmarks.report import write
@@ -60,7 +59,6 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "parameter-server": parameter_server,
         "parameter-server-calls": parameter_server_calls,
         "parameter-server-optimizer": parameter_server_optimizer,
-        "parameter-server-on-ray": parameter_server_on_ray,
         "networks-speed": networks_speed,
         "networks-quality": networks_quality,
         "networks-sparse": networks_sparse,

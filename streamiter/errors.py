@@ -39,8 +39,7 @@
     │   ├── RowsInDifferentBlocks  a function needs all its rows in one row block
     │   ├── OutOfTurn              the consistency of the matrix forbids the call at this clock
     │   ├── ServerReset            the server was restarted or closed while the call waited
-    │   ├── ShardLost              the process of a shard is gone
-    │   └── RolledBack             the shards were restored from a snapshot; the worker must go back to its clock
+    │   └── ShardLost              the process of a shard is gone
     ├── RemoteError                (streamiter.runtime) an error in another process, of a class that is not streamiter's
     ├── LinkError                  (streamiter.processes) a link between two processes was lost, or refused
     ├── ProcessLost                (streamiter.processes) a process of a run has died, or was silent for too long
@@ -222,17 +221,6 @@ class ServerReset(ParameterServerError):
 
 class ShardLost(ParameterServerError):
     """The process of a shard is gone, and with it the requests that were under way."""
-
-
-class RolledBack(ParameterServerError):
-    """All shards were restored from a snapshot. Resume from ``clocks``: the worker's clocks at that time, by matrix."""
-
-    def __init__(self, message: str, clocks: Mapping[str, int]) -> None:
-        super().__init__(message)
-        self.clocks = dict(clocks)
-
-    def __reduce__(self) -> tuple[type[RolledBack], tuple[str, dict[str, int]]]:
-        return type(self), (str(self), self.clocks)
 
 
 class LoopOverflow(StreamiterError):

@@ -203,17 +203,7 @@ NAMES = {
         "SourceFactory",
         "StatefulMap",
     ],
-    "streamiter.parameter_server": [
-        "ASP",
-        "BSP",
-        "Client",
-        "Consistency",
-        "Matrix",
-        "ParameterServer",
-        "SSP",
-        "SnapshotEvery",
-        "psf",
-    ],
+    "streamiter.parameter_server": ["ASP", "BSP", "Client", "Consistency", "Matrix", "ParameterServer", "SSP", "psf"],
     "streamiter.parameter_server.psf": [
         "Abs",
         "Add",

@@ -9,6 +9,5 @@ from streamiter.parameter_server.client import Client
 from streamiter.parameter_server.consistency import ASP, BSP, SSP, Consistency
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.server import ParameterServer
-from streamiter.parameter_server.snapshots import SnapshotEvery
 
-__all__ = ["ASP", "BSP", "SSP", "Client", "Consistency", "Matrix", "ParameterServer", "SnapshotEvery", "psf"]
+__all__ = ["ASP", "BSP", "SSP", "Client", "Consistency", "Matrix", "ParameterServer", "psf"]

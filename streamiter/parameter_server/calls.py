@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast, final
 
 from streamiter.clock import Clock, TimerHandle
-from streamiter.errors import RolledBack, WorkerHasLeft
+from streamiter.errors import WorkerHasLeft
 from streamiter.numbers import positive, whole_number
 from streamiter.parameter_server.requests import ClockRequest, JoinRequest, LeaveRequest, RaiseRequest, Request
 
@@ -134,9 +134,6 @@ AnyReply: TypeAlias = WaitingReply[Any]
 
 Replies: TypeAlias = Sequence[Any]
 """The replies of several shards to one call, each of the type that its request has."""
-
-OnBack = Callable[[Mapping[str, int]], None]
-"""Is called with a worker's clocks, by matrix, when the shards have gone back to a snapshot by themselves."""
 
 
 @final
@@ -335,11 +332,7 @@ class Participation:
             self._heartbeats.heard(self.worker)
 
     async def leave(self, reason: str) -> None:
-        """Leave. All shards are told, even if one of them fails.
-
-        Raises RolledBack if the shards have gone back to a snapshot: then the worker still takes part, as in the
-        snapshot, and has to repeat its requests since then.
-        """
+        """Leave. All shards are told, even if one of them fails."""
         self.left(reason)
         replies, failure = [], None
         for link in self.links:
@@ -351,12 +344,8 @@ class Participation:
             for reply in replies:
                 if isinstance(reply, WaitingReply):
                     await reply
-        except RolledBack:
-            self._left = None
-            raise
-        finally:
-            if self._left is not None:  # Also where a shard is lost: the worker's number is free.
-                self._on_left(self.worker)
+        finally:  # Also where a shard is lost: the worker's number is free.
+            self._on_left(self.worker)
         if failure is not None:
             raise failure
 
@@ -468,8 +457,6 @@ class Heartbeats:
     Heartbeats of workers that do not take part, such as a late message of a worker that has left, are ignored.
 
     A worker that waits for a reply sends nothing meanwhile. Between ``wait_begins`` and ``wait_ends`` it is not silent.
-    Call these two only where the end of a wait is certain to be noticed: in the same process a call is given up when
-    its task is cancelled. A worker in another process may die without a message; it sends heartbeats while it waits.
     The call of a subscription waits all the time, and says nothing about its worker.
 
     >>> from streamiter.testing import VirtualClock

@@ -6,17 +6,15 @@ A call names rows and columns of a matrix. ``rows.MatrixAccess`` splits the call
 
 from __future__ import annotations
 
-import abc
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 import numpy.typing as npt
 
 from streamiter.errors import OutOfTurn, ParameterServerError
 from streamiter.numbers import whole_number
-from streamiter.parameter_server.calls import Call, Heartbeats, OnBack, Participation, Replies, ShardLink
+from streamiter.parameter_server.calls import Call, Heartbeats, Participation, Replies, ShardLink
 from streamiter.parameter_server.consistency import ASP
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
 from streamiter.parameter_server.psf.function import GetFunction, Part, Result, UpdateFunction
@@ -124,10 +122,7 @@ class Client:
         self._part.heartbeat()
 
     async def leave(self, reason: str = "it has left") -> None:
-        """Leave: other workers do not wait for this worker any longer. What it has added stays.
-
-        Raises RolledBack if the shards have gone back to a snapshot: then the worker still takes part.
-        """
+        """Leave: other workers do not wait for this worker any longer. What it has added stays."""
         if not self._part.has_left:
             for subscription in list(self._subscriptions.values()):
                 subscription.close()
@@ -483,97 +478,3 @@ class Client:
 
 def _nothing(replies: Replies) -> None:
     return None
-
-
-class Server(abc.ABC):
-    """Makes matrices and clients. ``async with`` closes the server at the end."""
-
-    def __init__(self, name: str, directory: MatrixDirectory) -> None:
-        self.name = name
-        self._directory = directory
-        self._clients: dict[int, Client] = {}
-        """The clients of this process that have not left, by worker."""
-        self._is_closed = False
-
-    async def create_matrix(self, name: str, **settings: Any) -> None:
-        """Make a matrix, with the settings of :class:`~streamiter.parameter_server.matrix.Matrix`.
-
-        Nothing happens if it exists with the same settings. Raises ConfigurationError for wrong settings,
-        ParameterServerError if it exists with other settings, and the errors of a function of ``init``; then no shard
-        has the matrix.
-        """
-        self._check_open()
-        await self._directory.create(Matrix.of(name, settings))
-
-    def client(
-        self, worker: int, *, read_my_writes: bool = False, cache_bytes: int = 0, max_calls: int = MAX_CALLS
-    ) -> Client:
-        """Let a worker join, at the minimum clock of each matrix, and return its client.
-
-        Make the clients of all workers before the first worker begins: it waits only for workers that have joined.
-        ``read_my_writes``: reads show the worker's own adds even while these wait for a clock. ``cache_bytes``: keep
-        rows that were read whole, as long as the consistency allows it. ``max_calls``: so many calls may be under way
-        at a time; further calls wait. Raises ParameterServerError for a worker that takes part already. A client in
-        another process than the server joins with its first call.
-        """
-        self._check_open()
-        worker = whole_number(f"{type(self).__name__}.client(worker=)", worker, 0)
-        if worker in self._clients:
-            raise ParameterServerError(
-                f"worker {worker}: expected a worker without a client in this process, given a worker that has one; "
-                "use its client, or let it leave first"
-            )
-        return self._make_client(worker, read_my_writes=read_my_writes, cache_bytes=cache_bytes, max_calls=max_calls)
-
-    def _make_client(
-        self,
-        worker: int,
-        *,
-        read_my_writes: bool = False,
-        cache_bytes: int = 0,
-        max_calls: int = MAX_CALLS,
-        joins: bool = True,
-        heartbeats: Heartbeats | None = None,
-    ) -> Client:
-        """Make a client; without ``heartbeats`` its worker is never silent. ``joins=False``: it takes part already."""
-
-        def go_back(clocks: Mapping[str, int]) -> None:
-            client.go_back(clocks)
-
-        client = self._clients[worker] = Client(
-            worker,
-            self._links_of(worker, go_back),
-            self._directory,
-            read_my_writes=read_my_writes,
-            cache_bytes=cache_bytes,
-            max_calls=max_calls,
-            joins=joins,
-            heartbeats=heartbeats,
-            on_left=self._client_left,
-        )
-        return client
-
-    @abc.abstractmethod
-    def _links_of(self, worker: int, on_back: OnBack) -> Sequence[ShardLink]:
-        """Return a worker's links to the shards; ``on_back``: the shards have gone back to a snapshot."""
-
-    def _client_left(self, worker: int) -> None:
-        self._clients.pop(worker, None)
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ParameterServerError(
-                f"{self.name}: expected a server that is open, given one that was closed; make a new one"
-            )
-
-    @abc.abstractmethod
-    async def close(self) -> None:
-        """Close the server. May be called more than once."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

@@ -2,7 +2,7 @@
 
 All processes run the same program, so each has made the server with all its shards. When a job begins, each process
 keeps its own shards and replaces the others by links. Messages arrive in order, each once. So a request is a message
-with a number, the reply is a message with the same number, and there are no sessions as in ``transport``.
+with a number, and the reply is a message with the same number.
 
 In a message, requests and replies are plain data. A dataclass or named tuple is a tuple of its name and its fields; the
 name of a user's class says where it can be imported, and nothing else is imported.

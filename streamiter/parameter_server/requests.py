@@ -10,9 +10,8 @@ In a message, a request has no arrays to be filled; they stay at the client. An 
 from __future__ import annotations
 
 import asyncio
-import enum
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, NamedTuple, TypedDict, TypeVar
 
@@ -27,7 +26,6 @@ from streamiter.errors import (
     ModelError,
     ParameterServerError,
     PlainDataError,
-    RolledBack,
     StreamiterError,
 )
 from streamiter.parameter_server.consistency import TrackerState
@@ -265,12 +263,6 @@ class FailWaiting(Request[None]):
     """Completes the sentence of the error: expected to answer this call, given …"""
 
 
-def rolled_back(reason: str, clocks: Mapping[str, int]) -> RolledBack:
-    """Return the error of a worker's calls when the shards have gone back to a snapshot with these clocks."""
-    listed = ", ".join(f"{name} {clock}" for name, clock in clocks.items()) or "none"
-    return RolledBack(f"{reason} resume from its clocks: {listed}", clocks)
-
-
 # -- subscriptions -------------------------------------------------------------------------------------------
 
 
@@ -408,52 +400,10 @@ def add_pending(values: Numbers, part: GetPart, pending: Iterable[AddPart], firs
     return values
 
 
-# -- messages between a client and the process of a shard ----------------------------------------------------
+# -- messages to and from a shard in another process ----------------------------------------------------------
 
 
-class SessionId(NamedTuple):
-    """Identifies a session: one numbering of the requests of one client to one shard."""
-
-    client: str
-    incarnation: int = 0
-    """Rises with each new client of the same name: a shard refuses requests of the older clients."""
-    generation: int = 0
-    """Rises each time the shards go back to a snapshot: a shard ignores messages of another generation."""
-
-
-class SessionControl(enum.Enum):
-    """What a client sends in place of a request."""
-
-    PING = "ping"
-    """Numbered as a request is. The reply tells the client that the shard has handled all earlier requests."""
-    ACKNOWLEDGE = "acknowledge"
-    """Without a number: the message only acknowledges replies, and its answer is a sign of life of the shard."""
-    CLOSE = "close"
-    """Without a number: the client has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """In place of a request: the client no longer waits for the reply to request ``number``."""
-
-    number: int
-
-
-Sendable = Request[object] | GiveUp | SessionControl
-
-
-class ClientMessage(NamedTuple):
-    """A message from a client to a shard; the call that carries the message returns the outcome of the request."""
-
-    session: SessionId
-    number: int
-    """Requests are numbered 1, 2, 3, …; 0: the message has no request."""
-    acknowledged: tuple[int, ...]
-    """Requests whose outcome has arrived since the client's last message: the shard forgets these outcomes."""
-    request: Sendable
-
-
-def without_outputs(request: Sendable) -> Sendable:
+def without_outputs(request: Request[object]) -> Request[object]:
     """Return the request without the arrays that its caller wants filled: they stay at the client."""
     if isinstance(request, AddRequest) and request.get is not None:
         return replace(request, get=_cleared(request.get))
@@ -485,8 +435,6 @@ class Failure(NamedTuple):
     kind: str
     """The name of the error's class."""
     message: str
-    clocks: dict[str, int] | None = None
-    """The clocks of a RolledBack error."""
     trace: str | None = None
     """The traceback of an error that is not one of our own."""
 
@@ -495,11 +443,9 @@ def failure_of(error: BaseException) -> Failure:
     """Return the error as a plain value.
 
     >>> failure_of(errors.UnknownMatrix("matrix 'w': expected …"))
-    Failure(kind='UnknownMatrix', message="matrix 'w': expected …", clocks=None, trace=None)
+    Failure(kind='UnknownMatrix', message="matrix 'w': expected …", trace=None)
     """
     kind = type(error).__name__
-    if isinstance(error, RolledBack):
-        return Failure(kind, str(error), error.clocks)
     if _ERRORS.get(kind) is type(error):
         return Failure(kind, str(error))
     return Failure(kind, str(error), trace="".join(traceback.format_exception(error)))
@@ -513,8 +459,6 @@ def error_of(failure: Failure) -> StreamiterError:
     >>> error_of(Failure("ZeroDivisionError", "division by zero"))
     ParameterServerError('a shard raised ZeroDivisionError: division by zero')
     """
-    if failure.clocks is not None:
-        return RolledBack(failure.message, failure.clocks)
     if failure.trace is None and (kind := _ERRORS.get(failure.kind)) is not None:
         return kind(failure.message)
     error = ParameterServerError(f"a shard raised {failure.kind}: {failure.message}")

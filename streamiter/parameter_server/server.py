@@ -1,8 +1,4 @@
-"""The parameter server: its shards, its matrices, its workers, and its part in a flow.
-
-``ParameterServer`` makes matrices and clients. A ``Hosting`` keeps the shards: ``InProcess`` here, ``RayHosting`` (in
-``transport.ray``) in Ray actors. ``MatrixDirectory`` knows the matrices that were made.
-"""
+"""The parameter server: its shards, its matrices, its workers, and its part in a flow."""
 
 from __future__ import annotations
 
@@ -10,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast, final
+from types import TracebackType
+from typing import Any, Self, TypeVar, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock, SystemClock
@@ -18,10 +15,10 @@ from streamiter.deferred import release_all
 from streamiter.errors import CheckpointError, ConfigurationError, ParameterServerError, ShardLost, shortened
 from streamiter.numbers import positive, whole_number
 from streamiter.operators.operator import ServiceWorker
-from streamiter.parameter_server.calls import Call, Heartbeats, OnBack, ShardLink, SilenceWatch, WaitingReply
-from streamiter.parameter_server.client import Client, Server
+from streamiter.parameter_server.calls import Call, Heartbeats, ShardLink, SilenceWatch, WaitingReply
+from streamiter.parameter_server.client import MAX_CALLS, Client
 from streamiter.parameter_server.divided import DividedShards
-from streamiter.parameter_server.matrix import unknown_matrix
+from streamiter.parameter_server.matrix import Matrix, unknown_matrix
 from streamiter.parameter_server.matrix_shard import MatrixStatistics
 from streamiter.parameter_server.psf.function import GetFunction, Result, UpdateFunction
 from streamiter.parameter_server.requests import (
@@ -37,29 +34,22 @@ from streamiter.parameter_server.requests import (
 )
 from streamiter.parameter_server.rows import MatrixDirectory
 from streamiter.parameter_server.shard import Shard, ShardStatistics
-from streamiter.parameter_server.snapshots import SnapshotEvery, clock_in, in_memory, is_state, merged, thawed
-
-if TYPE_CHECKING:
-    from streamiter.parameter_server.ray.host import RayAddress
-    from streamiter.parameter_server.ray.hosting import RemoteServer
+from streamiter.parameter_server.snapshots import clock_in, in_memory, is_state, merged, thawed
 
 R = TypeVar("R")
-
-Place = Literal["process", "ray"]
-
 
 OWN_CALLS = -1
 """The worker's number in requests of the server itself."""
 
 
 @final
-class ParameterServer(Server):
+class ParameterServer:
     """Matrices of parameters that workers read, add to and clock, under BSP, ASP or SSP.
 
-    The columns of each matrix (or its blocks) are divided among ``shards``. ``on="process"``: the shards are in this
-    process, and calls that need not wait are direct calls; ``on="ray"``: each shard is a Ray actor.
-    ``heartbeat_timeout_s``: a worker without a request for so long is made to leave; None: workers leave only by
-    themselves. To use the server in a step of a flow, give it as ``parameter_server=``.
+    The columns of each matrix (or its blocks) are divided among ``shards``. They are in this process, and calls that
+    need not wait are direct calls. To use the server in a step of a flow, give it as ``parameter_server=``; a flow that
+    runs in several processes has its shards there. ``heartbeat_timeout_s``: a worker without a request for so long is
+    made to leave; None: workers leave only by themselves. ``async with`` closes the server at the end.
 
     >>> import asyncio
     >>> from streamiter.parameter_server import SSP
@@ -78,45 +68,32 @@ class ParameterServer(Server):
         self,
         shards: int = 1,
         *,
-        on: Place = "process",
         name: str = "parameter server",
         clock: Clock | None = None,
         heartbeat_timeout_s: float | None = None,
-        snapshots: SnapshotEvery | None = None,
+        on: str | None = None,
     ) -> None:
         self._clock = clock or SystemClock()
-        if snapshots is not None and on != "ray":
+        if on is not None:
             raise ConfigurationError(
-                f'{name}, snapshots=: expected on="ray", where shards may be lost, given on={on!r}; leave it out'
+                f"{name}, on=: expected no place, given {on!r}; leave it out. The shards are in the processes of the "
+                "flow that uses the server: flow.run(on=LocalProcesses(2)), or flow.run(on=Ray(2))"
             )
-        self._snapshots = snapshots
+        self.name = name
         count = whole_number("ParameterServer(shards=)", shards, 1)
         if heartbeat_timeout_s is not None:
             heartbeat_timeout_s = positive("ParameterServer(heartbeat_timeout_s=)", heartbeat_timeout_s)
-        self._hosting: Hosting
-        if on == "process":
-            self._hosting = InProcess(count)
-        elif on == "ray":
-            # Imported only where it is used: the package may be missing.
-            from streamiter.parameter_server.ray.hosting import RayHosting
-
-            self._hosting = RayHosting(
-                count,
-                name=name,
-                clock=self._clock,
-                snapshots=snapshots,
-                heartbeat_timeout_s=heartbeat_timeout_s,
-                on_silent=self._silent_worker_left,
-            )
-        else:
-            raise ConfigurationError(f'{name}, on=: expected "process" or "ray", given {on!r}')
-        self._links = self._hosting.links(name)
-        super().__init__(name, MatrixDirectory(self._links))
+        self._links: list[ShardLink] = [Shard(number) for number in range(count)]
+        """All clients share this list. In a flow in several processes, links replace the shards of the others."""
+        self._directory = MatrixDirectory(self._links)
+        self._clients: dict[int, Client] = {}
+        """The clients of this process that have not left, by worker."""
+        self._is_closed = False
         self._own = Client(OWN_CALLS, self._links, self._directory, joins=False)
         """The client of the server itself, which is no worker."""
         self._heartbeats: Heartbeats | None = None
         self._silence: SilenceWatch | None = None
-        if heartbeat_timeout_s is not None and on == "process":  # On Ray the shards note the heartbeats.
+        if heartbeat_timeout_s is not None:
             self._heartbeats = Heartbeats(self._clock, heartbeat_timeout_s)
             self._silence = SilenceWatch(self._clock, self._heartbeats, self._remove_silent)
         self._divided: DividedShards | None = None
@@ -136,6 +113,16 @@ class ParameterServer(Server):
         """The names of all matrices."""
         return self._directory.names()
 
+    async def create_matrix(self, name: str, **settings: Any) -> None:
+        """Make a matrix, with the settings of :class:`~streamiter.parameter_server.matrix.Matrix`.
+
+        Nothing happens if it exists with the same settings. Raises ConfigurationError for wrong settings,
+        ParameterServerError if it exists with other settings, and the errors of a function of ``init``; then no shard
+        has the matrix.
+        """
+        self._check_open()
+        await self._directory.create(Matrix.of(name, settings))
+
     async def update(self, function: UpdateFunction) -> None:
         """Run a psf that changes parameters, as :meth:`Client.update` does, without a worker."""
         self._check_open()
@@ -148,44 +135,42 @@ class ParameterServer(Server):
 
     # -- workers ---------------------------------------------------------------------------------------
 
-    def _make_client(self, worker: int, **options: Any) -> Client:
-        client = super()._make_client(worker, heartbeats=self._heartbeats, **options)
+    def client(
+        self, worker: int, *, read_my_writes: bool = False, cache_bytes: int = 0, max_calls: int = MAX_CALLS
+    ) -> Client:
+        """Let a worker join, at the minimum clock of each matrix, and return its client.
+
+        Make the clients of all workers before the first worker begins: it waits only for workers that have joined.
+        ``read_my_writes``: reads show the worker's own adds even while these wait for a clock. ``cache_bytes``: keep
+        rows that were read whole, as long as the consistency allows it. ``max_calls``: so many calls may be under way
+        at a time; further calls wait. Raises ParameterServerError for a worker that takes part already.
+        """
+        self._check_open()
+        worker = whole_number("ParameterServer.client(worker=)", worker, 0)
+        if worker in self._clients:
+            raise ParameterServerError(
+                f"worker {worker}: expected a worker without a client, given a worker that has one; use its client, "
+                "or let it leave first"
+            )
+        client = self._clients[worker] = Client(
+            worker,
+            self._links,
+            self._directory,
+            read_my_writes=read_my_writes,
+            cache_bytes=cache_bytes,
+            max_calls=max_calls,
+            heartbeats=self._heartbeats,
+            on_left=self._client_left,
+        )
         if self._heartbeats is not None and self._silence is not None:
             self._heartbeats.joined(worker)
             self._silence.start()
         return client
 
-    def _links_of(self, worker: int, on_back: OnBack) -> Sequence[ShardLink]:
-        return self._hosting.links(f"worker {worker}", worker, on_back)
-
     def _client_left(self, worker: int) -> None:
-        super()._client_left(worker)
+        self._clients.pop(worker, None)
         if self._heartbeats is not None:
             self._heartbeats.left(worker)
-        self._hosting.release(worker)
-
-    def _silent_worker_left(self, worker: int, reason: str) -> None:
-        """The shards have removed a silent worker."""
-        if (client := self._clients.get(worker)) is not None:
-            client.left(reason)
-        self._client_left(worker)
-
-    def address(self) -> RayAddress:
-        """Return the address for ``connect`` in other processes: may be given to tasks and actors of Ray."""
-        from streamiter.parameter_server.ray.hosting import RayHosting
-
-        if not isinstance(self._hosting, RayHosting):
-            raise ConfigurationError(
-                f'{self.name}: expected shards on Ray, given shards {self._hosting.drawn_as}; make it with on="ray"'
-            )
-        return self._hosting.address
-
-    @staticmethod
-    def connect(address: RayAddress, *, clock: Clock | None = None) -> RemoteServer:
-        """In another process: return a server whose clients use the shards of this ``address()``."""
-        from streamiter.parameter_server.ray.hosting import RemoteServer
-
-        return RemoteServer(address, clock=clock)
 
     def _remove_silent(self, worker: int, reason: str) -> None:
         """Make a silent worker leave."""
@@ -193,7 +178,9 @@ class ParameterServer(Server):
             # If a function of on_clock= fails, the calls that wait for the clock get the error.
             with suppress(ParameterServerError):
                 link.send(LeaveRequest(worker, reason))
-        self._silent_worker_left(worker, reason)
+        if (client := self._clients.get(worker)) is not None:
+            client.left(reason)
+        self._client_left(worker)
 
     @property
     def workers(self) -> list[int]:
@@ -210,13 +197,9 @@ class ParameterServer(Server):
     # -- state -----------------------------------------------------------------------------------------
 
     async def snapshot(self) -> ServerState:
-        """Return parameters, clocks and buffered adds at one moment, as plain data for ``restore``.
-
-        Each call of a worker of this process is in the snapshot on all shards, or on none. A call of a worker in
-        another process that is under way may be in the snapshot on some of its shards only.
-        """
+        """Return parameters, clocks and buffered adds at one moment, as plain data for ``restore``."""
         self._check_whole()
-        return merged([thawed(state, self._plain_data) for state in await self._hosting.take_states()])
+        return merged([thawed(state, self._plain_data) for state in await self._ask_own(TakeState())])
 
     async def restore(self, state: ServerState) -> None:
         """Go back to a snapshot, with the workers that take part now; waiting calls fail with ServerReset.
@@ -236,8 +219,9 @@ class ParameterServer(Server):
             client.go_back({name: clock_in(matrix["clocks"], worker) for name, matrix in state["matrices"].items()})
 
     def statistics(self) -> ParameterServerStatistics:
-        """Return the statistics of all shards."""
-        return ParameterServerStatistics(self.name, tuple(self._clients), self._hosting.statistics())
+        """Return the statistics of all shards of this process."""
+        shards = tuple(shard.statistics() for shard in self._links if isinstance(shard, Shard))
+        return ParameterServerStatistics(self.name, tuple(self._clients), shards)
 
     async def _ask_own(self, request: Request[R]) -> list[R]:
         return await Call([link.send(request) for link in self._own_links], list)
@@ -248,16 +232,16 @@ class ParameterServer(Server):
     def drawn_as(self) -> str:
         """The line for a drawing below the server's name."""
         count = len(self._links)
-        return f"{count} shard{'s' if count > 1 else ''} {self._hosting.drawn_as}"
+        where = "this process" if self._divided is None else "the processes of the flow"
+        return f"{count} shard{'s' if count > 1 else ''} in {where}"
 
     def divide(self, own: int, processes: int, send: Callable[..., None]) -> None:
         """Keep the shards of process ``own``; ``send`` sends messages to the others, whose ``received`` takes them."""
-        if not isinstance(self._hosting, InProcess) or self._divided is not None:
+        if self._divided is not None:
             raise ConfigurationError(
-                f"{self.name}: expected a new server with its shards in the processes of the flow, given one "
-                f"{'that a run has used' if self._divided else self._hosting.drawn_as}; make a new one without on="
+                f"{self.name}: expected a new server, given one that a run in several processes has used; make another"
             )
-        self._divided = DividedShards(self._directory, self._hosting.shards, own, processes, send)
+        self._divided = DividedShards(self._directory, self._links, own, processes, send)
 
     def received(self, process: int, *contents: Any) -> None:
         """Take a message of this server in another process."""
@@ -286,11 +270,6 @@ class ParameterServer(Server):
         """
         state = merged(states) if states else None
         self._check_open()
-        if self._snapshots is not None:
-            raise ConfigurationError(
-                f"{self.name}: expected none of snapshots= for flow {flow!r}, whose checkpoints hold its state, "
-                f"given snapshots={self._snapshots!r}; leave that out"
-            )
         if state is None and has_checkpoints and self._interrupted == flow:
             raise ParameterServerError(
                 f"{self.name}: expected a checkpoint of flow {flow!r} to go back to, given none, and parameters that "
@@ -308,17 +287,18 @@ class ParameterServer(Server):
                 for worker in range(workers):
                     for shard in self._divided.here:
                         shard.handle(JoinRequest(worker))
-            # None of the clients is ever silent.
-            clients = [Server._make_client(self, worker, joins=self._divided is None) for worker in here]
-            for client in clients:
-                await client.join()
+            joins = self._divided is None
+            for worker in here:  # None of them is ever silent.
+                self._clients[worker] = Client(
+                    worker, self._links, self._directory, joins=joins, on_left=self._client_left
+                )
             # The state is read now: a matrix that is made later takes it over when its store is closed.
             if state is not None:
                 await self._restore(in_memory(state), range(workers))
         except BaseException:
             await self.end_job(went_well=state is None)
             raise
-        return [*clients]
+        return [self._clients[worker] for worker in here]
 
     def checkpoint_begins(self, checkpoint: int) -> None:
         """A checkpoint begins: ask the shards for their states at its barrier."""
@@ -371,66 +351,20 @@ class ParameterServer(Server):
         for client in list(self._clients.values()):
             client.left("the server was closed")
         self._clients.clear()
-        await self._hosting.close()
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ParameterServerError(
+                f"{self.name}: expected a server that is open, given one that was closed; make a new one"
+            )
 
-class Hosting(Protocol):
-    """Keeps the shards of a server, and makes the links to them."""
+    async def __aenter__(self) -> Self:
+        return self
 
-    @property
-    def drawn_as(self) -> str:
-        """Where the shards are, for drawings and errors."""
-
-    def links(
-        self, client: str, worker: int | None = None, on_back: OnBack = lambda clocks: None
-    ) -> Sequence[ShardLink]:
-        """Return a link to each shard, for a client of this name; the shard handles its requests in order.
-
-        ``on_back`` is called with the worker's clocks when the shards go back to a snapshot by themselves.
-        """
-
-    def release(self, worker: int) -> None:
-        """Release the links of a worker whose client has left."""
-
-    def statistics(self) -> tuple[ShardStatistics, ...]:
-        """Return the statistics of the shards, now or a moment ago."""
-
-    async def take_states(self) -> list[ServerState]:
-        """Return the states of all shards at one moment, with ``Deferred`` pieces."""
-
-    async def close(self) -> None:
-        """Release the shards. May be called more than once."""
-
-
-@final
-class InProcess:
-    """Shards in this process: each shard is its own link, and nothing is copied."""
-
-    def __init__(self, count: int) -> None:
-        self.shards: list[ShardLink] = [Shard(number) for number in range(count)]
-        """All clients share this list. In a flow in several processes, links replace the shards of the others."""
-
-    @property
-    def drawn_as(self) -> str:
-        return "in this process"
-
-    def links(
-        self, client: str, worker: int | None = None, on_back: OnBack = lambda clocks: None
-    ) -> Sequence[ShardLink]:
-        return self.shards
-
-    def release(self, worker: int) -> None:
-        pass
-
-    def statistics(self) -> tuple[ShardStatistics, ...]:
-        return tuple(shard.statistics() for shard in self.shards if isinstance(shard, Shard))
-
-    async def take_states(self) -> list[ServerState]:
-        states = [shard.send(TakeState()) for shard in self.shards]
-        return cast("list[ServerState]", states)  # Each shard answers at once.
-
-    async def close(self) -> None:
-        pass
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
 
 
 @dataclass(frozen=True, slots=True)

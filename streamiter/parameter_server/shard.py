@@ -43,11 +43,10 @@ from streamiter.parameter_server.requests import (
     Unsubscribe,
     UpdateRequest,
 )
-from streamiter.parameter_server.snapshots import HeldRequest, Holding, NumberedSnapshots, thawed
+from streamiter.parameter_server.snapshots import HeldRequest, Holding, thawed
 from streamiter.parameter_server.subscriptions import Subscriptions
 
 R = TypeVar("R")
-Q = TypeVar("Q", bound=Request[object])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +76,16 @@ _ON_MATRIX: Final[Mapping[type[Request[object]], Callable[[MatrixShard, Any], ob
 
 @final
 class Shard:
-    """Handles requests one by one, in the order of their arrival.
+    """Handles requests one by one, in the order of their arrival."""
 
-    With ``snapshots`` the shard takes its state at each numbered barrier without being asked.
-    """
-
-    def __init__(self, number: int = 0, snapshots: NumberedSnapshots | None = None) -> None:
+    def __init__(self, number: int = 0) -> None:
         self.number = number
         self.matrices: dict[str, MatrixShard] = {}
         self.workers: dict[int, None] = {}
         """The workers that take part, in the order they joined."""
         self._plain_data = PlainData()
         self._arrivals = Arrivals()
-        self._holding = Holding(self, snapshots)
+        self._holding = Holding(self)
         self._subscriptions = Subscriptions(self.matrix)
         self._restored: dict[str, MatrixState] = {}
         """The restored state of matrices that are not made yet."""
@@ -126,10 +122,6 @@ class Shard:
 
     send = handle
     """A shard in the same process is its own link."""
-
-    def extend(self, request: type[Q], handler: Callable[[Q], object]) -> None:
-        """Handle requests of one more type with ``handler``."""
-        self._handlers[request] = handler
 
     # -- requests on one matrix ------------------------------------------------------------------------
 

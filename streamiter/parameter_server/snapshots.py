@@ -1,26 +1,24 @@
-"""Snapshots of a server: the states of its shards, when they are taken, and what shards go back to after a loss.
+"""Snapshots of a server: the states of its shards, and when they are taken.
 
 A *state* is plain data, partly in ``Deferred`` pieces that are encoded later. ``merged`` makes one state of the states
 of all shards; a shard takes its own blocks from it, so that a server may go back to the state of one with other shards.
 
 A snapshot of all shards must not contain what a worker sends after its *barrier*. So ``Holding`` holds a worker's later
 requests; when the last worker has passed the barrier, the shard's state is taken and the held requests are applied.
-Two users ask for states at barriers: a flow's checkpoint, and ``SnapshotEvery`` (``NumberedSnapshots``).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeGuard, TypeVar, cast, final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypeGuard, cast, final
 
 import numpy as np
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import Deferred, PlainValue
-from streamiter.errors import CheckpointError, ConfigurationError, StreamiterError
-from streamiter.numbers import whole_number
+from streamiter.errors import CheckpointError, StreamiterError
 from streamiter.parameter_server.calls import AnyReply, WaitingReply
 from streamiter.parameter_server.consistency import ASP, BSP, TrackerState
 from streamiter.parameter_server.matrix_shard import MatrixShard
@@ -29,7 +27,6 @@ from streamiter.parameter_server.requests import (
     AddPart,
     AddRequest,
     ClockRequest,
-    CreateRequest,
     GetReply,
     GetRequest,
     LeaveRequest,
@@ -41,105 +38,9 @@ from streamiter.parameter_server.requests import (
     size_of_adds,
     summed_adds,
 )
-from streamiter.parameter_server.storage.block import FrozenParts
 
 if TYPE_CHECKING:
     from streamiter.parameter_server.shard import Shard
-
-S = TypeVar("S")
-"""The state of a shard, or a reference to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotEvery:
-    """Take a snapshot of all shards each time all workers have reached a multiple of ``clocks`` on matrix ``of``.
-
-    ``of`` is the matrix that workers clock last in an iteration. A worker's requests up to that clock are in the
-    snapshot. Its later requests are held until the other workers have reached the same clock. Meanwhile, under BSP
-    the worker's adds wait; under ASP and SSP they do not; under ASP the worker waits when it reaches its next barrier.
-
-    >>> SnapshotEvery(clocks=10, of="w")
-    SnapshotEvery(clocks=10, of='w')
-    """
-
-    clocks: int
-    """The number of clocks between two snapshots."""
-    of: str
-    """The name of the matrix."""
-
-    def __post_init__(self) -> None:
-        whole_number("SnapshotEvery(clocks=)", self.clocks, 1)
-        if not isinstance(self.of, str) or not self.of:
-            raise ConfigurationError(
-                f"SnapshotEvery(of=): expected the name of a matrix, given {self.of!r}; name the one that "
-                "workers clock last in an iteration"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class ShardSnapshot(Generic[S]):
-    """The part of one shard in a snapshot."""
-
-    number: int
-    """The number of the snapshot, the same on all shards."""
-    workers: tuple[int, ...]
-    matrices: tuple[CreateRequest, ...]
-    """The request that makes each matrix."""
-    state: S
-
-
-@dataclass(frozen=True, slots=True)
-class StartingPoint(Generic[S]):
-    """A snapshot that all shards have given."""
-
-    number: int
-    workers: tuple[int, ...]
-    matrices: tuple[CreateRequest, ...]
-    """The request that makes each matrix."""
-    states: tuple[S, ...]
-    """By shard."""
-
-
-@final
-class KeptSnapshots(Generic[S]):
-    """Collects the parts of snapshots, and keeps the last snapshot that all shards have given: a pure data structure.
-
-    >>> kept = KeptSnapshots[str](shards=2)
-    >>> kept.add(0, ShardSnapshot(1, (7,), (), "left half")), kept.latest
-    (False, None)
-    >>> kept.add(1, ShardSnapshot(1, (7,), (), "right half")), kept.latest.states
-    (True, ('left half', 'right half'))
-    """
-
-    def __init__(self, shards: int) -> None:
-        self._shards = shards
-        self._parts: dict[int, dict[int, ShardSnapshot[S]]] = {}
-        self.latest: StartingPoint[S] | None = None
-
-    def add(self, shard: int, part: ShardSnapshot[S]) -> bool:
-        """Add one shard's part of a snapshot; return whether the snapshot is complete now."""
-        if self.latest is not None and part.number <= self.latest.number:
-            return False
-        parts = self._parts.setdefault(part.number, {})
-        parts[shard] = part
-        if len(parts) < self._shards:
-            return False
-        self.latest = _together([parts[number] for number in range(self._shards)])
-        # Earlier snapshots lack a part that was lost with its shard.
-        self._parts = {number: later for number, later in self._parts.items() if number > part.number}
-        return True
-
-    def replace(self, snapshot: StartingPoint[S] | None) -> None:
-        """Keep this snapshot, and drop the parts of later ones: the shards have gone back to this snapshot."""
-        self.latest = snapshot
-        self._parts.clear()
-
-
-def _together(parts: Sequence[ShardSnapshot[S]]) -> StartingPoint[S]:
-    # A worker that joined while the snapshot was taken is known to some shards only: it joins again.
-    workers = [worker for worker in parts[0].workers if all(worker in part.workers for part in parts)]
-    matrices = {create.matrix.name: create for part in parts for create in part.matrices}
-    return StartingPoint(parts[0].number, tuple(workers), tuple(matrices.values()), tuple(part.state for part in parts))
 
 
 def merged(states: Sequence[ServerState]) -> ServerState:
@@ -188,23 +89,6 @@ def thawed(state: PlainValue, plain_data: PlainData) -> PlainValue:
     return changed(state, thaw)
 
 
-def fetched(state: PlainValue) -> PlainValue:
-    """Return a state with its ``Deferred`` pieces encoded, so that it can be sent to another process.
-
-    >>> fetched({"clock": 3})
-    {'clock': 3}
-    """
-
-    def fetch(value: object) -> object:
-        if not isinstance(value, Deferred):
-            return value
-        frames = list(value.frames())
-        value.release()
-        return FrozenParts(frames, bytes, name=value.name)
-
-    return changed(state, fetch)
-
-
 def in_memory(state: PlainValue) -> PlainValue:
     """Return a state with lists in place of iterators, which would read it piece by piece, and only once.
 
@@ -242,18 +126,6 @@ _Entry = tuple[HeldRequest | LeaveRequest | PassBarrier, AnyReply | None]
 """A held request, and its reply if its worker waits for it."""
 
 
-@dataclass(slots=True)
-class NumberedSnapshots:
-    """Have a shard take its state at each of the barriers 1, 2, 3, … without being asked (``SnapshotEvery``).
-
-    ``take`` is called with a barrier's number and the shard's state once all workers have passed the barrier.
-    ``completed`` is the last barrier that all workers have passed.
-    """
-
-    take: Callable[[int, ServerState], None]
-    completed: int = 0
-
-
 # A read looks through so many parts in a few µs.
 _FEW: Final = 64
 
@@ -289,9 +161,8 @@ class Holding:
     clock.
     """
 
-    def __init__(self, shard: Shard, snapshots: NumberedSnapshots | None) -> None:
+    def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self._snapshots = snapshots
         self._behind: dict[int, int] = {}
         """By worker: how many incomplete barriers the worker has passed."""
         self._checkpoint: int | None = None
@@ -329,20 +200,7 @@ class Holding:
     # -- barriers --------------------------------------------------------------------------------------
 
     def pass_barrier(self, request: PassBarrier) -> None:
-        """Note that a worker has passed a barrier.
-
-        A checkpoint's barrier is the one under way or, behind that one, a later one. With ``NumberedSnapshots`` a
-        worker passes its barriers in order; a barrier that it skipped, because it joined behind that barrier, it
-        passes together with its next one.
-        """
-        if self._snapshots is None:
-            self._pass_barrier(request)
-            return
-        first = self._snapshots.completed + self._behind.get(request.worker, 0) + 1
-        for number in range(first, request.checkpoint + 1):
-            self._pass_barrier(PassBarrier(request.worker, number))
-
-    def _pass_barrier(self, request: PassBarrier) -> None:
+        """Note that a worker has passed a barrier: the one under way or, behind that one, a later one."""
         if request.checkpoint <= self._abandoned:
             return
         if self._checkpoint is None:
@@ -430,20 +288,10 @@ class Holding:
 
     def _check(self) -> None:
         while not self._is_releasing and self._checkpoint is not None and self._is_complete():
-            if not self._give_state(self._checkpoint):
+            if (taking := self._taking.pop(self._checkpoint, None)) is None:
                 return  # The checkpoint has not asked for the state yet.
+            taking.succeed(self._shard.freeze())
             self._release()
-
-    def _give_state(self, checkpoint: int) -> bool:
-        """Hand the state at a complete barrier over; return whether there is a receiver."""
-        if (snapshots := self._snapshots) is not None:
-            snapshots.completed = checkpoint
-            snapshots.take(checkpoint, self._shard.freeze())
-            return True
-        if (taking := self._taking.pop(checkpoint, None)) is None:
-            return False
-        taking.succeed(self._shard.freeze())
-        return True
 
     def _is_complete(self) -> bool:
         return all(worker in self._behind for worker in self._shard.workers)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import OutOfTurn, ParameterServerError, RolledBack, StreamiterError
+from streamiter.errors import OutOfTurn, ParameterServerError, StreamiterError
 from streamiter.parameter_server.calls import ShardLink, WaitingReply
 from streamiter.parameter_server.consistency import ASP
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
@@ -121,8 +121,6 @@ class Subscription:
                 shard.waiting = None
                 try:
                     self._take(shard, waiting.result())
-                except RolledBack:
-                    shard.number = 0  # Ask again for all rows: a subscriber has no clocks to go back to.
                 except ParameterServerError:
                     shard.number = 0
                     raise

@@ -296,3 +296,9 @@ async def test_a_worker_leaves_everywhere_though_a_function_on_the_clock_fails()
             await leaves.leave()
         assert (await asyncio.wait_for(reading, WITHIN_S)).tolist() == [0.0] * 4
         assert server.workers == [0]
+
+
+def test_a_place_for_the_shards_is_refused_with_what_to_write_instead() -> None:
+    """Programs that had their shards on Ray failed with a TypeError that did not say what to write now."""
+    with pytest.raises(ConfigurationError, match=r"on=: expected no place, given 'ray'; .* flow\.run\(on=Ray\(2\)\)"):
+        ParameterServer(on="ray")

@@ -24,7 +24,6 @@ from streamiter.errors import (
     OffsetOutOfRange,
     ProducerFenced,
     RejectRecords,
-    RolledBack,
     StreamiterError,
     TransactionExpired,
 )
@@ -329,7 +328,6 @@ async def test_drawings_figures_and_metrics_show_the_process_of_each_task() -> N
         GraphError("step 'a': no", where="job.py:3"),
         DecodeError({3: "no JSON"}),
         RejectRecords([1, 4], "negative price"),
-        RolledBack("go back", {"w": 3}),
         OffsetOutOfRange("no longer there"),
     ],
     ids=lambda error: type(error).__name__,

@@ -16,8 +16,8 @@ from parameter_server.psf.test_contract import ids
 from streamiter.errors import OutOfRange, ParameterServerError, RowsInDifferentBlocks
 from streamiter.optimizers import SGD
 from streamiter.parameter_server import ParameterServer, psf
+from streamiter.parameter_server.divided import importable
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
-from streamiter.parameter_server.ray.connection import importable
 from streamiter.parameter_server.requests import AggregateRequest, UpdateRequest
 from streamiter.parameter_server.storage.block import Block, SparseRow
 
