@@ -25,6 +25,7 @@ from benchmarks.networks_quality import networks_quality
 from benchmarks.offline_learning import offline_logistic_regression
 from benchmarks.online_learning import online_learning
 from benchmarks.parameter_server import parameter_server, parameter_server_calls, parameter_server_optimizer
+from benchmarks.parameter_server_processes import networks_processes, parameter_server_processes
 from benchmarks.predicting import predicting
 from benchmarks.processes import processes_map, processes_recovery, processes_regression, processes_shuffle
 from benchmarks.report import write
@@ -59,7 +60,9 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "parameter-server": parameter_server,
         "parameter-server-calls": parameter_server_calls,
         "parameter-server-optimizer": parameter_server_optimizer,
+        "parameter-server-processes": parameter_server_processes,
         "networks-speed": networks_speed,
+        "networks-processes": networks_processes,
         "networks-quality": networks_quality,
         "networks-sparse": networks_sparse,
         "kafka-map": kafka_map,

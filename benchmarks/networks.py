@@ -17,7 +17,7 @@ from streamiter.networks.serving import TrainedNetwork
 from streamiter.networks.training import fit_network
 from streamiter.sparse_rows import SparseRows
 
-__all__ = ["DATA", "OWN", "PUBLISHED", "networks_speed"]
+__all__ = ["DATA", "EPOCHS", "OWN", "PUBLISHED", "census", "networks_speed"]
 
 DATA: Final = PROJECT.parent / "shared" / "data"
 """LIBSVM's a9a, and the same people with 13 fields ("census"); both are made from UCI's Adult data set."""
@@ -38,7 +38,7 @@ def networks_speed(session: Session) -> Iterator[Figure]:
 
 def _deepfm(session: Session) -> Iterator[Figure]:
     network = Network.from_json(OWN / "deepfm.json")
-    data = _census(network)
+    data = census(network)
     if data is None:
         return
     epochs = session.size(10, 2)
@@ -108,7 +108,7 @@ def _with_constant_rate(network: Network) -> Network:
     return Network.from_json({**document, "train": {**document["train"], "decayclass": "Constant"}})
 
 
-def _census(network: Network) -> LabelledRows | None:
+def census(network: Network) -> LabelledRows | None:
     path = DATA / "census" / "census_148d_train.dummy"
     if not path.exists():
         return None

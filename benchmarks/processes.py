@@ -21,9 +21,18 @@ from benchmarks.events import make_events
 from benchmarks.measuring import Contender, Figure, Target, Trial, alternate
 from benchmarks.online_learning import LINGER_S
 from benchmarks.session import PROJECT, Session, running
-from streamiter import Flow, JobStatistics, LocalProcesses
+from streamiter import Flow, LocalProcesses
+from streamiter.runtime.statistics import JobStatistics
 
-__all__ = ["processes_map", "processes_recovery", "processes_regression", "processes_shuffle"]
+__all__ = [
+    "ONE",
+    "TWO",
+    "environment",
+    "processes_map",
+    "processes_recovery",
+    "processes_regression",
+    "processes_shuffle",
+]
 
 RECORDS: Final = "records/s"
 ONE: Final = "one process"
@@ -68,13 +77,13 @@ def _in_two(make: Callable[[], Flow], settings: Settings, step: str) -> Contende
 
 def _trial(settings: Settings, step: str, run: Callable[[], JobStatistics]) -> Trial:
     """Run a flow; its time begins when all its processes have connected, so the start of Python does not count."""
-    with _environment(settings.variables()):
+    with environment(settings.variables()):
         statistics = run()
     return Trial({RECORDS: settings.records / statistics.elapsed_s}, statistics.step(step).records_in)
 
 
 @contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
     os.environ.update(variables)
     try:
         yield
@@ -130,7 +139,7 @@ def _killed(number: int) -> Contender:
                 *(sys.executable, "-m", "streamiter", "run", "benchmarks.divided_flows:ticking"),
                 *("--processes", "2", "--checkpoints", f"{folder}/checkpoints"),
             ]
-            with _environment(settings.variables()), running(command, limit_s=_LIMIT_S, stdout=subprocess.DEVNULL):
+            with environment(settings.variables()), running(command, limit_s=_LIMIT_S, stdout=subprocess.DEVNULL):
                 before = _wait_for(times, lambda seen: len({process for process, _ in seen}) == 2)
                 process = sorted({process for process, _ in before})[number]
                 os.kill(process, signal.SIGKILL)
