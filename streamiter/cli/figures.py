@@ -156,7 +156,8 @@ class _Recently:
     def figures(self, statistics: JobStatistics) -> RenderableType:
         """Return the table of the statistics, with rates compared with earlier statistics."""
         since = self._before[0] if self._before else None
-        self._before.append(statistics)
+        if statistics.tasks:  # Several processes have none before they run.
+            self._before.append(statistics)
         return _figures(statistics, since)
 
 

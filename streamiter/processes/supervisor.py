@@ -93,7 +93,7 @@ class Supervisor:
         As in one process, the run resumes after a transaction that was open for too long.
         """
         too_slow = TooSlow()
-        with stopping_on_signals(self, first=first) as stops:
+        with stopping_on_signals(self, first=first, third=self._kill) as stops:
             while True:
                 attempt = self._attempt = Attempt(self._flow, self._host, self._settings, self._stops)
                 try:
@@ -121,6 +121,10 @@ class Supervisor:
         self._stops.append(mode)
         if self._attempt is not None:
             self._attempt.stop(mode)
+
+    def _kill(self) -> None:
+        if self._attempt is not None:
+            self._attempt.kill()
 
     def _check_restarts(self, loss: _Loss, attempt: Attempt) -> None:
         """Raise ProcessLost unless the run starts again after this loss."""
@@ -191,8 +195,7 @@ class Attempt:
             await self._end()
         finally:
             looking.cancel()
-            for process in self._hosted.values():
-                process.kill()
+            self.kill()
             await asyncio.gather(*self._ends.values(), return_exceptions=True)
             server.close()
         if self._error is not None:
@@ -260,9 +263,15 @@ class Attempt:
     def stop(self, mode: StopMode) -> None:
         """Stop the job."""
         if mode == "abort":
-            asyncio.get_running_loop().call_later(_END_S, self._is_over.set)
+            asyncio.get_running_loop().call_later(_END_S, self.kill)
         for number, link in self._links.items():
             self._tell_stop(number, link, mode)
+
+    def kill(self) -> None:
+        """End all processes at once."""
+        self._is_over.set()
+        for process in self._hosted.values():
+            process.kill()
 
     def _tell_stop(self, number: int, link: ProcessLink, mode: StopMode) -> None:
         if number == 0 or mode == "abort":

@@ -210,11 +210,14 @@ class Stoppable(Protocol):
 
 
 @contextlib.contextmanager
-def stopping_on_signals(job: Stoppable, *, first: StopMode = "suspend") -> Iterator[Sequence[StopMode]]:
+def stopping_on_signals(
+    job: Stoppable, *, first: StopMode = "suspend", third: Callable[[], object] | None = None
+) -> Iterator[Sequence[StopMode]]:
     """In this block SIGTERM and Ctrl-C suspend the job, or stop it as ``first`` says; a second signal aborts it.
 
     Yields the growing list of the stops that signals have asked for. A third signal raises KeyboardInterrupt at the
-    current line of the program, because a step that does not return to the event loop prevents any other stop.
+    current line of the program, because a step that does not return to the event loop prevents any other stop; or the
+    event loop calls ``third``, for steps in other processes.
     """
     loop = asyncio.get_running_loop()
     modes: list[StopMode] = []
@@ -229,7 +232,10 @@ def stopping_on_signals(job: Stoppable, *, first: StopMode = "suspend") -> Itera
 
     def on_signal(*_: object) -> None:
         if len(modes) == 2:
-            raise KeyboardInterrupt
+            if third is None:
+                raise KeyboardInterrupt
+            loop.call_soon_threadsafe(third)
+            return
         modes.append("abort" if modes else first)
         loop.call_soon_threadsafe(start_stopping, modes[-1])
 

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from streamiter.errors import TransactionExpired
+
 
 def main() -> None:
     when, function, number, signal_number, program, *arguments = sys.argv[1:]
@@ -32,7 +34,8 @@ def main() -> None:
 def strike_at(when: str, function: str, number: int, signal_number: int, marker: Path | None = None) -> None:
     """Make this process send itself a signal at its ``number``-th call (from 1) of ``function``.
 
-    With ``marker``, only the first of several processes does so; it makes this file.
+    With ``marker``, only the first of several processes does so; it makes this file. Instead of signal 0, the
+    transaction expires.
     """
     module, _, path = function.partition(":")
     *owners, name = path.split(".")
@@ -49,6 +52,8 @@ def strike_at(when: str, function: str, number: int, signal_number: int, marker:
                     marker.touch(exist_ok=False)
                 except FileExistsError:
                     return
+            if not signal_number:
+                raise TransactionExpired("the transaction was open for too long")
             # The signal goes to this thread, which does not continue, whichever other threads run.
             signal.pthread_kill(threading.get_ident(), signal_number)
 

@@ -6,7 +6,6 @@ The program also writes the number of each event that it reads to a second topic
 from __future__ import annotations
 
 import importlib
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,8 +48,9 @@ class Options(msgspec.Struct):
     delivery: Literal["at_least_once"] | None = None
     kind: Literal["training", "sums", "numbers", "counts"] = "training"
     processes: int | None = None
-    strikes: list[tuple[Literal["before", "after"], str, int, str]] = []
-    """Where processes kill themselves, one after the other: the number of the call, and a file that says so."""
+    changed_steps: list[str] = []
+    strikes: list[tuple[Literal["before", "after"], str, int, int, str]] = []
+    """Where processes kill themselves, one after the other: the call, the signal, and a file that says so."""
 
 
 def extracted(mini_batch: Sequence[Example]) -> Examples:
@@ -84,7 +84,12 @@ def numbers(options: Options) -> Flow:
     """Return a flow without state that publishes the number of each event."""
     flow = Flow(options.flow, parallelism=options.parallelism)
     source = flow.source(
-        topic(options.events), decode=Typed(Example), start="committed", first_start="earliest", stop=options.stop
+        topic(options.events),
+        decode=Typed(Example),
+        start="committed",
+        first_start="earliest",
+        stop=options.stop,
+        name="events",
     )
     source.rebalance().map(lambda event: event.n).sink(topic(options.read))
     return flow
@@ -122,7 +127,7 @@ def of_arguments() -> Flow:
     options = msgspec.json.decode(sys.argv[1], type=Options)
     for *place, marker in options.strikes:
         if not Path(marker).exists():
-            importlib.import_module("mortal").strike_at(*place, signal.SIGKILL, Path(marker))
+            importlib.import_module("mortal").strike_at(*place, Path(marker))
             break
     return flow_of(options)
 
@@ -132,6 +137,7 @@ def main() -> None:
     store = {} if options.kind == "numbers" else {"store": options.folder}
     given: dict[str, Any] = {"checkpoints": Checkpoints(**store, interval_s=options.interval_s)}
     if options.processes is not None:
+        given["changed_steps"] = options.changed_steps
         given["on"] = LocalProcesses(options.processes, flow=f"{__file__}:of_arguments")
     statistics = flow_of(options).run(**given)
     print(statistics.state, statistics.checkpoints)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import time
 
-from streamiter import Flow, LocalProcesses
-from streamiter.operators import Source, SourceBatch
+from streamiter import Flow, LocalProcesses, Operator
+from streamiter.operators import Output, Source, SourceBatch
 
 
 class Endless(Source):
@@ -54,6 +55,15 @@ unlike.from_items(range(4)).rebalance().map(str, name=f"texts of {os.getpid()}")
 
 endless = Flow("endless", parallelism=2)
 endless.from_source(Endless, parallelism=1).rebalance().map(Says()).filter(lambda n: n < 0).collect()
+
+
+class Forever(Operator):
+    async def process(self, record: int, out: Output) -> None:
+        await asyncio.Event().wait()
+
+
+waiting = Flow("waiting", parallelism=2)
+waiting.from_source(Endless, parallelism=1).rebalance().map(Says()).process(Forever).collect()
 
 
 def made() -> Flow:

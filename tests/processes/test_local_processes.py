@@ -94,9 +94,9 @@ def test_the_command_runs_a_flow_in_several_processes() -> None:
 
 
 @contextmanager
-def endless() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+def endless(flow: str = "endless") -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """Run an endless flow in two processes; give the program, and the two, which have handled records."""
-    with process([sys.executable, PROGRAM, "endless", "2"], **PIPES) as started:
+    with process([sys.executable, PROGRAM, flow, "2"], **PIPES) as started:
         yield started, [int(started.stdout.readline()) for _ in range(2)]
 
 
@@ -139,6 +139,16 @@ async def test_a_signal_suspends_the_flow_in_all_processes(number: signal.Signal
         started.send_signal(number)
         out, errors = started.communicate(timeout=30)
     assert (out, errors, started.returncode) == ("suspended\n", "", 0)
+    await all_end(numbers)
+
+
+async def test_a_second_signal_aborts_the_flow_in_all_processes() -> None:
+    """A call of a server did not return, and the flow could only be killed."""
+    with endless("waiting") as (started, numbers):
+        started.send_signal(signal.SIGINT)
+        started.send_signal(signal.SIGTERM)
+        out, errors = started.communicate(timeout=30)
+    assert (out, errors, started.returncode) == ("aborted\n", "", 0)
     await all_end(numbers)
 
 

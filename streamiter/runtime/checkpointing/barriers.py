@@ -185,8 +185,8 @@ class Barriers:
                     pending.parts[task.name] = await task.barriers.parts()
             if self._kept:
                 pending.parts.update(await self._kept.parts(pending.checkpoint))
-        except BaseException:
-            self._abandon(pending)
+        except BaseException as error:
+            self._abandon(pending, is_late=isinstance(error, CheckpointTimedOut))
             raise
         self._pending = None
         return pending.parts
@@ -241,12 +241,12 @@ class Barriers:
             late.cancel()
             done.cancel()
 
-    def _abandon(self, pending: _Pending) -> None:
+    def _abandon(self, pending: _Pending, *, is_late: bool = False) -> None:
         """Drop the state of a checkpoint. If its barrier has not passed all tasks, it still passes the others."""
         if pending.is_abandoned:
             return
         pending.is_abandoned = True
-        self._messages.abandon(pending.checkpoint)
+        self._messages.abandon(pending.checkpoint, is_late=is_late)
         release_parts(part for parts in pending.parts.values() for part in parts)
         pending.parts.clear()
         if self._services:

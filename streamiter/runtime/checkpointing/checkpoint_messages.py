@@ -120,8 +120,8 @@ class CheckpointMessages:
         self._answers["stored"] = _Answers(barrier.checkpoint)
         self._tell("barrier", barrier.checkpoint, barrier.suspend)
 
-    def abandon(self, checkpoint: int) -> None:
-        self._tell("abandoned", checkpoint)
+    def abandon(self, checkpoint: int, *, is_late: bool) -> None:
+        self._tell("abandoned", checkpoint, is_late)
 
     def send_committed(self, checkpoint: int) -> None:
         self._tell("committed", checkpoint)

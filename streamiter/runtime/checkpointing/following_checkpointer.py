@@ -166,8 +166,8 @@ class FollowingCheckpointer:
         header = SnapshotHeader(self._flow, CheckpointId(checkpoint, self._run_id), self._clock.now_ms(), steps={})
         return await self._store.save_parts(header, [part for parts in taken.values() for part in parts], self._process)
 
-    def _abandon(self, process: int, checkpoint: int) -> None:
-        if late := self._barriers.delayed_by(checkpoint):
+    def _abandon(self, process: int, checkpoint: int, is_late: bool) -> None:
+        if is_late and (late := self._barriers.delayed_by(checkpoint)):
             _log.warning(
                 "flow %r: checkpoint %d is given up; in process %d its barrier has not passed %s",
                 self._flow,
