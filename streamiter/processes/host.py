@@ -124,6 +124,9 @@ class HostedProcess(Protocol):
 class Host(Protocol):
     """Starts the processes of a run."""
 
+    async def room(self) -> int:
+        """Return how many processes the next attempt has, when there is room for them."""
+
     def address(self, name: str) -> Address:
         """Return an address at which the supervisor, or a process of this host, can listen. Each name is used once."""
 

@@ -18,7 +18,7 @@ from streamiter.flow.flow import Flow
 from streamiter.numbers import whole_number
 from streamiter.processes.host import ProcessSettings
 from streamiter.processes.link import Address
-from streamiter.processes.supervisor import Attempt, Supervisor
+from streamiter.processes.supervisor import Attempt, run_supervised
 from streamiter.runtime.running import without_figures
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class LocalProcesses:
     ) -> JobStatistics:
         """For the engine: run the flow to its end."""
         reference = self.flow or reference_to(flow)
-        return await Supervisor(flow, reference, _Local(), self.processes, options).run(first, while_running)
+        return await run_supervised(flow, reference, _Local(self.processes), options, first, while_running)
 
 
 def reference_to(flow: Flow) -> str:
@@ -97,8 +97,12 @@ def _importable(name: str, module: object) -> str | None:
 class _Local:
     """The host of one run."""
 
-    def __init__(self) -> None:
+    def __init__(self, processes: int) -> None:
+        self._processes = processes
         self._prefix = f"\0streamiter-{secrets.token_hex(8)}/"
+
+    async def room(self) -> int:
+        return self._processes
 
     def address(self, name: str) -> Address:
         # Only Linux has sockets with a name that is no file: a killed program leaves none behind.

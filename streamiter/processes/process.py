@@ -13,7 +13,7 @@ process 0                              ``abort``: end at once
 ``statistics``, once a second:
 process 0
 ``lost``, a process, the reason
-``collected``, a step, subtask, items
+``collected``, a step, subtask, bytes
 ``finished``, the statistics of
 process 0, or None
 ``failed``, an error, the statistics
@@ -35,6 +35,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Final, final
 
 import msgspec
@@ -69,12 +70,17 @@ def identity_of(settings: ProcessSettings, number: int, fingerprint: str = "supe
     return LinkIdentity(number, settings.run, settings.attempt, fingerprint, settings.secret)
 
 
-async def run_process(settings: ProcessSettings) -> None:
-    """Do the part of one process in an attempt of a run, in an event loop of its own; return when all is over."""
-    Pulse(settings).start()
+async def run_process(settings: ProcessSettings, load: Callable[[], Flow] | None = None) -> None:
+    """Do the part of one process in an attempt of a run, in an event loop of its own; return when all is over.
+
+    ``load`` returns the flow; by default it is loaded from its reference.
+    """
+    pulse = Pulse(settings)
+    pulse.start()
     supervisor = _Supervisor()
     await supervisor.connect(settings)
-    await _Process(settings, supervisor).run()
+    await _Process(settings, supervisor, load or (lambda: load_referenced(settings.flow))).run()
+    pulse.is_over = True
 
 
 @final
@@ -113,9 +119,10 @@ class _Supervisor:
 class _Process:
     """Runs the job of one process, while it does what the supervisor says."""
 
-    def __init__(self, settings: ProcessSettings, supervisor: _Supervisor) -> None:
+    def __init__(self, settings: ProcessSettings, supervisor: _Supervisor, load: Callable[[], Flow]) -> None:
         loop = asyncio.get_running_loop()
         self._settings = settings
+        self._load = load
         self._supervisor = supervisor
         self._placement: asyncio.Future[bytes] = loop.create_future()
         self._addresses: asyncio.Future[Any] = loop.create_future()
@@ -181,7 +188,8 @@ class _Process:
 
     async def _make_job(self) -> tuple[Job, OwnProcess]:
         settings = self._settings
-        flow = _load(settings.flow)
+        flow = self._load()
+        self._plain_data = flow.plain_data
         encoding = self._supervisor.link.encoding = FrameEncoding(flow.plain_data)
         own = await self._own_process(flow)
         mesh = self._mesh = ProcessMesh(
@@ -231,7 +239,7 @@ class _Process:
             parts = operator.into.parts() if isinstance(operator, Collect) else {}
             try:
                 for subtask, items in parts.items():
-                    self._supervisor.tell("collected", step.name, subtask, items)
+                    self._supervisor.tell("collected", step.name, subtask, self._plain_data.encode(items))
             except PlainDataError as error:
                 raise PlainDataError(
                     f"step {step.name!r}: the records of stream.collect() go to the program that has started the "
@@ -239,7 +247,7 @@ class _Process:
                 ) from error
 
 
-def _load(reference: str) -> Flow:
+def load_referenced(reference: str) -> Flow:
     """Return the flow; a run that its program would start is refused meanwhile."""
     token = IS_LOADING.set(True)
     try:
@@ -283,6 +291,8 @@ class Pulse:
         self._heard_s = time.monotonic()
         self._link: ProcessLink | None = None
         self._ended = asyncio.Event()
+        self.is_over = False
+        """Whether this process has done its part, and the loss of the supervisor makes no difference."""
 
     def start(self) -> None:
         """Start the thread."""
@@ -291,6 +301,8 @@ class Pulse:
     def _run(self) -> None:
         with contextlib.suppress(OSError):
             asyncio.run(self._beat())
+        if self.is_over:
+            return
         sys.stderr.write(
             f"streamiter: process {self._settings.number} ends, because the program that started it is gone or silent\n"
         )

@@ -11,16 +11,17 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple, final
 
 import msgspec
 
+from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import SystemClock
 from streamiter.deferred import PlainValue
-from streamiter.errors import GraphError, StreamiterError, user_line
+from streamiter.errors import GraphError, ProcessLost, StreamiterError, user_line
 from streamiter.flow.flow import Flow
 from streamiter.models.update import ModelSnapshot
 from streamiter.operators.source import Collect
@@ -53,33 +54,66 @@ _RESTARTS_MAX: Final = 3
 _RESTARTS_WITHIN_S: Final = 600.0
 
 
-class ProcessLost(StreamiterError):
-    """A process of the run has died, or was silent for too long."""
-
-
 class _Loss(NamedTuple):
     process: int
     reason: str
 
 
+CollectedPart = tuple[str, int, bytes]
+"""What a subtask of ``stream.collect()`` has collected: the name of the step, the subtask, and its records encoded."""
+
+
+async def run_supervised(
+    flow: Flow,
+    reference: str,
+    host: Host,
+    options: Mapping[str, Any],
+    first: OnInterrupt,
+    while_running: WhileRunning[Attempt] = without_figures,
+) -> JobStatistics:
+    """Run a flow in the processes of a host, with a supervisor in this event loop."""
+    check = partial(_check_placement, flow)
+    supervisor = Supervisor(flow.name, reference, host, PlainOptions.of(flow.name, options), check)
+    statistics = await supervisor.run(first, while_running)
+    put_collected(flow, supervisor.collected)
+    return statistics
+
+
+def _check_placement(flow: Flow, placement: Placement) -> None:
+    placement.check(flow.name, flow.steps)
+
+
+def put_collected(flow: Flow, collected: Sequence[CollectedPart]) -> None:
+    """Put the records of subtasks into the results of ``stream.collect()`` in this process."""
+    flow.register(ModelSnapshot)
+    steps = {step.name: step for step in flow.steps}
+    for name, subtask, items in collected:
+        operator = steps[name].factory()
+        assert isinstance(operator, Collect)
+        operator.into.begin(subtask, steps[name].parallelism)[:] = flow.plain_data.decode(items)
+
+
 @final
 class Supervisor:
-    """Runs a flow in the processes of a host."""
+    """Runs a flow in the processes of a host. It has no objects of the flow, so it can be in any process."""
 
-    def __init__(self, flow: Flow, reference: str, host: Host, processes: int, options: Mapping[str, Any]) -> None:
-        flow.register(ModelSnapshot)  # It may be among the collected records.
+    def __init__(
+        self, flow: str, reference: str, host: Host, options: PlainOptions, check: Callable[[Placement], None]
+    ) -> None:
+        """``flow`` is its name; ``check`` raises an error for the placement of another flow."""
         self._flow = flow
         self._host = host
+        self._check = check
         self._settings = ProcessSettings(
             number=0,
-            processes=processes,
+            processes=0,
             run=uuid.uuid4().hex,
             attempt=0,
             secret=secrets.token_bytes(32),
             supervisor="",
             listen="",
             flow=reference,
-            options=PlainOptions.of(flow.name, options),
+            options=options,
         )
         self._stops: list[StopMode] = []
         self._attempt: Attempt | None = None
@@ -95,7 +129,8 @@ class Supervisor:
         too_slow = TooSlow()
         with stopping_on_signals(self, first=first, third=self._kill) as stops:
             while True:
-                attempt = self._attempt = Attempt(self._flow, self._host, self._settings, self._stops)
+                self._settings = msgspec.structs.replace(self._settings, processes=await self._host.room())
+                attempt = self._attempt = Attempt(self._flow, self._host, self._settings, self._stops, self._check)
                 try:
                     async with while_running(attempt, stops):
                         loss = await attempt.run()
@@ -116,6 +151,11 @@ class Supervisor:
                 options = msgspec.structs.replace(options, changed_steps=())
         self._settings = msgspec.structs.replace(self._settings, attempt=self._settings.attempt + 1, options=options)
 
+    @property
+    def collected(self) -> list[CollectedPart]:
+        """The records that the last attempt has collected."""
+        return [] if self._attempt is None else self._attempt.collected
+
     async def stop(self, mode: StopMode) -> None:
         """Stop the job: process 0 stops all; ``abort`` ends each process."""
         self._stops.append(mode)
@@ -128,7 +168,7 @@ class Supervisor:
 
     def _check_restarts(self, loss: _Loss, attempt: Attempt) -> None:
         """Raise ProcessLost unless the run starts again after this loss."""
-        what = f"flow {self._flow.name!r}: process {loss.process} of {self._settings.processes} was lost: {loss.reason}"
+        what = f"flow {self._flow!r}: process {loss.process} of {self._settings.processes} was lost: {loss.reason}"
         now_s = time.monotonic()
         self._lost_at_s = [at_s for at_s in self._lost_at_s if now_s - at_s < _RESTARTS_WITHIN_S] + [now_s]
         if self._settings.options.checkpoints is None and not attempt.commits:
@@ -150,14 +190,24 @@ class Supervisor:
 class Attempt:
     """The processes of one attempt, and the conversation with each (see :mod:`~streamiter.processes.process`)."""
 
-    def __init__(self, flow: Flow, host: Host, settings: ProcessSettings, stops: list[StopMode]) -> None:
+    def __init__(
+        self,
+        flow: str,
+        host: Host,
+        settings: ProcessSettings,
+        stops: list[StopMode],
+        check: Callable[[Placement], None],
+    ) -> None:
         self._flow = flow
+        self._check = check
         self._host = host
         self._settings = settings
         self._stops = stops
         """The stops that were asked for, also of earlier attempts."""
         self._started_at_s = time.monotonic()
         self._hosted: dict[int, HostedProcess] = {}
+        self._open: set[ProcessLink] = set()
+        """The open links: two of each process that has begun."""
         self._links: dict[int, ProcessLink] = {}
         """The link of each process that has begun."""
         self._ends: dict[int, asyncio.Task[str]] = {}
@@ -165,6 +215,7 @@ class Attempt:
         self._silent_at_s: dict[int, float] = {}
         """When a process is lost, unless there is a sign of life before."""
         self._placement: bytes | None = None
+        self.collected: list[CollectedPart] = []
         self._addresses: dict[int, Address] = {}
         self._statistics: JobStatistics | None = None
         """The last that process 0 has told."""
@@ -198,6 +249,8 @@ class Attempt:
             self.kill()
             await asyncio.gather(*self._ends.values(), return_exceptions=True)
             server.close()
+            for link in self._open:  # An actor may live on for a moment.
+                link.abort("the attempt is over")
         if self._error is not None:
             raise self._error from self._error.__cause__
         return self._loss
@@ -227,7 +280,7 @@ class Attempt:
         """Return the statistics of the job, at most a second old while it runs."""
         if self._statistics is None:
             state: JobState = "aborted" if self._is_over.is_set() else "running"
-            return JobStatistics(self._flow.name, state, time.monotonic() - self._started_at_s, (), ())
+            return JobStatistics(self._flow, state, time.monotonic() - self._started_at_s, (), ())
         if self._is_over.is_set() and self._statistics.state == "running":  # It was killed.
             return replace(self._statistics, state="aborted")
         return self._statistics
@@ -278,16 +331,18 @@ class Attempt:
             link.send_message(["stop", mode])
 
     def _new_link(self) -> ProcessLink:
-        encoding = FrameEncoding(self._flow.plain_data)
-        return ProcessLink(identity_of(self._settings, SUPERVISOR), self, encoding, SystemClock())
+        identity = identity_of(self._settings, SUPERVISOR)
+        return ProcessLink(identity, self, FrameEncoding(PlainData()), SystemClock())
 
     def opened(self, link: ProcessLink) -> None:
         """Refuse a link of a process that was not started."""
         if link.peer not in range(self._settings.processes):
             link.abort(f"expected one of {self._settings.processes} processes, given process {link.peer}")
+        self._open.add(link)
 
     def ended(self, link: ProcessLink, error: LinkError | None) -> None:
         """Lose the process, unless the run is over, or a stranger has connected."""
+        self._open.discard(link)
         if error is not None and link in self._links.values():
             assert link.peer is not None
             self._lose(link.peer, str(error))
@@ -322,8 +377,8 @@ class Attempt:
                         each.send_message(["connect", addresses])
             case ["lost", int(other), str(reason)]:
                 self._lose(other, reason)
-            case ["collected", str(step), int(subtask), items]:
-                self._collect(step, subtask, items)
+            case ["collected", str(step), int(subtask), bytes(items)]:
+                self.collected.append((step, subtask, items))
             case ["finished", statistics]:
                 self._told(statistics)
                 self._finished.add(number)
@@ -337,17 +392,10 @@ class Attempt:
         if statistics is not None:
             self._statistics = msgspec.msgpack.decode(statistics, type=JobStatistics)
 
-    def _collect(self, name: str, subtask: int, items: list[object]) -> None:
-        """Put the records of a subtask into the result of ``stream.collect()`` in this process."""
-        step = next(step for step in self._flow.steps if step.name == name)
-        operator = step.factory()
-        assert isinstance(operator, Collect)
-        operator.into.begin(subtask, step.parallelism)[:] = items
-
     def _placed(self, placement: bytes) -> None:
         """Check that the processes run the flow of this program, and give all the placement of process 0."""
         try:
-            msgspec.msgpack.decode(placement, type=Placement).check(self._flow.name, self._flow.steps)
+            self._check(msgspec.msgpack.decode(placement, type=Placement))
         except StreamiterError as error:
             self._fail(error)
             return

@@ -133,10 +133,7 @@ class Placement(msgspec.Struct, frozen=True):
     @property
     def fingerprint(self) -> str:
         """A short text that is equal for equal flows: of all names, edges, loops and factories, but no functions."""
-        import hashlib  # for several processes only
-
-        described = [self.flow, *(step.description for step in self.steps)]
-        return hashlib.sha256(msgspec.msgpack.encode(described)).hexdigest()[:16]
+        return _hash(self.flow, [step.description for step in self.steps])
 
     def check(self, flow: str, steps: Sequence[Step]) -> None:
         """Raise GraphError if the flow of this process has other steps; the error names the first one."""
@@ -154,6 +151,18 @@ class Placement(msgspec.Struct, frozen=True):
                 if here[what] != value:
                     where = next(step.where for step in steps if step.name == placed.name)
                     _refuse_difference(f"step {placed.name!r}", f"{what} {value!r}", repr(here[what]), where)
+
+
+def fingerprint(flow: str, steps: Sequence[Step]) -> str:
+    """Return the fingerprint that each placement of the flow has."""
+    loops = _loops(steps)
+    return _hash(flow, [_description(step, loops) for step in steps])
+
+
+def _hash(flow: str, described: Sequence[StepDescription]) -> str:
+    import hashlib  # for several processes only
+
+    return hashlib.sha256(msgspec.msgpack.encode([flow, *described])).hexdigest()[:16]
 
 
 def _refuse_difference(subject: str, expected: str, given: str, where: str | None) -> NoReturn:

@@ -18,10 +18,10 @@ from support.processes import process
 from support.waiting import until
 
 from streamiter import Checkpoints, Flow, LocalProcesses
-from streamiter.errors import ConfigurationError, GraphError, JobFailed
+from streamiter.errors import ConfigurationError, GraphError, JobFailed, ProcessLost
 from streamiter.processes.host import ProcessSettings
 from streamiter.processes.link import Address
-from streamiter.processes.supervisor import ProcessLost, Supervisor
+from streamiter.processes.supervisor import run_supervised
 from streamiter.runtime.plan import ChannelLimits
 
 PROGRAM = Path(flows_on_hosts.__file__)
@@ -159,6 +159,9 @@ class DyingProcesses:
         self.folder = folder
         self.attempts: list[int] = []
 
+    async def room(self) -> int:
+        return 2
+
     def address(self, name: str) -> Address:
         return str(self.folder / name)
 
@@ -181,8 +184,8 @@ async def test_with_checkpoints_a_run_starts_again_three_times(
     flow = Flow("f", parallelism=2)
     flow.from_items([1]).collect()
     host = DyingProcesses(tmp_path)
-    supervisor = Supervisor(flow, "m:f", host, 2, {"checkpoints": Checkpoints(tmp_path)})
+    options = {"checkpoints": Checkpoints(tmp_path)}
     with pytest.raises(ProcessLost, match="exit code 7; expected at most 3 losses in 10 minutes, given one more"):
-        await supervisor.run()
+        await run_supervised(flow, "m:f", host, options, "suspend")
     assert host.attempts == [0, 0, 1, 1, 2, 2, 3, 3]
     assert len(caplog.messages) == 3
