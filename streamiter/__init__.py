@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from streamiter.iteration.stamping import epochs_every
     from streamiter.operators.operator import IterationListener, Operator
     from streamiter.processes.local import LocalProcesses
+    from streamiter.processes.on_ray import Ray
     from streamiter.records import Columns, OutputTag
     from streamiter.runtime.feedback import FeedbackLimits
     from streamiter.topics.formats import Json
@@ -33,6 +34,7 @@ else:
             "streamiter.iteration.stamping": "epochs_every",
             "streamiter.operators.operator": "IterationListener Operator",
             "streamiter.processes.local": "LocalProcesses",
+            "streamiter.processes.on_ray": "Ray",
             "streamiter.records": "Columns OutputTag",
             "streamiter.runtime.feedback": "FeedbackLimits",
             "streamiter.topics.formats": "Json",
@@ -53,6 +55,7 @@ __all__ = [
     "Operator",
     "OperatorLifeCycle",
     "OutputTag",
+    "Ray",
     "Stream",
     "connect",
     "epochs_every",

@@ -21,6 +21,7 @@ NAMES = {
         "Operator",
         "OperatorLifeCycle",
         "OutputTag",
+        "Ray",
         "Stream",
         "connect",
         "epochs_every",

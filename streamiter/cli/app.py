@@ -110,6 +110,7 @@ app.command(
         "streamiter run package.module:make_flow --json",
         "streamiter run loop.py:flow --on-interrupt drain",
         "streamiter run clicks.py:flow --processes 4",
+        "streamiter run clicks.py:flow --processes 16 --on ray --address auto",
     )
 )(run)
 app.command(

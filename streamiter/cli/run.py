@@ -5,7 +5,6 @@ Options for drawings and the list of examples in a help text are shared with oth
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+from streamiter import LocalProcesses, Ray
 from streamiter.cli.figures import INTERRUPTED, errors_of_output, print_statistics, watched
 from streamiter.errors import ConfigurationError
 from streamiter.flow.flow import Flow, Processes
@@ -37,10 +37,7 @@ Target = Annotated[
 ]
 
 
-Hosts = Literal["local"]
-
-_HOSTS: Final[Mapping[Hosts, tuple[str, str]]] = {"local": ("streamiter.processes.local", "LocalProcesses")}
-"""The module and the class of each; both are imported only if it is used."""
+Hosts = Literal["local", "ray"]
 
 
 def run(
@@ -80,7 +77,13 @@ def run(
     processes: Annotated[
         int | None, typer.Option("--processes", metavar="N", min=1, help="Run the flow in N processes.")
     ] = None,
-    on: Annotated[Hosts, typer.Option("--on", help="Where the processes run: on this machine.")] = "local",
+    on: Annotated[Hosts, typer.Option("--on", help="Where the processes run: on this machine, or on Ray.")] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address", help="The Ray cluster: auto for that of this machine, or host:port; without it Ray is started."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final statistics as one JSON document.")] = False,
 ) -> None:
     """Run a flow until its inputs end, and report how its loops ended; with live figures on a terminal.
@@ -93,17 +96,21 @@ def run(
     results so far. A second signal aborts the flow (exit code 130), a third one even if a step does not return.
     """
     options = _checkpoint_options(checkpoints, interval_s, restore, changed_steps or [])
-    host = None if processes is None else _host(on, processes, target)
+    if processes is None and (on != "local" or address is not None):
+        raise ConfigurationError("--on and --address: expected --processes N with them, given none; add --processes")
+    host = None if processes is None else _host(on, processes, target, address)
     statistics = run_in_own_loop(run_flow(load_flow(target), on_interrupt, options, host))
     print_statistics(statistics, as_json=as_json)
     if statistics.state == "aborted":
         raise typer.Exit(INTERRUPTED)
 
 
-def _host(on: Hosts, processes: int, target: str) -> Processes:
-    module, name = _HOSTS[on]
-    host: Processes = getattr(importlib.import_module(module), name)(processes, flow=target)
-    return host
+def _host(on: Hosts, processes: int, target: str, address: str | None) -> Processes:
+    if on == "ray":
+        return Ray(processes, address=address, flow=target)
+    if address is not None:
+        raise ConfigurationError(f"--address: expected --on ray with it, given {address!r} alone; add --on ray")
+    return LocalProcesses(processes, flow=target)
 
 
 async def run_flow(

@@ -1,0 +1,180 @@
+"""A flow in processes on a real Ray: results, errors, losses, and programs that end before the flow."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import flows_on_hosts, ray_flows
+from support.processes import process
+from support.programs import missing
+from support.waiting import until
+
+from streamiter import Flow, Ray
+from streamiter.errors import ConfigurationError, JobFailed, ProcessLost
+from streamiter.processes.ray_host import NodeFacts
+
+TESTS = Path(__file__).parents[1]
+
+pytestmark = [pytest.mark.skipif(sys.platform == "win32", reason="Ray's support for Windows is incomplete")]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Start a cluster of one node and connect to it; without a dashboard, without fixed ports, in a short path."""
+    if importlib.util.find_spec("ray") is None:
+        missing("the package ray is not installed: pip install 'streamiter[ray]'")
+    folder = Path(tempfile.mkdtemp(prefix="ray"))
+    token = folder / "token"
+    token.write_text(secrets.token_hex(32))
+    token.chmod(0o600)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        environment.setenv("RAY_AUTH_TOKEN_PATH", str(token))  # Otherwise Ray writes a token into the home folder.
+        environment.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+        environment.setenv("RAY_TMPDIR", str(folder))
+        import ray
+        from ray.cluster_utils import Cluster
+
+        small = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_dashboard": False}
+        nodes = Cluster(initialize_head=True, head_node_args=small)
+        ray.init(address=nodes.address, log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            yield nodes
+        finally:
+            ray.shutdown()
+            nodes.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.parametrize("is_detached", [False, True])
+def test_the_results_are_those_of_one_process(cluster: Any, is_detached: bool) -> None:
+    """Records that were collected stayed in an actor. A function of the program could not be imported by others."""
+    added = 7
+    flow = Flow("squares on Ray", parallelism=2)
+    squares = flow.from_items(range(200)).rebalance().map(lambda n: n * n + added).key_by(lambda n: n % 5)
+    collected = squares.map(str, name="texts").collect()
+    statistics = flow.run(on=Ray(2, address=cluster.address if is_detached else None))
+    assert sorted(collected.items) == sorted(str(number * number + 7) for number in range(200))
+    assert (statistics.state, statistics.step("texts").records_in) == ("finished", 200)
+
+
+def test_an_error_of_a_step_is_raised_as_in_one_process(cluster: Any) -> None:
+    """The user saw an error of Ray, but neither the step, nor the record, nor the line of the function."""
+    flow = flows_on_hosts.failing
+    with pytest.raises(JobFailed, match="on record 57: ZeroDivisionError") as raised:
+        flow.run(on=Ray(2, address=cluster.address, flow="processes.flows_on_hosts:failing"))
+    assert raised.value.step == "divide"
+    assert 'name="divide"' in "\n".join(raised.value.__notes__)  # the line of the user
+
+
+async def test_a_killed_process_is_a_loss_with_the_reason_of_ray(cluster: Any, tmp_path: Path) -> None:
+    """The flow waited for ever for an actor that the kernel had killed."""
+    running = asyncio.create_task(asyncio.to_thread(ray_flows.endless(tmp_path).run, on=Ray(2)))
+    try:
+        await until(lambda: len(ray_flows.noted(tmp_path)) == 2 or running.done())
+        os.kill(max(ray_flows.noted(tmp_path)), signal.SIGKILL)
+        with pytest.raises(ProcessLost, match=r"was lost: Ray says: its worker process has died.*run the flow again"):
+            await running
+    finally:
+        (tmp_path / "end").touch()
+
+
+async def test_a_flow_goes_on_without_its_program_and_the_next_one_waits_for_it(
+    cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The flow ended with the terminal of the user; started again, a second one wrote to the same topics."""
+    program = [sys.executable, ray_flows.__file__, cluster.address, str(tmp_path)]
+    with process(program, stderr=subprocess.PIPE) as first:
+        await until(lambda: len(ray_flows.noted(tmp_path)) == 2 or first.poll() is not None)
+        first.kill()
+        first.wait()
+    other = ray_flows.endless(tmp_path, name="another step")
+    with pytest.raises(ConfigurationError, match=r"given one whose steps differ; .* ray.kill\(ray.get_actor\('endless"):
+        await asyncio.to_thread(other.run, on=Ray(2, address=cluster.address))
+    (tmp_path / "end").touch()
+    with caplog.at_level(logging.WARNING):
+        statistics = await asyncio.to_thread(ray_flows.endless(tmp_path).run, on=Ray(1, address=cluster.address))
+    assert statistics.state == "finished"
+    assert "runs on the cluster already, in 2 processes: waiting for its end" in caplog.text
+    assert len(ray_flows.noted(tmp_path)) == 2  # The flow was not started a second time.
+    assert "endless on Ray" not in str(__import__("ray").util.list_named_actors(all_namespaces=True))
+
+
+def test_more_processes_than_cpus_are_refused(cluster: Any) -> None:
+    """Ray waited for ever for CPUs that the machine does not have."""
+    expected = r"expected room for 3 processes with 1 CPU each, given the nodes [\d.]+: 2 CPU, after 0.5 s; start fewer"
+    with pytest.raises(ConfigurationError, match=expected):
+        flows_on_hosts.squares.run(on=Ray(3, address=cluster.address, wait_s=0.5))
+
+
+def test_a_smaller_number_of_processes_is_used_if_it_is_allowed(cluster: Any) -> None:
+    """After the loss of a node, a flow that could run with fewer processes waited for a new node."""
+    flows_on_hosts.squares.run(on=Ray(3, min_processes=2))
+    assert len(flows_on_hosts.collected) == 200
+
+
+def test_a_module_that_a_node_does_not_have_is_named(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flow failed after its start, on one node only, with a traceback of Ray."""
+    (tmp_path / "beside_program.py").write_text("def double(n):\n    return 2 * n\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    double = importlib.import_module("beside_program").double
+    flow = Flow("f", parallelism=2)
+    flow.from_items(range(4)).rebalance().map(double).collect()
+    with pytest.raises(ConfigurationError, match=r"No module named 'beside_program'.*runtime_env={\"working_dir\""):
+        flow.run(on=Ray(2))
+    assert flow.run(on=Ray(2, runtime_env={"env_vars": {"PYTHONPATH": f"{TESTS}:{tmp_path}"}})).state == "finished"
+
+
+def test_a_flow_that_cannot_be_sent_is_refused(cluster: Any) -> None:
+    """A lock in a function gave an error of the serialization, without a word on what to do."""
+    lock = threading.Lock()
+    flow = Flow("f", parallelism=2)
+    flow.from_items(range(4)).rebalance().map(lambda n: lock and n).collect()
+    with pytest.raises(
+        ConfigurationError, match=r"cannot pickle '_thread.lock' object.*; open connections and files in"
+    ):
+        flow.run(on=Ray(2))
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (("3.11", "1", "2.0"), r"numpy 2.1 on all nodes.*given numpy 2.0 on node n; .*\"pip\": \[\"numpy==2.1\"\]"),
+        (("3.11", "0", "2.1"), r"streamiter 1 on all nodes.*given streamiter 0 on node n"),
+        (("3.12", "1", "2.1"), r"Python 3.11 on all nodes.*given Python 3.12 on node n; install this version there$"),
+    ],
+)
+def test_other_versions_on_a_node_are_refused(found: tuple[str, str, str], expected: str) -> None:
+    """Two versions of numpy added numbers in another order, and results depended on the node."""
+    with pytest.raises(ConfigurationError, match=expected):
+        NodeFacts("3.11", "1", "2.1").check("f", NodeFacts(*found, node="n"))
+
+
+def test_ray_that_is_not_installed_or_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray tried for minutes to connect to a cluster that was gone."""
+    script = "import sys; from processes import flows_on_hosts; from streamiter import Ray\n"
+    dead = [sys.executable, "-c", f"{script}flows_on_hosts.squares.run(on=Ray(2, address='127.0.0.1:1'))"]
+    absent = [sys.executable, "-c", f"{script}sys.modules['ray'] = None; flows_on_hosts.squares.run(on=Ray(2))"]
+    for program, expected in (
+        (dead, r"a Ray cluster that answers, given '127.0.0.1:1' \([\d.]+:1\): .*; start Ray"),
+        (absent, r"on=Ray\(…\): expected the package ray, which is not installed; install it with: pip install"),
+    ):
+        ran = subprocess.run(program, cwd=TESTS, capture_output=True, text=True, timeout=60, check=False)
+        assert re.search(expected, ran.stderr), ran.stderr
