@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import uuid
 from collections.abc import Mapping
@@ -188,6 +189,8 @@ class _State(NamedTuple):
 
     run: _ClusterRun
     is_over: bool
+    process_id: int
+    """The process of the supervisor."""
 
 
 class _Outcome(NamedTuple):
@@ -210,7 +213,7 @@ async def _on_cluster(ray: Untyped, run: _ClusterRun, shipped: ShippedFlow, firs
             f"flow {run.flow!r}: expected its supervisor on the cluster to live, given its end: "
             f"{str(error).strip().splitlines()[-1]}; run the flow again: it resumes from the last checkpoint"
         ) from error
-    ray.kill(actor)
+    await _end(ray, actor, run.flow)
     return outcome
 
 
@@ -230,14 +233,15 @@ async def _supervisor(ray: Untyped, run: _ClusterRun, shipped: ShippedFlow) -> U
     )  # fmt: skip
     while True:
         actor = made.remote(run, shipped.reference, *chunks)
-        found, is_over = await actor.state.remote()
+        found, is_over, process_id = await actor.state.remote()
         if found.id == run.id:
             return actor
         if found.fingerprint == run.fingerprint:
             _log.warning(
-                "flow %r runs on the cluster already, in %d processes: waiting for its end",
+                "flow %r runs on the cluster already, in %d processes (supervisor: process %d): waiting for its end",
                 run.flow,
                 found.room.processes,
+                process_id,
             )
             return actor
         if not is_over:
@@ -246,12 +250,12 @@ async def _supervisor(ray: Untyped, run: _ClusterRun, shipped: ShippedFlow) -> U
                 "give this flow another name, or stop the other one: run its program again and press Ctrl-C, or end it "
                 f'with ray.kill(ray.get_actor({run.flow!r}, namespace="{_NAMESPACE}"))'
             )
-        ray.kill(actor)  # No program has fetched the outcome of this older flow.
-        await _until_gone(ray, run.flow)
+        await _end(ray, actor, run.flow)  # No program has fetched the outcome of this older flow.
 
 
-async def _until_gone(ray: Untyped, name: str) -> None:
-    """Wait until the name of a killed actor is free, which takes some milliseconds."""
+async def _end(ray: Untyped, actor: Untyped, name: str) -> None:
+    """End a supervisor; return when its name is free, some milliseconds later: the next run must not find it."""
+    ray.kill(actor)
     while {"namespace": _NAMESPACE, "name": name} in ray.util.list_named_actors(all_namespaces=True):
         await SystemClock().sleep(0.05)
 
@@ -286,7 +290,7 @@ class _SupervisorActor:
 
     async def state(self) -> _State:
         """Return what runs here."""
-        return _State(self._run, self._outcome.done())
+        return _State(self._run, self._outcome.done(), os.getpid())
 
     async def outcome(self) -> _Outcome:
         """Wait for the end of the run."""

@@ -49,7 +49,7 @@ def endless(folder: Path, name: str = "endless") -> Flow:
     flow = Flow("endless on Ray", parallelism=2)
     numbers = flow.from_source(lambda: Numbers(folder), name="numbers", parallelism=1).rebalance()
     notes = numbers.map(Notes(folder), name=name)
-    notes.key_by(lambda number: 0).reduce(max, name="largest").filter(lambda n: False).collect()
+    notes.key_by(lambda number: 0).reduce(max, name="largest").filter(lambda n: False).collect(name="none")
     return flow
 
 
