@@ -24,7 +24,7 @@ from support.processes import process
 from support.programs import missing
 from support.waiting import until
 
-from streamiter import Flow, Ray
+from streamiter import Checkpoints, Flow, Ray
 from streamiter.errors import ConfigurationError, JobFailed, ProcessLost
 from streamiter.processes.ray_host import NodeFacts
 
@@ -180,3 +180,29 @@ def test_ray_that_is_not_installed_or_does_not_answer_is_named(monkeypatch: pyte
     ):
         ran = subprocess.run(program, cwd=TESTS, capture_output=True, text=True, timeout=60, check=False)
         assert re.search(expected, ran.stderr), ran.stderr
+
+
+@pytest.mark.parametrize("victim", ["a process", "the supervisor"])
+async def test_a_loss_on_the_cluster_is_followed_by_an_attempt_from_the_last_checkpoint(
+    cluster: Any, tmp_path: Path, victim: str
+) -> None:
+    """The flow ended with the loss of one process, or for ever when its supervisor was lost."""
+    import ray
+
+    store = Checkpoints(tmp_path / "store", interval_s=0.1)
+    on = Ray(2, address=cluster.address)
+    running = asyncio.create_task(asyncio.to_thread(ray_flows.endless(tmp_path).run, on=on, checkpoints=store))
+    try:
+        await until(lambda: bool(list(tmp_path.glob("store/**/*.checkpoint"))) or running.done())
+        await until(lambda: len(ray_flows.noted(tmp_path)) == 2 or running.done())
+        before = ray_flows.noted(tmp_path)
+        supervisor = ray.get_actor("endless on Ray", namespace="streamiter")
+        state = await supervisor.state.remote()
+        os.kill(max(before) if victim == "a process" else state.process_id, signal.SIGKILL)
+        await until(lambda: len(ray_flows.noted(tmp_path)) == 4 or running.done())
+    finally:
+        (tmp_path / "end").touch()
+    assert (await running).state == "finished"
+    after = {process: first for process, first in ray_flows.noted(tmp_path).items() if process not in before}
+    assert len(after) == 2
+    assert min(after.values()) > 100  # Not from the beginning.
