@@ -1,1 +1,1 @@
-"""Links between processes, and channels whose ends are in two processes. No public function uses them yet."""
+"""A flow in several processes: hosts that start them, their supervisor, links between them, and remote channels."""

@@ -192,7 +192,7 @@ def random_lives(random: Random) -> list[Life]:
         ({"mode": "synchronous"}, check_training),
         ({"mode": "asynchronous"}, check_training),
     ],
-    ids=str,
+    ids=["sums", "parameter server", "synchronous loop", "asynchronous loop"],
 )
 async def test_processes_survive_any_kills(
     kafka: Case, options: dict[str, Any], check: Callable[[Case], Awaitable[None]]
