@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import Any, Final, Literal, NamedTuple, Unpack
 
 import numpy.typing as npt
 
@@ -319,8 +319,7 @@ def train_offline(
     after ``rounds`` rounds, or after the first round in which the mean loss, before its step, is ``tolerance`` or less.
 
     ``mode="synchronous"``: one step a round, with the mean of the gradients of all rows. The result does not depend on
-    timing, with ``replay`` except for its last digits. If each round takes all rows, the number of workers changes only
-    its last digits, too.
+    timing. If each round takes all rows, the number of workers changes only its last digits, too.
     ``mode="asynchronous"``: a step for each worker's share as soon as it arrives.
 
     Workers keep their examples in memory. With ``replay`` the examples are read again in every round, from memory
@@ -542,43 +541,68 @@ class KeptExamples:
         return shared
 
 
+# A gradient of so many rows takes far longer than a numpy call. Replayed examples may be more than the memory has room
+# for, so a block is short: 8 MB with a thousand features.
+_REPLAYED_BLOCK_ROWS: Final = 1_024
+
+
 class ReplayedExamples:
-    """Examples that arrive again in every round, after the round's parameters; with the methods of KeptExamples."""
+    """Examples that arrive again in every round, after the round's parameters; with the methods of KeptExamples.
+
+    Gradients are computed of blocks of equal length, so that sums do not depend on the cuts of batches.
+    """
 
     def __init__(self, mini_batch: int | None) -> None:
         self._mini_batches = MiniBatches(mini_batch)
         self._seen = 0
         """Rows that have arrived in this round."""
         self._sums = GradientSum()
+        self._waiting = ExampleBlocks(_REPLAYED_BLOCK_ROWS)
+        """Rows of this round's mini-batch that do not fill a block yet."""
 
     def add(self, examples: CheckedExamples, model: LinearModel) -> None:
         """Add the gradient of the rows that belong to this round's mini-batch."""
         first, behind_last = (max(row - self._seen, 0) for row in self._mini_batches.bounds())
         self._seen += len(examples)
-        if len(part := examples[first:behind_last]):
+        self._waiting.add(examples[first:behind_last])
+        self._add_sums(self._waiting.take_blocks(), model)
+
+    def _add_sums(self, parts: Iterable[CheckedExamples], model: LinearModel) -> None:
+        for part in parts:
             self._sums.add(*model.gradient_and_loss(part))
 
     def take_round(self, model: LinearModel) -> GradientSum:
+        self._add_sums(self._waiting.between(0, len(self._waiting)), model)
+        self._waiting = ExampleBlocks(_REPLAYED_BLOCK_ROWS)
         sums = self._sums
         self._mini_batches.advance(self._seen)
         self._sums, self._seen = GradientSum(), 0
         return sums
 
     def state(self) -> dict[str, object]:
-        return {"sums": self._sums.to_record(), "seen": self._seen, "next": self._mini_batches.start}
+        return {
+            "sums": self._sums.to_record(),
+            "rows": self._waiting.to_records(),
+            "seen": self._seen,
+            "next": self._mini_batches.start,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._sums, self._seen = GradientSum.from_record(state["sums"]), state["seen"]
+        for record in state["rows"]:
+            self._waiting.add(CheckedExamples.from_record(record))
         self._mini_batches.start = state["next"]
 
     @staticmethod
     def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Give the sums of old subtask i to the new subtask i modulo ``parallelism``."""
+        """Give the sums and waiting rows of old subtask i to the new subtask i modulo ``parallelism``."""
         shared = []
         for given in (states[subtask::parallelism] for subtask in range(parallelism)):
             total = GradientSum()
             for sums in (GradientSum.from_record(state["sums"]) for state in given):
                 if sums.gradient is not None:
                     total.add(sums.gradient, sums.loss)
-            shared.append({"sums": total.to_record(), "seen": max(state["seen"] for state in states), "next": 0})
+            rows = [record for state in given for record in state["rows"]]
+            seen = max(state["seen"] for state in states)
+            shared.append({"sums": total.to_record(), "rows": rows, "seen": seen, "next": 0})
         return shared

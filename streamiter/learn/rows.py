@@ -473,8 +473,8 @@ def share_of(rows: int, subtask: int, subtasks: int) -> slice:
 class ExampleBlocks:
     """Examples in the order in which they were added, in blocks.
 
-    Small pieces are joined to blocks of equal length, so that sums over blocks are the same to the last bit for any
-    division of the examples. A piece that is longer than a block is not changed.
+    Pieces are joined, or cut, to blocks of equal length, so that sums over blocks are the same to the last bit for any
+    division of the examples.
 
     >>> import numpy as np
     >>> blocks = ExampleBlocks()
@@ -489,7 +489,8 @@ class ExampleBlocks:
     [[0.0, 1.0, 2.0, 3.0]]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, block_rows: int = _BLOCK_ROWS) -> None:
+        self._block_rows = block_rows
         self._blocks: list[CheckedExamples] = []
         self._rows_in_blocks = 0
         self._parts: list[CheckedExamples] = []
@@ -501,21 +502,20 @@ class ExampleBlocks:
 
     def add(self, examples: CheckedExamples) -> None:
         """Append examples; they must not change afterwards."""
-        if not self._parts and len(examples) >= _BLOCK_ROWS:
-            self._add_block(examples)
-            return
         while len(examples):
-            part = examples[: _BLOCK_ROWS - self._rows_in_parts]
+            part = examples[: self._block_rows - self._rows_in_parts]
             examples = examples[len(part) :]
             self._parts.append(part)
             self._rows_in_parts += len(part)
-            if self._rows_in_parts == _BLOCK_ROWS:
+            if self._rows_in_parts == self._block_rows:
                 parts, self._parts, self._rows_in_parts = self._parts, [], 0
-                self._add_block(CheckedExamples.concatenate(parts))
+                self._blocks.append(CheckedExamples.concatenate(parts))
+                self._rows_in_blocks += self._block_rows
 
-    def _add_block(self, block: CheckedExamples) -> None:
-        self._blocks.append(block)
-        self._rows_in_blocks += len(block)
+    def take_blocks(self) -> list[CheckedExamples]:
+        """Return the full blocks, and forget them."""
+        blocks, self._blocks, self._rows_in_blocks = self._blocks, [], 0
+        return blocks
 
     def between(self, start: int, stop: int) -> Iterator[CheckedExamples]:
         """Yield the rows from ``start`` to before ``stop``, or to the last row, block by block, without copies."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from iteration.iteration_support import run
+from iteration.iteration_support import cut_items, run
 from learn.frozen_states import frozen
 from learn.online_support import FEATURES, trips
 
@@ -56,16 +56,34 @@ LEARNERS: dict[str, Callable[[Flow], Stream]] = {
 }
 
 
+def models(learner: Callable[[Flow], Stream], processes: int) -> list[Any]:
+    flow = Flow("learn", parallelism=3)
+    collected = learner(flow).collect()
+    run(flow, seed=processes, limits=ChannelLimits(records=50), processes=processes)
+    return [(frozen(model.parameters), model.records) for model in collected.items]
+
+
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_a_model_has_the_same_bits_in_any_number_of_processes(learner: str) -> None:
     """Gradients of two processes were added in the order of their arrival, and no training could be repeated."""
-
-    def models(processes: int) -> list[Any]:
-        flow = Flow("learn", parallelism=3)
-        collected = LEARNERS[learner](flow).collect()
-        run(flow, seed=processes, limits=ChannelLimits(records=50), processes=processes)
-        return [(frozen(model.parameters), model.records) for model in collected.items]
-
-    expected = models(1)
+    expected = models(LEARNERS[learner], 1)
     assert expected
-    assert models(2) == models(3) == expected
+    assert models(LEARNERS[learner], 2) == models(LEARNERS[learner], 3) == expected
+
+
+@pytest.mark.parametrize("mini_batch", [None, 20])
+def test_replayed_rows_have_the_same_bits_however_batches_are_cut(mini_batch: int | None) -> None:
+    """Gradients of replayed rows were added by batch, so the last digits depended on the speed of the source."""
+
+    def learner(seed: int) -> Callable[[Flow], Stream]:
+        def replaying(flow: Flow) -> Stream:
+            given = cut_items(flow, ROWS.tolist(), seed=seed).rebalance()
+            return train_offline(
+                given, lambda: LogisticRegression(3), extract=examples_of, rounds=9, mini_batch=mini_batch, replay=True
+            ).models
+
+        return replaying
+
+    expected = models(learner(0), 1)
+    assert expected
+    assert all(models(learner(seed), 1 + seed % 3) == expected for seed in range(1, 5))
