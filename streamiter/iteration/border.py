@@ -431,6 +431,9 @@ class Entrance(LoopMember):
         super().__init__(join)
         self._stamped = stamped
         self._max_epochs_ahead = max_epochs_ahead
+        # While a batch is too far ahead, no channel is read. So all channels must have brought the epochs before it. In
+        # a synchronous loop the gate merges in order, and sees to that itself.
+        self.epochs_in_order = stamped and bool(max_epochs_ahead)
         self.last_complete = -1
         self._arrived_watermark = -1
         """The last watermark that has arrived; it is passed on as far as no data of its epochs waits."""

@@ -344,7 +344,8 @@ class Planner:
         def feedback_queue() -> SpillQueue:
             return spill_queue(f"{name}, feedback of a checkpoint", head.limits, self.plain_data)
 
-        in_order, merges_in_order = self._placed[head].traits.epochs_in_order, self._merges_in_order(head, ports)
+        traits, merges_in_order = self._placed[head].traits, self._merges_in_order(head, ports)
+        in_order = traits.epochs_in_order and not traits.boundary
         if not in_order and not merges_in_order:
             return Gate(ports, make_feedback_queue=feedback_queue)
         aside = EpochsAside(lambda: spill_queue(name, head.limits, self.plain_data))
@@ -386,13 +387,14 @@ class Planner:
         """Return whether the gate of a step hands over the records of several channels in a fixed order.
 
         In a synchronous loop the results must not depend on the speed of tasks. Heads hold their feedback, and put it
-        into order themselves.
+        into order themselves. Entrances may ask for it in other loops, too.
         """
+        traits = self._placed[step].traits
         return (
             step.loop is not None
-            and step.loop.max_epochs_ahead == 0
+            and (step.loop.max_epochs_ahead == 0 or (traits.boundary and traits.epochs_in_order))
             and step.service is None
-            and not self._placed[step].traits.any_order
+            and not traits.any_order
             and sum(not port.is_feedback for port in ports) > 1
         )
 

@@ -112,7 +112,7 @@ def bounded(flow: Flow, seed: int) -> Stream:
     return iterate_bounded_streams_until_termination([variables], [replayed(data)], body, config)[0]
 
 
-def stamped(flow: Flow, seed: int) -> Stream:
+def stamped(flow: Flow, seed: int, ahead: int = 0) -> Stream:
     """Sum data with epochs that several subtasks have stamped at different speeds, and its feedback."""
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -124,7 +124,7 @@ def stamped(flow: Flow, seed: int) -> Stream:
 
     variables = cut_items(flow, numbers(5, 3), seed=seed, parallelism=2)
     data = epochs_every(cut_items(flow, numbers(60, 4), seed=seed, parallelism=3), records=4).rebalance()
-    config = IterationConfig(max_epochs_ahead=0, feedback_limits=FeedbackLimits(memory_bytes=300 * (seed % 2)))
+    config = IterationConfig(max_epochs_ahead=ahead, feedback_limits=FeedbackLimits(memory_bytes=300 * (seed % 2)))
     return iterate_unbounded_streams([variables], [data], body, config)[0]
 
 
@@ -153,6 +153,13 @@ def test_sums_of_floats_do_not_depend_on_the_speed_of_tasks(loop: Callable[[Flow
     assert len(expected) > 4
     for seed in range(1, SHUFFLES):
         assert sums_of(loop, seed) == expected, f"seed {seed}"
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_a_loop_with_repartitioned_stamped_data_ends_if_epochs_may_be_ahead(ahead: int) -> None:
+    """An entrance with a batch too far ahead read no channel, not even one with records of the current epoch."""
+    for seed in range(SHUFFLES):
+        assert len(sums_of(lambda flow, seed: stamped(flow, seed, ahead), seed)) > 4
 
 
 @pytest.mark.soak

@@ -119,9 +119,10 @@ def check_body(seed: int, processes: int = 1) -> None:
     starts = [(record, 0) for record in variables]
     streams: list[Stream] = []
     if has_data:
-        stream = cut_items(flow, data, seed=seed)
-        streams = [stream if group is None else epochs_every(stream, records=group)]
-        starts += [(record, 0 if group is None else place // group) for place, record in enumerate(data)]
+        subtasks = 1 + seed % 3
+        stream = cut_items(flow, data, seed=seed, parallelism=subtasks)
+        streams = [stream if group is None else epochs_every(stream, records=group).rebalance()]
+        starts += [(record, 0 if group is None else place // subtasks // group) for place, record in enumerate(data)]
     ahead = chosen.choice([None, 0, 1, 3]) if not has_data or group is not None else None
     keep = chosen.random() < 0.3
 
