@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import abc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypedDict, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, TypedDict, TypeVar, final
 
-from streamiter.errors import GraphError, ModelError, shortened
+from streamiter.errors import CheckpointError, GraphError, ModelError, shortened
 from streamiter.flow.building import add_next_step
 from streamiter.flow.flow import step_names
 from streamiter.flow.stream import FlowWithSources, Stream
@@ -192,6 +192,14 @@ def check_consistency(owner: str, consistency: object) -> None:
             f"{owner}(consistency=): expected BSP(), ASP() or SSP(staleness=…), given {shortened(consistency)}; "
             "take one of streamiter.parameter_server"
         )
+
+
+def keep_workers(states: Sequence[object], parallelism: int) -> NoReturn:
+    """Refuse another number of workers: the ``redistribute`` of the steps that a training on a server begins with.
+
+    At a checkpoint one worker may have pushed a mini-batch of which others have their parts yet to do, also with BSP.
+    """
+    raise CheckpointError("workers of a parameter server have clocks and mini-batches of their own, also with BSP")
 
 
 class Prepare(Operator):
@@ -372,6 +380,8 @@ class ParameterServerWorker(Operator):
     def restore(self, state: int) -> None:
         self._clocks = state
 
+    redistribute = staticmethod(keep_workers)
+
 
 REPORTS: Final = OutputTag("losses")
 """The side output of :class:`Versions`: for each mini-batch its mean loss, and the worker that learned from it."""
@@ -536,6 +546,8 @@ class Repeater(AttachedBoundary):
 
     def close(self) -> None:
         self._cache.close()
+
+    redistribute = staticmethod(keep_workers)
 
     def snapshot(self) -> dict[str, object]:
         return {

@@ -27,6 +27,7 @@ from streamiter.learn.server_training import (
     check_consistency,
     check_server,
     count_of,
+    keep_workers,
     trained,
 )
 from streamiter.models.update import ModelSnapshot
@@ -238,6 +239,8 @@ class _StepNumbers(Source):
             return None
         self._next += 1
         return SourceBatch([self._next - 1], {"step": self._next})
+
+    redistribute = staticmethod(keep_workers)
 
 
 class _Judge(Operator):
