@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from iteration.iteration_support import run
 from learn.frozen_states import frozen
 from learn.parameter_server_support import made_up_rows
+from learn.test_foreign_models import Mean
 from networks.training_support import network, records, rows
 from processes.divided import divide
 
@@ -25,9 +28,11 @@ from streamiter.iteration import all_reduce, last_round, map_with, terminate_aft
 from streamiter.learn import (
     DelayedLabels,
     Examples,
+    ForeignModel,
     GradientDescent,
     LinearRegression,
     LogisticRegression,
+    PageHinkley,
     SparseRows,
     StandardScaler,
     apriori,
@@ -41,8 +46,10 @@ from streamiter.learn import (
     train_online,
 )
 from streamiter.learn.tree_growing import TreeOptions, grow_tree
+from streamiter.models import Rollbacks
 from streamiter.networks import train_network, train_network_online
 from streamiter.parameter_server import BSP, ParameterServer
+from streamiter.topics import MemoryBroker
 
 TRUE_WEIGHTS = np.array([1.0, -2.0, 0.5])
 PROCESSES = 2
@@ -129,6 +136,47 @@ def labels(features: Any) -> DelayedLabels:
 
 def with_late_labels(flow: Flow) -> Outputs:
     return online(flow, flow.from_items(_events(), parallelism=1), labels=labels(["km", "wind"]), workers=3)
+
+
+def with_late_labels_of_gradients(flow: Flow) -> Outputs:
+    def rows(asked: Any) -> SparseRows:
+        return SparseRows.from_dense(np.array([[event["km"], event["wind"]] for event in asked]))
+
+    events = flow.from_items(_events(), parallelism=1)
+    return online(flow, events, model=lambda: LogisticRegression(2), labels=labels(rows), workers=3)
+
+
+def with_drifts(flow: Flow) -> Outputs:
+    turned = [trip | {"late": trip["late"] is (trip["id"] < ROWS // 2)} for trip in TRIPS]
+    return online(
+        flow,
+        flow.from_items(turned, parallelism=1).rebalance(),
+        label="late",
+        features=["km", "wind"],
+        drift=PageHinkley(threshold=5.0),
+        on_drift="raise rates",
+    )
+
+
+def with_rollbacks(flow: Flow) -> Outputs:
+    models = MemoryBroker().topic("models")
+    asyncio.run(models.create())
+    outputs = online(flow, label="late", features=["km", "wind"], rollbacks=Rollbacks(models, model="late"))
+    outputs[0].publish_model(models, model="late")
+    return outputs
+
+
+def of_another_library(flow: Flow) -> Outputs:
+    training = train_online(
+        flow.from_items(TRIPS, parallelism=1),
+        ForeignModel(
+            make=Mean, learn=Mean.learn, predict=Mean.predict, save=Mean.save, load=Mean.load, task="regression"
+        ),
+        label="minutes",
+        features=["km"],
+        report_every=50,
+    )
+    return training.models, training.validation, training.predictions
 
 
 def compared(flow: Flow) -> Outputs:
@@ -242,6 +290,10 @@ FLOWS = (
     by_scaled_gradients,
     by_sparse_gradients,
     with_late_labels,
+    with_late_labels_of_gradients,
+    with_drifts,
+    with_rollbacks,
+    of_another_library,
     compared,
     fitted,
     fitted_sparse,
@@ -260,7 +312,7 @@ FLOWS = (
 
 
 def outputs_of(flow: Flow, collected: Any) -> Any:
-    flow.run()
+    run(flow)  # It says what each task waits for, if the flow does not end.
     return [[_bits(record) for record in each.items] for each in collected]
 
 
@@ -285,3 +337,30 @@ def test_a_flow_has_the_same_bits_if_its_records_travel(
     expected = outputs_of(*build())
     assert all(expected[:1])
     assert outputs_of(*divide(build, PROCESSES, monkeypatch)) == expected
+
+
+def asynchronous_by_rows(flow: Flow) -> Outputs:
+    return online(flow, label="late", features=["km", "wind"], mode="asynchronous")
+
+
+def asynchronous_by_gradients(flow: Flow) -> Outputs:
+    return online(flow, flow.from_items(EXAMPLES), model=regression, extract=examples_of, mode="asynchronous")
+
+
+def asynchronous_fitted(flow: Flow) -> Outputs:
+    return offline(flow, mode="asynchronous", rounds=1)
+
+
+@pytest.mark.parametrize("learn", [asynchronous_by_rows, asynchronous_by_gradients, asynchronous_fitted])
+def test_asynchronous_training_learns_every_row_if_records_travel(
+    learn: Callable[[Flow], Outputs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer of the owner shared its arrays with the workers in one process, and could not leave it."""
+
+    def build() -> tuple[Flow, Any]:
+        flow = Flow("flow", parallelism=PARALLELISM)
+        return flow, learn(flow)[0].rebalance().collect()
+
+    flow, models = divide(build, PROCESSES, monkeypatch)
+    run(flow)
+    assert models.items[-1].records == ROWS
