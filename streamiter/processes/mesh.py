@@ -37,6 +37,8 @@ class ProcessMesh:
         self._server: asyncio.Server | None = None
         self._links: dict[int, ProcessLink] = {}
         """The open links, by the number of the other process."""
+        self._calls: dict[ProcessLink, int] = {}
+        """The links that this process makes, and to which process."""
         self._ended: set[int] = set()
         self._has_failed = False
         self._changed = asyncio.Event()
@@ -55,8 +57,10 @@ class ProcessMesh:
     async def connect(self, addresses: Sequence[Address]) -> dict[int, LinkChannels]:
         """Connect to the processes with smaller numbers; return all others when all links are open."""
         for number in range(self._identity.process):
+            link = self._new_link()
+            self._calls[link] = number
             try:
-                await connect(addresses[number], self._new_link())
+                await connect(addresses[number], link)
             except OSError as error:
                 self._lose(number, f"it does not answer at {addresses[number]}: {error}")
         while len(self._links) < self._processes - 1:
@@ -77,8 +81,10 @@ class ProcessMesh:
         self._changed.set()
 
     def ended(self, link: ProcessLink, error: LinkError | None) -> None:
-        """Tell of the loss of a link. A connection that was never open may be a stranger's."""
+        """Tell of the loss of a link. A connection from outside that was never open may be a stranger's."""
         if link.peer is None or self._links.get(link.peer) is not link:
+            if link in self._calls:
+                self._lose(self._calls[link], str(error))
             return
         self._ended.add(link.peer)
         self._changed.set()

@@ -185,10 +185,8 @@ class Job:
             failure = self._has_failed(errors)
             await self._end("failed", [failure, *await self._close()])
         except BaseException as ending:
-            is_told_to_end = self._is_aborting and isinstance(ending, asyncio.CancelledError) and not _is_cancelled()
-            if not is_told_to_end:
-                await self._close()
-                await self._end_early(ending)
+            await self._close()
+            await self._end_early(ending)
         self._supervisor = asyncio.create_task(self._supervise(), name=f"job {self.flow}")
         if self._is_aborting:  # Another process has failed before all steps were open.
             await self.wait()

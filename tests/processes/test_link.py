@@ -22,9 +22,13 @@ from processes.pipes import Owner, Pipe, identity, link_of, open_pipe
 from support.examples import random_examples
 from support.processes import process
 
+from streamiter.checkpoints import PlainData
+from streamiter.clock import SystemClock
 from streamiter.errors import InternalError, PlainDataError
 from streamiter.processes import frames
+from streamiter.processes.frames import FrameEncoding
 from streamiter.processes.link import Address, ProcessLink, connect, listen
+from streamiter.processes.mesh import ProcessMesh
 from streamiter.processes.remote_channel import ArrivingChannel, DepartingChannel
 from streamiter.records import DataBatch, EndOfInput
 
@@ -226,6 +230,7 @@ PEER = """
 import asyncio, sys, uvloop, numpy as np
 from processes.pipes import Owner, identity, link_of
 from streamiter.processes.link import connect
+from streamiter.processes.mesh import ProcessMesh
 from streamiter.processes.remote_channel import ArrivingChannel, DepartingChannel
 from streamiter.records import DataBatch, EndOfInput, EpochWatermark
 
@@ -395,4 +400,18 @@ async def test_connections_over_tcp_do_not_wait_to_fill_packets(tmp_path: Path) 
     link.abort("the test is over")
     await asyncio.wait_for(mine.has_ended.wait(), 30)
     await asyncio.wait_for(owner.has_ended.wait(), 30)
+    server.close()
+
+
+async def test_a_call_that_ends_in_the_handshake_is_a_loss(tmp_path: Path) -> None:
+    """The connection was taken for a stranger's: the process waited for its links forever, and its run with it."""
+    path, lost = str(tmp_path / "s"), asyncio.get_running_loop().create_future()
+    server = await asyncio.start_unix_server(lambda _, writer: writer.close(), path)
+    mesh = ProcessMesh(identity(1), 2, FrameEncoding(PlainData()), SystemClock(), lambda *loss: lost.set_result(loss))
+    connecting = asyncio.create_task(mesh.connect([path]))
+    number, reason = await lost
+    assert number == 0
+    assert "in the handshake" in reason
+    connecting.cancel()
+    mesh.abort()
     server.close()

@@ -13,8 +13,9 @@ from runtime.joined_jobs import JoinedJobs, joined_jobs
 from runtime.probe import AwaitedProbe, Life, Probe, ProbeSource, Valve, tasks_left, turns
 from runtime.test_statistics_as_json import checked
 
-from streamiter import Flow, Operator, OutputTag, connect
+from streamiter import Checkpoints, Flow, Operator, OutputTag, connect
 from streamiter.checkpoints.plain_data import PlainData
+from streamiter.checkpoints.store import CommitPointer, MemoryStore
 from streamiter.cli.figures import statistics_table
 from streamiter.errors import (
     ConfigurationError,
@@ -24,6 +25,7 @@ from streamiter.errors import (
     OffsetOutOfRange,
     ProducerFenced,
     RejectRecords,
+    StorageFull,
     StreamiterError,
     TransactionExpired,
 )
@@ -88,6 +90,24 @@ async def run(job: Any) -> JobStatistics:
     await job.start()
     statistics: JobStatistics = await job.wait()
     return statistics
+
+
+class FullStore(MemoryStore):
+    """Has no room for the claim of a run."""
+
+    async def claim(self, flow: str, run: str, *, forget_committed: bool = False) -> CommitPointer | None:
+        raise StorageFull("the store is full")
+
+
+async def test_others_end_if_process_0_cannot_read_the_checkpoint() -> None:
+    """The others waited forever for the states that process 0 would choose, and process 0 for their ends."""
+    stores = [FullStore(), MemoryStore(), MemoryStore()]
+    joined = joined_jobs(
+        [probes(Life(), number) for number in range(3)],
+        lambda number: JobOptions(checkpoints=Checkpoints(stores[number])),
+    )
+    with pytest.raises(StorageFull, match="the store is full"):
+        await run_to_end(joined)
 
 
 async def test_the_final_statistics_are_those_of_one_process() -> None:

@@ -22,16 +22,20 @@ from __future__ import annotations
 import asyncio
 import heapq
 import inspect
+import random
 import sys
 import warnings
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from contextvars import Context
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, TypeVarTuple, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple, final
 
 from streamiter.checkpoints.keys import mixed
 from streamiter.testing.simulated_time import SimulatedTime, Trace, unwind
+
+if TYPE_CHECKING:
+    from streamiter.testing.simulation.sockets import SimulatedSockets
 
 # The time of a turn of a task: as long as some hundred records take through a chain. If turns took no time, no timer
 # would become due before the end.
@@ -65,11 +69,15 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
     >>> loop.close()
     """
 
-    def __init__(self, time: SimulatedTime, shuffle: Shuffle, trace: Trace) -> None:
+    def __init__(
+        self, time: SimulatedTime, shuffle: Shuffle, trace: Trace, sockets: SimulatedSockets | None = None
+    ) -> None:
+        """``sockets``: the connections to other processes, if there are some."""
         self._is_running = False
         super().__init__()
         self._simulated_time = time
         self._trace = trace
+        self._sockets = sockets
         self._handles = ReadyHandles(shuffle)
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._timers_made = 0
@@ -104,9 +112,9 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
     def _turn(self) -> None:
         time = self._simulated_time
         self._take_due_timers()
-        while not self._handles:
-            time.pass_until(self._next_timer_s())
-            self._take_due_timers()
+        if not self._handles:
+            self.pass_time([self])
+            return  # A timer may have changed the condition of ``run``.
         handle, number = self._handles.take()
         if handle.cancelled():
             return
@@ -119,15 +127,21 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
         while timers and timers[0][0] <= now_s:
             self._handles.add(heapq.heappop(timers)[2])
 
-    def _next_timer_s(self) -> float:
-        while self._timers and self._timers[0][2].cancelled():
-            heapq.heappop(self._timers)
-        dates_s = [self._timers[0][0]] if self._timers else []
+    def pass_time(self, loops: Sequence[SimulatedEventLoop]) -> None:
+        """Let time pass until the next timer of these loops, none of which has anything to do."""
+        dates_s = [date_s for loop in loops if (date_s := loop._next_timer_s()) is not None]
         if (of_others := self._simulated_time.next_timer_s) is not None:
             dates_s.append(of_others)
         if not dates_s:
             raise Deadlock
-        return min(dates_s)
+        self._simulated_time.pass_until(min(dates_s))
+        for loop in loops:
+            loop._take_due_timers()
+
+    def _next_timer_s(self) -> float | None:
+        while self._timers and self._timers[0][2].cancelled():
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
 
     def _close_generator(self, generator: AsyncGenerator[object, object]) -> None:
         """Close an abandoned async generator in a task; after the loop is closed, unwind it."""
@@ -156,6 +170,16 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
         self._handles.clear()
         self._timers.clear()
         super().close()
+
+    async def create_unix_server(self, factory: Any, path: Any = None, **_: Any) -> Any:  # type: ignore[override]
+        """Listen for other simulated processes."""
+        assert self._sockets is not None
+        return self._sockets.listen(self, path, factory)
+
+    async def create_unix_connection(self, factory: Any, path: Any = None, **_: Any) -> Any:  # type: ignore[override]
+        """Connect to another simulated process."""
+        assert self._sockets is not None
+        self._sockets.connect(self, factory(), path)
 
     # -- the interface of asyncio ----------------------------------------------------------------------
 
@@ -221,6 +245,24 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
     def _check_open(self) -> None:
         if self.is_closed():
             raise RuntimeError("Event loop is closed")
+
+
+# A process has a core of its own for some turns, then the others catch up.
+_TURNS_OF_A_PROCESS: Final = (1, 2, 4, 16)
+
+
+def run_together(
+    loops: Sequence[SimulatedEventLoop], until: Callable[[], bool], trace: Trace, chosen: random.Random
+) -> None:
+    """Take turns of several processes, in any order, until the condition holds. Raises :class:`Deadlock`."""
+    while not until():
+        for loop in loops:
+            loop._take_due_timers()
+        if ready := [loop for loop in loops if not loop.is_quiet]:
+            loop, last = chosen.choice(ready), trace.turns + chosen.choice(_TURNS_OF_A_PROCESS)
+            loop.run(lambda: loop.is_quiet or trace.turns >= last or until())  # noqa: B023 (called at once)
+        else:
+            loops[0].pass_time(loops)
 
 
 def _run_at_once(result: asyncio.Future[T], func: Callable[[*Arguments], T], args: tuple[*Arguments]) -> None:

@@ -54,6 +54,8 @@ class Faults:
     """Another owner opens the job's transactions."""
     storage_full: bool = True
     """The store has no room for a snapshot."""
+    lost: bool = True
+    """One of several processes dies, or a connection between two is cut, or carries nothing for up to 20 s."""
 
     def __post_init__(self) -> None:
         whole_number("Faults: crashes", self.crashes, 0)
@@ -85,6 +87,8 @@ class Levels:
     """Another owner opens the transactions; for each turn of the job."""
     storage_full: float = 0.0
     """The store is full when a snapshot is saved."""
+    lost: float = 0.0
+    """A process dies, or a connection is disturbed; for each turn of the job."""
     cuts_batches: bool = True
     """Whether batches that are read are cut into pieces of random size."""
 
@@ -97,7 +101,7 @@ _SLOW_S_MAX: Final = 2.0
 _STUCK_S_MAX: Final = 120.0
 
 
-def drawn_levels(faults: Faults, chosen: random.Random) -> Levels:
+def drawn_levels(faults: Faults, chosen: random.Random, processes: int = 1) -> Levels:
     """Return the levels of one seed.
 
     Half of the seeds leave out each kind of fault: a fault that ends every run early hides other bugs, which the seeds
@@ -117,6 +121,7 @@ def drawn_levels(faults: Faults, chosen: random.Random) -> Levels:
         duplicates=level(faults.duplicates, 0.5),
         fenced=level(faults.fenced, 0.002),
         storage_full=level(faults.storage_full, 0.3),
+        lost=level(faults.lost, 0.002) if processes > 1 else 0.0,
     )
 
 

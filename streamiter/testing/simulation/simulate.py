@@ -1,7 +1,7 @@
 """Running a flow under a seed: first with faults, for safety checks, then without, for liveness checks.
 
-``simulate`` runs the flow once undisturbed and once under a seed. A ``Life`` is one run of the job, from its start to
-its end or its crash. The ``SimulationDriver`` starts lives and checks them. ``DisturbedRun`` decides, between turns of
+``simulate`` runs the flow once undisturbed and once under a seed. The ``SimulationDriver`` starts lives and checks
+them. ``DisturbedRun`` decides, between turns of
 the event loop, when a life ends early, and lets the last one finish.
 """
 
@@ -10,29 +10,14 @@ from __future__ import annotations
 import random
 import traceback
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
-from streamiter.checkpoints.store import Checkpoints
-from streamiter.errors import CheckpointError, JobFailed, ProducerFenced
 from streamiter.numbers import positive, whole_number
-from streamiter.runtime.checkpointing.barriers import WorkersApart
-from streamiter.runtime.job import Job, StopMode
-from streamiter.runtime.plan import ChannelLimits
-from streamiter.runtime.statistics import JobState
-from streamiter.testing.simulated_time import SimulationFailed, TaskClock, at_once, where_tasks_wait
-from streamiter.testing.simulation.event_loop import Deadlock, Shuffle, SimulatedEventLoop, drop_all
-from streamiter.testing.simulation.network import (
-    CALM,
-    UNDISTURBED,
-    Faults,
-    NetworkConnection,
-    SimulatedStorageFull,
-    SimulatedStore,
-    SimulatedTopics,
-    SimulatedUnavailable,
-    drawn_levels,
-)
-from streamiter.testing.simulation.world import Check, MakeFlow, Outputs, Simulation, World
+from streamiter.testing.simulated_time import SimulationFailed, where_tasks_wait
+from streamiter.testing.simulation.event_loop import Deadlock, Shuffle
+from streamiter.testing.simulation.life import CALM_SETTINGS, Ending, Life, LifeSettings
+from streamiter.testing.simulation.network import CALM, UNDISTURBED, Faults, drawn_levels
+from streamiter.testing.simulation.world import Check, MakeFlow, Outputs, World
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +53,7 @@ def simulate(
     flow: MakeFlow,
     seed: int,
     *,
+    processes: int = 1,
     faults: Faults | None = None,
     check: Check | None = None,
     within_s: float = 600.0,
@@ -91,6 +77,10 @@ def simulate(
     over a few seconds, ``simulation.input(…, over_s=5)``, and run some dozens of seeds. Do not use ``stop="latest"``
     then: the source would end at the records that have arrived at its start, which differ from run to run.
 
+    With ``processes=3``, each start of the job has one to three processes, as with ``flow.run(on=…)``; the undisturbed
+    run has one. Records and messages between processes arrive late and in pieces. Processes die, and connections are
+    cut or carry nothing for a while.
+
     ``check`` is called with the committed records of all outputs after each commit, also in the undisturbed run.
     ``has_store=False`` is for a flow without state, whose sources have ``start="committed"``: no checkpoint is stored.
 
@@ -110,18 +100,20 @@ def simulate(
     [b'3', b'4', b'4', b'5', b'10']
     """
     whole_number("simulate: seed", seed, 0)
+    whole_number("simulate: processes", processes, 1)
     positive("simulate: within_s", within_s)
     name = getattr(flow, "__name__", type(flow).__name__)
     if undisturbed is None:
         undisturbed = _undisturbed(flow, name, seed, check, within_s=within_s, settle_s=settle_s, has_store=has_store)
     faults = Faults() if faults is None else faults
     world = World(seed, CALM, expected=undisturbed.outputs, check=check)
-    world.network.levels = drawn_levels(faults, world.random)
+    world.network.levels = drawn_levels(faults, world.random, processes)
     world.network.event(f"seed {seed}: {world.network.levels}")
-    driver = SimulationDriver(world, name, flow, settle_s=settle_s, has_store=has_store)
-    turns = max(_TURNS_AT_LEAST, _TIMES_UNDISTURBED * undisturbed.turns)
+    driver = SimulationDriver(world, name, flow, settle_s=settle_s, has_store=has_store, processes=processes)
+    expected_turns = undisturbed.turns * (1 if processes == 1 else _TIMES_ONE_PROCESS)
+    turns = max(_TURNS_AT_LEAST, _TIMES_UNDISTURBED * expected_turns)
     try:
-        DisturbedRun(driver, faults, turns_undisturbed=undisturbed.turns, bounds=Bounds(within_s, turns)).run()
+        DisturbedRun(driver, faults, turns_undisturbed=expected_turns, bounds=Bounds(within_s, turns)).run()
     finally:
         driver.drop_all()
     return SimulationResult(
@@ -141,7 +133,7 @@ def _undisturbed(
     world = World(seed, UNDISTURBED, expected=None, check=check)
     driver = SimulationDriver(world, f"{name}, undisturbed", flow, settle_s=settle_s, has_store=has_store)
     try:
-        life = driver.begin(_CALM_SETTINGS)
+        life = driver.begin(CALM_SETTINGS)
         if (ending := driver.complete(life, Bounds(within_s, _TURNS_MAX))) != "finished":
             driver.fail(f"expected it to finish, and it {ending}")
         world.look()
@@ -156,6 +148,8 @@ _TURNS_MAX: Final = 200_000
 # Turns that a flow may take after the last fault: a multiple of its turns undisturbed, and at least so many.
 _TIMES_UNDISTURBED: Final = 30
 _TURNS_AT_LEAST: Final = 20_000
+# Turns in several processes, compared with one: messages and pieces of bytes take turns, too.
+_TIMES_ONE_PROCESS: Final = 3
 # The longest time that a supervisor takes to restart a job.
 _RESTART_S_MAX: Final = 5.0
 # The most starts of the job while there are faults: with many faults each life ends early.
@@ -241,6 +235,8 @@ class DisturbedRun:
         network = self._world.network
         if network.draws(network.levels.fenced * TURNS_AT_A_TIME) and not life.is_over:
             life.lose_transactions()
+        if network.draws(network.levels.lost * TURNS_AT_A_TIME) and not life.is_over:
+            life.disturb()
         if self._paused is not None and self._random.random() < 0.05:
             self._resume(self._paused)
 
@@ -261,6 +257,7 @@ class DisturbedRun:
     def _heal(self) -> None:
         self._world.network.event("no faults from now on")
         self._world.network.heal()
+        self._world.sockets.heal()
         if self._paused is not None:
             self._driver.crash(self._paused)
             self._paused = None
@@ -301,7 +298,9 @@ class Bounds:
 class SimulationDriver:
     """Starts the lives of a job, and checks each of them."""
 
-    def __init__(self, world: World, name: str, make_flow: MakeFlow, *, settle_s: float, has_store: bool) -> None:
+    def __init__(
+        self, world: World, name: str, make_flow: MakeFlow, *, settle_s: float, has_store: bool, processes: int = 1
+    ) -> None:
         self.world = world
         self.lives: list[Life] = []
         """The lives that are not disposed of, the latest last."""
@@ -311,6 +310,7 @@ class SimulationDriver:
         self._make_flow = make_flow
         self._settle_s = settle_s
         self._has_store = has_store
+        self._processes = processes
         self._all_read_since_s: float | None = None
 
     # -- lives -----------------------------------------------------------------------------------------
@@ -334,6 +334,7 @@ class SimulationDriver:
             keep=chosen.randint(1, 3),
             alignment_timeout_s=alignment_timeout_s,
             transaction_timeout_s=interval_s + alignment_timeout_s + chosen.choice([1.0, 10.0, 300.0]),
+            processes=1 if self._processes == 1 else chosen.randint(1, self._processes),
         )
 
     def take_turns(self, life: Life, turns: int = TURNS_AT_A_TIME) -> None:
@@ -363,17 +364,19 @@ class SimulationDriver:
         except Exception as error:
             told = "".join(traceback.format_exception(error))
             raise self._failure(f"run {life.number} fails, and no fault has led to that:\n{told}") from error
-        self._check_left_nothing(life)
+        if life.has_ended_by_itself:
+            self._check_left_nothing(life)
         self.drop(life)
         return ending
 
     def _check_left_nothing(self, life: Life) -> None:
-        loop, until = life.loop, self.world.trace.turns + _TURNS_TO_SETTLE
-        loop.run(lambda: loop.is_quiet or self.world.trace.turns >= until)
-        if loop.unfinished:
-            self.fail(f"run {life.number} has ended and leaves tasks behind", life)
-        if loop.errors:
-            self.fail(f"run {life.number} has ended with exceptions that no code has retrieved: {loop.errors}")
+        until = self.world.trace.turns + _TURNS_TO_SETTLE
+        for loop in [process.loop for process in life.processes]:
+            loop.run(lambda: loop.is_quiet or self.world.trace.turns >= until)  # noqa: B023 (called at once)
+            if loop.unfinished:
+                self.fail(f"run {life.number} has ended and leaves tasks behind", life)
+            if loop.errors:
+                self.fail(f"run {life.number} has ended with exceptions that no code has retrieved: {loop.errors}")
 
     def drop(self, life: Life) -> None:
         self.lives.remove(life)
@@ -410,194 +413,9 @@ class SimulationDriver:
     def fail(self, what: str, life: Life | None = None) -> None:
         """Raise SimulationFailed, with the places where the tasks of a life wait."""
         if life is not None:
-            what = "\n".join([what + ":", *(f"  {line}" for line in where_tasks_wait(life.loop.unfinished))])
+            what = "\n".join([what + ":", *(f"  {line}" for line in where_tasks_wait(life.unfinished))])
         raise self._failure(what)
 
     def _failure(self, what: str) -> SimulationFailed:
         trace = self.world.trace
         return SimulationFailed(self._name, self.world.seed, what, trace_hash=trace.hash, events=trace.events)
-
-
-Ending = JobState | Literal["failed by a fault"]
-
-
-_FAULTS = (SimulatedUnavailable, SimulatedStorageFull, ProducerFenced)
-# A life that was paused during its start may know a checkpoint that a later life has removed.
-_FAULTS_OF_THE_PAUSED = (*_FAULTS, CheckpointError)
-# With a shorter limit, a suspension may end with WorkersApart because the input of a worker is late.
-_LONG_ALIGNMENT_S: Final = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class LifeSettings:
-    """Settings that are drawn for each life, and must not change the result."""
-
-    shuffle: Shuffle
-    """The order of tasks."""
-    channel_records: int
-    """The limit of each channel."""
-    interval_s: float
-    """Seconds between checkpoints."""
-    keep: int
-    """The checkpoints that are kept."""
-    alignment_timeout_s: float
-    """The limit for the barriers of a checkpoint."""
-    transaction_timeout_s: float
-    """The limit of a transaction."""
-
-    def __str__(self) -> str:
-        return (
-            f"shuffled within {self.shuffle.window} turns, channels of {self.channel_records} records, a checkpoint "
-            f"every {self.interval_s:.3f} s"
-        )
-
-
-_CALM_SETTINGS: Final = LifeSettings(
-    shuffle=Shuffle(0, 0),
-    channel_records=8192,
-    interval_s=1.0,
-    keep=3,
-    alignment_timeout_s=60.0,
-    transaction_timeout_s=300.0,
-)
-
-
-class Life:
-    """One run of a simulated job, in an event loop of its own; it takes turns only when the driver says so."""
-
-    def __init__(
-        self, world: World, number: int, make_flow: MakeFlow, settings: LifeSettings, *, has_store: bool
-    ) -> None:
-        self.world = world
-        self.number = number
-        self._make_flow = make_flow
-        self._settings = settings
-        self._has_store = has_store
-        self.connection = NetworkConnection(world.network)
-        self.cluster = SimulatedTopics(world.broker, self.connection, world.look)
-        self.loop = SimulatedEventLoop(world.time, settings.shuffle, world.trace)
-        self.job: Job | None = None
-        self._bounded_sources: frozenset[str] = frozenset()
-        self._has_unbounded_source = False
-        self.is_stopping = False
-        """Whether it was asked to stop."""
-        self._is_suspending = False
-        self.was_paused = False
-        """Whether it was paused, and another life started meanwhile."""
-        world.network.event(f"run {number} begins: {settings}")
-        self._main = self.loop.create_task(self._live(), name=f"run {number}")
-
-    async def _live(self) -> JobState:
-        flow = self._make_flow(Simulation(self.world, self.cluster, self.number))
-        sources = [step for step in flow.steps if step.source is not None]
-        self._bounded_sources = frozenset(step.name for step in sources if step.bounded)
-        self._has_unbounded_source = len(self._bounded_sources) < len(sources)
-        settings = self._settings
-        self.job = await flow.start(
-            clock=TaskClock(self.world.time),
-            new_id=self.world.new_id,
-            channel_limits=ChannelLimits(records=settings.channel_records),
-            checkpoints=Checkpoints(
-                SimulatedStore(self.world.store.another(), self.connection) if self._has_store else None,
-                interval_s=settings.interval_s,
-                keep=settings.keep,
-                alignment_timeout_s=settings.alignment_timeout_s,
-                transaction_timeout_s=settings.transaction_timeout_s,
-            ),
-        )
-        return (await self.job.wait()).state
-
-    # -- turns -----------------------------------------------------------------------------------------
-
-    def take_turns(self, turns: int) -> None:
-        """Take so many turns; fewer if the job ends or there is a finding."""
-        trace, until = self.world.trace, self.world.trace.turns + turns
-        self.loop.run(lambda: self.is_over or trace.turns >= until or self.world.violation is not None)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the job has ended by itself."""
-        return self._main.done()
-
-    @property
-    def has_read_all(self) -> bool:
-        """Whether all records have arrived and were read."""
-        return (
-            self.job is not None
-            and self.world.is_fed
-            and not any(any(reader.lag().values()) for reader in self.cluster.readers)
-            and all(task.ended for task in self.job.statistics().tasks if task.steps[0].step in self._bounded_sources)
-        )
-
-    @property
-    def is_unbounded(self) -> bool:
-        """Whether the job ends only if it is asked to stop."""
-        return self._has_unbounded_source and not self.is_stopping
-
-    def stop(self, mode: StopMode) -> None:
-        """Ask the job to stop, which takes turns."""
-        assert self.job is not None
-        self.is_stopping = True
-        self._is_suspending |= mode == "suspend"
-        self.world.network.event(f"run {self.number} is to stop: {mode}")
-        self.loop.create_task(self._stop(self.job, mode), name=f"stop run {self.number}")
-
-    async def _stop(self, job: Job, mode: StopMode) -> None:
-        try:
-            await job.stop(mode)
-        except Exception as error:
-            # The job raises the same error where it is awaited.
-            self.world.network.event(f"run {self.number} cannot stop: {type(error).__name__}")
-
-    def pause(self) -> None:
-        """Note that the driver lets another life start before this one takes further turns."""
-        self.was_paused = True
-        self.world.network.event(f"run {self.number} is paused")
-
-    def lose_transactions(self) -> None:
-        """Let another owner open the job's transactions, if it has any."""
-        for transactional_id in self.cluster.transactional_ids:
-            self.world.network.event(f"another owner opens the transactions {transactional_id!r}")
-            topic = self.world.broker.topic("anything")
-            at_once(at_once(topic.open_transactions(transactional_id)).close())
-
-    # -- end -------------------------------------------------------------------------------------------
-
-    def ending(self) -> Ending:
-        """Return how the job has ended; raise its error, unless a fault has caused it."""
-        error = self._main.exception()
-        if error is None:
-            state: JobState = self._main.result()
-            self.world.network.event(f"run {self.number} is {state}")
-            return state
-        self.world.network.event(f"run {self.number} fails: {_first_line(error)}")
-        faults = _FAULTS_OF_THE_PAUSED if self.was_paused else _FAULTS
-        if self._is_suspending and self._settings.alignment_timeout_s < _LONG_ALIGNMENT_S:
-            faults = (*faults, WorkersApart)
-        if isinstance(error, Exception) and _comes_from(error, faults):
-            return "failed by a fault"
-        raise error
-
-    def crash(self) -> None:
-        """End the job between two turns; none of its code runs after that."""
-        self.world.network.event(f"run {self.number} crashes")
-        self.dispose()
-
-    def dispose(self) -> None:
-        """Cut the connection, and drop all tasks."""
-        self.connection.cut()
-        drop_all(self.loop)
-
-
-def _comes_from(error: BaseException | None, faults: tuple[type[Exception], ...]) -> bool:
-    if error is None:
-        return False
-    if isinstance(error, faults):
-        return True
-    parts = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    return any(_comes_from(part, faults) for part in (*parts, error.__cause__, error.__context__))
-
-
-def _first_line(error: BaseException) -> str:
-    step = f"step {error.step!r}, " if isinstance(error, JobFailed) else ""
-    return f"{step}{type(error).__name__}: {str(error).partition(chr(10))[0]}"

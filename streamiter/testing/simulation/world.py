@@ -20,6 +20,7 @@ from streamiter.flow.flow import Flow, listed_items
 from streamiter.numbers import whole_number
 from streamiter.testing.simulated_time import SimulatedTime, Trace, at_once, generator
 from streamiter.testing.simulation.network import Levels, SimulatedNetwork, SimulatedTopic, SimulatedTopics
+from streamiter.testing.simulation.sockets import SimulatedSockets
 from streamiter.topics.memory import MemoryBroker
 from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicRecord
 
@@ -140,6 +141,7 @@ class World:
         self.trace = Trace()
         self.random = generator(seed, "world")
         self.network = SimulatedNetwork(self.time, self.trace, generator(seed, "network"), levels)
+        self.sockets = SimulatedSockets(self.network, self.time, generator(seed, "sockets"))
         self._ids = generator(seed, "ids")
         self.broker = MemoryBroker(clock=self.time)
         self.store = MemoryStore()
