@@ -62,9 +62,10 @@ async def ended(job: Job, *others: Job, patience_s: float = PATIENCE_S) -> JobSt
 
 
 def run(
-    flow: Flow, *, seed: int = 0, limits: ChannelLimits | None = None, processes: int = 1, **options: Any
+    flow: Flow, *, seed: int = 0, limits: ChannelLimits | None = None, processes: int | None = None, **options: Any
 ) -> JobStatistics:
-    """Run a flow to its end under the schedule of ``seed``."""
+    """Run a flow to its end under the schedule of ``seed``, which also decides whether in one process, two or three."""
+    processes = 1 + seed % 3 if processes is None else processes
 
     async def main() -> JobStatistics:
         if processes == 1:

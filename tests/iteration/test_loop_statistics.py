@@ -6,11 +6,21 @@ import asyncio
 from typing import Any
 
 import numpy as np
-from iteration.iteration_support import ended
+import pytest
+from iteration.iteration_support import ended, run
 from runtime.probe import Valve
 from support.waiting import until
 
-from streamiter import Flow, IterationBodyResult, IterationConfig, Operator, Stream, iterate_unbounded_streams
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    IterationConfig,
+    Operator,
+    Stream,
+    iterate_bounded_streams_until_termination,
+    iterate_unbounded_streams,
+    replayed,
+)
 from streamiter.runtime.feedback import FeedbackLimits
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits
@@ -84,3 +94,28 @@ async def test_feedback_that_waits_in_memory_and_on_disk_with_its_peaks() -> Non
     assert 1_000 <= channel.peak_bytes_in_memory <= 2_500
     assert channel.peak_bytes_on_disk >= 6_000
     assert (channel.bytes_in_memory, channel.bytes_on_disk) == (0, 0)
+
+
+def counts_of_a_bounded_loop(processes: int) -> tuple[object, ...]:
+    """Return the final statistics of a loop of six rounds with two heads and criteria, in so many processes."""
+    flow = Flow("loop", parallelism=3)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        together = variables[0].union(data[0]).rebalance()
+        fed_back = together.filter(lambda x: x > 0).map(lambda x: x - 1)
+        return IterationBodyResult([fed_back], [together], fed_back.map(lambda x: x))
+
+    initial, kept = flow.from_items([3, 6, 4]), flow.from_items([0, 0])
+    iterate_bounded_streams_until_termination([initial.rebalance()], [replayed(kept.rebalance())], body)
+    [loop] = run(flow, seed=processes, processes=processes).loops
+    rounds = [(each.first_epoch, each.last_epoch, each.records) for each in loop.rounds]
+    epochs = (loop.epoch_reached, loop.epoch_received, loop.epoch_complete, loop.ended_in, loop.end_reason)
+    return *epochs, loop.fed_back_records, loop.criteria_records, rounds, loop.waiting_records, loop.held_records
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_the_statistics_of_a_loop_are_those_of_all_processes(processes: int) -> None:
+    """Process 0 counted only its own heads, and half of the feedback seemed lost."""
+    counts = counts_of_a_bounded_loop(processes)
+    assert counts == counts_of_a_bounded_loop(1)
+    assert counts[5] == 13

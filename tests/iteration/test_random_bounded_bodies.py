@@ -17,9 +17,9 @@ from streamiter.runtime.checkpointing.commit import JobSnapshot
 SEEDS, SEEDS_OF_STOPS = 10, 5
 
 
-def finished(seed: int, schedule: int, ahead: int | None = 0, processes: int = 1) -> MadeBody:
+def finished(seed: int, schedule: int, ahead: int | None = 0) -> MadeBody:
     made = Maker(seed, ahead=ahead, sources_seed=schedule).make()
-    run(made.flow, seed=schedule, limits=limits(schedule), processes=processes)
+    run(made.flow, seed=schedule, limits=limits(schedule))
     made.check_listeners()
     return made
 

@@ -470,5 +470,6 @@ class AlignmentOfProcesses:
         self._tell(self._number, None)
 
     def behind(self) -> list[str]:
-        """Return the tasks that the others wait for."""
-        return [task for _, behind in self._reports.values() for task in behind]
+        """Return the tasks that the others wait for, and the processes that have not answered."""
+        silent = [f"process {process}" for process in range(self._processes) if process not in self._reports]
+        return [task for _, behind in self._reports.values() for task in behind] + silent

@@ -37,7 +37,8 @@ Ending = JobState | Literal["failed by a fault"]
 _FAULTS = (TopicUnavailable, StorageFull, ProducerFenced)
 # A life that was paused during its start may know a checkpoint that a later life has removed.
 _FAULTS_OF_THE_PAUSED = (*_FAULTS, CheckpointError)
-# With a shorter limit, a suspension may end with WorkersApart because the input of a worker is late.
+# With a shorter limit, a suspension may end with WorkersApart because the input of a worker is late, and the last
+# checkpoint because a connection carries nothing for a while.
 _LONG_ALIGNMENT_S: Final = 60.0
 
 
@@ -333,7 +334,7 @@ class Life:
             return state
         self.world.network.event(f"run {self.number} fails: {_first_line(error)}")
         faults = _FAULTS_OF_THE_PAUSED if self.was_paused else _FAULTS
-        if self._is_suspending and self.settings.alignment_timeout_s < _LONG_ALIGNMENT_S:
+        if (self._is_suspending or self._is_disturbed) and self.settings.alignment_timeout_s < _LONG_ALIGNMENT_S:
             faults = (*faults, WorkersApart)
         if isinstance(error, Exception) and _comes_from(error, faults):
             return "failed by a fault"
