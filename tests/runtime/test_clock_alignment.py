@@ -90,3 +90,11 @@ def test_all_workers_stand_at_one_clock_when_the_alignment_is_done(count: int) -
                 processes.go_on()
             assert attempt < 2 or is_done.is_set(), f"seed {seed}"
             processes.together.give_up()
+
+
+def test_a_process_that_has_not_answered_is_named() -> None:
+    """A checkpoint that came too late because of a connection named no task, and the cause was sought in the flow."""
+    together = AlignmentOfProcesses(2, lambda number, clocks: None)
+    together.seek()
+    together.reported(0, 1, {"w": 3}, ["work[0]"])
+    assert together.behind() == ["work[0]", "process 1"]
