@@ -113,13 +113,14 @@ def networks_processes(session: Session) -> Iterator[Figure]:
     if census(_network()) is None:
         return
 
-    def run(workers: int, on: LocalProcesses | None) -> Trial:
-        with environment(Settings(records=epochs, parallelism=workers).variables()):
-            statistics = training().run(**({} if on is None else {"on": on}))
+    def run(workers: int) -> Trial:
+        # Threads of numpy's matrix products would compete with the other process.
+        variables = {**Settings(records=epochs, parallelism=workers).variables(), "OPENBLAS_NUM_THREADS": "1"}
+        with environment(variables):
+            statistics = training().run(on=LocalProcesses(workers, flow=f"{__name__}:training"))
         return Trial({EPOCHS: epochs / statistics.elapsed_s})
 
-    two = LocalProcesses(2, flow=f"{__name__}:training")
-    series = alternate({ONE: lambda: run(1, None), TWO: lambda: run(2, two)}, repeat=session.repeat)
+    series = alternate({ONE: lambda: run(1), TWO: lambda: run(2)}, repeat=session.repeat)
     yield series.figure(ONE, EPOCHS)
     yield series.figure(TWO, EPOCHS, compared_with=ONE, target=Target("ratio", at_least=1.4))
 

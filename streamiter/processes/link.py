@@ -42,8 +42,12 @@ _HELLO_BYTES_MAX: Final = 4096
 # A handshake takes some milliseconds, or seconds if the other process is busy with a long call of a user's function.
 _HANDSHAKE_S: Final = 30.0
 
-# More than the system keeps for a socket (208 KiB on Linux), so that one read can empty it.
+# More than Linux keeps for a socket unless it is told otherwise (208 KiB), so that one read can empty it.
 _BUFFER_BYTES: Final = 256 << 10
+
+# So much may wait in a Unix socket, so that both processes copy large arrays at the same time: with 208 KiB, 40 MB took
+# 35 ms, with 1 MiB or 4 MiB 17 to 20 ms. The size of a TCP socket follows from the network.
+_SOCKET_BYTES: Final = 1 << 20
 
 # A longer body that has arrived in part gets memory of its own, and the rest is read into that memory.
 _SHARED_BYTES_MAX: Final = 64 << 10
@@ -271,8 +275,11 @@ class ProcessLink(asyncio.BufferedProtocol):
             body = report().encode()
             parts.append(HEADER.pack(len(body), channel, TAKEN) + body)
         self._reports.clear()
+        is_small = self._outbox_bytes < _WRITE_BYTES
         parts += self._take_outbox()
-        if parts:
+        if is_small and parts:
+            self._transport.write(b"".join(parts))  # A write of five pieces takes 10 µs longer.
+        elif parts:
             self._transport.writelines(parts)
         if self._has_closed and self._peer_has_closed:
             self._state = LinkState.ENDED
@@ -299,6 +306,9 @@ class ProcessLink(asyncio.BufferedProtocol):
             transport.abort()
             return
         transport.set_write_buffer_limits(high=_WRITE_BYTES)
+        connection: socket.socket | None = transport.get_extra_info("socket")
+        if connection is not None and connection.family == getattr(socket, "AF_UNIX", None):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
         self._timer = self._clock.call_later(_HANDSHAKE_S, self._check_handshake)
         transport.write(self._hello)
 

@@ -66,6 +66,9 @@ class PipeEnd:
     def write(self, data: bytes) -> None:
         self.writelines([data])
 
+    def get_extra_info(self, name: str) -> None:
+        pass
+
     def set_write_buffer_limits(self, high: int) -> None:
         pass
 
