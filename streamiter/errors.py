@@ -40,9 +40,9 @@
     │   ├── OutOfTurn              the consistency of the matrix forbids the call at this clock
     │   ├── ServerReset            the server was restarted or closed while the call waited
     │   └── ShardLost              the process of a shard is gone
-    ├── ProcessLost                a process of a run in several processes has died, or was silent for too long
     ├── RemoteError                (streamiter.runtime) an error in another process, of a class that is not streamiter's
     ├── LinkError                  (streamiter.processes) a link between two processes was lost, or refused
+    ├── ProcessLost                a process of a run in several processes has died, or was silent for too long
     ├── LoopOverflow               feedback, or replayed data, exceeded the disk limit of its loop
     ├── OutputOverflow             one call of an operator emitted more records than can wait
     ├── JobFailed                  a job ended because a step failed; the cause is its ``__cause__``

@@ -450,13 +450,14 @@ def address_of(server: asyncio.Server) -> Address:
 async def connect(address: Address, link: ProcessLink) -> None:
     """Connect a link to an address; its owner hears when it is open. Raises ``OSError`` if no process listens there."""
     loop = asyncio.get_running_loop()
-    if isinstance(address, str):
+    if isinstance(address, tuple):
+        await loop.create_connection(lambda: link, *address)
+    elif not address.startswith("\0"):
+        await loop.create_unix_connection(lambda: link, address)
+    else:  # uvloop itself does not connect to a name that is no file.
         with contextlib.ExitStack() as unless_connected:
             connection = unless_connected.enter_context(socket.socket(socket.AF_UNIX))
             connection.setblocking(False)
-            # uvloop itself does not connect to a name that is no file.
             await loop.sock_connect(connection, address)
             await loop.create_unix_connection(lambda: link, sock=connection)
             unless_connected.pop_all()
-    else:
-        await loop.create_connection(lambda: link, *address)

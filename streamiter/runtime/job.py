@@ -123,7 +123,7 @@ class Job:
         self._has_closed = False
         self._started_at_s = options.clock.monotonic_s()
         self._elapsed_s: float | None = None
-        self._opening: asyncio.Task[None] | None = None
+        self._opening: asyncio.Task[Any] | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._others = other_jobs(own, options.clock, self._report, self._abort, self._stopped_by_first)
         if own.messages is not None:
@@ -175,12 +175,9 @@ class Job:
             self._check_same_tasks(snapshot)
             # Operators keep the state that they restore, and other jobs may start from the same snapshot.
             snapshot = independent_copy(snapshot)
+        states = snapshot if self._keeper is None else await self._load_states(self._keeper)
         try:
-            if not self._others.exist:
-                await self._open(snapshot)
-            elif not self._is_aborting:
-                self._opening = asyncio.create_task(self._open(snapshot), name=f"open {self.flow}")
-                await self._opening
+            await self._unless_aborted(self._open(states))
         except ExceptionGroup as errors:
             failure = self._has_failed(errors)
             await self._end("failed", [failure, *await self._close()])
@@ -197,9 +194,30 @@ class Job:
             await self.stop("abort")
             raise
 
-    async def _open(self, snapshot: JobSnapshot | None) -> None:
-        """Shut out older runs; open services, then tasks, then feedback through topics: each needs the ones before."""
-        states: TaskStates | None = snapshot if self._keeper is None else await self._keeper.open()
+    async def _unless_aborted(self, part: Coroutine[Any, Any, T]) -> T | None:
+        """Await a part of the start; return None if another process has failed before or meanwhile."""
+        if not self._others.exist:
+            return await part
+        self._opening = opening = asyncio.create_task(part, name=f"open {self.flow}")
+        if self._is_aborting:
+            opening.cancel()
+        try:
+            return await opening
+        except asyncio.CancelledError:
+            if not self._is_aborting or _is_cancelled():
+                raise
+            return None
+
+    async def _load_states(self, keeper: Checkpointer | FollowingCheckpointer) -> TaskStates | None:
+        """Shut out older runs, and return the states of the checkpoint that this run starts from."""
+        try:
+            return await self._unless_aborted(keeper.open())
+        except BaseException as ending:
+            await keeper.close()
+            await self._end_early(ending)
+
+    async def _open(self, states: TaskStates | None) -> None:
+        """Open services, then tasks, then feedback through topics: each needs the ones before it."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._services.open(states), name=f"open services of {self.flow}")
         if self._services:

@@ -22,7 +22,7 @@ from crash.programs import PATIENCE_S, running
 from crash.test_kill_9 import seed
 
 _CHECKPOINTING: Final = "streamiter.runtime.checkpointing"
-_FOLLOWER: Final = f"{_CHECKPOINTING}.follower:Follower"
+_FOLLOWER: Final = f"{_CHECKPOINTING}.following_checkpointer:FollowingCheckpointer"
 _CHECKPOINTER: Final = f"{_CHECKPOINTING}.checkpointer:Checkpointer"
 OTHER_STARTS: Final = Place("before", f"{_FOLLOWER}.open")
 OTHER_RESTORES: Final = Place("before", f"{_FOLLOWER}.restored")

@@ -56,5 +56,5 @@ def trained(
         given, server or ParameterServer(shards=shards), consistency=consistency, **settings
     )
     models, losses = training.models.collect(), training.losses.collect()
-    run(flow, seed=seed or 0)
+    run(flow, seed=seed or 0, processes=1)
     return models.items, losses.items

@@ -30,7 +30,7 @@ def clustered(points: Any, consistency: Any, *, shards: int = 2, seed: int | Non
     settings = {"initial": INITIAL, "workers": WORKERS} | options
     clustering = k_means_on_parameter_server(given, ParameterServer(shards=shards), consistency=consistency, **settings)
     models, losses = clustering.models.collect(), clustering.losses.collect()
-    run(flow, seed=seed or 0)
+    run(flow, seed=seed or 0, processes=1)
     return models.items, losses.items
 
 

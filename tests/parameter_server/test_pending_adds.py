@@ -9,6 +9,7 @@ import pytest
 
 from streamiter.parameter_server import BSP, ParameterServer, matrix_shard
 from streamiter.parameter_server.requests import AddPart, AddRequest, GetRequest, copied_add, size_of_adds
+from streamiter.parameter_server.shard import Shard
 
 COLUMNS = 1_000
 
@@ -69,7 +70,8 @@ async def test_a_read_after_a_barrier_searches_few_of_the_workers_own_adds() -> 
         quick, slow = (server.client(worker=number) for number in range(2))
         server.checkpoint_begins(1)
         quick.pass_barrier(1)
-        [shard] = server._hosting.shards  # type: ignore[attr-defined]
+        [shard] = server._links
+        assert isinstance(shard, Shard)
         await quick.add("w", row=1, values=1.0)
         for number in range(1_000):
             await quick.add("w", row=0, columns=[number % 3, 999], values=1.0)

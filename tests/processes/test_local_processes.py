@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from processes import flows_on_hosts
-from support.processes import process
+from support.processes import LIMIT_S, process
 from support.waiting import until
 
 from streamiter import Checkpoints, Flow, LocalProcesses
@@ -102,7 +102,8 @@ def endless(flow: str = "endless") -> Iterator[tuple[subprocess.Popen[str], list
 
 async def all_end(numbers: list[int]) -> None:
     def is_running(number: int) -> bool:
-        state = subprocess.run(["ps", "-o", "stat=", "-p", str(number)], capture_output=True, check=False, text=True)
+        asked = ["ps", "-o", "stat=", "-p", str(number)]
+        state = subprocess.run(asked, capture_output=True, check=False, text=True, timeout=LIMIT_S)
         return bool(state.stdout.strip()) and not state.stdout.startswith("Z")
 
     await until(lambda: not any(map(is_running, numbers)), patience_s=10)

@@ -76,10 +76,11 @@ def test_the_results_are_those_of_one_process(cluster: Any, is_detached: bool) -
 def test_an_error_of_a_step_is_raised_as_in_one_process(cluster: Any) -> None:
     """The user saw an error of Ray, but neither the step, nor the record, nor the line of the function."""
     flow = flows_on_hosts.failing
-    with pytest.raises(JobFailed, match="on record 57: ZeroDivisionError") as raised:
+    with pytest.raises(JobFailed, match=r"on record 57, in process [01]: ZeroDivisionError") as raised:
         flow.run(on=Ray(2, address=cluster.address, flow="processes.flows_on_hosts:failing"))
     assert raised.value.step == "divide"
-    assert 'name="divide"' in "\n".join(raised.value.__notes__)  # the line of the user
+    assert raised.value.__cause__ is not None
+    assert 'name="divide"' in raised.value.__cause__.__notes__[0]  # the line of the user
 
 
 async def test_a_killed_process_is_a_loss_with_the_reason_of_ray(cluster: Any, tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ NO_STATE = {
     "streamiter.parameter_server.subscriptions.RowsOfBlocks": "its positions are those of rows in blocks",
     "streamiter.service.page._Page": "its state is a document of the page",
     "streamiter.runtime.job.Job": "collects the states of all tasks",
+    "streamiter.processes.on_ray._SupervisorActor": "its state says whether the run is over",
     "streamiter.runtime.checkpointing.checkpointer.LagReports": "reports the positions of others to tools",
     "streamiter.runtime.checkpointing.checkpoint_messages.CheckpointMessages": "asks for the positions of others",
 }
