@@ -183,6 +183,11 @@ def test_ray_that_is_not_installed_or_does_not_answer_is_named(monkeypatch: pyte
         assert re.search(expected, ran.stderr), ran.stderr
 
 
+def stored(folder: Path) -> set[Path]:
+    """Return the checkpoints in the store."""
+    return set(folder.glob("store/**/*.checkpoint"))
+
+
 @pytest.mark.parametrize("victim", ["a process", "the supervisor"])
 async def test_a_loss_on_the_cluster_is_followed_by_an_attempt_from_the_last_checkpoint(
     cluster: Any, tmp_path: Path, victim: str
@@ -194,8 +199,10 @@ async def test_a_loss_on_the_cluster_is_followed_by_an_attempt_from_the_last_che
     on = Ray(2, address=cluster.address)
     running = asyncio.create_task(asyncio.to_thread(ray_flows.endless(tmp_path).run, on=on, checkpoints=store))
     try:
-        await until(lambda: bool(list(tmp_path.glob("store/**/*.checkpoint"))) or running.done())
         await until(lambda: len(ray_flows.noted(tmp_path)) == 2 or running.done())
+        first = stored(tmp_path)
+        # The second one that is newer was begun behind the commit of the first, which has records.
+        await until(lambda: len(stored(tmp_path) - first) >= 2 or running.done())
         before = ray_flows.noted(tmp_path)
         supervisor = ray.get_actor("endless on Ray", namespace="streamiter")
         state = await supervisor.state.remote()
