@@ -56,6 +56,7 @@ from streamiter.records import Batch
 from streamiter.sparse_rows import SparseRows
 
 if TYPE_CHECKING:
+    from streamiter.parameter_server.calls import Call
     from streamiter.parameter_server.client import Client
 
 
@@ -160,14 +161,15 @@ class LinearLearner(Learner[LinearMiniBatch, Floats, Floats]):
             return Computed(None, 0.0, 0)
         return Computed(gradient / (self.rows_in_step if self.is_in_step else found.weight), loss, found.records)
 
-    async def push(self, client: Client, mini_batch: LinearMiniBatch, contribution: Floats) -> None:
-        await client.add(
+    async def push(self, client: Client, mini_batch: LinearMiniBatch, contribution: Floats) -> Sequence[Call[None]]:
+        added = await client.start_add(
             self.matrix,
             row=self._optimize.gradient_row(),
             columns=mini_batch["columns"],
             values=contribution,
             update=None if self.is_in_step else self._optimize,
         )
+        return [added]
 
     async def settle(self, client: Client) -> None:
         await client.get(self.matrix, row=_WEIGHTS, columns=[0])
@@ -418,9 +420,9 @@ class CentroidLearner(Learner[Floats, Floats, Floats]):
         distances = np.square(mini_batch[:-1] - pulled[labels].T)
         return Computed(mini_batch @ is_nearest.T, float(distances.sum()), mini_batch.shape[1])
 
-    async def push(self, client: Client, mini_batch: Floats, contribution: Floats) -> None:
+    async def push(self, client: Client, mini_batch: Floats, contribution: Floats) -> Sequence[Call[None]]:
         update = None if self.is_in_step else self._move()
-        await client.add(self.matrix, rows=self._rows.gathered, values=contribution, update=update)
+        return [await client.start_add(self.matrix, rows=self._rows.gathered, values=contribution, update=update)]
 
     async def settle(self, client: Client) -> None:
         await client.get(self.matrix, row=self._rows.weights, columns=[0])

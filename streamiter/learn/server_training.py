@@ -10,6 +10,7 @@ consistency of the matrix decides which workers wait. A :class:`Learner` is the 
 from __future__ import annotations
 
 import abc
+import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from streamiter.topics.topic import Topic
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.replay_cache import ReplayCache
+    from streamiter.parameter_server.calls import Call
     from streamiter.parameter_server.client import Client
 
 
@@ -263,8 +265,8 @@ class Learner(abc.ABC, Generic[MiniBatchT, PulledT, ContributionT]):
         """Return the numbers to push, and the loss. Raises ModelError if the arithmetic overflows."""
 
     @abc.abstractmethod
-    async def push(self, client: Client, mini_batch: MiniBatchT, contribution: ContributionT) -> None:
-        """Add the contribution to the parameters, at once or with the clock, as the consistency says."""
+    async def push(self, client: Client, mini_batch: MiniBatchT, contribution: ContributionT) -> Sequence[Call[None]]:
+        """Begin to add the contribution to the parameters, at once or with the clock, as the consistency says."""
 
     async def clock(self, client: Client) -> None:
         """Clock every matrix of the model: this mini-batch is over."""
@@ -350,14 +352,19 @@ class ParameterServerWorker(Operator):
         clock = self.context.clock
         asked_s = clock.monotonic_s()
         pulled = await self.learner.pull(self.client, mini_batch)
+        # Answers of this process to others leave before its event loop computes.
+        await asyncio.sleep(0)
         waited_s = clock.monotonic_s() - asked_s
         if self.context.subtask_index == 0 and self._clocks and self._clocks % self._publish_every == 0:
             # Here and not right after the clock: with BSP the pull would wait there for all other workers.
             out.emit({"parameters": await self.learner.parameters(self.client), "clock": self._clocks})
         computed = await self.compute(mini_batch, pulled)
+        adds: Sequence[Call[None]] = ()
         if computed.contribution is not None:
-            await self.learner.push(self.client, mini_batch, computed.contribution)
-        await self.learner.clock(self.client)
+            adds = await self.learner.push(self.client, mini_batch, computed.contribution)
+        await self.learner.clock(self.client)  # A shard takes it after the adds, whose replies come with its own.
+        for add in adds:
+            await add
         self._clocks += 1
         out.emit(
             {
