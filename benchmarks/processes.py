@@ -37,7 +37,7 @@ __all__ = [
 RECORDS: Final = "records/s"
 ONE: Final = "one process"
 TWO: Final = "two processes"
-APART: Final = "two programs, half of the events each"
+APART: Final = "two programs, half of the records each"
 _LIMIT_S: Final = 300.0
 # Short compared with the second that a recovery takes.
 _LOOK_S: Final = 0.01
@@ -45,7 +45,19 @@ _LOOK_S: Final = 0.01
 
 def processes_map(session: Session) -> Iterator[Figure]:
     """A pure-Python function of 20 µs is called for each record, in two subtasks."""
-    yield from _compared(session, divided_flows.mapped, "slow", session.size(200_000, 2_000), at_least=1.8)
+    make, step, records = divided_flows.mapped, "slow", session.size(200_000, 2_000)
+    settings = Settings(records=records)
+
+    def apart() -> Trial:
+        ran = _programs(make, [Settings(records=records // 2, parallelism=1)] * 2)
+        return Trial({RECORDS: records / max(elapsed_s for elapsed_s, _ in ran)}, sum(number for _, number in ran))
+
+    contenders = {ONE: _in_one(make, settings, step), APART: apart, TWO: _in_two(make, settings, step)}
+    series = alternate(contenders, repeat=session.repeat)
+    yield series.figure(ONE, RECORDS)
+    yield series.figure(APART, RECORDS, compared_with=ONE)
+    yield series.figure(TWO, RECORDS, compared_with=ONE, target=Target("ratio", at_least=1.8))
+    yield series.figure(TWO, RECORDS, compared_with=APART)
 
 
 def processes_shuffle(session: Session) -> Iterator[Figure]:
@@ -94,7 +106,7 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 def processes_regression(session: Session) -> Iterator[Figure]:
     """A linear regression learns from two partitions of Kafka, with a worker for each of them."""
-    count = session.size(1_000_000, 20_000)
+    count = session.size(4_000_000, 20_000)
     whole = kafka.new_topic(session, "events", partitions=2)
     halves = [kafka.new_topic(session, f"events-{half}") for half in range(2)]
     kafka.fill(session, whole, make_events(count), partitions=2)
@@ -112,7 +124,7 @@ def processes_regression(session: Session) -> Iterator[Figure]:
         return _in_two(divided_flows.regression, settings(whole.name, count, 2), "events")()
 
     def apart() -> Trial:
-        ran = _programs([settings(half.name, count // 2, 1) for half in halves])
+        ran = _programs(divided_flows.regression, [settings(half.name, count // 2, 1) for half in halves])
         return Trial({RECORDS: count / max(elapsed_s for elapsed_s, _ in ran)}, sum(records for _, records in ran))
 
     series = alternate({ONE: one, APART: apart, TWO: two}, repeat=session.repeat)
@@ -163,9 +175,9 @@ def _wait_for(file: Path, condition: Callable[[list[tuple[int, float]]], bool]) 
     raise TimeoutError(f"expected other records in {file} within {_LIMIT_S:g} s")
 
 
-def _programs(given: list[Settings]) -> list[tuple[float, int]]:
+def _programs(make: Callable[[], Flow], given: list[Settings]) -> list[tuple[float, int]]:
     """Run a program for each of the settings at the same time; return the seconds and the records of each."""
-    command = [sys.executable, "-m", "benchmarks.processes"]
+    command = [sys.executable, "-m", "benchmarks.processes", make.__name__]
     started = [
         subprocess.Popen(command, cwd=PROJECT, env={**os.environ, **each.variables()}, stdout=subprocess.PIPE)
         for each in given
@@ -173,10 +185,10 @@ def _programs(given: list[Settings]) -> list[tuple[float, int]]:
     return [msgspec.json.decode(each.communicate(timeout=_LIMIT_S)[0], type=tuple[float, int]) for each in started]
 
 
-def _program() -> None:
-    statistics = divided_flows.regression().run()
-    print(msgspec.json.encode((statistics.elapsed_s, statistics.step("events").records_in)).decode())
+def _program(flow: str) -> None:
+    statistics = getattr(divided_flows, flow)().run()
+    print(msgspec.json.encode((statistics.elapsed_s, statistics.step("events").records_out)).decode())
 
 
 if __name__ == "__main__":
-    _program()
+    _program(sys.argv[1])
