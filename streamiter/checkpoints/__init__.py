@@ -2,9 +2,9 @@
 
 In reading order: ``plain_data`` (with ``encoding`` and ``plain_format``) encodes values and batches; ``keys`` has
 keys and key groups; ``disk_queue`` and ``replay_cache`` (with ``disk_batches``) keep batches in memory up to a limit
-and then on disk; ``snapshot`` is a stored snapshot and its file; ``store`` keeps snapshots, and ``flow_record`` the
-rules of claims and commits; both use ``blobs``: in memory, in a folder (``folder_blobs``) or in an object store
-(``object_blobs``).
+and then on disk; ``snapshot`` is a stored snapshot and its file; ``store`` keeps snapshots, ``flow_checkpoints`` those
+of one flow, and ``flow_record`` has the rules of claims and commits; they use ``blobs``: in memory, in a folder
+(``folder_blobs``) or in an object store (``object_blobs``).
 """
 
 from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics

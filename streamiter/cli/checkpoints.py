@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
+from streamiter.checkpoints.flow_checkpoints import FlowCheckpoints, flows_in
 from streamiter.checkpoints.folder_blobs import FolderBlobs
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState, StoredSnapshot
-from streamiter.checkpoints.store import FlowCheckpoints, blobs_at, flows_in
+from streamiter.checkpoints.store import blobs_at
 from streamiter.cli.figures import print_error, print_fields, print_json, print_rows, say
 from streamiter.cli.run import examples
 from streamiter.cli.topics import AsJson

@@ -6,21 +6,20 @@ returns a :class:`Fit`, the course of the training.
 Offline training, ``train_offline``, is a bounded iteration of workers, which hold the examples, and an owner of the
 parameters. In each round every worker computes the gradient of its share of a mini-batch. *Synchronous* training makes
 one step a round, with the gradients of all workers; *asynchronous* training makes a step for each gradient as it
-arrives, and answers the worker that sent it. Workers keep their examples in memory (:class:`KeptExamples`), or read
-them again in every round (:class:`ReplayedExamples`).
+arrives, and answers the worker that sent it.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy.typing as npt
 
-from streamiter.errors import CheckpointError, ConfigurationError, GraphError, ModelError
+from streamiter.errors import ConfigurationError, GraphError, ModelError
 from streamiter.flow.flow import Flow, all_or_nothing, check_stream, connect, step_names
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
@@ -32,33 +31,11 @@ from streamiter.learn.estimators import check_fit, examples_of, read_topic, roun
 from streamiter.learn.linear import LinearModel, LinearOptions, targets_from_signs
 from streamiter.learn.losses import LogLoss, SquaredLoss
 from streamiter.learn.model_owner import MODELS, OwnerOptions, PublishSchedule
-from streamiter.learn.rows import (
-    CheckedExamples,
-    ExampleBlocks,
-    Examples,
-    Extract,
-    Features,
-    MiniBatches,
-    as_examples,
-    blaming_rows,
-    of_good_rows,
-    row_vector,
-    share_of,
-)
-from streamiter.learn.training import (
-    LOSSES,
-    Answer,
-    EpochSteps,
-    GradientSum,
-    GradientWorker,
-    MakeModel,
-    ParameterOwner,
-    ReplySteps,
-    check_makes_model,
-)
+from streamiter.learn.offline_workers import OfflineExtract, OfflineWorker, OfflineWorkerOptions
+from streamiter.learn.rows import CheckedExamples, Examples, Extract, Features, row_vector
+from streamiter.learn.training import LOSSES, Answer, EpochSteps, ParameterOwner, ReplySteps, check_makes_model
 from streamiter.numbers import Floats, is_number, whole_number
-from streamiter.operators.operator import Context
-from streamiter.operators.output import Output, RejectionPolicy
+from streamiter.operators.output import RejectionPolicy
 from streamiter.optimizers import FTRL, SGD, GradientDescent, Optimizer, checked_optimizer
 from streamiter.records import Batch
 from streamiter.topics.topic import Decoder, Topic
@@ -277,10 +254,6 @@ class LogisticRegression(OfflineModel):
         return targets_from_signs(self._name, row_vector(self._name, "targets", targets, length))
 
 
-OfflineExtract = Extract | Callable[[Any], CheckedExamples]
-"""Returns the examples of a batch of records. Examples that are checked already are not checked again."""
-
-
 @dataclass(frozen=True)
 class OfflineTraining:
     """The streams that :func:`train_offline` returns."""
@@ -411,198 +384,3 @@ def _check_mode(mode: object, replay: bool) -> None:
             "train_offline(replay=): expected the mode synchronous, given asynchronous, whose workers go through their "
             "examples each at its own pace; leave replay out, or take the mode synchronous"
         )
-
-
-# ---- workers
-
-
-class OfflineWorkerOptions(NamedTuple):
-    """The options that all workers of one training share."""
-
-    make_model: MakeModel
-    extract: OfflineExtract
-    mini_batch: int | None
-    """Rows that all workers together take in a round; None: all rows."""
-    rounds: int
-    synchronous: bool
-    replay: bool
-
-
-class OfflineWorker(GradientWorker):
-    """Reports the gradient of its share of each round's mini-batch, also if it has no rows.
-
-    Synchronous, the worker reports at the end of each epoch. Asynchronous, it reads all examples first; then it reports
-    when an answer of the owner arrives, once for each round.
-    """
-
-    def __init__(self, options: OfflineWorkerOptions) -> None:
-        super().__init__(options.make_model, in_epochs=options.synchronous)
-        # Kept examples arrive in epoch 0 only, so no record arrives early.
-        self.epochs_in_order = options.replay
-        self._options = options
-        self._reports = 0
-
-    def open(self, context: Context) -> None:
-        super().open(context)
-        share = None
-        if self._options.mini_batch is not None:
-            each, more = divmod(self._options.mini_batch, context.parallelism)
-            share = each + (context.subtask_index < more)
-        self._examples = ReplayedExamples(share) if self._options.replay else KeptExamples(share)
-
-    def wanted_inputs(self) -> tuple[str, ...] | None:
-        """Read replayed examples after the parameters of their round; asynchronous, read all examples first."""
-        if self._options.replay:
-            return super().wanted_inputs()
-        return None if self._in_epochs or self._examples_ended else ("examples",)
-
-    def process_model(self, answer: Any, out: Output) -> None:
-        """Continue with the parameters of an answer; asynchronous, report the next mini-batch at once."""
-        if self._in_epochs:
-            self.follow(answer)
-            return
-        self.follow(answer["parameters"])
-        if self._reports < self._options.rounds:
-            self._reports += 1
-            self.report(self._examples.take_round(self._model), out)
-
-    def process_examples_batch(self, batch: Batch, out: Output) -> None:
-        """Add the examples of a batch. In later rounds replayed rows that are no examples are not refused again."""
-        refused = out if self._epoch == 0 else Output(policy="skip")
-        examples = of_good_rows(lambda rows: blaming_rows(self._checked, rows, self._checked), batch, refused)
-        if examples is not None:
-            self._examples.add(examples, self._model)
-
-    def _checked(self, batch: Batch) -> CheckedExamples:
-        examples = self._options.extract(batch)
-        if isinstance(examples, CheckedExamples):
-            return examples
-        return self._model.checked_examples(as_examples("train_offline(extract=)", examples))
-
-    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
-        super().on_epoch_watermark_incremented(epoch_watermark, context, out)
-        if self._in_epochs:
-            self.report(self._examples.take_round(self._model), out)
-
-    def snapshot(self) -> dict[str, object]:
-        return super().snapshot() | {"examples": self._examples.state(), "reports": self._reports}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
-        self._examples.restore(state["examples"])
-        self._reports = state["reports"]
-
-    def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Deal the examples; mini-batches begin at the first row again."""
-        if not self._in_epochs:
-            raise CheckpointError("in asynchronous training each worker has its own rounds")
-        kept = ReplayedExamples if self._options.replay else KeptExamples
-        examples = kept.redistribute([state["examples"] for state in states], parallelism)
-        shared = super().redistribute(states, parallelism)
-        return [state | {"examples": own} for state, own in zip(shared, examples, strict=True)]
-
-
-class KeptExamples:
-    """Examples that arrive once and stay in memory."""
-
-    def __init__(self, mini_batch: int | None) -> None:
-        self._mini_batches = MiniBatches(mini_batch)
-        self._blocks = ExampleBlocks()
-
-    def add(self, examples: CheckedExamples, model: LinearModel) -> None:
-        """Append examples; they must not change afterwards."""
-        self._blocks.add(examples)
-
-    def take_round(self, model: LinearModel) -> GradientSum:
-        """Return the sums of this round's mini-batch, and move to the next mini-batch."""
-        sums = GradientSum()
-        for part in self._blocks.between(*self._mini_batches.bounds()):
-            sums.add(*model.gradient_and_loss(part))
-        self._mini_batches.advance(len(self._blocks))
-        return sums
-
-    def state(self) -> dict[str, object]:
-        """Return the state as plain data."""
-        return {"rows": self._blocks.to_records(), "next": self._mini_batches.start}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state that :meth:`state` returned."""
-        self._blocks = ExampleBlocks.from_records(state["rows"])
-        self._mini_batches.start = state["next"]
-
-    @staticmethod
-    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Cut each block of rows into as many parts as there are subtasks now."""
-        blocks = [CheckedExamples.from_record(record) for state in states for record in state["rows"]]
-        shared = []
-        for subtask in range(parallelism):
-            parts = [block[share_of(len(block), subtask, parallelism)] for block in blocks]
-            shared.append({"rows": [part.to_record() for part in parts if len(part)], "next": 0})
-        return shared
-
-
-# A gradient of so many rows takes far longer than a numpy call. Replayed examples may be more than the memory has room
-# for, so a block is short: 8 MB with a thousand features.
-_REPLAYED_BLOCK_ROWS: Final = 1_024
-
-
-class ReplayedExamples:
-    """Examples that arrive again in every round, after the round's parameters; with the methods of KeptExamples.
-
-    Gradients are computed of blocks of equal length, so that sums do not depend on the cuts of batches.
-    """
-
-    def __init__(self, mini_batch: int | None) -> None:
-        self._mini_batches = MiniBatches(mini_batch)
-        self._seen = 0
-        """Rows that have arrived in this round."""
-        self._sums = GradientSum()
-        self._waiting = ExampleBlocks(_REPLAYED_BLOCK_ROWS)
-        """Rows of this round's mini-batch that do not fill a block yet."""
-
-    def add(self, examples: CheckedExamples, model: LinearModel) -> None:
-        """Add the gradient of the rows that belong to this round's mini-batch."""
-        first, behind_last = (max(row - self._seen, 0) for row in self._mini_batches.bounds())
-        self._seen += len(examples)
-        self._waiting.add(examples[first:behind_last])
-        self._add_sums(self._waiting.take_blocks(), model)
-
-    def _add_sums(self, parts: Iterable[CheckedExamples], model: LinearModel) -> None:
-        for part in parts:
-            self._sums.add(*model.gradient_and_loss(part))
-
-    def take_round(self, model: LinearModel) -> GradientSum:
-        self._add_sums(self._waiting.between(0, len(self._waiting)), model)
-        self._waiting = ExampleBlocks(_REPLAYED_BLOCK_ROWS)
-        sums = self._sums
-        self._mini_batches.advance(self._seen)
-        self._sums, self._seen = GradientSum(), 0
-        return sums
-
-    def state(self) -> dict[str, object]:
-        return {
-            "sums": self._sums.to_record(),
-            "rows": self._waiting.to_records(),
-            "seen": self._seen,
-            "next": self._mini_batches.start,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._sums, self._seen = GradientSum.from_record(state["sums"]), state["seen"]
-        for record in state["rows"]:
-            self._waiting.add(CheckedExamples.from_record(record))
-        self._mini_batches.start = state["next"]
-
-    @staticmethod
-    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Give the sums and waiting rows of old subtask i to the new subtask i modulo ``parallelism``."""
-        shared = []
-        for given in (states[subtask::parallelism] for subtask in range(parallelism)):
-            total = GradientSum()
-            for sums in (GradientSum.from_record(state["sums"]) for state in given):
-                if sums.gradient is not None:
-                    total.add(sums.gradient, sums.loss)
-            rows = [record for state in given for record in state["rows"]]
-            seen = max(state["seen"] for state in states)
-            shared.append({"sums": total.to_record(), "rows": rows, "seen": seen, "next": 0})
-        return shared

@@ -14,9 +14,10 @@ from checkpoints.snapshots import Frames, header, ids, parts, save, save_and_com
 from checkpoints.store_contract import MakeStore, StoreContract
 
 from streamiter import files as file_locks
+from streamiter.checkpoints.flow_checkpoints import FlowCheckpoints
 from streamiter.checkpoints.folder_blobs import FolderBlobs
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart
-from streamiter.checkpoints.store import FlowCheckpoints, store_at
+from streamiter.checkpoints.store import store_at
 from streamiter.errors import CheckpointError, ConfigurationError
 
 MIB = 1 << 20

@@ -20,8 +20,9 @@ from checkpoints.store_contract import MakeStore, StoreContract, check_independe
 from support.s3_server import S3Server
 from typer.testing import CliRunner
 
+from streamiter.checkpoints.flow_checkpoints import FlowCheckpoints
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart, SnapshotWriter
-from streamiter.checkpoints.store import Checkpoints, FlowCheckpoints, blobs_at, store_at
+from streamiter.checkpoints.store import Checkpoints, blobs_at, store_at
 from streamiter.cli.app import app
 from streamiter.errors import ConfigurationError, StorageFull, StoreUnavailable
 

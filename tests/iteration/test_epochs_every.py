@@ -29,7 +29,7 @@ from support.waiting import until
 
 from streamiter import Flow, Operator, epochs_every
 from streamiter.errors import GraphError, JobFailed
-from streamiter.iteration.stamping import CatchUp, StampingClock
+from streamiter.iteration.stamping_pace import CatchUp, StampingClock
 from streamiter.runtime.checkpointing.commit import JobSnapshot
 from streamiter.runtime.job import Job
 from streamiter.testing import VirtualClock

@@ -26,7 +26,8 @@ from support.late_messages import DELAYS_S, make_late
 from streamiter import Flow, IterationBodyResult, IterationListener, Operator, Stream, iterate_unbounded_streams
 from streamiter.iteration.border import Head
 from streamiter.iteration.coordinator import Advance, LoopCoordinator, RestoredMember
-from streamiter.iteration.stamping import CatchUp, Stamper, groups_of
+from streamiter.iteration.stamping import Stamper, groups_of
+from streamiter.iteration.stamping_pace import CatchUp
 from streamiter.operators.operator import JobScope, Sharing
 from streamiter.records import Control, EpochWatermark
 from streamiter.testing import VirtualClock

@@ -48,9 +48,9 @@ from streamiter.learn.comparison import Compare
 from streamiter.learn.expert_weights import CrossStatistics, ExpertWeights
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
 from streamiter.learn.model_owner import ModelOwner
+from streamiter.learn.offline_workers import KeptExamples, OfflineWorker, ReplayedExamples
 from streamiter.learn.online import _OneStart
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions
-from streamiter.learn.regression import KeptExamples, OfflineWorker, ReplayedExamples
 from streamiter.learn.row_reading import NumberMiniBatches
 from streamiter.learn.row_training import RowOwner
 from streamiter.learn.server_training import ParameterServerWorker, Repeater, Versions

@@ -12,9 +12,10 @@ from runtime.joined_jobs import JoinedJobs, joined_jobs
 from support.waiting import until
 
 from streamiter import Flow, Operator
+from streamiter.checkpoints.flow_checkpoints import FlowCheckpoints
 from streamiter.checkpoints.flow_record import snapshot_name
 from streamiter.checkpoints.snapshot import CheckpointId
-from streamiter.checkpoints.store import FlowCheckpoints, blobs_at
+from streamiter.checkpoints.store import blobs_at
 from streamiter.errors import CheckpointError, ConfigurationError, JobFailed, ProducerFenced
 from streamiter.operators import Output
 from streamiter.runtime.plan import JobOptions
@@ -162,7 +163,7 @@ async def test_of_two_runs_in_several_processes_the_newer_one_continues(broker: 
     await handled(older.jobs[0], "out", 20)
     newer = await started(broker, tmp_path, 3, stop="latest")
     # Either process may be the first that hears of the newer run.
-    with pytest.raises((ProducerFenced, CheckpointError, JobFailed), match="run"):
+    with pytest.raises((ProducerFenced, CheckpointError, JobFailed), match="has claimed the flow since"):
         await asyncio.wait_for(older.jobs[0].checkpoint(), PATIENCE_S)
     await older.abort()
     await asyncio.wait_for(newer.wait(), PATIENCE_S)

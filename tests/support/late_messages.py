@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from streamiter.iteration.coordinator import LoopCoordinator, Tell
-from streamiter.iteration.stamping import StampingClock, StampingPace
+from streamiter.iteration.stamping_pace import StampingClock, StampingPace
 from streamiter.operators.operator import JobScope
 from streamiter.records import Control
 
