@@ -37,6 +37,10 @@ _log = logging.getLogger("streamiter.processes")
 _NAMESPACE: Final = "streamiter"
 """The namespace of the detached actors in Ray."""
 
+# The supervisor is on the node of Ray's own tables, without which there is no cluster: so the loss of another node is
+# never that of the supervisor, which Ray would start again only when it has noted the loss.
+_HEAD: Final = {"node:__internal_head__": 0.001}
+
 # Ray keeps arguments of up to 100 KB with an actor, in all 10 MB, so that it can start the actor again when the program
 # that has made it is gone. A larger argument would be lost with the program.
 _ARGUMENT_BYTES: Final = 90_000
@@ -229,7 +233,7 @@ async def _supervisor(ray: Untyped, run: _ClusterRun, shipped: ShippedFlow) -> U
     env = {} if run.room.runtime_env is None else {"runtime_env": dict(run.room.runtime_env)}
     made = ray.remote(_SupervisorActor).options(
         name=run.flow, namespace=_NAMESPACE, lifetime="detached", get_if_exists=True, num_cpus=0, max_restarts=-1,
-        max_task_retries=-1, **env,
+        max_task_retries=-1, resources=_HEAD, **env,
     )  # fmt: skip
     while True:
         actor = made.remote(run, shipped.reference, *chunks)

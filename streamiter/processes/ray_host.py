@@ -28,7 +28,7 @@ from streamiter.runtime.running import run_in_own_loop
 
 _log = logging.getLogger("streamiter.processes")
 
-# How often the cluster is asked whether it has room. Ray notes a dead node after some 15 s.
+# How often the cluster is asked whether it has room, and how long a node may take to accept a connection.
 _LOOK_S: Final = 1.0
 
 
@@ -183,16 +183,21 @@ class RayHost:
         """
         room = self._room
         self.release()
-        until_s, has_told, size = time.monotonic() + room.wait_s, False, 0
+        until_s, has_told, size, avoided = time.monotonic() + room.wait_s, False, 0, ""
         while True:
-            nodes = await asyncio.to_thread(self._ray.nodes)
+            nodes = await self._nodes()
+            silent = ", ".join(node["NodeID"] for node in nodes if not node["Alive"])
             fitting = room.fitting(nodes)
             # Ray starts further nodes only for a group that waits for them.
             goal = fitting if room.min_processes <= fitting < room.processes else room.processes
-            if goal != size:
+            if (goal, silent) != (size, avoided):
                 self.release()
-                size = goal
-                self._group = self._ray.util.placement_group([room.of_one] * size, strategy=room.strategy)
+                size, avoided = goal, silent
+                self._group = self._ray.util.placement_group(
+                    [room.of_one] * size,
+                    strategy=room.strategy,
+                    bundle_label_selector=[{"ray.io/node-id": f"!in({avoided})"}] * size if avoided else None,
+                )
             if await asyncio.to_thread(self._group.wait, _LOOK_S):
                 if size < room.processes:
                     _log.warning("flow %r: starting %d processes: %s", self._shipped.name, size, room.missing(nodes))
@@ -213,6 +218,15 @@ class RayHost:
                     room.missing(nodes),
                     room.wait_s,
                 )
+
+    async def _nodes(self) -> list[dict[str, Any]]:
+        """Return the nodes of the cluster; those that do not answer are not alive.
+
+        Ray itself notes a lost node after 12 to 15 s, or after a minute if its machine is gone.
+        """
+        nodes = [node for node in await asyncio.to_thread(self._ray.nodes) if node["Alive"]]
+        answers = await asyncio.gather(*map(_answers, nodes))
+        return [{**node, "Alive": answer} for node, answer in zip(nodes, answers, strict=True)]
 
     def release(self) -> None:
         """Give back the room of an attempt."""
@@ -294,6 +308,17 @@ class _HostedActor:
             return _in_short(error)
         self.kill()  # An actor lives on when its call has returned.
         return "it has ended"
+
+
+async def _answers(node: dict[str, Any]) -> bool:
+    """Return whether Ray accepts connections on a node."""
+    try:
+        async with asyncio.timeout(_LOOK_S):
+            _, writer = await asyncio.open_connection(node["NodeManagerAddress"], node["NodeManagerPort"])
+    except OSError:  # also TimeoutError
+        return False
+    writer.close()
+    return True
 
 
 def _in_short(error: BaseException) -> str:

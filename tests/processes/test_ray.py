@@ -188,15 +188,19 @@ def stored(folder: Path) -> set[Path]:
     return set(folder.glob("store/**/*.checkpoint"))
 
 
-@pytest.mark.parametrize("victim", ["a process", "the supervisor"])
+@pytest.mark.parametrize("victim", ["a node", "the supervisor"])
 async def test_a_loss_on_the_cluster_is_followed_by_an_attempt_from_the_last_checkpoint(
     cluster: Any, tmp_path: Path, victim: str
 ) -> None:
-    """The flow ended with the loss of one process, or for ever when its supervisor was lost."""
+    """After the loss of a node, the flow waited until Ray noted it, 15 s later. Without its supervisor, it ended."""
     import ray
 
     store = Checkpoints(tmp_path / "store", interval_s=0.1)
-    on = Ray(2, address=cluster.address)
+    if victim == "a node":  # Each node has room for one process.
+        node = cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
+        on, again = Ray(2, address=cluster.address, cpus=2, min_processes=1), 1
+    else:
+        on, again = Ray(2, address=cluster.address), 2
     running = asyncio.create_task(asyncio.to_thread(ray_flows.endless(tmp_path).run, on=on, checkpoints=store))
     try:
         await until(lambda: len(ray_flows.noted(tmp_path)) == 2 or running.done())
@@ -206,11 +210,25 @@ async def test_a_loss_on_the_cluster_is_followed_by_an_attempt_from_the_last_che
         before = ray_flows.noted(tmp_path)
         supervisor = ray.get_actor("endless on Ray", namespace="streamiter")
         state = await supervisor.state.remote()
-        os.kill(max(before) if victim == "a process" else state.process_id, signal.SIGKILL)
-        await until(lambda: len(ray_flows.noted(tmp_path)) == 4 or running.done())
+        if victim == "a node":
+            raylet = node.all_processes["raylet"][0].process.pid
+            lost = [process for process in before if parent(process) == raylet]
+            assert len(lost) == 1
+            for process_id in (raylet, *lost):
+                os.kill(process_id, signal.SIGKILL)
+        else:
+            os.kill(state.process_id, signal.SIGKILL)
+        # Ray notes the loss of a node after 12 to 15 s.
+        await until(lambda: len(ray_flows.noted(tmp_path)) == 2 + again or running.done(), patience_s=10)
     finally:
         (tmp_path / "end").touch()
     assert (await running).state == "finished"
     after = {process: first for process, first in ray_flows.noted(tmp_path).items() if process not in before}
-    assert len(after) == 2
+    assert len(after) == again
     assert min(after.values()) > 100  # Not from the beginning.
+
+
+def parent(process_id: int) -> int:
+    """Return the parent of a process."""
+    shown = subprocess.run(["ps", "-o", "ppid=", "-p", str(process_id)], capture_output=True, text=True, check=True)
+    return int(shown.stdout)
