@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import ClassVar, Final
 
 from streamiter.clock import Clock
-from streamiter.errors import ConfigurationError, TopicError
+from streamiter.errors import ConfigurationError, TopicDenied, TopicError, TopicNotFound
 from streamiter.topics.connecting import check_partition_count, closed_on_failure
 from streamiter.topics.topic import (
     Connector,
@@ -85,9 +85,10 @@ class KafkaTopic(Topic):
         }
     )
 
-    def __init__(self, address: KafkaAddress, options: KafkaOptions) -> None:
+    def __init__(self, address: KafkaAddress, options: KafkaOptions, commit_domain: str | None = None) -> None:
         self._address = address
         self.options = options
+        self._commit_domain = commit_domain or f"kafka://{address.cluster}"
 
     @property
     def url(self) -> str:
@@ -99,10 +100,29 @@ class KafkaTopic(Topic):
 
     @property
     def commit_domain(self) -> str:
-        return f"kafka://{self._address.cluster}"
+        return self._commit_domain
+
+    async def in_domain_of(self, other: Topic) -> KafkaTopic:
+        if not isinstance(other, KafkaTopic) or other.commit_domain == self.commit_domain:
+            return self
+        # A server is in one cluster, which may have several addresses.
+        is_one = not set(self._address.servers).isdisjoint(other._address.servers) or await self._is_at(other)
+        return KafkaTopic(self._address, self.options, other.commit_domain) if is_one else self
+
+    async def _is_at(self, other: KafkaTopic) -> bool:
+        """Whether the cluster of another topic has this topic, and not one of the same name; False before Kafka 2.8."""
+        ids = set()
+        for topic in (self, other.beside(self.name)):
+            async with topic._cluster() as cluster:
+                try:
+                    await cluster.require(topic.name)
+                except (TopicNotFound, TopicDenied):
+                    return False
+                ids.add(cluster.topic_id(topic.name))
+        return len(ids) == 1 and None not in ids
 
     def beside(self, name: str) -> KafkaTopic:
-        return KafkaTopic(self._address.beside(name), self.options)
+        return KafkaTopic(self._address.beside(name), self.options, self._commit_domain)
 
     def default_decoder(self) -> Decoder | None:
         return None

@@ -176,9 +176,7 @@ def _refuse_difference(subject: str, expected: str, given: str, where: str | Non
 def traits_of(step: Step, operator: Operator) -> Traits:
     """Return the traits of an operator of this step. A user's class may have set numbers as truth values."""
     boundary, per_round = isinstance(operator, Boundary), is_per_round(step, operator)
-    sink = operator if isinstance(operator, TopicSink) else None
-    if sink is not None and (sink.at_least_once or not sink.topic.has_transactions):
-        sink = None
+    sink = operator if isinstance(operator, TopicSink) and operator.is_transactional else None
     return Traits(
         boundary=boundary,
         in_thread=bool(operator.runs_in_thread),

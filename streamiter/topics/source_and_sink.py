@@ -271,6 +271,11 @@ class TopicSink(Operator):
         self._limit_is_known = False
 
     @property
+    def is_transactional(self) -> bool:
+        """Whether the sink can write in the job's transaction."""
+        return self.topic.has_transactions and not self.at_least_once
+
+    @property
     def is_for_dead_letters(self) -> bool:
         """Whether the sink writes dead letters and no results."""
         return isinstance(self._encoder, DeadLetterEncoder)

@@ -60,6 +60,10 @@ class Topic(abc.ABC):
     def commit_domain(self) -> str:
         """Topics of equal commit domain can be written in one transaction."""
 
+    async def in_domain_of(self, other: Topic) -> Topic:
+        """Return this topic with the commit domain of ``other``, where both domains are one; else the topic itself."""
+        return self
+
     @abc.abstractmethod
     def beside(self, name: str) -> Topic:
         """Return the topic ``name`` on the same server or in the same file, with the same options and commit domain.

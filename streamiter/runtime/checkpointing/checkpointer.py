@@ -33,7 +33,7 @@ from streamiter.runtime.checkpointing.barriers import (
 )
 from streamiter.runtime.checkpointing.checkpoint_messages import CheckpointMessages
 from streamiter.runtime.checkpointing.commit import JobTransaction, output_to_commit_with
-from streamiter.runtime.checkpointing.committed import SourcePositions, id_of
+from streamiter.runtime.checkpointing.committed import SourcePositions, id_of, join_commit_domains
 from streamiter.runtime.checkpointing.restore import JobRestore
 from streamiter.runtime.checkpointing.task_barriers import TaskStates, release_parts
 from streamiter.runtime.graph import Step
@@ -123,6 +123,7 @@ class Checkpointer:
     async def open(self) -> TaskStates:
         """Shut out older runs, choose a checkpoint, and return the states of the tasks; no states without one."""
         self._steps = {**stateful_steps(self._tasks), **self._services.steps()}
+        await join_commit_domains(self._tasks)
         output = output_to_commit_with(self._flow, self._tasks)
         if self._settings.store is None:
             self._positions = SourcePositions(self._flow, self._tasks, run=self._run_id, clock=self._clock)

@@ -97,7 +97,7 @@ def output_to_commit_with(flow: str, tasks: Sequence[Task]) -> Topic | None:
     """
     instances = [instance for task in tasks for instance in task.instances]
     sinks = {each.step.name: each.operator for each in instances if isinstance(each.operator, TopicSink)}
-    exactly_once = [sink for sink in sinks.values() if sink.topic.has_transactions and not sink.at_least_once]
+    exactly_once = [sink for sink in sinks.values() if sink.is_transactional]
     # The sort is stable: otherwise the order of the flow.
     exactly_once.sort(key=lambda sink: sink.is_for_dead_letters)
     chosen = exactly_once[0].topic if exactly_once else None

@@ -127,7 +127,7 @@ def _check_options(flow: str, options: JobOptions, committed: Iterable[str]) -> 
 
 def _check_sources(tasks: Sequence[Task]) -> None:
     """Raise GraphError for a source that would bring its records again, or whose positions another source commits."""
-    by_topic: dict[str, str] = {}
+    by_topic: dict[tuple[str, str], str] = {}
     for step, source in ((task.first.step, task.feeder.source) for task in tasks if task.feeder is not None):
         if not isinstance(source, TopicSource) or source.start not in ("committed", "latest"):
             raise GraphError(
@@ -136,7 +136,8 @@ def _check_sources(tasks: Sequence[Task]) -> None:
                 "stores all positions",
                 where=step.where,
             )
-        other = by_topic.setdefault(source.topic.url, step.name) if source.start == "committed" else step.name
+        topic = source.topic.commit_domain, source.topic.name
+        other = by_topic.setdefault(topic, step.name) if source.start == "committed" else step.name
         if other != step.name:
             raise GraphError(
                 f'step {step.name!r}: expected one source with start="committed" of topic {source.topic.name!r}, given '
@@ -174,6 +175,26 @@ def _state_of(instance: OperatorInstance) -> str | None:
     kind = type(operator)
     holding = [name for name in _HOLDING if getattr(kind, name, None) is not getattr(Operator, name, None)]
     return f"keeps state: {kind.__name__} defines {holding[0]}()" if holding else None
+
+
+async def join_commit_domains(tasks: Sequence[Task]) -> None:
+    """Give the topics of each cluster one commit domain, also where their addresses differ.
+
+    Otherwise the job would open two transactions in the cluster, of which the second shuts out the first.
+    """
+    operators = [instance.operator for task in tasks for instance in task.instances]
+    committing: list[TopicSink | TopicSource] = [
+        *(each for each in operators if isinstance(each, TopicSink) and each.is_transactional),
+        *(source for _task, source in _topic_sources(tasks) if source.start == "committed"),
+    ]
+    joined: dict[Topic, Topic] = {}
+    for each in committing:
+        if each.topic not in joined:
+            found = each.topic
+            for other in joined.values():
+                found = await found.in_domain_of(other)
+            joined[each.topic] = found
+        each.topic = joined[each.topic]
 
 
 @final
