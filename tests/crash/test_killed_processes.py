@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 import pytest
-from crash.cases import Case, kafka_case, trainer, training_pieces
+from crash.cases import PIECE_EVENTS, Case, kafka_case, trainer, training_pieces
 from crash.feed import Feed
 from crash.outcome import check_counted_once, committed
-from crash.places import Place
+from crash.places import KAFKA_COMMIT, Place
 from crash.programs import PATIENCE_S, running
 from crash.test_kill_9 import seed
 
@@ -111,14 +111,25 @@ async def check_sums(case: Case) -> None:
         assert sums[key][-1][1] == sum(numbers)
 
 
-async def check_numbers(case: Case) -> None:
-    read = [int(record.value or b"") for record in await committed(case.topic("read-killed"))]
-    assert sorted(read) == list(range(EVENTS))
+async def read_numbers(case: Case) -> list[int]:
+    return [int(record.value or b"") for record in await committed(case.topic("read-killed"))]
+
+
+async def check_order(case: Case) -> None:
+    """Check that each event is there once, and those of each partition in order."""
+    read = await read_numbers(case)
+    for partition in range(PARTITIONS):
+        events = [number for number in range(EVENTS) if number // PIECE_EVENTS % PARTITIONS == partition]
+        assert [number for number in read if number // PIECE_EVENTS % PARTITIONS == partition] == events
+
+
+async def check_none_is_lost(case: Case) -> None:
+    assert set(await read_numbers(case)) == set(range(EVENTS))
 
 
 async def check_training(case: Case) -> None:
     await check_counted_once(case.topic("updates-killed"), "model", EVENTS)
-    await check_numbers(case)
+    assert sorted(await read_numbers(case)) == list(range(EVENTS))
 
 
 async def check_counts(case: Case) -> None:
@@ -140,12 +151,6 @@ async def test_online_training_survives_the_loss_of_a_process(kafka: Case) -> No
     await check_training(kafka)
 
 
-async def test_a_flow_without_a_store_survives_the_loss_of_a_process(kafka: Case) -> None:
-    """A flow with start="committed" ended at the first loss, or wrote the records since the last commit twice."""
-    await killed(kafka, [Life([(OTHER_TAKES, 2)])], kind="numbers")
-    await check_numbers(kafka)
-
-
 async def test_a_parameter_server_survives_the_loss_of_a_process(kafka: Case) -> None:
     """The shards of the lost process restored older values than the workers of the others; or an expired transaction
     ended the run, which resumes in one process.
@@ -157,7 +162,10 @@ async def test_a_parameter_server_survives_the_loss_of_a_process(kafka: Case) ->
 # A link of a process gets some hundred pieces in a second.
 ANY_MOMENT: Final = Place("before", "streamiter.processes.link:ProcessLink.buffer_updated")
 AT_START: Final = [OTHER_STARTS, OTHER_RESTORES, FIRST_CHOOSES, FIRST_RESTORES]
-AT_CHECKPOINT: Final = [OTHER_TAKES, OTHER_HAS_SAVED, FIRST_TAKES, FIRST_HAS_SAVED, FIRST_HAS_COMMITTED, EXPIRES]
+AT_CHECKPOINT: Final = [
+    *[OTHER_TAKES, OTHER_HAS_SAVED, FIRST_TAKES, FIRST_HAS_SAVED, FIRST_HAS_COMMITTED, EXPIRES],
+    *KAFKA_COMMIT,
+]
 
 
 def test_each_place_of_a_process_is_in_the_engine() -> None:
@@ -167,32 +175,58 @@ def test_each_place_of_a_process_is_in_the_engine() -> None:
         assert callable(operator.attrgetter(path)(importlib.import_module(module)))
 
 
-def random_lives(random: Random) -> list[Life]:
-    def strike() -> tuple[Place, int]:
-        return random.choice(
-            [
-                (random.choice(AT_START), 1),
-                (random.choice(AT_CHECKPOINT), random.randint(1, 3)),
-                (ANY_MOMENT, random.randint(1, 500)),
-            ]
-        )
+def random_strike(random: Random) -> tuple[Place, int]:
+    return random.choice(
+        [
+            (random.choice(AT_START), 1),
+            (random.choice(AT_CHECKPOINT), random.randint(1, 3)),
+            (ANY_MOMENT, random.randint(1, 500)),
+        ]
+    )
 
+
+def random_lives(random: Random) -> list[Life]:
     return [
-        Life([strike() for _ in range(random.randint(0, 3))], random.randint(2, 3), kills_program=random.random() < 0.5)
+        Life(
+            [random_strike(random) for _ in range(random.randint(0, 3))],
+            random.randint(2, 3),
+            kills_program=random.random() < 0.5,
+        )
         for _ in range(random.randint(1, 3))
     ]
+
+
+NUMBERS: Final = {"kind": "numbers"}
+NUMBERS_AT_LEAST_ONCE: Final = {"kind": "numbers", "delivery": "at_least_once"}
+
+
+@pytest.mark.parametrize(
+    ("options", "check"),
+    [(NUMBERS, check_order), (NUMBERS_AT_LEAST_ONCE, check_none_is_lost)],
+    ids=["exactly once", "at least once"],
+)
+async def test_a_flow_without_a_store_survives_the_loss_of_a_process(
+    kafka: Case, options: dict[str, Any], check: Callable[[Case], Awaitable[None]]
+) -> None:
+    """A flow with start="committed" ended at the first loss, or wrote the records since the last commit twice."""
+    random = Random(f"{seed()} {options}")
+    lives = [Life([(random.choice(KAFKA_COMMIT), random.randint(1, 3)), random_strike(random)], kills_program=True)]
+    await killed(kafka, lives, **options)
+    await check(kafka)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("options", "check"),
     [
+        (NUMBERS, check_order),
+        (NUMBERS_AT_LEAST_ONCE, check_none_is_lost),
         ({"kind": "sums"}, check_sums),
         ({"kind": "counts"}, check_counts),
         ({"mode": "synchronous"}, check_training),
         ({"mode": "asynchronous"}, check_training),
     ],
-    ids=["sums", "parameter server", "synchronous loop", "asynchronous loop"],
+    ids=["no store", "no store, at least once", "sums", "parameter server", "synchronous loop", "asynchronous loop"],
 )
 async def test_processes_survive_any_kills(
     kafka: Case, options: dict[str, Any], check: Callable[[Case], Awaitable[None]]

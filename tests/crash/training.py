@@ -81,7 +81,7 @@ def running_sums(options: Options) -> Flow:
 
 
 def numbers(options: Options) -> Flow:
-    """Return a flow without state that publishes the number of each event."""
+    """Return a flow without state that publishes the number of each event, in order unless at least once."""
     flow = Flow(options.flow, parallelism=options.parallelism)
     source = flow.source(
         topic(options.events),
@@ -91,7 +91,8 @@ def numbers(options: Options) -> Flow:
         stop=options.stop,
         name="events",
     )
-    source.rebalance().map(lambda event: event.n).sink(topic(options.read))
+    spread = source if options.delivery is None else source.rebalance()
+    spread.map(lambda event: event.n).sink(topic(options.read), delivery=options.delivery)
     return flow
 
 
