@@ -13,12 +13,14 @@ from typing import Any
 import orjson
 import pytest
 from iteration.iteration_support import SMALL, ended, run_shuffled
+from processes.linked_jobs import piped_jobs
 from support.waiting import PATIENCE_S
 
 from streamiter import Checkpoints, Flow, Stream
 from streamiter.checkpoints.store import MemoryStore
 from streamiter.errors import CheckpointError
 from streamiter.runtime.job import Job
+from streamiter.runtime.plan import JobOptions
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
 from streamiter.topics.memory import MemoryReader, MemoryTopic
 
@@ -87,52 +89,80 @@ class Stops:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self._seed = seed
+        self._runs = 0
+        self._jobs: list[Job] = []
         self._store = MemoryStore()
 
-    async def start(self, flow: Flow, **options: Any) -> Job:
-        """Start a job from the last checkpoint."""
-        self._store = self._store.another()
-        checkpoints = Checkpoints(self._store, interval_s=RARELY_S)
-        return await flow.start(checkpoints=checkpoints, channel_limits=SMALL, **options)
+    async def start(self, flow: Flow, *, processes: int = 1, **options: Any) -> Job:
+        """Start the jobs of so many processes (of fewer, if not all have a subtask) from the last checkpoint."""
+        self._runs += 1
+        self._jobs = piped_jobs(
+            flow,
+            processes,
+            self._seed + self._runs,
+            lambda _: JobOptions(
+                checkpoints=Checkpoints(self._store.another(), interval_s=RARELY_S), channel_limits=SMALL, **options
+            ),
+        )
+        started = await asyncio.gather(*(job.start() for job in self._jobs), return_exceptions=True)
+        if started[0] is not None:  # The others were told of the error.
+            raise started[0]
+        return self._jobs[0]
 
     async def suspend(self, job: Job) -> None:
         """Suspend the job."""
         await asyncio.wait_for(job.stop("suspend"), PATIENCE_S)
+        await ended(*self._jobs)
 
     async def crash(self, job: Job) -> None:
-        """Let the job continue a little after a checkpoint, and then stop it at once."""
+        """Let the job continue a little after a checkpoint, and stop it at once, in or before the next checkpoint."""
         with contextlib.suppress(CheckpointError):  # The job has ended.
             await asyncio.wait_for(job.checkpoint(), PATIENCE_S)
-            for _ in range(self.random.randrange(30)):
-                await asyncio.sleep(0)
-        await asyncio.wait_for(job.stop("abort"), PATIENCE_S)
+            await self._let_pass(30)
+        taking = asyncio.ensure_future(job.checkpoint())
+        await self._let_pass(20)
+        for each in self._jobs:
+            await asyncio.wait_for(each.stop("abort"), PATIENCE_S)
+        await asyncio.gather(taking, return_exceptions=True)
+
+    async def _let_pass(self, turns: int) -> None:
+        for _ in range(self.random.randrange(turns)):
+            await asyncio.sleep(0)
 
     async def run(self, make_flow: Callable[[int], Flow], parallelisms: Sequence[int], *, turns: int) -> None:
         """Stop all runs except the last after some turns of the event loop."""
-        job = await self.start(make_flow(parallelisms[0]))
+        await self._start_next(make_flow(parallelisms[0]))
         for before, after in pairwise(parallelisms):
-            await self._stop_soon(job, turns)
-            job = await self._start_with_other_parallelism(make_flow, before, after)
-        await ended(job)
+            await self._stop_soon(turns)
+            await self._start_with_other_parallelism(make_flow, before, after)
+        await ended(*self._jobs)
 
-    async def _start_with_other_parallelism(self, make_flow: Callable[[int], Flow], before: int, after: int) -> Job:
+    async def _start_next(self, flow: Flow) -> None:
+        """Start in one, two or three processes: in another number than the last run, if the parallelism allows it."""
+        await self.start(flow, processes=1 + (self._seed + 2 * self._runs) % 3)
+
+    async def _start_with_other_parallelism(self, make_flow: Callable[[int], Flow], before: int, after: int) -> None:
         """Start with the parallelism ``after``; if the checkpoint does not allow it yet, follow the error's advice."""
         while True:
             try:
-                return await self.start(make_flow(after))
+                return await self._start_next(make_flow(after))
             except CheckpointError as error:
                 if "take another checkpoint" not in str(error):
                     raise
-            await self._stop_soon(await self.start(make_flow(before)), turns=30)
+            await self._start_next(make_flow(before))
+            await self._stop_soon(turns=30)
 
-    async def _stop_soon(self, job: Job, turns: int) -> None:
-        for _ in range(self.random.randrange(turns)):
-            await asyncio.sleep(0)
-        await self.random.choice((self.suspend, self.crash))(job)
+    async def _stop_soon(self, turns: int) -> None:
+        await self._let_pass(turns)
+        await self.random.choice((self.suspend, self.crash))(self._jobs[0])
 
 
 def outputs(make_flow: MakeFlow, parallelisms: Sequence[int], *, turns: int, seed: int) -> list[Any]:
-    """Return the committed outputs at the end, in an event loop whose order depends on the seed."""
+    """Return the committed outputs at the end, of runs in one to three processes.
+
+    The order of the event loop and the numbers of processes depend on the seed.
+    """
 
     async def main() -> list[Any]:
         broker = await new_broker()

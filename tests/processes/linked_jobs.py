@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from random import Random
@@ -44,10 +44,13 @@ class LinkMessages:
         return {process: LinkChannels(link) for process, link in self.links.items()}
 
 
-def linked_jobs(
-    flows: Sequence[Flow], messages: Sequence[LinkMessages], options: JobOptions | None = None
-) -> list[Job]:
+Options = JobOptions | Callable[[int], JobOptions]
+"""The options of all processes, or those of each."""
+
+
+def linked_jobs(flows: Sequence[Flow], messages: Sequence[LinkMessages], options: Options | None = None) -> list[Job]:
     """Make the job of each process; its links are in its messages."""
+    given = options or JobOptions()
     first = first_process(flows[0].name, flows[0].steps, len(flows))
     processes = [first, *(OwnProcess(first.placement, number) for number in range(1, len(flows)))]
     return [
@@ -55,21 +58,22 @@ def linked_jobs(
             flow.name,
             flow.steps,
             flow.plain_data,
-            options or JobOptions(),
+            given(own.number) if callable(given) else given,
             replace(own, others=messages[own.number].others, messages=messages[own.number]),
         )
         for flow, own in zip(flows, processes, strict=True)
     ]
 
 
-def piped_jobs(flow: Flow, processes: int, seed: int, options: JobOptions) -> list[Job]:
+def piped_jobs(flow: Flow, processes: int, seed: int, options: Options) -> list[Job]:
     """Make jobs of a flow whose links deliver pieces of random lengths; fewer jobs if its parallelism is lower."""
     random, flows = Random(seed), [flow] * min(processes, max(step.parallelism for step in flow.steps))
     messages = [LinkMessages() for _ in flows]
+    clock = (options(0) if callable(options) else options).clock
     for pair in combinations(range(len(flows)), 2):
         owners = Owner(), Owner()
         ends: Any = [
-            ProcessLink(identity(number), owner, FrameEncoding(flow.plain_data), options.clock)
+            ProcessLink(identity(number), owner, FrameEncoding(flow.plain_data), clock)
             for number, owner in zip(pair, owners, strict=True)
         ]
         MovingPipe(*ends, random)

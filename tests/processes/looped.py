@@ -40,7 +40,7 @@ class MovingPipe(Pipe):
     def _deliver(self) -> None:
         self._is_moving = False
         for sender in self._random.sample((0, 1), 2):
-            self.deliver(sender, self._random.choice((1, 30, 300, 1 << 20)))
+            self.deliver(sender, self._random.choice((30, 300, 1 << 20)))
         if any(end.waiting for end in self.ends):
             self._move()
 

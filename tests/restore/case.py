@@ -56,7 +56,7 @@ class Pieces(Source):
         return SourceBatch(records, {self._label: self._read_records})
 
 
-def fed(flow: Flow, records: Any, *, batch: int = 1, name: str = "in", parallelism: int = 1) -> Stream:
+def fed(flow: Flow, records: Any, *, batch: int = 1, name: str = "in", parallelism: int | None = None) -> Stream:
     """Return a stream of these records, in small batches."""
     given = list(records) if isinstance(records, range) else records
     make: Callable[[], Source] = lambda: Pieces(given, batch)  # noqa: E731 (a factory, as from_source asks)
