@@ -249,13 +249,13 @@ class Flow(FlowWithSources):
             )
         self._check_complete("run")
         # Imported here, as in start.
-        from streamiter.runtime.running import check_on_interrupt, run_in_own_loop, run_jobs
+        from streamiter.runtime.running import check_on_interrupt, run_in_own_loop, run_jobs, without_figures
 
         check_on_interrupt(self.name, on_interrupt, shares=options.get("worker") is not None)
         if "changed_steps" in options:  # Also given to the job that restarts.
             options["changed_steps"] = _checked_steps(self.name, options["changed_steps"])
         if on is not None:
-            return run_in_own_loop(on.run(self, options, first=on_interrupt))
+            return run_in_own_loop(on.run(self, options, on_interrupt, without_figures))
         return run_in_own_loop(run_jobs(self.start, options, first=on_interrupt))
 
     async def start(
@@ -396,7 +396,7 @@ class Processes(Protocol):
     """Several processes that run a flow, such as :class:`~streamiter.LocalProcesses`."""
 
     def run(
-        self, flow: Flow, options: Mapping[str, Any], *, first: OnInterrupt, while_running: WhileRunning[Any] = ...
+        self, flow: Flow, options: Mapping[str, Any], first: OnInterrupt, while_running: WhileRunning[Any]
     ) -> Coroutine[Any, Any, JobStatistics]:
         """Run the flow to its end; ``options`` are those of ``flow.start``."""
 

@@ -1,4 +1,4 @@
-"""What starts the processes of a run: a host, such as this machine or a cluster.
+"""The host of a run, such as this machine or a cluster, and the settings with which it starts each process.
 
 A host starts and kills processes, and says when one has ended. It carries no data: each process connects to the
 supervisor, and their conversation goes over links. The settings of a process are plain data, and the flow is shipped
@@ -26,6 +26,9 @@ SUPERVISOR: Final = -1
 SILENCE_S: Final = 5.0
 """A process without a sign of life for so long is lost. Its signs are sent by a thread, so a long call of a user's
 function does not matter; a busy machine delays them by less than a second."""
+
+# Five signs of life fit into the limit of silence, so a delay of one or two does no harm.
+PULSE_S: Final = 1.0
 
 
 class PlainOptions(msgspec.Struct, frozen=True):

@@ -19,7 +19,6 @@ from streamiter.numbers import whole_number
 from streamiter.processes.host import ProcessSettings
 from streamiter.processes.link import Address
 from streamiter.processes.supervisor import Attempt, run_supervised
-from streamiter.runtime.running import without_figures
 
 if TYPE_CHECKING:
     from streamiter.runtime.running import OnInterrupt, WhileRunning
@@ -55,12 +54,7 @@ class LocalProcesses:
         whole_number("LocalProcesses: processes", self.processes, 1)
 
     async def run(
-        self,
-        flow: Flow,
-        options: Mapping[str, Any],
-        *,
-        first: OnInterrupt,
-        while_running: WhileRunning[Attempt] = without_figures,
+        self, flow: Flow, options: Mapping[str, Any], first: OnInterrupt, while_running: WhileRunning[Attempt]
     ) -> JobStatistics:
         """For the engine: run the flow to its end."""
         reference = self.flow or reference_to(flow)

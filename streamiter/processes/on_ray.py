@@ -29,7 +29,7 @@ from streamiter.processes.supervisor import Attempt, CollectedPart, Supervisor, 
 from streamiter.runtime.failures import error_from_plain, error_to_plain
 from streamiter.runtime.job import StopMode
 from streamiter.runtime.placement import Placement, fingerprint
-from streamiter.runtime.running import OnInterrupt, WhileRunning, stopping_on_signals, without_figures
+from streamiter.runtime.running import OnInterrupt, WhileRunning, stopping_on_signals
 from streamiter.runtime.statistics import JobStatistics
 
 _log = logging.getLogger("streamiter.processes")
@@ -105,12 +105,7 @@ class Ray:
         )
 
     async def run(
-        self,
-        flow: Flow,
-        options: Mapping[str, Any],
-        *,
-        first: OnInterrupt,
-        while_running: WhileRunning[Attempt] = without_figures,
+        self, flow: Flow, options: Mapping[str, Any], first: OnInterrupt, while_running: WhileRunning[Attempt]
     ) -> JobStatistics:
         """For the engine: run the flow to its end, or wait for the end of the flow that runs on the cluster.
 

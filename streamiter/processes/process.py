@@ -34,14 +34,14 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
-from typing import Any, Final, final
+from functools import partial
+from typing import Any, Final, Literal, final
 
 import msgspec
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.clock import SystemClock
+from streamiter.clock import Clock, SystemClock
 from streamiter.deferred import PlainValue
 from streamiter.errors import GraphError, PlainDataError, user_line
 from streamiter.flow.flow import Flow
@@ -49,17 +49,14 @@ from streamiter.flow.loading import load_flow
 from streamiter.importing import IS_LOADING
 from streamiter.operators.source import Collect
 from streamiter.processes.frames import FrameEncoding
-from streamiter.processes.host import SILENCE_S, ProcessSettings
+from streamiter.processes.host import PULSE_S, SILENCE_S, ProcessSettings
 from streamiter.processes.link import LinkError, LinkIdentity, ProcessLink, connect
 from streamiter.processes.mesh import ProcessMesh
 from streamiter.runtime.failures import error_to_plain
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.other_jobs import REPORT_EVERY_S
 from streamiter.runtime.placement import Placement
-from streamiter.runtime.plan import OwnProcess, first_process
-
-# Five signs of life fit into the limit of silence, so a delay of one or two does no harm.
-_PULSE_S: Final = 1.0
+from streamiter.runtime.plan import JobOptions, OwnProcess, first_process
 
 _LOST_SUPERVISOR: Final = 3
 """The exit code of a process that has lost its supervisor."""
@@ -73,87 +70,97 @@ def identity_of(settings: ProcessSettings, number: int, fingerprint: str = "supe
 async def run_process(settings: ProcessSettings, load: Callable[[], Flow] | None = None) -> None:
     """Do the part of one process in an attempt of a run, in an event loop of its own; return when all is over.
 
-    ``load`` returns the flow; by default it is loaded from its reference.
+    ``load`` returns the flow; by default it is loaded from its reference. Signs of life are sent by a thread, because
+    user code may hold the event loop of the job; the process ends if it loses its supervisor.
     """
-    pulse = Pulse(settings)
-    pulse.start()
-    supervisor = _Supervisor()
-    await supervisor.connect(settings)
-    await _Process(settings, supervisor, load or (lambda: load_referenced(settings.flow))).run()
-    pulse.is_over = True
+    is_over = threading.Event()
+    threading.Thread(target=_give_signs, args=(settings, is_over), name="signs of life", daemon=True).start()
+    await run_part(settings, load or partial(load_referenced, settings.flow), settings.job_options())
+    is_over.set()
 
 
-@final
-class _Supervisor:
-    """The supervisor, seen from a process: the owner of the link to it."""
+def _give_signs(settings: ProcessSettings, is_over: threading.Event) -> None:
+    with contextlib.suppress(OSError):
+        asyncio.run(Pulse(settings, SystemClock()).beat())
+    if is_over.is_set():
+        return
+    sys.stderr.write(
+        f"streamiter: process {settings.number} ends, because the program that started it is gone or silent\n"
+    )
+    os._exit(_LOST_SUPERVISOR)
 
-    def __init__(self) -> None:
-        self.messages: asyncio.Queue[PlainValue] = asyncio.Queue()
-        """The messages of the supervisor: a handful in a run."""
-        self.link: ProcessLink
-        self._is_open = asyncio.Event()
 
-    async def connect(self, settings: ProcessSettings) -> None:
-        """Connect to the supervisor. Raises ``OSError`` or ``LinkError`` if it does not answer."""
-        encoding = FrameEncoding(PlainData())
-        self.link = ProcessLink(identity_of(settings, settings.number), self, encoding, SystemClock())
-        await connect(settings.supervisor, self.link)
-        await self._is_open.wait()
-
-    def tell(self, kind: str, *contents: PlainValue) -> None:
-        """Send a message."""
-        self.link.send_message([kind, *contents])
-
-    def opened(self, link: ProcessLink) -> None:
-        self._is_open.set()
-
-    def received(self, link: ProcessLink, message: PlainValue) -> None:
-        self.messages.put_nowait(message)
-
-    def ended(self, link: ProcessLink, error: LinkError | None) -> None:
-        self.messages.put_nowait(["abort"])
-        self._is_open.set()
+async def run_part(settings: ProcessSettings, load: Callable[[], Flow], options: JobOptions) -> None:
+    """Do the part of a process without signs of life; ``options`` are those of its job."""
+    await _Process(settings, load, options).run()
 
 
 @final
 class _Process:
-    """Runs the job of one process, while it does what the supervisor says."""
+    """Runs the job of one process, while it does what the supervisor says: it owns the link to the supervisor."""
 
-    def __init__(self, settings: ProcessSettings, supervisor: _Supervisor, load: Callable[[], Flow]) -> None:
+    def __init__(self, settings: ProcessSettings, load: Callable[[], Flow], options: JobOptions) -> None:
         loop = asyncio.get_running_loop()
         self._settings = settings
         self._load = load
-        self._supervisor = supervisor
+        self._options = options
+        identity = identity_of(settings, settings.number)
+        self._link = ProcessLink(identity, self, FrameEncoding(PlainData()), options.clock)
+        self._is_open = asyncio.Event()
         self._placement: asyncio.Future[bytes] = loop.create_future()
         self._addresses: asyncio.Future[Any] = loop.create_future()
         self._job: asyncio.Future[Job] = loop.create_future()
         """The job, when it runs."""
+        self._farewell: asyncio.Future[Literal["end", "abort"]] = loop.create_future()
+        """How the supervisor ends the attempt; ``abort`` if it is lost."""
         self._mesh: ProcessMesh | None = None
         self._stopping: list[asyncio.Task[None]] = []
-        self._telling: asyncio.Task[None] | None = None
-        """Tells the statistics of process 0 until the event loop ends."""
+
+    # -- the supervisor --------------------------------------------------------------------------------
+
+    def opened(self, link: ProcessLink) -> None:
+        """Begin the conversation."""
+        self._tell("began")
+        self._is_open.set()
+
+    def received(self, link: ProcessLink, message: PlainValue) -> None:
+        """Do what the supervisor says."""
+        match message:
+            case ["place", placement]:
+                self._placement.set_result(placement)
+            case ["connect", addresses]:
+                self._addresses.set_result(addresses)
+            case ["stop", mode] if mode != "abort" or self._job.done():
+                self._stopping.append(asyncio.create_task(self._stop(mode), name=f"stop {mode}"))
+            case ["end"]:
+                self._leave("end")
+            case _:
+                self._leave("abort")
+
+    def ended(self, link: ProcessLink, error: LinkError | None) -> None:
+        """Abort the job: the supervisor is lost."""
+        self._leave("abort")
+
+    def _leave(self, farewell: Literal["end", "abort"]) -> None:
+        if not self._farewell.done():
+            self._farewell.set_result(farewell)
+
+    def _tell(self, kind: str, *contents: PlainValue) -> None:
+        self._link.send_message([kind, *contents])
+
+    # -- the job ---------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Run the job until the supervisor ends the attempt."""
-        self._supervisor.tell("began")
+        """Run the job until the supervisor ends the attempt. Raises ``OSError`` if there is no supervisor."""
+        await connect(self._settings.supervisor, self._link)
         work = asyncio.create_task(self._work(), name=f"process {self._settings.number}")
-        while True:
-            match await self._supervisor.messages.get():
-                case ["place", placement]:
-                    self._placement.set_result(placement)
-                case ["connect", addresses]:
-                    self._addresses.set_result(addresses)
-                case ["stop", mode] if mode != "abort" or self._job.done():
-                    self._stopping.append(asyncio.create_task(self._stop(mode), name=f"stop {mode}"))
-                case ["end"]:
-                    await work
-                    if self._mesh is not None:
-                        await self._mesh.close()
-                    break
-                case _:
-                    await self._abort(work)
-                    break
-        self._supervisor.link.close()
+        if await self._farewell == "end":
+            await work
+            if self._mesh is not None:
+                await self._mesh.close()
+        else:
+            await self._abort(work)
+        self._link.close()
 
     async def _stop(self, mode: StopMode) -> None:
         with contextlib.suppress(Exception):  # job.wait() raises it, too.
@@ -173,8 +180,10 @@ class _Process:
     async def _work(self) -> None:
         job = statistics = None
         try:
-            job, own = await self._make_job()
-            await self._run_job(job, own)
+            await self._is_open.wait()
+            flow = self._load()
+            job, own = await self._make_job(flow)
+            await self._run_job(job, own, flow.plain_data)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
@@ -184,44 +193,46 @@ class _Process:
                 statistics = msgspec.msgpack.encode(job.statistics())
             if isinstance(error, GraphError) and _file(error.where) == _file(user_line()):
                 error.where = ""  # The line of the program of this process is none of the user's.
-            self._supervisor.tell("failed", error_to_plain(error), statistics)
+            self._tell("failed", error_to_plain(error), statistics)
 
-    async def _make_job(self) -> tuple[Job, OwnProcess]:
+    async def _make_job(self, flow: Flow) -> tuple[Job, OwnProcess]:
         settings = self._settings
-        flow = self._load()
-        self._plain_data = flow.plain_data
-        encoding = self._supervisor.link.encoding = FrameEncoding(flow.plain_data)
+        encoding = self._link.encoding = FrameEncoding(flow.plain_data)
         own = await self._own_process(flow)
         mesh = self._mesh = ProcessMesh(
             identity_of(settings, settings.number, own.placement.fingerprint),
             settings.processes,
             encoding,
-            SystemClock(),
-            on_loss=lambda number, reason: self._supervisor.tell("lost", number, reason),
+            self._options.clock,
+            on_loss=lambda number, reason: self._tell("lost", number, reason),
         )
-        self._supervisor.tell("listens", await mesh.listen(settings.listen))
+        self._tell("listens", await mesh.listen(settings.listen))
         others = await mesh.connect(await self._addresses)
         own = OwnProcess(own.placement, settings.number, others, own.operators, mesh)
-        return flow.job(settings.job_options(), own), own
+        return flow.job(self._options, own), own
 
-    async def _run_job(self, job: Job, own: OwnProcess) -> None:
+    async def _run_job(self, job: Job, own: OwnProcess, plain_data: PlainData) -> None:
         assert self._mesh is not None
         self._mesh.deliver()
         await job.start()
         self._job.set_result(job)
-        if not self._settings.number:
-            self._supervisor.tell("runs", job.statistics().checkpoints is not None)
-            self._telling = asyncio.create_task(self._tell_statistics(job), name="tell statistics")
-        statistics = await job.wait()
+        if self._settings.number:
+            statistics = await job.wait()
+        else:
+            self._tell("runs", job.statistics().checkpoints is not None)
+            telling = asyncio.create_task(self._tell_statistics(job), name="tell statistics")
+            try:
+                statistics = await job.wait()
+            finally:
+                telling.cancel()
         if statistics.state != "aborted":
-            self._tell_collected(own)
-        final = None if self._settings.number else msgspec.msgpack.encode(statistics)
-        self._supervisor.tell("finished", final)
+            self._tell_collected(own, plain_data)
+        self._tell("finished", None if self._settings.number else msgspec.msgpack.encode(statistics))
 
     async def _tell_statistics(self, job: Job) -> None:
         while True:
-            await asyncio.sleep(REPORT_EVERY_S)
-            self._supervisor.tell("statistics", msgspec.msgpack.encode(job.statistics()))
+            await self._options.clock.sleep(REPORT_EVERY_S)
+            self._tell("statistics", msgspec.msgpack.encode(job.statistics()))
 
     async def _own_process(self, flow: Flow) -> OwnProcess:
         """Return this process, with the placement that process 0 has decided."""
@@ -231,15 +242,15 @@ class _Process:
             placement.check(flow.name, flow.steps)
             return OwnProcess(placement, settings.number)
         own = first_process(flow.name, flow.steps, settings.processes)
-        self._supervisor.tell("placed", msgspec.msgpack.encode(own.placement))
+        self._tell("placed", msgspec.msgpack.encode(own.placement))
         return own
 
-    def _tell_collected(self, own: OwnProcess) -> None:
+    def _tell_collected(self, own: OwnProcess, plain_data: PlainData) -> None:
         for step, operator in own.operators.items():
             parts = operator.into.parts() if isinstance(operator, Collect) else {}
             try:
                 for subtask, items in parts.items():
-                    self._supervisor.tell("collected", step.name, subtask, self._plain_data.encode(items))
+                    self._tell("collected", step.name, subtask, plain_data.encode(items))
             except PlainDataError as error:
                 raise PlainDataError(
                     f"step {step.name!r}: the records of stream.collect() go to the program that has started the "
@@ -280,49 +291,35 @@ class ProcessLines(logging.Formatter):
 
 @final
 class Pulse:
-    """Sends signs of life to the supervisor, from a thread, because user code may hold the event loop of the job.
+    """The signs of life that a process sends to the supervisor, which answers each.
 
-    The supervisor answers each. Without an answer for :data:`~streamiter.processes.host.SILENCE_S`, or when the
-    connection has ended, the process ends at once: its supervisor is dead, or has started other processes.
+    Without an answer for :data:`~streamiter.processes.host.SILENCE_S`, or when the connection has ended, the process
+    must end: its supervisor is dead, or has started other processes.
     """
 
-    def __init__(self, settings: ProcessSettings) -> None:
+    def __init__(self, settings: ProcessSettings, clock: Clock) -> None:
         self._settings = settings
-        self._heard_s = time.monotonic()
+        self._clock = clock
+        self._heard_s = clock.monotonic_s()
         self._link: ProcessLink | None = None
         self._ended = asyncio.Event()
-        self.is_over = False
-        """Whether this process has done its part, and the loss of the supervisor makes no difference."""
 
-    def start(self) -> None:
-        """Start the thread."""
-        threading.Thread(target=self._run, name="signs of life", daemon=True).start()
-
-    def _run(self) -> None:
-        with contextlib.suppress(OSError):
-            asyncio.run(self._beat())
-        if self.is_over:
-            return
-        sys.stderr.write(
-            f"streamiter: process {self._settings.number} ends, because the program that started it is gone or silent\n"
-        )
-        os._exit(_LOST_SUPERVISOR)
-
-    async def _beat(self) -> None:
-        settings = self._settings
-        link = ProcessLink(identity_of(settings, settings.number), self, FrameEncoding(PlainData()), SystemClock())
-        await connect(settings.supervisor, link)
-        while time.monotonic() - self._heard_s < SILENCE_S and not self._ended.is_set():
+    async def beat(self) -> None:
+        """Send signs of life; return when the supervisor is lost. Raises ``OSError`` if there is none."""
+        identity = identity_of(self._settings, self._settings.number)
+        link = ProcessLink(identity, self, FrameEncoding(PlainData()), self._clock)
+        await connect(self._settings.supervisor, link)
+        while self._clock.monotonic_s() - self._heard_s < SILENCE_S and not self._ended.is_set():
             if self._link is not None:
                 link.send_message(["alive"])
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), _PULSE_S)
+                await asyncio.wait_for(self._ended.wait(), PULSE_S)
 
     def opened(self, link: ProcessLink) -> None:
         self._link = link
 
     def received(self, link: ProcessLink, message: PlainValue) -> None:
-        self._heard_s = time.monotonic()
+        self._heard_s = self._clock.monotonic_s()
 
     def ended(self, link: ProcessLink, error: LinkError | None) -> None:
         self._ended.set()

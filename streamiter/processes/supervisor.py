@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from typing import Any, Final, NamedTuple, final
 import msgspec
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.clock import SystemClock
+from streamiter.clock import Clock, SystemClock
 from streamiter.deferred import PlainValue
 from streamiter.errors import GraphError, ProcessLost, StreamiterError, user_line
 from streamiter.flow.flow import Flow
@@ -72,15 +71,12 @@ async def run_supervised(
     while_running: WhileRunning[Attempt] = without_figures,
 ) -> JobStatistics:
     """Run a flow in the processes of a host, with a supervisor in this event loop."""
-    check = partial(_check_placement, flow)
+    check = partial(Placement.check, flow=flow.name, steps=flow.steps)
     supervisor = Supervisor(flow.name, reference, host, PlainOptions.of(flow.name, options), check)
-    statistics = await supervisor.run(first, while_running)
+    with stopping_on_signals(supervisor, first=first, third=supervisor.kill):
+        statistics = await supervisor.run(while_running)
     put_collected(flow, supervisor.collected)
     return statistics
-
-
-def _check_placement(flow: Flow, placement: Placement) -> None:
-    placement.check(flow.name, flow.steps)
 
 
 def put_collected(flow: Flow, collected: Sequence[CollectedPart]) -> None:
@@ -98,16 +94,24 @@ class Supervisor:
     """Runs a flow in the processes of a host. It has no objects of the flow, so it can be in any process."""
 
     def __init__(
-        self, flow: str, reference: str, host: Host, options: PlainOptions, check: Callable[[Placement], None]
+        self,
+        flow: str,
+        reference: str,
+        host: Host,
+        options: PlainOptions,
+        check: Callable[[Placement], None],
+        clock: Clock | None = None,
+        run: str | None = None,
     ) -> None:
-        """``flow`` is its name; ``check`` raises an error for the placement of another flow."""
+        """``flow`` is its name; ``check`` raises an error for the placement of another flow; ``run`` is a new id."""
         self._flow = flow
         self._host = host
         self._check = check
+        self._clock: Clock = SystemClock() if clock is None else clock
         self._settings = ProcessSettings(
             number=0,
             processes=0,
-            run=uuid.uuid4().hex,
+            run=run or uuid.uuid4().hex,
             attempt=0,
             secret=secrets.token_bytes(32),
             supervisor="",
@@ -119,28 +123,27 @@ class Supervisor:
         self._attempt: Attempt | None = None
         self._lost_at_s: list[float] = []
 
-    async def run(
-        self, first: OnInterrupt = "suspend", while_running: WhileRunning[Attempt] = without_figures
-    ) -> JobStatistics:
+    async def run(self, while_running: WhileRunning[Attempt] = without_figures) -> JobStatistics:
         """Run the flow to its end. Raises the error of the first process that fails, or ProcessLost.
 
         As in one process, the run resumes after a transaction that was open for too long.
         """
         too_slow = TooSlow()
-        with stopping_on_signals(self, first=first, third=self._kill) as stops:
-            while True:
-                self._settings = msgspec.structs.replace(self._settings, processes=await self._host.room())
-                attempt = self._attempt = Attempt(self._flow, self._host, self._settings, self._stops, self._check)
-                try:
-                    async with while_running(attempt, stops):
-                        loss = await attempt.run()
-                    if loss is None:
-                        return attempt.statistics()
-                    self._check_restarts(loss, attempt)
-                except StreamiterError as error:
-                    if self._stops or not too_slow.may_resume(error, attempt.statistics().checkpoints):
-                        raise
-                self._start_again(attempt)
+        while True:
+            self._settings = msgspec.structs.replace(self._settings, processes=await self._host.room())
+            attempt = self._attempt = Attempt(
+                self._flow, self._host, self._settings, self._stops, self._check, self._clock
+            )
+            try:
+                async with while_running(attempt, self._stops):
+                    loss = await attempt.run()
+                if loss is None:
+                    return attempt.statistics()
+                self._check_restarts(loss, attempt)
+            except StreamiterError as error:
+                if self._stops or not too_slow.may_resume(error, attempt.statistics().checkpoints):
+                    raise
+            self._start_again(attempt)
 
     def _start_again(self, attempt: Attempt) -> None:
         options = self._settings.options
@@ -162,14 +165,15 @@ class Supervisor:
         if self._attempt is not None:
             self._attempt.stop(mode)
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """End all processes at once."""
         if self._attempt is not None:
             self._attempt.kill()
 
     def _check_restarts(self, loss: _Loss, attempt: Attempt) -> None:
         """Raise ProcessLost unless the run starts again after this loss."""
         what = f"flow {self._flow!r}: process {loss.process} of {self._settings.processes} was lost: {loss.reason}"
-        now_s = time.monotonic()
+        now_s = self._clock.monotonic_s()
         self._lost_at_s = [at_s for at_s in self._lost_at_s if now_s - at_s < _RESTARTS_WITHIN_S] + [now_s]
         if self._settings.options.checkpoints is None and not attempt.commits:
             raise ProcessLost(
@@ -197,14 +201,16 @@ class Attempt:
         settings: ProcessSettings,
         stops: list[StopMode],
         check: Callable[[Placement], None],
+        clock: Clock,
     ) -> None:
         self._flow = flow
         self._check = check
+        self._clock = clock
         self._host = host
         self._settings = settings
         self._stops = stops
         """The stops that were asked for, also of earlier attempts."""
-        self._started_at_s = time.monotonic()
+        self._started_at_s = self._clock.monotonic_s()
         self._hosted: dict[int, HostedProcess] = {}
         self._open: set[ProcessLink] = set()
         """The open links: two of each process that has begun."""
@@ -260,7 +266,7 @@ class Attempt:
             given = self._host.address(f"{number}-{self._settings.attempt}")
             settings = msgspec.structs.replace(self._settings, number=number, supervisor=address, listen=given)
             process = self._hosted[number] = await self._host.start(settings)
-            self._silent_at_s[number] = time.monotonic() + _START_S
+            self._silent_at_s[number] = self._clock.monotonic_s() + _START_S
             self._ends[number] = asyncio.create_task(process.ended(), name=f"end of process {number}")
             self._ends[number].add_done_callback(partial(self._has_ended, number))
 
@@ -280,7 +286,7 @@ class Attempt:
         """Return the statistics of the job, at most a second old while it runs."""
         if self._statistics is None:
             state: JobState = "aborted" if self._is_over.is_set() else "running"
-            return JobStatistics(self._flow, state, time.monotonic() - self._started_at_s, (), ())
+            return JobStatistics(self._flow, state, self._clock.monotonic_s() - self._started_at_s, (), ())
         if self._is_over.is_set() and self._statistics.state == "running":  # It was killed.
             return replace(self._statistics, state="aborted")
         return self._statistics
@@ -304,8 +310,8 @@ class Attempt:
 
     async def _look_for_silence(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_S)
-            now_s = time.monotonic()
+            await self._clock.sleep(_LOOK_S)
+            now_s = self._clock.monotonic_s()
             for number, silent_at_s in self._silent_at_s.items():
                 if now_s > silent_at_s:
                     seconds = SILENCE_S if number in self._links else _START_S
@@ -332,7 +338,7 @@ class Attempt:
 
     def _new_link(self) -> ProcessLink:
         identity = identity_of(self._settings, SUPERVISOR)
-        return ProcessLink(identity, self, FrameEncoding(PlainData()), SystemClock())
+        return ProcessLink(identity, self, FrameEncoding(PlainData()), self._clock)
 
     def opened(self, link: ProcessLink) -> None:
         """Refuse a link of a process that was not started."""
@@ -353,11 +359,11 @@ class Attempt:
         assert number is not None
         match message:
             case ["alive"]:
-                self._silent_at_s[number] = time.monotonic() + SILENCE_S
+                self._silent_at_s[number] = self._clock.monotonic_s() + SILENCE_S
                 link.send_message(["alive"])
             case ["began"]:
                 self._links[number] = link
-                self._silent_at_s[number] = time.monotonic() + SILENCE_S
+                self._silent_at_s[number] = self._clock.monotonic_s() + SILENCE_S
                 for mode in self._stops:
                     self._tell_stop(number, link, mode)
                 self._tell_placement(number)

@@ -23,6 +23,7 @@ from streamiter.processes.host import ProcessSettings
 from streamiter.processes.link import Address
 from streamiter.processes.supervisor import run_supervised
 from streamiter.runtime.plan import ChannelLimits
+from streamiter.runtime.running import without_figures
 
 PROGRAM = Path(flows_on_hosts.__file__)
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -71,7 +72,7 @@ async def test_options_that_are_not_plain_data_are_refused() -> None:
     flow = flows_on_hosts.made()
     reference = LocalProcesses(2, flow="processes.flows_on_hosts:made")
     with pytest.raises(ConfigurationError, match="given on_rejected=; leave it out"):
-        await reference.run(flow, {"on_rejected": print}, first="suspend")
+        await reference.run(flow, {"on_rejected": print}, "suspend", without_figures)
     with pytest.raises(ConfigurationError, match=r"asyncio.to_thread\(flow.run, on=…\)"):
         await flow.start(on=reference)  # type: ignore[arg-type]
 
