@@ -67,7 +67,7 @@ class FollowingCheckpointer:
         self._said: asyncio.Queue[list[PlainValue]] = asyncio.Queue(_SAID_AT_START)
         self._taking: set[asyncio.Task[None]] = set()
         """Collect and store the parts of a checkpoint; more than one only while those that are given up end."""
-        self._failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._failed: asyncio.Queue[BaseException] = asyncio.Queue(1)
         """The first error of state that cannot be taken or stored; it ends the job."""
         self._lag = LagReports(flow, tasks)
         for kind in ("restore", "unchanged", "progress"):
@@ -131,7 +131,7 @@ class FollowingCheckpointer:
             group.create_task(self._raise_failure(), name=f"failure of {self._flow}")
 
     async def _raise_failure(self) -> None:
-        raise await self._failed
+        raise await self._failed.get()
 
     def _begin(self, process: int, checkpoint: int, suspend: bool) -> None:
         self._cancel()  # Process 0 does not wait for an earlier checkpoint any more.
@@ -146,8 +146,8 @@ class FollowingCheckpointer:
 
     def _has_taken(self, taking: asyncio.Task[None]) -> None:
         self._taking.discard(taking)
-        if not taking.cancelled() and (error := taking.exception()) is not None and not self._failed.done():
-            self._failed.set_result(error)
+        if not taking.cancelled() and (error := taking.exception()) is not None and not self._failed.full():
+            self._failed.put_nowait(error)
 
     async def _take(self, checkpoint: int) -> None:
         taken = await self._barriers.collect()
