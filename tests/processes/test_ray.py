@@ -230,5 +230,6 @@ async def test_a_loss_on_the_cluster_is_followed_by_an_attempt_from_the_last_che
 
 def parent(process_id: int) -> int:
     """Return the parent of a process."""
-    shown = subprocess.run(["ps", "-o", "ppid=", "-p", str(process_id)], capture_output=True, text=True, check=True)
+    command = ["ps", "-o", "ppid=", "-p", str(process_id)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     return int(shown.stdout)
