@@ -108,8 +108,8 @@ def train_online(
     statistics of the rows so far; a scaler that has learned is a start. ``initial`` is a stream of one record to start
     from: parameters, bare weights, or None.
 
-    ``mode="asynchronous"``: the owner learns from each mini-batch as it arrives. Workers that compute gradients
-    continue with the parameters they have, for eight mini-batches at most.
+    ``mode="asynchronous"``: the owner learns from each mini-batch as it arrives. A worker that computes gradients
+    continues with the parameters it has, but waits while these lack two of its own gradients.
     ``mode="synchronous"``: in each epoch, ``mini_batch`` records of each subtask of ``examples``, the owner learns from
     the subtasks in their order, or makes one step with the gradients of all workers; the result does not depend on
     timing. A subtask that receives no records blocks the others: read quiet partitions with ``parallelism=1``.

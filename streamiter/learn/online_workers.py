@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from streamiter.learn.rows import (
     row_weights,
     without,
 )
-from streamiter.learn.training import MINI_BATCHES_WITH_ONE_MODEL, GradientSum, GradientWorker, MakeModel
+from streamiter.learn.training import GRADIENTS_UNDER_WAY, GradientSum, GradientWorker, MakeModel
 from streamiter.learn.validation import PREDICTIONS, PredictedRows
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context
@@ -50,27 +50,29 @@ class OnlineWorkerOptions(NamedTuple):
 class OnlineWorker(GradientWorker):
     """Predicts the rows of each mini-batch, then computes their gradient.
 
-    A worker begins when the first parameters have arrived. Asynchronous, it continues with these parameters until newer
-    parameters arrive, for eight mini-batches at most. Synchronous, it waits for the parameters of each epoch.
+    A worker begins when the first parameters have arrived. Asynchronous, it waits while two of its gradients are under
+    way, that is, while it has no parameters that contain them. Synchronous, it waits for the parameters of each epoch.
     """
 
     def __init__(self, options: OnlineWorkerOptions) -> None:
         super().__init__(options.make_model, in_epochs=options.synchronous)
         self._extract = options.extract
         self._reported_epoch = -1
-        self._gradients_since_model = 0
+        self._gradients_under_way = 0
+        """The gradients that no received parameters contain."""
         self._records_read = 0
         """The number of records, or events, refused ones included."""
 
     def wanted_inputs(self) -> tuple[str, ...] | None:
-        if not self._in_epochs and self._gradients_since_model >= MINI_BATCHES_WITH_ONE_MODEL:
+        if not self._in_epochs and self._gradients_under_way >= GRADIENTS_UNDER_WAY:
             return ("model",)
         return super().wanted_inputs()
 
     def process_model(self, parameters: Any, out: Output) -> None:
         """Continue with these parameters."""
         self.follow(parameters)
-        self._gradients_since_model = 0
+        if isinstance(parameters, Mapping) and "contained" in parameters:
+            self._gradients_under_way -= parameters["contained"].get(self._context.subtask_index, 0)
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
         """Report an epoch without rows, too, while more examples may arrive.
@@ -106,7 +108,7 @@ class OnlineWorker(GradientWorker):
         weights = row_weights("train", given, len(targets))
         loss = float((self._model.loss.values(predictions, targets) * weights).sum())
         self._reported_epoch = self._context.epoch or 0
-        self._gradients_since_model += 1
+        self._gradients_under_way += not self._in_epochs
         self.report(GradientSum(gradient, loss), out)
         validated, task = self._model.loss.validated(predictions), self._model.loss.task
         rows = PredictedRows(task=task, predictions=validated, targets=targets, weights=weights, numbers=numbers)
@@ -116,24 +118,27 @@ class OnlineWorker(GradientWorker):
     def snapshot(self) -> dict[str, object]:
         return super().snapshot() | {
             "reported epoch": self._reported_epoch,
-            "gradients since model": self._gradients_since_model,
+            "gradients under way": self._gradients_under_way,
             "records read": self._records_read,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
         self._reported_epoch = state["reported epoch"]
-        self._gradients_since_model = state["gradients since model"]
+        self._gradients_under_way = state["gradients under way"]
         self._records_read = state["records read"]
 
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Let no new worker wait for parameters if an old one did not, and repeat no number of a record."""
+        """Repeat no number of a record; the answers under way count for the workers of the same number."""
         progress = {
             "reported epoch": min(state["reported epoch"] for state in states),
-            "gradients since model": min(state["gradients since model"] for state in states),
             "records read": max(state["records read"] for state in states),
         }
-        return [state | progress for state in super().redistribute(states, parallelism)]
+        under_way = [state["gradients under way"] for state in states] + [0] * parallelism
+        divided = super().redistribute(states, parallelism)
+        return [
+            state | progress | {"gradients under way": count} for state, count in zip(divided, under_way, strict=False)
+        ]
 
 
 # Indices and values, as lists: numpy arrays of about eight features each would take ten times as long.

@@ -11,8 +11,8 @@ from iteration.iteration_support import cut_items, run
 from learn.frozen_states import frozen
 from learn.online_support import FEATURES, trips
 
-from streamiter import Flow, Stream
-from streamiter.learn import Examples, LogisticRegression, k_means, train_offline, train_online
+from streamiter import Columns, Flow, Stream
+from streamiter.learn import SGD, Examples, LinearRegression, LogisticRegression, k_means, train_offline, train_online
 from streamiter.runtime.plan import ChannelLimits
 
 ROWS = np.random.default_rng(7).normal(size=(90, 4))
@@ -87,3 +87,22 @@ def test_replayed_rows_have_the_same_bits_however_batches_are_cut(mini_batch: in
     expected = models(learner(0), 1)
     assert expected
     assert all(models(learner(seed), 1 + seed % 3) == expected for seed in range(1, 5))
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_asynchronous_workers_do_not_learn_from_old_models(processes: int) -> None:
+    """Dozens of gradients of one model were on their way to the owner, and the model oscillated."""
+    for seed in range(3):
+        x, weights = np.random.default_rng(seed).normal(size=(1_500, 4)), np.array([1.0, -2.0, 0.5, 3.0])
+        flow = Flow("learn", parallelism=3)
+        training = train_online(
+            flow.from_items(Columns({"x": x, "y": x @ weights})),
+            lambda: LinearRegression(4, optimizer=SGD(0.2), intercept=False),
+            extract=lambda batch: Examples(batch["x"], batch["y"]),
+            mini_batch=20,
+            report_every=len(x),
+        )
+        metrics, versions = training.validation.collect(), training.models.collect()
+        run(flow, seed=seed, processes=processes)
+        assert metrics.items[-1]["loss"] < 1, seed  # 7 for a model that predicts 0, at least 2 with old models
+        assert versions.items[-1].parameters["weights"] == pytest.approx(weights, abs=0.01), seed

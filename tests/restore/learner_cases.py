@@ -294,8 +294,9 @@ def online_training_with_delayed_labels(flow: Flow) -> dict[str, Stream]:
 
 
 def worker_without_answers(flow: Flow) -> Stream:
-    """Build a worker that continues with its model for only eight mini-batches."""
-    model = fed(flow, [None, None], name="model")
+    """Build a worker that waits for parameters which contain its gradients."""
+    answers = [{"weights": np.zeros(3), "intercept": 0.0, "contained": {0: count, 1: 9}} for count in (1, 2, 1, 2)]
+    model = fed(flow, [None, *answers], name="model")
     examples = fed(flow, table(24), batch=2, name="examples").batch(2)
     options = OnlineWorkerOptions(classifier, extract, synchronous=False)
     return connect(model=model, examples=examples).process(lambda: OnlineWorker(options), name="train")
