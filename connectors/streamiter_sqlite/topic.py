@@ -162,6 +162,7 @@ class SqliteTopic(Topic):
     that is still the last of its key was stored together with it. Settings are fixed when the topic is created.
     """
 
+    seen_from: ClassVar = "machine"
     compaction_settings: ClassVar[Mapping[str, str]] = MappingProxyType({COMPACTION_SETTING: "1"})
 
     def __init__(self, url: SqliteUrl, name: str, options: SqliteOptions) -> None:

@@ -345,6 +345,7 @@ def add_next_step(
     *,
     service: Service | None = None,
     keys: KeySelector | None = None,
+    topic: Topic | None = None,
     shape: str = "operator",
     label_lasts: bool = False,
     waits_for_end: bool = False,
@@ -397,6 +398,7 @@ def add_next_step(
             bounded=all(stream.is_bounded for stream in streams),
             stamped=all(edge.upstream.stamped for edge in edges),
             emits_at_end=emits_at_end,
+            topic=topic,
             shape=shape,
             epochs_seen=epochs_seen,
         )
@@ -490,7 +492,11 @@ def add_sink(
     with stream.flow.all_or_nothing():
         stream.flow.register_struct_of(encoder)
         _add_end(
-            stream, f"sink {topic.name}", lambda: TopicSink(topic, encoder, key, at_least_once=at_least_once), options
+            stream,
+            f"sink {topic.name}",
+            lambda: TopicSink(topic, encoder, key, at_least_once=at_least_once),
+            options,
+            topic,
         )
 
 
@@ -534,6 +540,7 @@ def add_publisher(
         f"publish {model}",
         lambda: ModelPublisher(topic, model, format, at_least_once=at_least_once),
         {"name": name, "parallelism": 1},
+        topic,
     )
     published[topic.url, model] = user_line()
 
@@ -547,6 +554,7 @@ def add_dead_letters(flow: FlowUnderConstruction, step: Step, topic: Topic) -> N
         f"dead letters of {step.name}",
         lambda: TopicSink(topic, DeadLetterEncoder()),
         {"parallelism": 1},
+        topic=topic,
         shape="sink",
         label_lasts=True,
         outside_loops=True,
@@ -558,7 +566,7 @@ def add_collect(stream: Outlets, name: str | None, parallelism: int) -> Collecte
     check_outside_loops(stream, "collect", name or "collect")
     collected = Collected()
     options: StepOptions = {"name": name, "parallelism": parallelism}
-    _add_end(stream, "collect", lambda: Collect(collected), options, label_lasts=False)
+    _add_end(stream, "collect", lambda: Collect(collected), options, None)
     return collected
 
 
@@ -570,7 +578,6 @@ def _check_delivery(delivery: object, method: str) -> None:
         )
 
 
-def _add_end(
-    stream: Outlets, label: str, factory: OperatorFactory, options: StepOptions, *, label_lasts: bool = True
-) -> None:
-    add_next_step({SINGLE_INPUT: stream}, label, factory, options, shape="sink", label_lasts=label_lasts)
+def _add_end(stream: Outlets, label: str, factory: OperatorFactory, options: StepOptions, topic: Topic | None) -> None:
+    label_lasts = topic is not None
+    add_next_step({SINGLE_INPUT: stream}, label, factory, options, topic=topic, shape="sink", label_lasts=label_lasts)

@@ -128,6 +128,7 @@ class Flow(FlowWithSources):
                 bounded=bounded,
                 policy=policy,
                 label_lasts=True,
+                topic=topic,
             )
             if dead_letter is not None:
                 [step] = stream.steps
@@ -194,6 +195,7 @@ class Flow(FlowWithSources):
         bounded: bool,
         policy: RejectionPolicy = "fail",
         label_lasts: bool = False,
+        topic: Topic | None = None,
     ) -> Stream:
         check_name(name)
         if self.loop is not None:
@@ -210,6 +212,7 @@ class Flow(FlowWithSources):
             source=source,
             policy=policy,
             bounded=bounded,
+            topic=topic,
             shape="source",
         )
         return Stream(self, self.add_step(step, is_named=name is not None, label_lasts=label_lasts))

@@ -15,7 +15,8 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from streamiter.checkpoints.store import Checkpoints, is_url
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, GraphError
+from streamiter.flow.flow import Flow
 from streamiter.processes.link import Address
 from streamiter.runtime.checkpointing.restore import check_restore_option
 from streamiter.runtime.plan import ChannelLimits, JobOptions
@@ -77,6 +78,22 @@ def _plain_checkpoints(flow: str, checkpoints: Checkpoints) -> dict[str, str | i
             "processes open the store themselves"
         )
     return fields
+
+
+def check_topics(flow: Flow, *, many_machines: bool) -> None:
+    """Raise GraphError for a topic that the processes of a flow do not share, with each other and with the program."""
+    for step in flow.steps:
+        if step.topic is None or step.topic.seen_from == "network":
+            continue
+        here = step.topic.seen_from
+        if here == "process" or many_machines:
+            others = "processes" if here == "process" else "machines"
+            instead = "" if many_machines else ", or of sqlite://"
+            raise GraphError(
+                f"step {step.name!r}: expected a topic that all {others} share together with on=, given "
+                f"{step.topic.url}, of which each {here} has its own; use a topic of kafka://{instead}",
+                where=step.where,
+            )
 
 
 class ProcessSettings(msgspec.Struct, frozen=True):

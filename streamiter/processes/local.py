@@ -16,7 +16,7 @@ import msgspec
 from streamiter.errors import ConfigurationError
 from streamiter.flow.flow import Flow
 from streamiter.numbers import whole_number
-from streamiter.processes.host import ProcessSettings
+from streamiter.processes.host import ProcessSettings, check_topics
 from streamiter.processes.link import Address
 from streamiter.processes.supervisor import Attempt, run_supervised
 
@@ -57,6 +57,7 @@ class LocalProcesses:
         self, flow: Flow, options: Mapping[str, Any], first: OnInterrupt, while_running: WhileRunning[Attempt]
     ) -> JobStatistics:
         """For the engine: run the flow to its end."""
+        check_topics(flow, many_machines=False)
         reference = self.flow or reference_to(flow)
         return await run_supervised(flow, reference, _Local(self.processes), options, first, while_running)
 

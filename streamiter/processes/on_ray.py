@@ -22,7 +22,7 @@ from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError, ProcessLost
 from streamiter.flow.flow import Flow
 from streamiter.numbers import whole_number
-from streamiter.processes.host import PlainOptions
+from streamiter.processes.host import PlainOptions, check_topics
 from streamiter.processes.ray_cluster import RayCluster, Untyped
 from streamiter.processes.ray_host import NodeFacts, RayHost, Room, ShippedFlow
 from streamiter.processes.supervisor import Attempt, CollectedPart, Supervisor, put_collected, run_supervised
@@ -111,6 +111,7 @@ class Ray:
 
         ``while_running`` has no effect on a cluster, where the program may come and go.
         """
+        check_topics(flow, many_machines=self.address is not None)
         plain = PlainOptions.of(flow.name, options)
         cluster = await asyncio.to_thread(RayCluster, f"flow {flow.name!r}, on=Ray(…)", self.address)
         try:

@@ -58,6 +58,8 @@ class Step:
     """Whether its records carry epochs that they were given outside an iteration."""
     emits_at_end: bool = False
     """Whether it emits only when its inputs have ended: in the body of an iteration, when the iteration ends."""
+    topic: Topic | None = None
+    """The topic that it reads or writes."""
     shape: str = "operator"
     """For drawings: operator, source, sink or iteration."""
     epochs_seen: str = ""

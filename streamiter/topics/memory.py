@@ -81,6 +81,7 @@ def process_broker() -> MemoryBroker:
 class MemoryTopic(Topic):
     """A topic of a `MemoryBroker`. Its ``memory://`` URL leads to it only if the broker is that of the process."""
 
+    seen_from: ClassVar = "process"
     compaction_settings: ClassVar[Mapping[str, str]] = MappingProxyType({"compact": "1"})
 
     def __init__(self, store: MemoryTopics, name: str) -> None:

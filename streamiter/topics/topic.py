@@ -42,6 +42,9 @@ class Topic(abc.ABC):
     eager_compaction_settings: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Further settings: older records are dropped soon, even if records are few and small."""
 
+    seen_from: ClassVar[Literal["process", "machine", "network"]] = "network"
+    """From where a URL leads to the same topic: this process, the processes of this machine, or all machines."""
+
     has_headers: ClassVar[bool] = True
     """Whether records have headers. Dead letters need headers: these say why a record was refused."""
 

@@ -17,13 +17,15 @@ from processes import flows_on_hosts
 from support.processes import LIMIT_S, process
 from support.waiting import until
 
-from streamiter import Checkpoints, Flow, LocalProcesses
+from streamiter import Checkpoints, Flow, LocalProcesses, Ray, topic
+from streamiter.cli.run import run_flow
 from streamiter.errors import ConfigurationError, GraphError, JobFailed, ProcessLost
+from streamiter.flow.flow import Processes
 from streamiter.processes.host import ProcessSettings
 from streamiter.processes.link import Address
 from streamiter.processes.supervisor import run_supervised
 from streamiter.runtime.plan import ChannelLimits
-from streamiter.runtime.running import without_figures
+from streamiter.runtime.running import run_in_own_loop, without_figures
 
 PROGRAM = Path(flows_on_hosts.__file__)
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -75,6 +77,28 @@ async def test_options_that_are_not_plain_data_are_refused() -> None:
         await reference.run(flow, {"on_rejected": print}, "suspend", without_figures)
     with pytest.raises(ConfigurationError, match=r"asyncio.to_thread\(flow.run, on=…\)"):
         await flow.start(on=reference)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("on", "url", "expected"),
+    [
+        (LocalProcesses(2), "memory://clicks", "processes share .* of kafka://, or of sqlite://"),
+        (Ray(2), "memory://clicks", "processes share .* of kafka://, or of sqlite://"),
+        (Ray(2, address="auto"), "sqlite:///clicks.db?topic=clicks", "machines share .* use a topic of kafka:// "),
+    ],
+)
+@pytest.mark.parametrize("reads", [True, False])
+def test_topics_that_the_processes_do_not_share_are_refused(
+    on: Processes, url: str, expected: str, reads: bool
+) -> None:
+    """Each process wrote to a topic of its own, and the user's topic stayed empty."""
+    flow = Flow("f", parallelism=2)
+    if reads:
+        flow.source(topic(url), name="ends").collect()
+    else:
+        flow.from_items([1]).sink(topic(url), name="ends")
+    with pytest.raises(GraphError, match=rf"step 'ends': expected a topic that all {expected}.*{Path(__file__).name}"):
+        run_in_own_loop(run_flow(flow, "suspend", {}, on))  # as the command does
 
 
 def test_a_program_without_a_guard_starts_no_further_processes() -> None:
