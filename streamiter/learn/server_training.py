@@ -196,14 +196,6 @@ def check_consistency(owner: str, consistency: object) -> None:
         )
 
 
-def keep_workers(states: Sequence[object], parallelism: int) -> NoReturn:
-    """Refuse another number of workers: the ``redistribute`` of the steps that a training on a server begins with.
-
-    At a checkpoint one worker may have pushed a mini-batch of which others have their parts yet to do, also with BSP.
-    """
-    raise CheckpointError("workers of a parameter server have clocks and mini-batches of their own, also with BSP")
-
-
 class Prepare(Operator):
     """Turns lists of records into mini-batches; refused records follow the policy of the step."""
 
@@ -387,7 +379,14 @@ class ParameterServerWorker(Operator):
     def restore(self, state: int) -> None:
         self._clocks = state
 
-    redistribute = staticmethod(keep_workers)
+    @staticmethod
+    def redistribute(states: Sequence[int], parallelism: int) -> list[int]:
+        """Let the new workers continue at the clock of the old ones: with BSP, these stop for a checkpoint at one."""
+        if len(set(states)) > 1:
+            raise CheckpointError(
+                "its workers are at different clocks: they do not wait for each other, or some have no rows left"
+            )
+        return [states[0]] * parallelism
 
 
 REPORTS: Final = OutputTag("losses")
@@ -467,13 +466,15 @@ class Versions(Operator):
             "told": [(clock, *learned) for clock, learned in self._learned.items()],
             "clocks": list(self._clocks.items()),
             "ended": self._ended,
+            "workers": self._workers,
             "waiting": self._waiting.copy(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._records, self._ended = state["records"], state["ended"]
+        self._records = state["records"]
         self._learned = {clock: (records, loss) for clock, records, loss in state["told"]}
-        self._clocks = dict(state["clocks"])
+        if state["workers"] == self._workers:  # Otherwise all workers were at one clock, and have reported it.
+            self._clocks, self._ended = dict(state["clocks"]), state["ended"]
         self._waiting = [(clock, parameters) for clock, parameters in state["waiting"]]
 
 
@@ -554,7 +555,10 @@ class Repeater(AttachedBoundary):
     def close(self) -> None:
         self._cache.close()
 
-    redistribute = staticmethod(keep_workers)
+    @staticmethod
+    def redistribute(states: Sequence[object], parallelism: int) -> NoReturn:
+        """Refuse another number of workers, since each is in a pass of its own over its own records."""
+        raise CheckpointError("each of its subtasks repeats records of its own, in a pass of its own")
 
     def snapshot(self) -> dict[str, object]:
         return {

@@ -431,6 +431,7 @@ class TrainingSteps:
         *,
         updates: int,
         features: int,
+        epochs: int = 1,
         workers: int = 1,
         settings: DataSettings | None = None,
         seed: int = 0,
@@ -449,6 +450,8 @@ class TrainingSteps:
         self._batch = math.ceil(self._rows * ratio if self._is_sampled else self._rows / updates)
         self.per_epoch = updates if self._is_sampled else math.ceil(self._rows / self._batch)
         """The number of steps in an epoch."""
+        self.in_all = epochs * self.per_epoch
+        """The number of steps in all epochs."""
         self._order: tuple[int, Positions | None] = (-1, None)
         """The epoch that was last asked for, with its order of rows."""
         self._keeps = self._all_epochs_are_alike() and _size_bytes(data) <= _KEPT_BYTES_MAX

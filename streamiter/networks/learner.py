@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from streamiter.networks.layers.layer import Parameter
 from streamiter.networks.network import LayerGraph, Network, check_size
 from streamiter.networks.serving import Diverged, checked_arrays, finite_loss, version_of
 from streamiter.networks.sparse import FEATURES, DrawnRows, columns_of, no_features, seed_of
+from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.optimizers import Optimizer
 from streamiter.parameter_server.consistency import Consistency
@@ -271,6 +272,38 @@ def _first_rows(layout: ParameterLayout, optimize: Optimize, start: Mapping[str,
     }
 
 
+# So many numbers of steps wait before a worker. With all of them there, the source would soon have ended, and a
+# restore with another number of workers would have to divide these numbers.
+_STEPS_AHEAD: Final = 4
+
+
+@final
+class StepsMade:
+    """What the source of step numbers and the worker of one subtask tell each other."""
+
+    def __init__(self) -> None:
+        self.are_drained = False
+        """Whether the source was stopped before the last step."""
+        self._made = 0
+        self._has_made = asyncio.Event()
+
+    @classmethod
+    def of(cls, context: Context, steps: TrainingSteps) -> StepsMade:
+        """Return the object of a subtask, which its source and its worker share."""
+        return context.scope.get((steps, context.subtask_index), cls)
+
+    def tell(self, made: int) -> None:
+        """Note that the worker has made so many steps."""
+        self._made = made
+        self._has_made.set()
+
+    async def near(self, step: int) -> None:
+        """Wait until the worker has made almost all steps before this one."""
+        while step > self._made + _STEPS_AHEAD:
+            self._has_made.clear()
+            await self._has_made.wait()
+
+
 # To compute in a thread takes 60 to 100 µs longer.
 _IN_THREAD_S: Final = 0.0005
 
@@ -301,6 +334,31 @@ class NetworkWorker(ParameterServerWorker):
         return computed
 
     async def process(self, record: Any, out: Output) -> None:
+        """Make the steps up to this one, or learn from prepared rows.
+
+        After a restore with another number of workers, a step may come again, or before an earlier one.
+        """
+        if self.learner.steps is None:
+            await self._step(record, out)
+            return
+        made = StepsMade.of(self.context, self.learner.steps)
+        while self._clocks <= record:
+            await self._step(self._clocks, out)
+        made.tell(self._clocks)
+
+    def restore(self, state: int) -> None:
+        super().restore(state)
+        if self.learner.steps is not None:
+            StepsMade.of(self.context, self.learner.steps).tell(self._clocks)
+
+    async def finish(self, out: Output) -> None:
+        """Make the steps that are left: the numbers of an old job were divided over another number of workers."""
+        steps = self.learner.steps
+        if steps is not None and not StepsMade.of(self.context, steps).are_drained:
+            await self.process(steps.in_all - 1, out)
+        await super().finish(out)
+
+    async def _step(self, record: Any, out: Output) -> None:
         """Learn and clock once; also if the step has no row for this worker, because the others wait for its clock."""
         subtask = self.context.subtask_index
         mini_batch = self.learner.mini_batch(record, subtask)

@@ -6,7 +6,7 @@ network. ``fit_network`` runs such a flow to its end, with a progress bar, and r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Unpack, cast, final
 
@@ -27,12 +27,11 @@ from streamiter.learn.server_training import (
     check_consistency,
     check_server,
     count_of,
-    keep_workers,
     trained,
 )
 from streamiter.models.update import ModelSnapshot
 from streamiter.networks.data import LabelledRows, TrainingSteps, as_labelled_rows, prepared, to_record, translated
-from streamiter.networks.learner import NetworkLearner, NetworkWorker, Start, check_start
+from streamiter.networks.learner import NetworkLearner, NetworkWorker, Start, StepsMade, check_start
 from streamiter.networks.network import Network
 from streamiter.networks.serving import (
     NETWORK,
@@ -176,6 +175,7 @@ def train_network(
         data.widened(features, _OWNER),
         updates=settings.train.num_update_per_epoch,
         features=features,
+        epochs=epochs,
         workers=workers,
         settings=settings.data,
         seed=seed,
@@ -183,8 +183,7 @@ def train_network(
     check_start(start, network)
     learner = NetworkLearner(network=network, consistency=consistency, start=start, seed=seed, steps=steps)
     label = step_names(flow, name)
-    in_all = epochs * steps.per_epoch
-    numbers = flow.from_source(lambda: _StepNumbers(in_all), name=label("steps"), parallelism=workers)
+    numbers = flow.from_source(lambda: _StepNumbers(steps), name=label("steps"), parallelism=workers)
     training = trained(numbers, learner, server, _OWNER, steps.per_epoch, NetworkWorker, label)
     checks = RowChecks(network)
     checks.check(_OWNER, data)
@@ -195,7 +194,7 @@ def train_network(
         judged_by = judged_by.widened(features, _OWNER)
         checks.check(f"{_OWNER}(validation=)", judged_by)
     models = training.models.process(lambda: _Judge(network, judged_by), name=label("judge"), parallelism=1)
-    return NetworkTraining(models, training.losses, in_all * workers)
+    return NetworkTraining(models, training.losses, steps.in_all * workers)
 
 
 def sized(network: Network, data: LabelledRows) -> Network:
@@ -226,21 +225,31 @@ def epoch_result(model: ModelSnapshot) -> EpochResult:
 
 
 class _StepNumbers(Source):
-    """Emits 0, 1, 2, … to each subtask."""
+    """Emits 0, 1, 2, … to each subtask.
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    With another number of subtasks it begins anew, since workers skip the steps that they have made.
+    """
+
+    def __init__(self, steps: TrainingSteps) -> None:
+        self._steps = steps
 
     def open(self, context: Context, positions: Positions | None) -> None:
+        self._made = StepsMade.of(context, self._steps)
         self._next = (positions or {}).get("step", 0)
 
-    def read(self) -> SourceBatch | None:
-        if self._next >= self._count:
+    def close(self) -> None:
+        self._made.are_drained = self._next < self._steps.in_all
+
+    async def read(self) -> SourceBatch | None:
+        if self._next >= self._steps.in_all:
             return None
+        await self._made.near(self._next)
         self._next += 1
         return SourceBatch([self._next - 1], {"step": self._next})
 
-    redistribute = staticmethod(keep_workers)
+    @staticmethod
+    def redistribute(positions: Sequence[Positions], parallelism: int) -> list[Positions]:
+        return [{"step": 0} for _ in range(parallelism)]
 
 
 class _Judge(Operator):

@@ -16,6 +16,8 @@ from support.waiting import until
 
 from streamiter import Checkpoints, Flow
 from streamiter.checkpoints.store import MemoryStore
+from streamiter.errors import CheckpointError
+from streamiter.learn.server_training import ParameterServerWorker
 from streamiter.networks.network import Network
 from streamiter.networks.serving import network_of_version, save_network
 from streamiter.networks.training import NetworkTraining, train_network, train_network_online
@@ -124,6 +126,69 @@ async def test_training_with_dropout_continues_to_the_same_bits(
         name: array.tobytes() for name, array in arrays_of(expected).items()
     }
     assert [each["loss"] for each in then.losses] == [each["loss"] for each in whole.losses]
+
+
+WITHOUT_DROPOUT = document(data={"useshuffle": True, "indexrange": 24}, train={"epoch": 8})
+
+
+def by_workers(workers: int) -> Train:
+    def train(flow: Flow) -> NetworkTraining:
+        network = Network.from_json(WITHOUT_DROPOUT)
+        return train_network(flow, rows(ROWS), network, ParameterServer(), consistency=BSP(), seed=5, workers=workers)
+
+    return train
+
+
+def by_workers_on_a_stream(workers: int) -> Train:
+    def train(flow: Flow) -> NetworkTraining:
+        numbers = flow.from_items(records(rows(10 * ROWS)), name="records")
+        network = Network.from_json(WITHOUT_DROPOUT)
+        server, consistency = ParameterServer(), BSP()
+        return train_network_online(numbers, network, server, consistency=consistency, batch=20, workers=workers)
+
+    return train
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 3), (3, 2)])
+@pytest.mark.parametrize("steps", [1, 12, 30])
+async def test_other_workers_continue_the_training(before: int, after: int, steps: int) -> None:
+    """A training was bound to the number of workers with which it had begun."""
+    whole, store = await never_cut(ONE_WORKER), MemoryStore()
+    cut = Run(by_workers(before))
+    job = await cut.start(on_demand(store))
+    await cut.after(steps)
+    await job.checkpoint()
+    await job.stop("abort")
+    then = Run(by_workers(after))
+    await (await then.start(on_demand(store))).wait()
+    expected, found = whole.models[-1], then.models[-1]
+    assert found.records == expected.records
+    for name, array in arrays_of(expected).items():  # in another order the sums of gradients round differently
+        assert arrays_of(found)[name] == pytest.approx(array, abs=1e-9), name
+
+
+ONE_WORKER = by_workers(1)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 3)])
+async def test_other_workers_continue_on_a_stream(before: int, after: int) -> None:
+    """Mini-batches that waited before the old workers were lost, or learned twice."""
+    store = MemoryStore()
+    cut = Run(by_workers_on_a_stream(before))
+    job = await cut.start(on_demand(store))
+    await cut.after(9)
+    await job.checkpoint()
+    await job.stop("abort")
+    then = Run(by_workers_on_a_stream(after))
+    await (await then.start(on_demand(store))).wait()
+    assert then.models[-1].records == 10 * ROWS
+
+
+def test_workers_at_different_clocks_keep_their_number() -> None:
+    """The clock of one worker was taken for that of all."""
+    assert ParameterServerWorker.redistribute([3, 3], 3) == [3, 3, 3]
+    with pytest.raises(CheckpointError, match="its workers are at different clocks: they do not wait for each other"):
+        ParameterServerWorker.redistribute([3, 4], 3)
 
 
 KILLED = """
