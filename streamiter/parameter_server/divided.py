@@ -4,8 +4,9 @@ All processes run the same program, so each has made the server with all its sha
 keeps its own shards and replaces the others by links. Messages arrive in order, each once. So a request is a message
 with a number, and the reply is a message with the same number.
 
-In a message, requests and replies are plain data. A dataclass or named tuple is a tuple of its name and its fields; the
-name of a user's class says where it can be imported, and nothing else is imported.
+In a message, requests and replies are plain data without tuples, which links encode fastest. A dataclass or named tuple
+is a list of its name and its fields; the name of a user's class says where it can be imported, and nothing else is
+imported. Other lists begin with an empty name, and those of tuples with None.
 """
 
 from __future__ import annotations
@@ -171,39 +172,35 @@ def to_plain(value: object) -> PlainValue:
     """Return a value as plain data: what is no list, tuple, dict, dataclass or named tuple stays as it is.
 
     >>> to_plain([requests.ForgetRequest("w"), (1, 2)])
-    [('ForgetRequest', 'w'), (None, 1, 2)]
+    ['', ['ForgetRequest', 'w'], [None, 1, 2]]
     """
     kind: type = type(value)
-    if kind is list:
-        return [to_plain(item) for item in cast("list[object]", value)]
-    if kind is tuple:
-        return (None, *map(to_plain, cast("tuple[object, ...]", value)))
+    if kind is list or kind is tuple:
+        return ["" if kind is list else None, *map(to_plain, cast("Sequence[object]", value))]
     if kind is dict:
         return {key: to_plain(item) for key, item in cast("dict[object, object]", value).items()}
     described = _described(kind)
     if described is None:
         return value
     name, names = described
-    return (name, *[to_plain(getattr(value, field)) for field in names])
+    return [name, *[to_plain(getattr(value, field)) for field in names]]
 
 
 def from_plain(plain: PlainValue) -> Any:
     """Return the value of which ``to_plain`` has made plain data.
 
-    >>> from_plain([('ForgetRequest', 'w'), (None, 1, 2)])
+    >>> from_plain(['', ['ForgetRequest', 'w'], [None, 1, 2]])
     [ForgetRequest(matrix='w'), (1, 2)]
     """
     kind = type(plain)
-    if kind is list:
-        return [from_plain(item) for item in plain]
     if kind is dict:
         return {key: from_plain(item) for key, item in plain.items()}
-    if kind is not tuple:
+    if kind is not list:
         return plain
-    items = [from_plain(item) for item in plain[1:]]
-    if plain[0] is None:
-        return tuple(items)
-    found, names = _found(plain[0])
+    name, *items = map(from_plain, plain)
+    if not name:
+        return tuple(items) if name is None else items
+    found, names = _found(name)
     return found(**dict(zip(names, items, strict=True)))
 
 

@@ -10,16 +10,18 @@ kind  name     body
                of the layout; the records; the origin in msgpack, if there is one
 2     CONTROL  a control record as plain data, in msgpack
 3     TAKEN    the numbers of :class:`Taken`
-4     MESSAGE  u8 encoding; a value, with PLAIN at the next multiple of 16
+4     MESSAGE  u8 encoding; a value; with ARRAYS u32 length of the layout; with both that and PLAIN the value is at
+               the next multiple of 16
 5     CLOSE    empty
 ====  =======  ==================================================================================================
 
 Records have one of five encodings. MSGPACK is one call of msgspec, for types that msgpack keeps exactly. ARRAYS is for
 arrays, ``Columns`` and ``SparseRows`` of the common dtypes: their layout in msgpack, then each array, all filled to a
-multiple of 16 bytes. OUTGOING is the columns of an ``OutgoingBatch`` in msgpack, for a sink in another process. PLAIN
-is the encoding of :class:`~streamiter.checkpoints.plain_data.PlainData`, for all other plain data. LETTERS is the same
-for dead letters; in place of a refused record that is not plain data, the letter has the value that its topic gets.
-There is no pickle, because a link crosses machines.
+multiple of 16 bytes; the layout of a message is the message itself, with an extension object (the character of the
+dtype; the shape) in the place of each array. OUTGOING is the columns of an ``OutgoingBatch`` in msgpack, for a sink in
+another process. PLAIN is the encoding of :class:`~streamiter.checkpoints.plain_data.PlainData`, for all other plain
+data. LETTERS is the same for dead letters; in place of a refused record that is not plain data, the letter has the
+value that its topic gets. There is no pickle, because a link crosses machines.
 
 All numbers are little-endian. A body begins at a multiple of 16 in memory, so arrays can be used where they are.
 """
@@ -27,9 +29,10 @@ All numbers are little-endian. A body begins at a multiple of 16 in memory, so a
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from struct import Struct
 from types import NoneType
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, TypeGuard, final
 
 import msgspec
 import numpy as np
@@ -65,7 +68,8 @@ _ARRAYS: Final = 2
 _LETTERS: Final = 3
 _OUTGOING: Final = 4
 
-_PLAIN_MESSAGE: Final = bytes((_PLAIN,)) + bytes(15)
+_MESSAGE_HEAD: Final = Struct("<BI11x")
+_PLAIN_MESSAGE: Final = _MESSAGE_HEAD.pack(_PLAIN, 0)
 
 # The common dtypes in this machine's byte order. Their characters mean the same on all 64-bit machines but Windows.
 _DTYPES: Final = {char: np.dtype(char) for char in "?bBhHiIlLqQefdFD"}
@@ -140,10 +144,7 @@ class FrameEncoding:
         elif (described := _arrays_of(records)) is not None:
             layout = self._pack(described[:-1])
             if len(layout) < 1 << 16:
-                parts: Parts = [layout, bytes(-len(layout) % 16)]
-                for array in described[-1]:
-                    parts += (content(array), bytes(-array.nbytes % 16))
-                return _ARRAYS, len(layout), parts
+                return _ARRAYS, len(layout), _filled(layout, described[-1])
         return _PLAIN, 0, self._plain_data.batch_parts(records)
 
     def decode_batch(self, body: memoryview) -> tuple[DataBatch, int]:
@@ -198,7 +199,17 @@ class FrameEncoding:
 
     def encode_message(self, message: PlainValue) -> Parts:
         """Return the body of a message in pieces. Raises ``PlainDataError`` for a value that is not plain data."""
-        if (packed := self._packed(message)) is not None:
+        arrays: list[Array] = []
+
+        def extension(value: object) -> msgspec.msgpack.Ext:
+            if not _is_common_array(value):
+                raise TypeError
+            arrays.append(value)
+            return msgspec.msgpack.Ext(ord(value.dtype.char), self._pack(value.shape))
+
+        if (packed := self._packed(message, extension)) is not None:
+            if arrays:
+                return [_MESSAGE_HEAD.pack(_ARRAYS, len(packed)), *_filled(packed, arrays)]
             return [bytes((_MSGPACK,)), packed]
         return [_PLAIN_MESSAGE, *self._plain_data.parts(message, name="message")]
 
@@ -207,31 +218,48 @@ class FrameEncoding:
 
         Large arrays stay in ``body`` if it is writable memory.
         """
-        return (
-            self._unpack(body[1:]) if body[0] == _MSGPACK else self._plain_data.decode_in(body[len(_PLAIN_MESSAGE) :])
-        )
+        if body[0] == _MSGPACK:
+            return self._unpack(body[1:])
+        encoding, end = _MESSAGE_HEAD.unpack_from(body)
+        room = body[_MESSAGE_HEAD.size :]
+        if encoding == _PLAIN:
+            return self._plain_data.decode_in(room)
+        layout = room[:end]
 
-    def _packed(self, value: PlainValue) -> bytes | None:
-        """Return the msgpack of a value; None if msgpack does not keep its types."""
+        def array(code: int, shape: memoryview) -> Array:
+            nonlocal end
+            found, end = _array_in(room, end, chr(code), self._unpack(shape))
+            return found
+
+        return msgspec.msgpack.Decoder(ext_hook=array).decode(layout)
+
+    def _packed(self, value: PlainValue, extension: Callable[[object], object] | None = None) -> bytes | None:
+        """Return the msgpack of a value; None if msgpack does not keep its types.
+
+        ``extension`` returns what takes the place of an array; without it, msgpack keeps no array.
+        """
         try:
-            packed = self._pack(value)
+            packed = (
+                self._pack(value) if extension is None else msgspec.msgpack.Encoder(enc_hook=extension).encode(value)
+            )
         except MemoryError:
             raise
         except Exception:  # Too large an int, a lone surrogate, an unknown type, or too many levels.
             return None
-        # After packing, which has refused a value that contains itself.
-        return packed if _survives(value) else None
+        # After packing, which has refused a value that contains itself, and other arrays than the extension's.
+        return packed if _survives(value, _SURVIVORS if extension is None else _SURVIVORS_IN_MESSAGES) else None
 
 
 _CONTAINERS: Final = frozenset({list, dict})
 _SURVIVORS: Final = frozenset({NoneType, bool, int, float, str, bytes}) | _CONTAINERS
+_SURVIVORS_IN_MESSAGES: Final = _SURVIVORS | {np.ndarray}
 
 # Deeper values are rare. A value of shared lists has twice as many parts at each level.
 _LEVELS: Final = 16
 
 
-def _survives(value: PlainValue) -> bool:
-    """Return whether msgpack keeps all types in ``value``, which msgspec has packed.
+def _survives(value: PlainValue, survivors: frozenset[type[object]]) -> bool:
+    """Return whether msgpack keeps all types in ``value``, which msgspec has packed: all are survivors.
 
     The value is searched a level at a time, because ``gc.get_referents`` is several times faster than iterating. It
     returns the values of a dict, and its keys as well if they are not all ``str``.
@@ -239,7 +267,7 @@ def _survives(value: PlainValue) -> bool:
     level: list[PlainValue] = value if type(value) is list else [value]
     for _ in range(_LEVELS):
         kinds = set(map(type, level))
-        if not kinds <= _SURVIVORS:
+        if not kinds <= survivors:
             return False
         if kinds.isdisjoint(_CONTAINERS):
             return True
@@ -266,21 +294,39 @@ def _arrays_of(records: Any) -> tuple[list[str] | int | None, list[str], list[tu
     else:
         arrays = [records]
     for array in arrays:
-        if type(array) is not np.ndarray or not array.ndim or _DTYPES.get(array.dtype.char) is not array.dtype:
+        if not _is_common_array(array) or not array.ndim:
             return None
     if type(form) is list and not all(type(name) is str and name.isascii() for name in form):
         return None
     return form, [array.dtype.char for array in arrays], [array.shape for array in arrays], arrays
 
 
+def _is_common_array(value: Any) -> TypeGuard[Array]:
+    return type(value) is np.ndarray and _DTYPES.get(value.dtype.char) is value.dtype
+
+
+def _filled(layout: bytes, arrays: list[Array]) -> Parts:
+    """Return a layout and its arrays in pieces, all filled to a multiple of 16 bytes."""
+    parts: Parts = [layout, bytes(-len(layout) % 16)]
+    for array in arrays:
+        parts += (content(array), bytes(-array.nbytes % 16))
+    return parts
+
+
+def _array_in(room: memoryview, start: int, char: str, shape: list[int]) -> tuple[Array, int]:
+    """Return the array behind ``start``, and its end; a large one stays in the room if that is writable."""
+    dtype, start = _DTYPES[char], start + -start % 16
+    array: Array = np.ndarray(shape, dtype, room, start)
+    end = start + array.nbytes
+    if room.readonly or array.nbytes < ALIGNED_BYTES:
+        array = array.copy() if array.nbytes else np.empty(shape, dtype)
+    return array, end
+
+
 def _arrays_in(room: memoryview, start: int, form: Any, dtypes: list[str], shapes: list[list[int]]) -> Any:
     arrays = []
     for char, shape in zip(dtypes, shapes, strict=True):
-        dtype, start = _DTYPES[char], start + -start % 16
-        array: Array = np.ndarray(shape, dtype, room, start)
-        start += array.nbytes
-        if room.readonly or array.nbytes < ALIGNED_BYTES:
-            array = array.copy() if array.nbytes else np.empty(shape, dtype)
+        array, start = _array_in(room, start, char, shape)
         arrays.append(array)
     if type(form) is list:
         return Columns(dict(zip(form, arrays, strict=True)))
