@@ -374,10 +374,11 @@ class Service(Protocol):
     def drawn_as(self) -> str:
         """The text that a drawing shows below the name."""
 
-    def divide(self, own: int, processes: int, send: Callable[..., None]) -> None:
+    def divide(self, own: int, processes: int, send: Callable[..., Callable[[], None]]) -> None:
         """Several processes run the next job, each with a part of the service; this is process ``own``.
 
-        ``send(process, …)`` sends plain data to the service in another process, whose ``received`` takes it.
+        ``send(process, …)`` sends plain data to the service in another process, whose ``received`` takes it. It returns
+        a function that must be called before an array in the data changes that may not have left.
         """
 
     def received(self, process: int, *contents: Any) -> None:

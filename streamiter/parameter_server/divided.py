@@ -29,7 +29,6 @@ from streamiter.parameter_server.requests import (
     Failure,
     Request,
     UpdateRequest,
-    copied_add,
     error_of,
     failure_of,
     outcome_of,
@@ -41,8 +40,11 @@ from streamiter.parameter_server.shard import Shard
 R = TypeVar("R")
 Q = TypeVar("Q", bound=Request[object])
 
-Send = Callable[..., None]
-"""Takes the number of a process and the contents of a message to the same server there."""
+Send = Callable[..., Callable[[], None]]
+"""Takes the number of a process and the contents of a message to the same server there.
+
+Returns a function that must be called before an array in the message changes that may not have left.
+"""
 
 _REQUEST: Final = "request"
 _REPLY: Final = "reply"
@@ -77,23 +79,23 @@ class DividedShards:
         process = shard % self._processes
         if self._is_over:
             raise self._lost(shard)
-        # The caller may be cancelled, and change its arrays before they have left.
-        sent = copied_add(request) if isinstance(request, AddRequest) else request
         number = self._sent = self._sent + 1
-        self._send(process, _REQUEST, number, shard, to_plain(without_outputs(importable(sent))))
-        reply: WaitingReply[R] = WaitingReply(lambda: self._give_up(process, number))
+        plain = to_plain(without_outputs(importable(request)))
+        copy_arrays = self._send(process, _REQUEST, number, shard, plain)
+        reply: WaitingReply[R] = WaitingReply(lambda: self._give_up(process, number, copy_arrays))
         self._unanswered[number] = shard, reply
         return reply
 
-    def _give_up(self, process: int, number: int) -> None:
+    def _give_up(self, process: int, number: int, copy_arrays: Callable[[], None]) -> None:
+        copy_arrays()  # The caller was cancelled, and may change its arrays.
         if not self._is_over:
             self._send(process, _GIVE_UP, number)
 
     def received(self, process: int, what: str, number: int, *contents: Any) -> None:
         """Take a message of the same server in another process."""
         if what == _REQUEST:
-            shard, request = contents
-            reply = outcome_of(lambda: self._shards[shard].handle(from_plain(request)))
+            shard, plain = contents
+            reply = outcome_of(lambda: self._shards[shard].handle(_arrived(plain)))
             if isinstance(reply, WaitingReply):
                 self._answering[process, number] = reply
                 reply.when_settled(partial(self._settled, process, number))
@@ -135,6 +137,13 @@ class DividedShards:
             f"{shard % self._processes}, where the shard was, given a run that has ended; start the flow again, which "
             "resumes from its last checkpoint, or use the models that it has published"
         )
+
+
+def _arrived(plain: PlainValue) -> Request[object]:
+    request: Request[object] = from_plain(plain)
+    if isinstance(request, AddRequest):
+        request.owns_arrays = True
+    return request
 
 
 @final

@@ -104,6 +104,8 @@ class AddRequest(MatrixRequest[int | GetReply]):
     parts: Sequence[AddPart] = ()
     update: UpdateRequest | None = None
     get: GetRequest | None = None
+    owns_arrays: bool = False
+    """Whether no caller can change the arrays of ``parts``."""
 
 
 @dataclass(slots=True)
@@ -333,12 +335,14 @@ _PART_BYTES: Final = 480
 
 
 def copied_add(request: AddRequest) -> AddRequest:
-    """Return the request with copies of its arrays: the caller may change its arrays once the call has returned."""
+    """Return the request with arrays of its own: the caller may change its arrays once the call has returned."""
+    if request.owns_arrays:
+        return request
     parts = [
         AddPart(part.block, part.row, None if part.columns is None else part.columns.copy(), part.values.copy())
         for part in request.parts
     ]
-    return AddRequest(request.matrix, request.worker, request.observed, parts, request.update, request.get)
+    return replace(request, parts=parts, owns_arrays=True)
 
 
 def size_of_adds(parts: Iterable[AddPart]) -> int:

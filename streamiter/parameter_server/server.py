@@ -235,7 +235,7 @@ class ParameterServer:
         where = "this process" if self._divided is None else "the processes of the flow"
         return f"{count} shard{'s' if count > 1 else ''} in {where}"
 
-    def divide(self, own: int, processes: int, send: Callable[..., None]) -> None:
+    def divide(self, own: int, processes: int, send: Callable[..., Callable[[], None]]) -> None:
         """Keep the shards of process ``own``; ``send`` sends messages to the others, whose ``received`` takes them."""
         if self._divided is not None:
             raise ConfigurationError(

@@ -49,6 +49,10 @@ _BUFFER_BYTES: Final = 256 << 10
 # 35 ms, with 1 MiB or 4 MiB 17 to 20 ms. The size of a TCP socket follows from the network.
 _SOCKET_BYTES: Final = 1 << 20
 
+# A longer part is written to the socket directly, as much as has room, because a transport would keep the rest of it.
+# Copies of shorter ones take less than a millisecond.
+_LONG_PART_BYTES: Final = 1 << 20
+
 # A longer body that has arrived in part gets memory of its own, and the rest is read into that memory.
 _SHARED_BYTES_MAX: Final = 64 << 10
 
@@ -182,6 +186,10 @@ class ProcessLink(asyncio.BufferedProtocol):
         # -- sending
         self._outbox: Parts = []
         self._outbox_bytes = 0
+        self._leaving: Parts = []
+        """Parts that have left the outbox, but not this process, because the socket is full."""
+        self._socket = -1
+        """The number of the socket's file; −1: long parts leave through the transport only."""
         self._sent_parts = 0
         """Parts that have left the outbox, in all."""
         self._fixed_parts = 0
@@ -224,10 +232,20 @@ class ProcessLink(asyncio.BufferedProtocol):
         self._outbox[place - self._sent_parts] = body
         return True
 
-    def send_message(self, message: PlainValue) -> None:
-        """Send plain data, which arrives behind all frames sent before. Raises ``PlainDataError`` for other data."""
-        place = self.send(0, MESSAGE, self.encoding.encode_message(message))
+    def send_message(self, message: PlainValue) -> Callable[[], None]:
+        """Send plain data, which arrives behind all frames sent before. Raises ``PlainDataError`` for other data.
+
+        Return a function that must be called before an array in the message changes that may not have left.
+        """
+        parts = self.encoding.encode_message(message)
+        place = self.send(0, MESSAGE, [part if len(part) > _LONG_PART_BYTES else bytes(part) for part in parts])
         self._fixed_parts = place + 1
+        return self._copy_arrays
+
+    def _copy_arrays(self) -> None:
+        """Let the arrays that have not left change."""
+        for parts in (self._leaving, self._outbox):
+            parts[:] = map(bytes, parts)
 
     def report_later(self, channel: int, report: Callable[[], Taken]) -> None:
         """Send the report of a consumer's half at the end of this turn."""
@@ -267,7 +285,7 @@ class ProcessLink(asyncio.BufferedProtocol):
         self._flush()
 
     def _flush(self) -> None:
-        if self._is_paused or self._state is not LinkState.OPEN:
+        if self._state is not LinkState.OPEN or not self._write():
             return
         assert self._transport is not None
         parts: Parts = []
@@ -279,11 +297,35 @@ class ProcessLink(asyncio.BufferedProtocol):
         parts += self._take_outbox()
         if is_small and parts:
             self._transport.write(b"".join(parts))  # A write of five pieces takes 10 µs longer.
-        elif parts:
-            self._transport.writelines(parts)
-        if self._has_closed and self._peer_has_closed:
+        else:
+            self._leaving = parts
+        if self._write() and self._has_closed and self._peer_has_closed:
             self._state = LinkState.ENDED
             self._transport.close()
+
+    def _write(self) -> bool:
+        """Write the parts that leave until the socket is full; return whether none is left and more may follow."""
+        while self._leaving and not self._is_paused:
+            assert self._transport is not None
+            long = (number for number, part in enumerate(self._leaving) if len(part) > _LONG_PART_BYTES)
+            if short := self._leaving[: next(long, len(self._leaving))]:
+                self._transport.writelines(short)
+                del self._leaving[: len(short)]
+            else:
+                self._write_long(self._transport, memoryview(self._leaving.pop(0)))
+        return not self._is_paused
+
+    def _write_long(self, transport: asyncio.WriteTransport, part: memoryview) -> None:
+        """Write the beginning of a long part. It is copied only where the transport waits for room, and pauses."""
+        count = 0
+        if self._socket >= 0 and not transport.get_write_buffer_size():
+            with contextlib.suppress(OSError):  # No room, or an end that the transport finds, too.
+                count = os.write(self._socket, part)
+        if not count:
+            count = _WRITE_BYTES + 1
+            transport.write(bytes(part[:count]))
+        if rest := part[count:]:
+            self._leaving.insert(0, rest)
 
     def _take_outbox(self) -> Parts:
         outbox, self._outbox, self._outbox_bytes = self._outbox, [], 0
@@ -307,6 +349,8 @@ class ProcessLink(asyncio.BufferedProtocol):
             return
         transport.set_write_buffer_limits(high=_WRITE_BYTES)
         connection: socket.socket | None = transport.get_extra_info("socket")
+        if connection is not None and os.name == "posix":
+            self._socket = connection.fileno()
         if connection is not None and connection.family == getattr(socket, "AF_UNIX", None):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
         self._timer = self._clock.call_later(_HANDSHAKE_S, self._check_handshake)
@@ -321,6 +365,7 @@ class ProcessLink(asyncio.BufferedProtocol):
                 f"expected CLOSE before its end, given {given}, {self._state.value}; the process may be lost", error
             )
         self._state = LinkState.ENDED
+        self._leaving.clear()
         self._take_outbox()
         self._reports.clear()
         self._owner.ended(self, self._error)

@@ -118,9 +118,9 @@ class ProcessMesh:
 
     # -- messages --------------------------------------------------------------------------------------
 
-    def send(self, process: int, kind: str, *contents: PlainValue) -> None:
-        """Send a message to another process. Raises ``PlainDataError`` for other data."""
-        self._links[process].send_message([kind, *contents])
+    def send(self, process: int, kind: str, *contents: PlainValue) -> Callable[[], None]:
+        """Send a message to another process, as :meth:`ProcessLink.send_message` does."""
+        return self._links[process].send_message([kind, *contents])
 
     def handle(self, kind: str, handler: Handler) -> None:
         """Give the messages of this kind to ``handler``."""

@@ -30,8 +30,11 @@ class Messages(Protocol):
     Those of two senders have no order. When a process is lost, the run ends, so no answer needs a time limit.
     """
 
-    def send(self, process: int, kind: str, *contents: PlainValue) -> None:
-        """Send a message to another process. Raises ``PlainDataError`` for other data."""
+    def send(self, process: int, kind: str, *contents: PlainValue) -> Callable[[], None]:
+        """Send a message to another process. Raises ``PlainDataError`` for other data.
+
+        Return a function that must be called before an array in the message changes that may not have left.
+        """
 
     def handle(self, kind: str, handler: Handler) -> None:
         """Give the messages of this kind to ``handler``.
@@ -142,7 +145,7 @@ class SharedObjects:
 class _RemoteReports:
     """Stands for an object of process 0: each call of one of its methods is sent there."""
 
-    def __init__(self, send: Callable[..., None], answers: Sequence[type[Control]]) -> None:
+    def __init__(self, send: Callable[..., object], answers: Sequence[type[Control]]) -> None:
         self.tells: dict[int, Callable[[Control], None]] = {}
         """The functions that take the answers, by member."""
         self.answers = {answer.__name__: answer for answer in answers}

@@ -32,8 +32,8 @@ class LinkMessages:
         self.links[process] = link
         owner.on_message = lambda _, message: self.handlers[message[0]](process, *message[1:])
 
-    def send(self, process: int, kind: str, *contents: PlainValue) -> None:
-        self.links[process].send_message([kind, *contents])
+    def send(self, process: int, kind: str, *contents: PlainValue) -> Callable[[], None]:
+        return self.links[process].send_message([kind, *contents])
 
     def handle(self, kind: str, handler: Handler) -> None:
         assert kind not in self.handlers

@@ -125,10 +125,11 @@ class _MessagesOf:
     between: MessagesBetween
     process: int
 
-    def send(self, process: int, kind: str, *contents: PlainValue) -> None:
+    def send(self, process: int, kind: str, *contents: PlainValue) -> Callable[[], None]:
         under_way = self.between.under_way.setdefault((self.process, process), deque())
         under_way.append((kind, PlainData().encode(list(contents))))
         asyncio.get_running_loop().call_soon(self._arrive, process, under_way)
+        return lambda: None
 
     def _arrive(self, process: int, under_way: deque[tuple[str, bytes]]) -> None:
         kind, contents = under_way.popleft()

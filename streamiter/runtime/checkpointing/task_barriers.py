@@ -311,7 +311,7 @@ class ClockAlignment:
     What happens is reported to the :class:`AlignmentOfProcesses`, which tells all processes of the highest clocks.
     """
 
-    def __init__(self, report: Callable[[int, Mapping[str, int], list[str]], None]) -> None:
+    def __init__(self, report: Callable[[int, Mapping[str, int], list[str]], object]) -> None:
         """``report`` takes the number of the alignment, the highest clocks, and the tasks that have not stopped."""
         self._report = report
         self._members: dict[str, _Member] = {}
