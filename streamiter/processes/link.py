@@ -285,7 +285,7 @@ class ProcessLink(asyncio.BufferedProtocol):
         self._flush()
 
     def _flush(self) -> None:
-        if self._state is not LinkState.OPEN or not self._write():
+        if self._state is not LinkState.OPEN or self._is_paused or (self._leaving and not self._write()):
             return
         assert self._transport is not None
         parts: Parts = []
@@ -297,14 +297,15 @@ class ProcessLink(asyncio.BufferedProtocol):
         parts += self._take_outbox()
         if is_small and parts:
             self._transport.write(b"".join(parts))  # A write of five pieces takes 10 µs longer.
-        else:
+        elif parts:
             self._leaving = parts
-        if self._write() and self._has_closed and self._peer_has_closed:
+            self._write()
+        if self._has_closed and self._peer_has_closed and not self._leaving:
             self._state = LinkState.ENDED
             self._transport.close()
 
     def _write(self) -> bool:
-        """Write the parts that leave until the socket is full; return whether none is left and more may follow."""
+        """Write the parts that leave until the socket is full; return whether all have left and more may follow."""
         while self._leaving and not self._is_paused:
             assert self._transport is not None
             long = (number for number, part in enumerate(self._leaving) if len(part) > _LONG_PART_BYTES)

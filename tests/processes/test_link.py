@@ -366,6 +366,36 @@ def test_a_killed_process_is_a_loss(address: Address, loop: str) -> None:
     gc.collect()
 
 
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_an_array_may_change_before_it_has_left(address: Address, loop: str) -> None:
+    """A call with 40 MB was cancelled, and the other process got what its caller then wrote into the array."""
+
+    async def main() -> None:
+        owner, mine = Owner(), Owner()
+        server = await listen(address, lambda: link_of(owner, identity(0)))
+        link = link_of(mine, identity(1))
+        await connect(address, link)
+        await asyncio.wait_for(mine.is_open.wait(), 30)
+        arrived = asyncio.get_running_loop().create_future()
+        owner.on_message = lambda _, message: arrived.set_result(message)
+        arrays = np.arange(10_000), np.arange(4_000_000)  # The second one is longer than sockets hold.
+        expected = [array.copy() for array in arrays]
+        copy_arrays = link.send_message(list(arrays))
+        assert not mine.ends
+        assert link._leaving
+        copy_arrays()
+        for array in arrays:
+            array[:] = -1
+        for before, after in zip(expected, await asyncio.wait_for(arrived, 30), strict=True):
+            assert np.array_equal(before, after)
+        link.abort("the test is over")
+        await asyncio.wait_for(mine.has_ended.wait(), 30)
+        await asyncio.wait_for(owner.has_ended.wait(), 30)
+        server.close()
+
+    run(loop, main())
+
+
 async def test_a_stranger_at_a_real_socket_is_cut_off_and_others_connect(tmp_path: Path) -> None:
     """After a port scan, the process accepted no more connections."""
     owner, address = Owner(), str(tmp_path / "link")

@@ -32,6 +32,7 @@ from streamiter.parameter_server import ASP, BSP, SSP, Client, ParameterServer
 from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.divided import from_plain, importable, to_plain
 from streamiter.parameter_server.requests import AggregateRequest, UpdateRequest
+from streamiter.processes.link import ProcessLink
 from streamiter.runtime.plan import JobOptions
 
 KINDS = [ASP(), BSP(), SSP(staleness=0), SSP(staleness=2)]
@@ -216,7 +217,7 @@ async def test_workers_read_again_after_a_checkpoint_that_was_given_up() -> None
 # -- messages ------------------------------------------------------------------------------------------------
 
 
-async def clients_over_a_link(shards: int = 2) -> tuple[list[ParameterServer], list[Client]]:
+async def clients_over_a_link(shards: int = 2) -> tuple[list[ParameterServer], list[Client], Sequence[ProcessLink]]:
     """Return the server in two processes, with a worker in each; their messages go through a link in random pieces."""
     servers = [ParameterServer(shards=shards) for _ in range(2)]
     owners = Owner(), Owner()
@@ -227,13 +228,16 @@ async def clients_over_a_link(shards: int = 2) -> tuple[list[ParameterServer], l
         owners[own].on_message = lambda _, message, own=own: servers[own].received(1 - own, *message)
         server.divide(own, 2, lambda _, *contents, own=own: links[own].send_message(list(contents)))
         clients += await server.begin_job("f", 2, [], here=[own], has_checkpoints=False)
-    return servers, clients
+    return servers, clients, links
 
 
 async def test_requests_and_replies_pass_a_link_unchanged() -> None:
-    """Large arrays of a message were damaged, or belonged to the link's buffer; a get of a cancelled task stayed."""
-    servers, clients = await clients_over_a_link()
-    columns = 200_000
+    """Large arrays of a message were damaged, or belonged to the link's buffer; a get of a cancelled task stayed.
+
+    An add of a cancelled task had what the caller then wrote into its array.
+    """
+    servers, clients, links = await clients_over_a_link()
+    columns = 300_000
     settings: dict[str, Any] = {"rows": 2, "columns": columns, "consistency": BSP()}
     await asyncio.gather(*(client.create_matrix("w", **settings) for client in clients))
     values = np.random.default_rng(0).normal(size=columns)
@@ -241,6 +245,14 @@ async def test_requests_and_replies_pass_a_link_unchanged() -> None:
         given = values * (client.worker + 1)
         await client.add("w", row=1, values=given)
         given[:] = np.nan
+    links[1].pause_writing()
+    given = np.ones(columns)
+    adding = asyncio.ensure_future(clients[1].add("w", row=0, values=given))
+    await asyncio.sleep(0)
+    adding.cancel()
+    await asyncio.gather(adding, return_exceptions=True)
+    given[:] = np.nan
+    links[1].resume_writing()
     for client in clients:
         await client.clock("w")
     for client in clients:
@@ -248,7 +260,7 @@ async def test_requests_and_replies_pass_a_link_unchanged() -> None:
         assert np.array_equal(read, values + values * 2)
         read[:] = 0
         some = [columns - 1, 0, columns // 2]
-        assert (await client.get("w", rows=[1, 0], columns=some)).tolist() == [(values[some] * 3).tolist(), [0.0] * 3]
+        assert (await client.get("w", rows=[1, 0], columns=some)).tolist() == [(values[some] * 3).tolist(), [1.0] * 3]
     with pytest.raises(OutOfRange):
         await clients[1].get("w", row=2)
     await clients[0].clock("w")
@@ -267,7 +279,7 @@ async def test_requests_and_replies_pass_a_link_unchanged() -> None:
 
 async def test_a_matrix_of_another_process_is_found_and_what_has_no_name_is_refused() -> None:
     """A worker could not use a matrix that a worker of another process had made."""
-    servers, clients = await clients_over_a_link()
+    servers, clients, _ = await clients_over_a_link()
     await clients[0].create_matrix("w", rows=1, columns=4, init=[[1.0, 2.0, 3.0, 4.0]])
     assert (await clients[1].get("w", row=0)).tolist() == [1.0, 2.0, 3.0, 4.0]
     with pytest.raises(ConfigurationError, match="so that another process can import it"):
