@@ -118,6 +118,9 @@ class FrameEncoding:
     def __init__(self, plain_data: PlainData) -> None:
         self._plain_data = plain_data
         self._pack = msgspec.msgpack.Encoder().encode
+        self._pack_message = msgspec.msgpack.Encoder(enc_hook=self._extension).encode
+        self._arrays: list[Array] = []
+        """The arrays of the message that is packed."""
         self._unpack = msgspec.msgpack.Decoder().decode
         self._unpack_origin = msgspec.msgpack.Decoder(BatchOrigin).decode
 
@@ -135,7 +138,9 @@ class FrameEncoding:
         """Return the encoding, the length of the layout, and the records in pieces."""
         if type(records) is list:
             # Mostly, all records are of one type.
-            if (not records or type(records[0]) in _SURVIVORS) and (packed := self._packed(records)) is not None:
+            if (not records or type(records[0]) in _SURVIVORS) and (
+                packed := self._packed(records, self._pack, _SURVIVORS)
+            ) is not None:
                 return _MSGPACK, 0, [packed]
             if records and type(records[0]) is DeadLetter:
                 return _LETTERS, 0, self._plain_data.batch_parts([self._plain_letter(letter) for letter in records])
@@ -199,19 +204,20 @@ class FrameEncoding:
 
     def encode_message(self, message: PlainValue) -> Parts:
         """Return the body of a message in pieces. Raises ``PlainDataError`` for a value that is not plain data."""
-        arrays: list[Array] = []
-
-        def extension(value: object) -> msgspec.msgpack.Ext:
-            if not _is_common_array(value):
-                raise TypeError
-            arrays.append(value)
-            return msgspec.msgpack.Ext(ord(value.dtype.char), self._pack(value.shape))
-
-        if (packed := self._packed(message, extension)) is not None:
+        packed = self._packed(message, self._pack_message, _SURVIVORS_IN_MESSAGES)
+        arrays, self._arrays = self._arrays, []
+        if packed is not None:
             if arrays:
                 return [_MESSAGE_HEAD.pack(_ARRAYS, len(packed)), *_filled(packed, arrays)]
             return [bytes((_MSGPACK,)), packed]
         return [_PLAIN_MESSAGE, *self._plain_data.parts(message, name="message")]
+
+    def _extension(self, value: object) -> msgspec.msgpack.Ext:
+        """Return what takes the place of an array in a message."""
+        if not _is_common_array(value):
+            raise TypeError
+        self._arrays.append(value)
+        return msgspec.msgpack.Ext(ord(value.dtype.char), self._pack(value.shape))
 
     def decode_message(self, body: memoryview) -> PlainValue:
         """Return the value of a message. Raises ``PlainDataError`` or ``msgspec.DecodeError``.
@@ -233,21 +239,18 @@ class FrameEncoding:
 
         return msgspec.msgpack.Decoder(ext_hook=array).decode(layout)
 
-    def _packed(self, value: PlainValue, extension: Callable[[object], object] | None = None) -> bytes | None:
-        """Return the msgpack of a value; None if msgpack does not keep its types.
-
-        ``extension`` returns what takes the place of an array; without it, msgpack keeps no array.
-        """
+    def _packed(
+        self, value: PlainValue, pack: Callable[[PlainValue], bytes], survivors: frozenset[type[object]]
+    ) -> bytes | None:
+        """Return the msgpack of a value; None if it contains other types than the survivors."""
         try:
-            packed = (
-                self._pack(value) if extension is None else msgspec.msgpack.Encoder(enc_hook=extension).encode(value)
-            )
+            packed = pack(value)
         except MemoryError:
             raise
         except Exception:  # Too large an int, a lone surrogate, an unknown type, or too many levels.
             return None
-        # After packing, which has refused a value that contains itself, and other arrays than the extension's.
-        return packed if _survives(value, _SURVIVORS if extension is None else _SURVIVORS_IN_MESSAGES) else None
+        # After packing, which has refused a value that contains itself, and arrays without an extension.
+        return packed if _survives(value, survivors) else None
 
 
 _CONTAINERS: Final = frozenset({list, dict})
