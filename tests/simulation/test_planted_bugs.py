@@ -42,7 +42,6 @@ SEEDS = range(40)
         (online_learner, forget_an_optimizer_slot),
         (running_totals, write_behind_the_barrier),
         (running_totals, fence_no_owner),
-        (asynchronous_server, apply_adds_behind_a_barrier),
         (stale_synchronous_server, apply_adds_behind_a_barrier),
         (bulk_synchronous_server, pass_barriers_at_different_clocks),
         (asynchronous_server, drop_held_adds),

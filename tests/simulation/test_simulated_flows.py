@@ -13,7 +13,7 @@ from streamiter import Flow
 from streamiter.testing import Simulation, simulate
 
 SEEDS_OF_A_FLOW = 8
-"""So many seeds find ten of the twelve planted bugs; the others need 15 and 31. `make soak` tries further seeds."""
+"""So many seeds find ten of the eleven planted bugs; the other needs 15. `make soak` tries further seeds."""
 SEEDS = SEEDS_OF_A_FLOW * len(FLOWS)
 SEEDS_OF_A_TEST = 32
 SEEDS_WITHOUT_STATE = 20

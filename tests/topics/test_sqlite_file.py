@@ -147,8 +147,8 @@ async def test_a_damaged_file_is_called_damaged_and_never_gives_other_records(
     whole_file: WholeFile, tmp_path: Path
 ) -> None:
     """Of 700 damaged files, 196 gave other or fewer records without an error, and 77 an error of another library."""
-    found = [await check_damage(whole_file, tmp_path / "copy", seed) for seed in range(36)]
-    assert sum(found) > 25  # other damage is in unused parts of the file
+    found = [await check_damage(whole_file, tmp_path / "copy", seed) for seed in range(18)]
+    assert sum(found) > 12  # other damage is in unused parts of the file
 
 
 @pytest.mark.soak
