@@ -135,7 +135,7 @@ def without_secret(shown: str) -> str:
 
 @pytest.fixture(scope="module")
 def program() -> Any:
-    """Return the program; Typer would make all its commands anew for each call of ``app``, for two thirds of the time."""
+    """Return the program; for each call of ``app``, Typer would make all commands again: two thirds of the time."""
     return typer.main.get_command(app)
 
 
