@@ -13,6 +13,7 @@ import orjson
 from crash.places import KAFKA_COMMIT, KAFKA_TAKING_OVER, SQLITE_COMMIT, SQLITE_TAKING_OVER, Place
 from crash.programs import Program
 from crash.training import Options
+from support.fork_server import FORKS_PROCESSES
 
 from streamiter.checkpoints.flow_record import shortened_name
 from streamiter.topics import OutgoingBatch, Topic, topic
@@ -84,7 +85,7 @@ def trainer(case: Case, run: str, **options: Any) -> Program:
     )
     folder = case.folder / shortened_name(given.flow)
     script = Path(__file__).with_name("training.py")
-    return Program(script, folder, (msgspec.json.encode(given).decode(),))
+    return Program(script, folder, (msgspec.json.encode(given).decode(),), FORKS_PROCESSES if given.processes else {})
 
 
 def training_pieces(events: int, partitions: int) -> Pieces:

@@ -7,6 +7,7 @@ forks.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import fcntl
@@ -31,7 +32,10 @@ from typing import Any, Final
 
 from typer.testing import CliRunner
 
-__all__ = ["Forked", "fork_server"]
+__all__ = ["FORKS_PROCESSES", "Forked", "fork_server"]
+
+FORKS_PROCESSES: Final = {"STREAMITER_FORKS_PROCESSES": "1"}
+"""With this in its environment, a forked program starts the processes of a flow as forks, too."""
 
 _TESTS: Final = Path(__file__).parents[1]
 
@@ -207,8 +211,27 @@ def _take_streams(descriptors: Sequence[int]) -> None:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
+def _fork_processes(server: socket.socket) -> None:
+    """Make all processes that this program starts for a flow forks of a server."""
+    processes = importlib.import_module("support.processes")
+
+    async def start(*command: str, **options: Any) -> Any:
+        return await processes.AsyncForked.start(processes.Forked(command, server=server, **options))
+
+    asyncio.create_subprocess_exec = start
+
+
 def _run(arguments: list[str], cwd: str, env: dict[str, str], *, is_sigint_ignored: bool) -> None:
     """Run a program as ``python ARGUMENTS`` does."""
+    if FORKS_PROCESSES.items() <= env.items():
+        ours, its = socket.socketpair()
+        if not os.fork():
+            ours.close()
+            _run(**_serve(its))
+            return
+        its.close()
+        _fork_processes(ours)
+        env = dict(env.items() - FORKS_PROCESSES.items())
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)

@@ -111,7 +111,7 @@ class AsyncForked:
         self, forked: Forked, stdout: asyncio.StreamReader | None, stderr: asyncio.StreamReader | None
     ) -> None:
         self.pid = forked.pid
-        self.stdout, self.stderr = stdout, stderr
+        self.stdin, self.stdout, self.stderr = forked.stdin, stdout, stderr
         self.send_signal, self.terminate, self.kill = forked.send_signal, forked.terminate, forked.kill
         self._forked = forked
         self._end = asyncio.get_running_loop().create_future()
