@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from processes import flows_on_hosts
+from support.fork_server import FORKS_PROCESSES
 from support.processes import LIMIT_S, process
 from support.waiting import until
 
@@ -120,8 +121,9 @@ def test_the_command_runs_a_flow_in_several_processes() -> None:
 
 @contextmanager
 def endless(flow: str = "endless") -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """Run an endless flow in two processes; give the program, and the two, which have handled records."""
-    with process([sys.executable, PROGRAM, flow, "2"], **PIPES) as started:
+    """Run an endless flow in two processes, all of them forks; give the program, and the two, which have records."""
+    environment = os.environ | FORKS_PROCESSES
+    with process([sys.executable, PROGRAM, flow, "2"], is_forked=True, env=environment, **PIPES) as started:
         yield started, [int(started.stdout.readline()) for _ in range(2)]
 
 
