@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 from networks.training_support import arrays_of, document, records, rows
-from support.processes import process
+from support.processes import forked_run, process
 from support.waiting import until
 
 from streamiter import Checkpoints, Flow
@@ -225,8 +225,7 @@ def program(folder: Path, *, is_killed: bool = False) -> list[str]:
 
 def ran(folder: Path) -> int:
     """Run the program, and return the number of mini-batches that it has learned from."""
-    ended = subprocess.run(program(folder), check=True, capture_output=True, text=True, timeout=90)
-    return int(ended.stdout)
+    return int(forked_run(program(folder), check=True).stdout)
 
 
 async def test_a_process_that_was_killed_continues_to_the_same_bits(tmp_path: Path) -> None:
@@ -234,7 +233,8 @@ async def test_a_process_that_was_killed_continues_to_the_same_bits(tmp_path: Pa
     whole, cut = await never_cut(in_epochs), tmp_path / "cut"
     assert len(whole.losses) == 100
     save_network(tmp_path / "whole" / "model", *network_of_version(whole.models[-1].parameters, "test"))
-    with process(program(cut, is_killed=True), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as killed:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with process(program(cut, is_killed=True), is_forked=True, **pipes) as killed:
         assert killed.stdout is not None
         assert killed.stdout.readline() == "there\n"
         killed.send_signal(signal.SIGKILL)
