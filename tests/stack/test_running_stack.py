@@ -165,7 +165,7 @@ async def test_programs_wait_for_kafka_and_can_be_stopped_meanwhile(
     """A program that started before the broker gave up, or could be ended only by force."""
     absent = Stack(f"127.0.0.1:{free_ports(1)[0]}", topic_prefix, tmp_path, first_flights)
     try:
-        soon = {name: "t?give_up_after_s=0.5&request_timeout_s=0.5" for name in ("EVENTS_TOPIC", "UPDATES_TOPIC")}
+        soon = dict.fromkeys(("EVENTS_TOPIC", "UPDATES_TOPIC"), "t?give_up_after_s=0.5&request_timeout_s=0.5")
         names = ("prepare", "producer", "consumer")
         programs = [await absent.start(name, is_sigint_ignored=True, **soon) for name in names]
         for program in programs:
