@@ -67,7 +67,7 @@ def running(where: str, what: str) -> Iterator[Terminal]:
     screen, stderr = os.openpty()
     command = [sys.executable, str(PROGRAM), where, what]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "NO_COLOR": "1"}
-    with process(command, stdout=subprocess.PIPE, stderr=stderr, env=environment) as started:
+    with process(command, is_forked=True, stdout=subprocess.PIPE, stderr=stderr, env=environment) as started:
         os.close(stderr)
         try:
             yield Terminal(started, screen)
