@@ -24,11 +24,7 @@ from streamiter.runtime.plan import ChannelLimits, JobOptions
 SUPERVISOR: Final = -1
 """The number of the supervisor at its links."""
 
-SILENCE_S: Final = 5.0
-"""A process without a sign of life for so long is lost. Its signs are sent by a thread, so a long call of a user's
-function does not matter; a busy machine delays them by less than a second."""
-
-# Five signs of life fit into the limit of silence, so a delay of one or two does no harm.
+# Five signs of life fit into SILENCE_S, so a delay of one or two does no harm.
 PULSE_S: Final = 1.0
 
 

@@ -32,6 +32,7 @@ from streamiter.clock import Clock, TimerHandle
 from streamiter.deferred import PlainValue
 from streamiter.errors import InternalError, PlainDataError, StreamiterError, shortened
 from streamiter.processes.frames import BODY_BYTES_MAX, CLOSE, HEADER, MESSAGE, TAKEN, FrameEncoding, Taken
+from streamiter.processes.silence import SILENCE_S, ask_while_idle, is_tcp, unacknowledged_s
 
 _GREETING: Final = b"streamiter link 1\n"
 _NONCE_BYTES: Final = 16
@@ -60,6 +61,9 @@ _SHARED_BYTES_MAX: Final = 64 << 10
 # The memory of a body of more than 1 MiB is kept so long for the next one. New memory for 40 MB takes 3 to 5 ms, which
 # is a third of the time in which they arrive.
 _KEPT_BODY_S: Final = 1.0
+
+# A second is short beside SILENCE_S, and TCP sends again what was lost after .2, .4 and .8 s.
+_CHECK_S: Final = 1.0
 
 # Frames of so many bytes leave at once, so that the other process handles the first while this one makes the next.
 # While so much waits in the transport, frames stay in the link, where a watermark replaces the one before it. uvloop
@@ -179,6 +183,7 @@ class ProcessLink(asyncio.BufferedProtocol):
         self._transport: asyncio.WriteTransport | None = None
         self._error: LinkError | None = None
         self._timer: TimerHandle | None = None
+        self._silence_timer: TimerHandle | None = None
         # -- receiving
         self._buffer = memoryview(bytearray(_HELLO_BYTES_MAX))
         self._filled = 0
@@ -361,12 +366,16 @@ class ProcessLink(asyncio.BufferedProtocol):
             self._socket = connection.fileno()
         if connection is not None and connection.family == getattr(socket, "AF_UNIX", None):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+        elif connection is not None and is_tcp(connection):
+            ask_while_idle(connection)
+            self._silence_timer = self._clock.call_later(_CHECK_S, lambda: self._check_silence(connection))
         self._timer = self._clock.call_later(_HANDSHAKE_S, self._check_handshake)
         transport.write(self._hello)
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._silence_timer):
+            if timer is not None:
+                timer.cancel()
         if not (self._has_closed and self._peer_has_closed):
             given = "its end" if error is None else f"{type(error).__name__}: {error}"
             self._fail(
@@ -382,6 +391,14 @@ class ProcessLink(asyncio.BufferedProtocol):
         self._timer = None
         if self._state is not LinkState.OPEN:
             self.abort(f"expected the handshake within {_HANDSHAKE_S:g} s, given silence")
+
+    def _check_silence(self, connection: socket.socket, since_s: float = 0.0) -> None:
+        """End the connection if the other machine acknowledges nothing, at two checks: this machine may have slept."""
+        silent_s = unacknowledged_s(connection)
+        if since_s > SILENCE_S and silent_s > since_s:
+            self.abort(f"expected the other machine to acknowledge what was sent, given silence for {silent_s:.0f} s")
+            return
+        self._silence_timer = self._clock.call_later(_CHECK_S, lambda: self._check_silence(connection, silent_s))
 
     # -- receiving -------------------------------------------------------------------------------------
 

@@ -49,9 +49,10 @@ from streamiter.flow.loading import load_flow
 from streamiter.importing import IS_LOADING
 from streamiter.operators.source import Collect
 from streamiter.processes.frames import FrameEncoding
-from streamiter.processes.host import PULSE_S, SILENCE_S, ProcessSettings
+from streamiter.processes.host import PULSE_S, ProcessSettings
 from streamiter.processes.link import LinkError, LinkIdentity, ProcessLink, connect
 from streamiter.processes.mesh import ProcessMesh
+from streamiter.processes.silence import SILENCE_S
 from streamiter.runtime.failures import error_to_plain
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.other_jobs import REPORT_EVERY_S
@@ -293,7 +294,7 @@ class ProcessLines(logging.Formatter):
 class Pulse:
     """The signs of life that a process sends to the supervisor, which answers each.
 
-    Without an answer for :data:`~streamiter.processes.host.SILENCE_S`, or when the connection has ended, the process
+    Without an answer for :data:`~streamiter.processes.silence.SILENCE_S`, or when the connection has ended, the process
     must end: its supervisor is dead, or has started other processes.
     """
 

@@ -25,9 +25,10 @@ from streamiter.flow.flow import Flow
 from streamiter.models.update import ModelSnapshot
 from streamiter.operators.source import Collect
 from streamiter.processes.frames import FrameEncoding
-from streamiter.processes.host import SILENCE_S, SUPERVISOR, Host, HostedProcess, PlainOptions, ProcessSettings
+from streamiter.processes.host import SUPERVISOR, Host, HostedProcess, PlainOptions, ProcessSettings
 from streamiter.processes.link import Address, LinkError, ProcessLink, address_of, listen
 from streamiter.processes.process import identity_of
+from streamiter.processes.silence import SILENCE_S
 from streamiter.runtime.failures import error_from_plain
 from streamiter.runtime.job import StopMode
 from streamiter.runtime.placement import Placement

@@ -34,6 +34,8 @@ from streamiter.processes.remote_channel import ArrivingChannel, DepartingChanne
 from streamiter.records import DataBatch, EndOfInput
 from streamiter.testing import VirtualClock
 
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
 
 async def refused(first: ProcessLink, second: ProcessLink, owner: Owner) -> str:
     """Return the error of the first link; no link may open."""
@@ -465,3 +467,20 @@ async def test_a_call_that_ends_in_the_handshake_is_a_loss(tmp_path: Path) -> No
     connecting.cancel()
     mesh.abort()
     server.close()
+
+
+@pytest.mark.soak
+def test_a_cable_that_is_cut_is_a_loss() -> None:
+    """Both processes reached their supervisor, so nobody noticed that nothing arrived between them."""
+    with process(["unshare", "-rn", "ip", "link"], limit_s=20, **PIPES) as tried:
+        tried.communicate()
+        if tried.returncode:
+            pytest.skip("this system does not let tests make networks")
+    with process(["unshare", "-rn", sys.executable, Path(__file__).with_name("cut_network.py")], **PIPES) as running:
+        printed, errors = running.communicate()
+    assert running.returncode == 0, errors
+    idle, sending = (line.partition(" ") for line in printed.splitlines())
+    assert "TimeoutError" in idle[2]
+    assert "expected the other machine to acknowledge what was sent, given silence" in sending[2]
+    assert float(idle[0]) < 15
+    assert float(sending[0]) < 15
