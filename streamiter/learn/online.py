@@ -109,7 +109,8 @@ def train_online(
     from: parameters, bare weights, or None.
 
     ``mode="asynchronous"``: the owner learns from each mini-batch as it arrives. A worker that computes gradients
-    continues with the parameters it has, but waits while these lack two of its own gradients.
+    continues with the parameters it has, but waits while these lack three of its own gradients (two, if there are more
+    than two workers).
     ``mode="synchronous"``: in each epoch, ``mini_batch`` records of each subtask of ``examples``, the owner learns from
     the subtasks in their order, or makes one step with the gradients of all workers; the result does not depend on
     timing. A subtask that receives no records blocks the others: read quiet partitions with ``parallelism=1``.

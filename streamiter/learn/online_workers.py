@@ -20,7 +20,7 @@ from streamiter.learn.rows import (
     row_weights,
     without,
 )
-from streamiter.learn.training import GRADIENTS_UNDER_WAY, GradientSum, GradientWorker, MakeModel
+from streamiter.learn.training import GradientSum, GradientWorker, MakeModel, gradients_under_way
 from streamiter.learn.validation import PREDICTIONS, PredictedRows
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context
@@ -50,8 +50,8 @@ class OnlineWorkerOptions(NamedTuple):
 class OnlineWorker(GradientWorker):
     """Predicts the rows of each mini-batch, then computes their gradient.
 
-    A worker begins when the first parameters have arrived. Asynchronous, it waits while two of its gradients are under
-    way, that is, while it has no parameters that contain them. Synchronous, it waits for the parameters of each epoch.
+    A worker begins when the first parameters have arrived. Asynchronous, it waits while its parameters lack too many of
+    its own gradients: these are under way. Synchronous, it waits for the parameters of each epoch.
     """
 
     def __init__(self, options: OnlineWorkerOptions) -> None:
@@ -64,7 +64,7 @@ class OnlineWorker(GradientWorker):
         """The number of records, or events, refused ones included."""
 
     def wanted_inputs(self) -> tuple[str, ...] | None:
-        if not self._in_epochs and self._gradients_under_way >= GRADIENTS_UNDER_WAY:
+        if not self._in_epochs and self._gradients_under_way >= gradients_under_way(self._context.parallelism):
             return ("model",)
         return super().wanted_inputs()
 

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from checkpoints_jobs.parallelism_support import NUMBERS, MakeFlow, Stops, new_broker, numbers, outputs
 from learn.parameter_server_support import made_up_rows
-from networks.training_support import network
-from networks.training_support import rows as rows_of_a_network
 from support.waiting import until
 
 from streamiter import Columns, Flow, Stream
@@ -30,7 +28,6 @@ from streamiter.learn import (
     train_online,
 )
 from streamiter.learn.tree_growing import TreeOptions, grow_tree
-from streamiter.networks import train_network
 from streamiter.parameter_server import BSP, ParameterServer
 from streamiter.topics import MemoryBroker
 
@@ -215,27 +212,10 @@ def sparse_examples(rows: Any) -> Examples:
     return Examples(features, [row["label"] for row in rows])
 
 
-def of_a_network(broker: MemoryBroker, parallelism: int) -> Flow:
-    flow = Flow("learn")
-    training = train_network(
-        flow,
-        rows_of_a_network(40),
-        network(),
-        ParameterServer(),
-        consistency=BSP(),
-        epochs=10**6,
-        workers=parallelism,
-        name="train",
-    )
-    training.models.map(lambda model: model.records).sink(broker.topic("out"))
-    return flow
-
-
 @pytest.mark.parametrize(
     ("make_flow", "reason"),
     [
-        (on_a_server, "workers of a parameter server have clocks and mini-batches of their own"),
-        (of_a_network, "workers of a parameter server have clocks and mini-batches of their own"),
+        (on_a_server, "each of its subtasks repeats records of its own, in a pass of its own"),
         (in_own_rounds, "in asynchronous training each worker has its own rounds"),
         (with_questions, "only one worker can take over questions that wait for labels"),
     ],
