@@ -1,9 +1,9 @@
-"""Values of records in one buffer, without a Python object for each."""
+"""Columns of records that are joined: values in one buffer, without a Python object for each, and other columns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, Protocol, final, overload
+from typing import Final, Protocol, TypeVar, final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,8 @@ import numpy.typing as npt
 from streamiter.numbers import Indices
 
 LINE_FEED: Final = 10
+
+Entry = TypeVar("Entry")
 
 
 class DecodedAhead(Protocol):
@@ -85,3 +87,19 @@ class JoinedValues(Sequence[bytes | None]):
 
     def _start(self, index: int) -> int:
         return int(self.ends[index - 1]) + 1 if index else 0
+
+
+def joined_column(
+    columns: Sequence[Sequence[Entry] | None], lengths: Sequence[int], missing: Entry
+) -> list[Entry] | None:
+    """Return one column of all, with ``missing`` for the records of a batch that lacks it; None where all lack it.
+
+    >>> joined_column([[b"a"], None], [1, 2], None)
+    [b'a', None, None]
+    """
+    if all(column is None for column in columns):
+        return None
+    joined: list[Entry] = []
+    for column, length in zip(columns, lengths, strict=True):
+        joined.extend([missing] * length if column is None else column)
+    return joined

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Literal, Protocol
 
 from streamiter.clock import Clock, SystemClock
 from streamiter.records import Batch, estimated_bytes
+from streamiter.topics.joined_values import joined_column
 
-Entry = TypeVar("Entry")
 _PartOf = Callable[[Sequence[Any]], Sequence[Any]]
 
 
@@ -403,22 +403,6 @@ class TopicBatch:
         """Return an object for each record."""
         columns = zip(self.offsets, self.timestamps_ms, self.keys, self.values, self.headers, strict=True)
         return [TopicRecord(self.partition, *fields) for fields in columns]
-
-
-def joined_column(
-    columns: Sequence[Sequence[Entry] | None], lengths: Sequence[int], missing: Entry
-) -> list[Entry] | None:
-    """Return one column of all, with ``missing`` for the records of a batch that lacks it; None where all lack it.
-
-    >>> joined_column([[b"a"], None], [1, 2], None)
-    [b'a', None, None]
-    """
-    if all(column is None for column in columns):
-        return None
-    joined: list[Entry] = []
-    for column, length in zip(columns, lengths, strict=True):
-        joined.extend([missing] * length if column is None else column)
-    return joined
 
 
 @dataclass(frozen=True, slots=True)
