@@ -72,7 +72,9 @@ class OnlineWorker(GradientWorker):
         """Continue with these parameters."""
         self.follow(parameters)
         if isinstance(parameters, Mapping) and "contained" in parameters:
-            self._gradients_under_way -= parameters["contained"].get(self._context.subtask_index, 0)
+            contained = parameters["contained"].get(self._context.subtask_index, 0)
+            # An answer from before two changes of the parallelism may contain more than this worker has sent.
+            self._gradients_under_way = max(0, self._gradients_under_way - contained)
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
         """Report an epoch without rows, too, while more examples may arrive.

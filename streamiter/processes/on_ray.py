@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import uuid
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,16 +114,17 @@ class Ray:
         """
         check_topics(flow, many_machines=self.address is not None)
         plain = PlainOptions.of(flow.name, options)
-        cluster = await asyncio.to_thread(RayCluster, f"flow {flow.name!r}, on=Ray(…)", self.address)
+        cluster = await asyncio.to_thread(RayCluster, f"flow {flow.name!r}, on=Ray(…)", self.address, self.runtime_env)
+        room = self._room(None if cluster.has_runtime_env else self.runtime_env)
         try:
             shipped = _shipped(cluster.ray, flow, self.flow)
             if self.address is None:
-                host = RayHost(cluster.ray, self._room(), shipped, NodeFacts.here())
+                host = RayHost(cluster.ray, room, shipped, NodeFacts.here())
                 try:
                     return await run_supervised(flow, self.flow or "", host, options, first, while_running)
                 finally:
                     host.release()
-            run = _ClusterRun(flow.name, fingerprint(flow.name, flow.steps), plain, self._room(), NodeFacts.here())
+            run = _ClusterRun(flow.name, fingerprint(flow.name, flow.steps), plain, room, NodeFacts.here())
             outcome = await _on_cluster(cluster.ray, run, shipped, first)
         finally:
             await asyncio.to_thread(cluster.close)
@@ -132,7 +134,7 @@ class Ray:
         assert outcome.statistics is not None
         return outcome.statistics
 
-    def _room(self) -> Room:
+    def _room(self, runtime_env: Mapping[str, Any] | None) -> Room:
         return Room(
             self.processes,
             self.min_processes or self.processes,
@@ -141,7 +143,7 @@ class Ray:
             self.placement.upper(),
             self.wait_s,
             self.address is not None,
-            self.runtime_env,
+            runtime_env,
         )
 
 
@@ -281,7 +283,8 @@ class _SupervisorActor:
         self._run = run
         shipped = ShippedFlow(run.flow, reference, b"".join(chunks))
         self._host = RayHost(ray, run.room, shipped, run.facts)
-        self._is_again = ray.get_runtime_context().was_current_actor_reconstructed
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # within Ray
+            self._is_again = ray.get_runtime_context().was_current_actor_reconstructed
         self._supervisor = Supervisor(run.flow, reference or "", self._host, run.options, self._check)
         self._outcome = asyncio.get_running_loop().create_task(self._run_to_end(), name=f"flow {run.flow}")
 

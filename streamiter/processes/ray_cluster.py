@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias, final
@@ -42,10 +42,12 @@ class RayCluster:
 
     A Ray that is started here is on this machine only, has no dashboard and sends no usage statistics. Starting it
     takes some seconds. ``close`` ends it, or the connection to the cluster. ``user`` is the begin of errors.
+    ``runtime_env`` is that of all processes: only so does Ray send folders and modules of this machine.
     """
 
-    def __init__(self, user: str, address: str | None = None) -> None:
+    def __init__(self, user: str, address: str | None = None, runtime_env: Mapping[str, Any] | None = None) -> None:
         self.ray = imported_ray(user)
+        self._runtime_env = runtime_env
         self._user = user
         self._is_to_end = threading.Event()
         self._thread: threading.Thread | None = None
@@ -58,6 +60,11 @@ class RayCluster:
             self._thread = threading.Thread(target=self._run, args=(address, started), name="ray", daemon=True)
             self._thread.start()
             started.result()
+
+    @property
+    def has_runtime_env(self) -> bool:
+        """Whether all processes have the ``runtime_env`` already."""
+        return self._thread is not None
 
     def _check_answers(self, address: str) -> None:
         """Raise ConfigurationError if no Ray listens at an address: without it, ``ray.init`` would wait for minutes."""
@@ -75,17 +82,29 @@ class RayCluster:
             ) from error
 
     def _run(self, address: str | None, started: Future[None]) -> None:
+        options: dict[str, Any] = {"logging_level": logging.ERROR}
+        if self._runtime_env is not None:
+            options["runtime_env"] = dict(self._runtime_env)
         try:
             if address is not None:
-                self.ray.init(address=address, logging_level=logging.ERROR)
+                self.ray.init(address=address, **options)
             else:
                 with _starting(self.ray):
                     self.ray.init(
                         address="local",  # Without it, Ray would look for a cluster that another program has started.
                         include_dashboard=False,
-                        logging_level=logging.ERROR,
                         _node_ip_address=_LOOPBACK,
+                        **options,
                     )
+        except Exception as error:
+            refused = ConfigurationError(
+                f"{self._user}: expected Ray to start, or to connect to a cluster, with address={address!r} and "
+                f"runtime_env={self._runtime_env!r}, given {type(error).__name__}: {error}; correct them, or look at "
+                'the cluster with "ray status"'
+            )
+            refused.__cause__ = error
+            started.set_exception(refused)
+            return
         except BaseException as error:
             started.set_exception(error)
             return

@@ -145,6 +145,30 @@ def test_a_module_that_a_node_does_not_have_is_named(
     assert flow.run(on=Ray(2, runtime_env={"env_vars": {"PYTHONPATH": f"{TESTS}:{tmp_path}"}})).state == "finished"
 
 
+SENDS_A_FOLDER = """
+import sys
+from streamiter import Flow, Ray
+
+sys.path.insert(0, {folder!r})
+import beside_program  # The workers have another path.
+
+flow = Flow("f", parallelism=2)
+doubled = flow.from_items(range(4)).rebalance().map(beside_program.double).collect()
+flow.run(on=Ray(2, runtime_env={{"py_modules": [{folder!r} + "/beside_program"]}}))
+print(sorted(doubled.items))
+"""
+
+
+def test_folders_of_the_program_are_sent(tmp_path: Path) -> None:
+    """Ray refused a folder ("not a valid URI"), since it takes folders only when a program connects."""
+    package = tmp_path / "beside_program"
+    package.mkdir()
+    (package / "__init__.py").write_text("def double(n):\n    return 2 * n\n")
+    program = [sys.executable, "-c", SENDS_A_FOLDER.format(folder=str(tmp_path))]
+    ran = subprocess.run(program, cwd=TESTS, capture_output=True, text=True, timeout=90, check=False)
+    assert ran.stdout == "[0, 2, 4, 6]\n", ran.stderr
+
+
 def test_a_flow_that_cannot_be_sent_is_refused(cluster: Any) -> None:
     """A lock in a function gave an error of the serialization, without a word on what to do."""
     lock = threading.Lock()
