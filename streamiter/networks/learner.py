@@ -284,7 +284,8 @@ class StepsMade:
     def __init__(self) -> None:
         self.are_drained = False
         """Whether the source was stopped before the last step."""
-        self._made = 0
+        self._made: int | None = None
+        """None if there is no worker in this process."""
         self._has_made = asyncio.Event()
 
     @classmethod
@@ -299,7 +300,7 @@ class StepsMade:
 
     async def near(self, step: int) -> None:
         """Wait until the worker has made almost all steps before this one."""
-        while step > self._made + _STEPS_AHEAD:
+        while self._made is not None and step > self._made + _STEPS_AHEAD:
             self._has_made.clear()
             await self._has_made.wait()
 
@@ -332,6 +333,11 @@ class NetworkWorker(ParameterServerWorker):
             computed = await asyncio.to_thread(self.learner.compute, mini_batch, pulled, number)
         self._last_s = self.context.clock.monotonic_s() - begin_s
         return computed
+
+    async def open(self, context: Context) -> None:
+        await super().open(context)
+        if self.learner.steps is not None:
+            StepsMade.of(context, self.learner.steps).tell(0)
 
     async def process(self, record: Any, out: Output) -> None:
         """Make the steps up to this one, or learn from prepared rows.
