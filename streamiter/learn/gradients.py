@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypedDict
 
 import numpy as np
@@ -67,6 +67,10 @@ class Gradient:
             indices,
             self.moments.plus(other.moments) if self.moments and other.moments else None,
         )
+
+    def scaled(self, factor: float) -> Gradient:
+        """Return the gradient of the same rows, times ``factor``."""
+        return replace(self, total=self.total * factor, intercept=self.intercept * factor)
 
     def to_dense(self) -> Floats:
         """Return the sums of all features, as a new array."""

@@ -67,6 +67,8 @@ class WorkerReport(SumRecord):
     """The number of the worker's subtask."""
     starts: NotRequired[int]
     """How often a rollback had replaced the parameters of the gradient, if ever."""
+    steps: NotRequired[int]
+    """How many steps the parameters of the gradient contain, if any."""
 
 
 @dataclass(slots=True)
@@ -255,21 +257,27 @@ class ReplySteps(StepRule):
         self._last = dict(state["last"])
 
 
-# While one gradient of a worker is under way, it computes the next. With more, the model oscillates: n workers with k
-# gradients under way make steps about n k - 1 late. Gradient descent converges for rates below 2 (over the curvature)
-# if no step is late, below 0.29 if each is five steps late, and below 0.1 if each is fifteen. Two workers in processes
-# of their own train a fifth faster with three gradients than with two, and no faster with more.
-_GRADIENTS_OF_ALL: Final = 6
-_GRADIENTS_OF_ONE: Final = 2
+# While one gradient of a worker is under way, it computes the next. n workers with k gradients under way make steps
+# about n k - 1 late. With twelve of all, two workers in processes of their own wait less for answers than with six: a
+# process answers between two batches that it reads from Kafka. A worker that is alone is in the process of the owner.
+_GRADIENTS_OF_ALL: Final = 12
+_GRADIENTS_OF_ONE_WORKER_ALONE: Final = 6
+_LEAST_GRADIENTS_OF_A_WORKER: Final = 2
+
+# Gradient descent converges for rates below 2 (over the curvature) if no step is late, below 0.29 if each is five steps
+# late, and below 0.1 if each is fifteen. So the model oscillates if late gradients move it as far as punctual ones.
+_STEPS_LATE_IN_FULL: Final = 5
 
 
 def gradients_under_way(workers: int) -> int:
     """Return how many gradients of each worker may be under way.
 
     >>> [gradients_under_way(workers) for workers in (1, 2, 3, 8)]
-    [6, 3, 2, 2]
+    [6, 6, 4, 2]
     """
-    return max(_GRADIENTS_OF_ONE, _GRADIENTS_OF_ALL // workers)
+    if workers == 1:
+        return _GRADIENTS_OF_ONE_WORKER_ALONE
+    return max(_LEAST_GRADIENTS_OF_A_WORKER, _GRADIENTS_OF_ALL // workers)
 
 
 class BroadcastSteps(StepRule):
@@ -278,36 +286,45 @@ class BroadcastSteps(StepRule):
     The owner answers once for each round of gradients: one gradient of every worker. If it answered each gradient,
     every worker would receive as many answers as there are workers, more than it reads while it computes one gradient.
     The owner does not wait for a worker that is silent while another worker sends two.
-    An answer says how many gradients of each worker it contains that no earlier answer contained.
+    An answer says how many gradients of each worker it contains that no earlier answer contained, and how many steps.
+    A gradient that is more than five steps late is divided by its lateness over five, as the learning rate is in
+    staleness-aware SGD (Zhang, Gupta, Lian and Liu, 2016).
     """
 
     needs_epochs = False
 
     def __init__(self) -> None:
+        self._steps = 0
         self._active: dict[int, None] = {}
         """The workers to wait for before the next answer."""
         self._received: dict[int, int] = {}
         """How many gradients each worker has sent since the last answer."""
 
     def add(self, report: WorkerReport, epoch: int) -> GradientSum:
-        return GradientSum.from_record(report)
+        sums = GradientSum.from_record(report)
+        steps_late = self._steps - report.get("steps", 0)
+        self._steps += 1
+        if sums.gradient is not None and steps_late > _STEPS_LATE_IN_FULL:
+            sums.gradient = sums.gradient.scaled(_STEPS_LATE_IN_FULL / steps_late)
+        return sums
 
     def answer(self, worker: int | None, parameters: Callable[[], dict[str, Any]]) -> object | None:
         assert worker is not None
         self._active[worker] = None
         self._received[worker] = received = self._received.get(worker, 0) + 1
-        if received >= _GRADIENTS_OF_ONE:
+        if received >= _LEAST_GRADIENTS_OF_A_WORKER:
             self._active = dict.fromkeys(self._received)
         if len(self._received) < len(self._active):
             return None
         contained, self._received = self._received, {}
-        return parameters() | {"contained": contained}
+        return parameters() | {"contained": contained, "steps": self._steps}
 
     def snapshot(self) -> dict[str, object]:
-        return {"active": list(self._active), "received": self._received.copy()}
+        return {"active": list(self._active), "received": self._received.copy(), "steps": self._steps}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._active, self._received = dict.fromkeys(state["active"]), dict(state["received"])
+        self._steps = state.get("steps", 0)  # States of earlier versions have none.
 
 
 def _total(workers: dict[int, GradientSum]) -> GradientSum:
@@ -448,6 +465,8 @@ class GradientWorker(Operator, IterationListener):
         self._examples_ended = False
         self._starts = 0
         """How often a rollback had replaced the parameters that the worker has."""
+        self._steps = 0
+        """How many steps these parameters contain, as the owner has said."""
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -460,7 +479,8 @@ class GradientWorker(Operator, IterationListener):
         """Continue with these parameters; None keeps the initial model."""
         if parameters is not None:
             self._model.follow(parameters)
-            self._starts = parameters.get("starts", 0) if isinstance(parameters, Mapping) else 0
+            known = parameters if isinstance(parameters, Mapping) else {}
+            self._starts, self._steps = known.get("starts", 0), known.get("steps", 0)
         self._model_epoch = self._context.epoch or 0
 
     def input_ended(self, name: str, out: Output) -> None:
@@ -474,11 +494,12 @@ class GradientWorker(Operator, IterationListener):
     def report(self, sums: GradientSum, out: Output) -> None:
         """Send the sums to the owner, also if they are empty: the owner waits for a report."""
         starts = {"starts": self._starts} if self._starts else {}
-        out.emit({"worker": self._context.subtask_index, **starts, **sums.to_record()})
+        steps = {"steps": self._steps} if self._steps else {}
+        out.emit({"worker": self._context.subtask_index, **starts, **steps, **sums.to_record()})
 
     def snapshot(self) -> dict[str, object]:
         return {
-            "parameters": self._model.parameters() | {"starts": self._starts},
+            "parameters": self._model.parameters() | {"starts": self._starts, "steps": self._steps},
             "epoch": self._epoch,
             "model epoch": self._model_epoch,
             "examples ended": self._examples_ended,
@@ -486,7 +507,7 @@ class GradientWorker(Operator, IterationListener):
 
     def restore(self, state: dict[str, Any]) -> None:
         self._model.follow(state["parameters"])
-        self._starts = state["parameters"].get("starts", 0)
+        self._starts, self._steps = state["parameters"].get("starts", 0), state["parameters"].get("steps", 0)
         self._epoch, self._model_epoch = state["epoch"], state["model epoch"]
         self._examples_ended = state["examples ended"]
 
