@@ -39,6 +39,8 @@ class ProcessMesh:
         """The open links, by the number of the other process."""
         self._calls: dict[ProcessLink, int] = {}
         """The links that this process makes, and to which process."""
+        self._handshaking: set[ProcessLink] = set()
+        """The links that are not open yet, also those of strangers."""
         self._ended: set[int] = set()
         self._has_failed = False
         self._changed = asyncio.Event()
@@ -69,11 +71,14 @@ class ProcessMesh:
         return {number: LinkChannels(link) for number, link in self._links.items()}
 
     def _new_link(self) -> ProcessLink:
-        return ProcessLink(self._identity, self, self._encoding, self._clock)
+        link = ProcessLink(self._identity, self, self._encoding, self._clock)
+        self._handshaking.add(link)
+        return link
 
     def opened(self, link: ProcessLink) -> None:
         """Note an open link; the second one to a process is refused."""
         assert link.peer is not None
+        self._handshaking.discard(link)
         if link.peer in self._links or not 0 <= link.peer < self._processes:
             link.abort(f"expected one link to each of {self._processes} processes, given another")
             return
@@ -82,6 +87,7 @@ class ProcessMesh:
 
     def ended(self, link: ProcessLink, error: LinkError | None) -> None:
         """Tell of the loss of a link. A connection from outside that was never open may be a stranger's."""
+        self._handshaking.discard(link)
         if link.peer is None or self._links.get(link.peer) is not link:
             if link in self._calls:
                 self._lose(self._calls[link], str(error))
@@ -115,6 +121,8 @@ class ProcessMesh:
     def _close_server(self) -> None:
         if self._server is not None:
             self._server.close()
+        for link in list(self._handshaking):
+            link.abort("this process accepts no more links")
 
     # -- messages --------------------------------------------------------------------------------------
 

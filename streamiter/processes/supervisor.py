@@ -213,8 +213,8 @@ class Attempt:
         """The stops that were asked for, also of earlier attempts."""
         self._started_at_s = self._clock.monotonic_s()
         self._hosted: dict[int, HostedProcess] = {}
-        self._open: set[ProcessLink] = set()
-        """The open links: two of each process that has begun."""
+        self._accepted: set[ProcessLink] = set()
+        """The links that have not ended: two of each process that has begun, and those in the handshake."""
         self._links: dict[int, ProcessLink] = {}
         """The link of each process that has begun."""
         self._ends: dict[int, asyncio.Task[str]] = {}
@@ -256,7 +256,7 @@ class Attempt:
             self.kill()
             await asyncio.gather(*self._ends.values(), return_exceptions=True)
             server.close()
-            for link in self._open:  # An actor may live on for a moment.
+            for link in list(self._accepted):  # An actor may live on for a moment.
                 link.abort("the attempt is over")
         if self._error is not None:
             raise self._error from self._error.__cause__
@@ -339,17 +339,18 @@ class Attempt:
 
     def _new_link(self) -> ProcessLink:
         identity = identity_of(self._settings, SUPERVISOR)
-        return ProcessLink(identity, self, FrameEncoding(PlainData()), self._clock)
+        link = ProcessLink(identity, self, FrameEncoding(PlainData()), self._clock)
+        self._accepted.add(link)
+        return link
 
     def opened(self, link: ProcessLink) -> None:
         """Refuse a link of a process that was not started."""
         if link.peer not in range(self._settings.processes):
             link.abort(f"expected one of {self._settings.processes} processes, given process {link.peer}")
-        self._open.add(link)
 
     def ended(self, link: ProcessLink, error: LinkError | None) -> None:
         """Lose the process, unless the run is over, or a stranger has connected."""
-        self._open.discard(link)
+        self._accepted.discard(link)
         if error is not None and link in self._links.values():
             assert link.peer is not None
             self._lose(link.peer, str(error))

@@ -93,7 +93,7 @@ def test_replayed_rows_have_the_same_bits_however_batches_are_cut(mini_batch: in
 def test_asynchronous_workers_do_not_learn_from_old_models(processes: int) -> None:
     """Dozens of gradients of one model were on their way to the owner, and the model oscillated."""
     for seed in range(3):
-        x, weights = np.random.default_rng(seed).normal(size=(1_500, 4)), np.array([1.0, -2.0, 0.5, 3.0])
+        x, weights = np.random.default_rng(seed).normal(size=(4_500, 4)), np.array([1.0, -2.0, 0.5, 3.0])
         flow = Flow("learn", parallelism=3)
         training = train_online(
             flow.from_items(Columns({"x": x, "y": x @ weights})),
@@ -104,5 +104,5 @@ def test_asynchronous_workers_do_not_learn_from_old_models(processes: int) -> No
         )
         metrics, versions = training.validation.collect(), training.models.collect()
         run(flow, seed=seed, processes=processes)
-        assert metrics.items[-1]["loss"] < 1, seed  # 7 for a model that predicts 0, at least 2 with old models
+        assert metrics.items[-1]["loss"] < 1, seed  # 7 for a model that predicts 0, 36 or more if old models count
         assert versions.items[-1].parameters["weights"] == pytest.approx(weights, abs=0.01), seed

@@ -217,3 +217,38 @@ async def test_with_checkpoints_a_run_starts_again_three_times(
         await run_supervised(flow, "m:f", host, options, "suspend")
     assert host.attempts == [0, 0, 1, 1, 2, 2, 3, 3]
     assert len(caplog.messages) == 3
+
+
+class ConnectedProcesses(DyingProcesses):
+    """Processes that have connected when they end, but have not said who they are."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.connections: list[asyncio.StreamReader] = []
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def start(self, settings: ProcessSettings) -> DyingProcesses:
+        reader, writer = await asyncio.open_unix_connection(settings.supervisor)
+        self.connections.append(reader)
+        self._writers.append(writer)
+        await reader.readexactly(10)  # The supervisor has accepted the connection.
+        return await super().start(settings)
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.close()
+
+
+async def test_no_connection_outlives_a_run(tmp_path: Path) -> None:
+    """A process ended in the middle of the handshake; its connection stayed, and was an unclosed resource at the end
+    of the program.
+    """
+    flow = Flow("f", parallelism=2)
+    flow.from_items([1]).collect()
+    host = ConnectedProcesses(tmp_path)
+    with pytest.raises(ProcessLost, match="exit code 7"):
+        await run_supervised(flow, "m:f", host, {}, "suspend")
+    async with asyncio.timeout(10):
+        for connection in host.connections:
+            await connection.read()  # until its end
+    host.close()
