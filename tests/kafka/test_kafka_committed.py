@@ -20,7 +20,7 @@ from support.processes import async_process
 from topics.topic_case import numbered, numbers_of, patiently, read_to_end, write, write_transaction
 
 from streamiter import Checkpoints, Flow
-from streamiter.errors import JobFailed, OffsetOutOfRange, ProducerFenced
+from streamiter.errors import GraphError, JobFailed, OffsetOutOfRange, ProducerFenced
 from streamiter.topics import OutgoingBatch, Topic, topic
 
 MakeTopic = Callable[..., Topic]
@@ -295,6 +295,17 @@ async def test_a_cluster_is_one_commit_domain_under_all_its_addresses(
     await started.stop()
     assert [numbers_of(await read_to_end(output)) for output in outputs] == [[*range(10)]] * 3
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+async def test_two_sources_of_a_topic_are_refused_under_all_its_addresses(job: Job, kafka_broker: Any) -> None:
+    """Each source committed positions of the same partitions, so records of the one that was behind were skipped."""
+    port = kafka_broker.bootstrap.rpartition(":")[2]
+    flow = Flow(job.name)
+    first = flow.source(job.numbers, start="committed", name="first")
+    again = flow.source(topic(f"kafka://localhost:{port}/{job.numbers.name}"), start="committed", name="again")
+    first.union(again).sink(job.doubled)
+    with pytest.raises(GraphError, match=r"step 'again': .* a group has one position in a partition"):
+        await flow.start()
 
 
 @pytest.mark.parametrize("choice", [{"changed_steps": ["numbers"]}, {"restore": None}])

@@ -33,7 +33,12 @@ from streamiter.runtime.checkpointing.barriers import (
 )
 from streamiter.runtime.checkpointing.checkpoint_messages import CheckpointMessages
 from streamiter.runtime.checkpointing.commit import JobTransaction, output_to_commit_with
-from streamiter.runtime.checkpointing.committed import SourcePositions, id_of, join_commit_domains
+from streamiter.runtime.checkpointing.committed import (
+    SourcePositions,
+    check_one_source_of_each_topic,
+    id_of,
+    join_commit_domains,
+)
 from streamiter.runtime.checkpointing.restore import JobRestore
 from streamiter.runtime.checkpointing.task_barriers import TaskStates, release_parts
 from streamiter.runtime.graph import Step
@@ -126,6 +131,7 @@ class Checkpointer:
         await join_commit_domains(self._tasks)
         output = output_to_commit_with(self._flow, self._tasks)
         if self._settings.store is None:
+            check_one_source_of_each_topic(self._tasks)
             self._positions = SourcePositions(self._flow, self._tasks, run=self._run_id, clock=self._clock)
             # Without transactional outputs, the transaction of the positions shuts out older runs.
             output = output or self._positions.first_topic

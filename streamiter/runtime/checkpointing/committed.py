@@ -127,7 +127,6 @@ def _check_options(flow: str, options: JobOptions, committed: Iterable[str]) -> 
 
 def _check_sources(tasks: Sequence[Task]) -> None:
     """Raise GraphError for a source that would bring its records again, or whose positions another source commits."""
-    by_topic: dict[tuple[str, str], str] = {}
     for step, source in ((task.first.step, task.feeder.source) for task in tasks if task.feeder is not None):
         if not isinstance(source, TopicSource) or source.start not in ("committed", "latest"):
             raise GraphError(
@@ -136,6 +135,17 @@ def _check_sources(tasks: Sequence[Task]) -> None:
                 "stores all positions",
                 where=step.where,
             )
+    check_one_source_of_each_topic(tasks)
+
+
+def check_one_source_of_each_topic(tasks: Sequence[Task]) -> None:
+    """Raise GraphError for a source whose positions another source commits.
+
+    Before the job has joined the commit domains, a topic under two addresses is two topics.
+    """
+    by_topic: dict[tuple[str, str], str] = {}
+    for task, source in _topic_sources(tasks):
+        step = task.first.step
         topic = source.topic.commit_domain, source.topic.name
         other = by_topic.setdefault(topic, step.name) if source.start == "committed" else step.name
         if other != step.name:
