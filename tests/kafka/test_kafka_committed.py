@@ -6,14 +6,18 @@ import asyncio
 import contextlib
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import crash.mortal
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from crash.places import KAFKA_COMMIT
+from crash.test_kill_9 import seed
 from job_faults.service import Serve, Service, nothing_unheard, one_line
 from support.kafka_retention import delete_records
 from support.processes import async_process
@@ -25,6 +29,7 @@ from streamiter.topics import OutgoingBatch, Topic, topic
 
 MakeTopic = Callable[..., Topic]
 CHILD = Path(__file__).with_name("committed_child.py")
+MORTAL = Path(crash.mortal.__file__)
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -55,7 +60,7 @@ async def test_a_job_that_is_killed_at_random_moments_loses_nothing_and_repeats_
     kafka_topic: MakeTopic, tmp_path: Path, numbers_in: str, doubled_in: str, delivery: str, is_once: bool
 ) -> None:
     """A job without checkpoints read everything again after a crash: 2,000 outputs of 1,000 records."""
-    random = Random(f"{numbers_in} {doubled_in} {delivery}")
+    random = Random(f"{seed()} {numbers_in} {doubled_in} {delivery}")
 
     def made(kind: str, name: str) -> Topic:
         return kafka_topic(name) if kind == "kafka" else topic(f"sqlite:///{tmp_path}/topics.db?topic={name}")
@@ -63,27 +68,38 @@ async def test_a_job_that_is_killed_at_random_moments_loses_nothing_and_repeats_
     numbers, doubled = made(numbers_in, "numbers"), made(doubled_in, "doubled")
     await numbers.create(partitions=2)
     await doubled.create(partitions=2)
-    command = [sys.executable, str(CHILD), kafka_topic("flow").name, numbers.url, doubled.url, delivery]
-    written = 0
-    for _life in range(LIVES):
-        async with async_process([*command, "", "0.02"], is_forked=True) as child:
+    arguments = [str(CHILD), kafka_topic("flow").name, numbers.url, doubled.url, delivery]
+    has_transactions = (doubled_in, delivery) == ("kafka", "")
+    partition_of: dict[int, int] = {}
+    for life in range(LIVES):
+        # Each second life ends at a place of a commit, which a moment hits once in a thousand lives.
+        place, call = random.choice(KAFKA_COMMIT), random.randint(1, 8)
+        mortal = [str(MORTAL), *place, str(call), str(int(signal.SIGKILL))] if has_transactions and life % 2 else []
+        async with async_process([sys.executable, *mortal, *arguments, "", "0.02"], is_forked=True) as child:
             end = (await doubled.describe()).records + random.randint(1, 400)
 
-            async def has_written(end: int = end) -> bool:
-                nonlocal written
-                chunk = random.randint(1, 50)
-                batch = OutgoingBatch(numbered(range(written, written + chunk)), partition=random.randint(0, 1))
-                await write(numbers, batch)
-                written += chunk
-                return (await doubled.describe()).records >= end
+            async def is_over(child: Any = child, end: int | None = None if mortal else end) -> bool:
+                written, chunk, partition = len(partition_of), random.randint(1, 50), random.randint(0, 1)
+                added = range(written, written + chunk)
+                await write(numbers, OutgoingBatch(numbered(added), partition=partition))
+                partition_of.update(dict.fromkeys(added, partition))
+                return child.returncode is not None or (end is not None and (await doubled.describe()).records >= end)
 
-            await until(has_written)
+            await until(is_over)
             child.kill()
-    async with async_process([*command, "latest", "0.02"], is_forked=True) as child:
+            assert await patiently(child.wait()) == -signal.SIGKILL
+    async with async_process([sys.executable, *arguments, "latest", "0.02"], is_forked=True) as child:
         assert await patiently(child.wait()) == 0
-    outputs = numbers_of(await read_to_end(doubled))
-    assert set(outputs) == {2 * number for number in range(written)}
-    assert len(outputs) == written or not is_once
+    records = await read_to_end(doubled)
+    assert {int(record.value or b"") for record in records} == {2 * number for number in partition_of}
+    if is_once:
+        assert len(records) == len(partition_of)
+        # A partition of the output has the records of a partition of the input in order.
+        from_one = defaultdict(list)
+        for record in records:
+            number = int(record.value or b"") // 2
+            from_one[record.partition, partition_of[number]].append(number)
+        assert all(each == sorted(each) for each in from_one.values())
 
 
 # -- SIGSTOP -------------------------------------------------------------------------------------------------
