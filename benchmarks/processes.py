@@ -45,7 +45,7 @@ _LOOK_S: Final = 0.01
 
 def processes_map(session: Session) -> Iterator[Figure]:
     """A pure-Python function of 20 µs is called for each record, in two subtasks."""
-    make, step, records = divided_flows.mapped, "slow", session.size(200_000, 2_000)
+    make, step, records = divided_flows.mapped, "slow", session.size(600_000, 2_000)
     settings = Settings(records=records)
 
     def apart() -> Trial:
@@ -62,7 +62,7 @@ def processes_map(session: Session) -> Iterator[Figure]:
 
 def processes_shuffle(session: Session) -> Iterator[Figure]:
     """Records of 100 bytes of JSON are decoded, and summed up by user; then the same without decoding."""
-    records = session.size(1_000_000, 10_000)
+    records = session.size(4_000_000, 10_000)
     yield from _compared(session, divided_flows.by_user, "sums", records, at_least=1.4, label=", decoding JSON")
     yield from _compared(session, divided_flows.by_user_decoded, "sums", records, at_least=0.9, label=", decoded")
 

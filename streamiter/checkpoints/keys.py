@@ -159,9 +159,11 @@ def key_groups(keys: Sequence[object] | npt.NDArray[Any], groups: int = KEY_GROU
     """
     if isinstance(keys, np.ndarray):
         return _groups_of_array(keys, groups)
+    if set(map(type, keys)) == {int}:
+        return _groups_of_ints(keys, groups)
     normalized = check_keys(list(keys))
     kinds = set(map(type, normalized))
-    if kinds == {int}:
+    if kinds == {int}:  # They were ints of numpy.
         return _groups_of_ints(normalized, groups)
     if int not in kinds:
         checksums = map(zlib.crc32, pack_each(normalized, _pack_instead))

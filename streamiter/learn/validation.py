@@ -20,7 +20,7 @@ from streamiter.learn.rows import holds, refuse_rows, row_vector, row_weights
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
-from streamiter.records import OutputTag
+from streamiter.records import Array, OutputTag
 from streamiter.sparse_rows import sums_by
 
 __all__ = ["CalibrationBin", "ProgressiveValidation", "ScoreHistogram", "Validate", "area_under_curve"]
@@ -105,8 +105,9 @@ ValidationKind = Literal["classification", "classes", "regression"]
 _NAME: Final = "ProgressiveValidation"
 
 # The sums of weight, loss, squared error, rows that are right, absolute error, right rows of target 1, and rows that
-# are predicted as 1 or have target 1.
+# are predicted as 1 or have target 1. A sum that the kind does not need is 0.
 _SUMS: Final = 7
+_WEIGHT, _LOSS, _SQUARES, _CORRECT, _DISTANCE, _BOTH, _ONES = range(_SUMS)
 
 CALIBRATION_BINS: Final = 10
 
@@ -238,9 +239,7 @@ class ProgressiveValidation:
         """Return the metrics by name; the class describes them."""
         metrics = self._means(self._count, self._sums, self._area(), self._calibration)
         rows = self._window.rows()
-        sums = np.zeros(_SUMS)
-        if rows.shape[1]:
-            sums = self._added(rows, self._losses(rows)[0], sums)
+        sums = self._added(rows, self._losses(rows)[0], np.zeros(_SUMS)) if rows.shape[1] else np.zeros(_SUMS)
         area = area_under_curve(*rows) if self._scores else None
         calibration = _calibration_of(rows) if self._scores else None
         window = self._means(rows.shape[1], sums, area, calibration)
@@ -319,19 +318,21 @@ class ProgressiveValidation:
     def _added(self, rows: Floats, losses: Floats, sums: Floats) -> Floats:
         """Return the sums with these rows added to them."""
         predictions, targets, weights = rows
-        chosen = predictions >= 0.5
-        if self.kind == "classes":
-            squares, correct = np.square(1.0 - predictions), targets == 1.0
+        distances = (1.0 if self.kind == "classes" else targets) - predictions
+        terms: dict[int, Array] = {_WEIGHT: np.ones_like(weights), _LOSS: losses, _SQUARES: np.square(distances)}
+        if self.kind == "regression":
+            terms[_DISTANCE] = np.abs(distances)
+        elif self.kind == "classes":
+            terms[_CORRECT] = targets
         else:
-            squares, correct = np.square(predictions - targets), chosen == (targets == 1.0)
-        distances = np.abs(predictions - targets)
-        terms = (1.0, losses, squares, correct, distances, chosen * targets, chosen + targets)
+            chosen = predictions >= 0.5
+            terms |= {_CORRECT: chosen == (targets == 1.0), _BOTH: chosen * targets, _ONES: chosen + targets}
+        places = list(terms)
+        weighted = np.stack(list(terms.values())) * weights
+        weighted[:, 0] += sums[places]
         added = np.zeros(_SUMS)
-        for place, term in enumerate(terms):
-            # Row after row: numpy's sum adds in pairs, so its result would depend on the cuts of batches.
-            weighted = term * weights
-            weighted[:1] += sums[place]
-            added[place] = np.cumsum(weighted, out=weighted)[-1]
+        # Row after row: numpy's sum adds in pairs, so its result would depend on the cuts of batches.
+        added[places] = np.cumsum(weighted, axis=1, out=weighted)[:, -1]
         return added
 
     def _means(
@@ -484,8 +485,8 @@ class MeanComparison:
             return np.bincount(classes, weights).astype(np.float64)
         if self._first is None:
             self._first = float(targets[0])
-        powers: Floats = (targets - self._first) ** np.arange(3)[:, None]
-        return powers @ weights
+        distances = targets - self._first
+        return np.array([weights.sum(), weights @ distances, weights @ np.square(distances)])
 
     def _loss_of_mean(self, kind: ValidationKind) -> tuple[float, float]:
         """Return the sum of the losses of the mean, and the difference that does not count, for each row."""
