@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from benchmarks.calls import calls
 from benchmarks.checkpoints import checkpoint_cost, recovery
 from benchmarks.drift import drift
 from benchmarks.feedback import feedback_latency, feedback_throughput
@@ -42,6 +43,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
     {
         "import": import_time,
         "in-memory": in_memory,
+        "calls": calls,
         "feedback-throughput": feedback_throughput,
         "feedback-latency": feedback_latency,
         "bounded-rounds": bounded_rounds,

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from streamiter.errors import GraphError, shortened
+from streamiter.numbers import whole_number
 from streamiter.operators.functions import asynchronous_kind, misfit
 from streamiter.operators.operator import Operator, Service
 from streamiter.operators.output import RejectionPolicy
@@ -42,6 +43,19 @@ def check_seconds(seconds: Any, option: str, otherwise: str, *, step: str) -> No
         raise GraphError(
             f"step {step!r}: expected {option} to be a number of seconds above 0, given {seconds!r}; "
             f"leave it out to {otherwise}"
+        )
+
+
+def check_retries(retries: int, backoff_s: float, backoff_max_s: float, seed: int, *, step: str) -> None:
+    """Raise GraphError unless the number of further calls and the delays before them are possible."""
+    for option, number in (("retries", retries), ("seed", seed)):
+        whole_number(f"step {step!r}, {option}", number, 0, error=GraphError)
+    for option, seconds in (("backoff_s", backoff_s), ("backoff_max_s", backoff_max_s)):
+        check_seconds(math.nan if seconds is None else seconds, option, "use its default", step=step)
+    if backoff_max_s < backoff_s:
+        raise GraphError(
+            f"step {step!r}: expected backoff_max_s of at least backoff_s ({backoff_s}), given {backoff_max_s}; it is "
+            "the longest delay"
         )
 
 
@@ -170,27 +184,39 @@ def check_codec(codec: Any, method: Literal["decode", "encode"], *, step: str) -
 
 
 def check_function(
-    f: Any, argument: str, takes: Sequence[str], *, step: str | None = None, expected: str = "a function"
+    f: Any,
+    argument: str,
+    takes: Sequence[str],
+    *,
+    step: str | None = None,
+    expected: str = "a function",
+    is_awaited: bool = False,
 ) -> None:
-    """Raise GraphError unless ``f`` is a plain function of the arguments ``takes``.
+    """Raise GraphError unless ``f`` is a plain function of the arguments ``takes``, or one that ``is_awaited``.
 
     The error names the ``argument``, and the ``step`` if the user has named it.
     """
     label = argument if step is None else f"step {step!r}, {argument}"
     if not callable(f):
-        raise GraphError(f"{label}: expected {expected}, given {shortened(f)}; write a function or a lambda")
-    if kind := asynchronous_kind(f):
-        name = getattr(f, "__name__", type(f).__name__)
+        write = "async def" if is_awaited else "a function or a lambda"
+        raise GraphError(f"{label}: expected {expected}, given {shortened(f)}; write {write}")
+    kind, name = asynchronous_kind(f), getattr(f, "__name__", type(f).__name__)
+    if is_awaited and kind != "coroutine function":
+        raise GraphError(
+            f"{label}: expected {expected}, given the {kind or 'plain function'} {name}; write async def, or use "
+            ".map(f) for a function that awaits nothing"
+        )
+    if kind and not is_awaited:
         raise GraphError(
             f"{label}: expected a plain function, given the {kind} {name}; await it in an Operator with "
-            "async def process(self, record, out) and .process(…)"
+            "async def process(self, record, out) and .process(…), or in .map_async(f)"
         )
     if reason := misfit(f, takes):
         called = ", ".join(takes)
-        around = f"lambda {called}: …" if takes else "lambda: …"
+        around = "" if is_awaited else f", or lambda {called}: … around it" if takes else ", or lambda: … around it"
         raise GraphError(
-            f"{label}: expected a function that is called as f({called}), given {reason}; write def f({called}), or "
-            f"{around} around it"
+            f"{label}: expected a function that is called as f({called}), given {reason}; write "
+            f"{'async ' if is_awaited else ''}def f({called}){around}"
         )
 
 

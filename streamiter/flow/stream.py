@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Literal, Unpack
 
 import numpy as np
@@ -35,8 +36,10 @@ from streamiter.flow.graph_checks import (
     check_factory,
     check_field_or_function,
     check_function,
+    check_retries,
     check_seconds,
 )
+from streamiter.operators.calls import MapAsync
 from streamiter.operators.holding import Join, MiniBatch, ReduceAll, Sort
 from streamiter.operators.keyed import KeyedReduce, KeyedReduceBatch, StatefulMap
 from streamiter.operators.operator import OperatorFactory
@@ -86,8 +89,8 @@ class Stream(Outlets):
       the step and the record; ``"skip"`` drops and counts the record.
     - ``dead_letter=topic(…)``: such records are written to this topic instead.
 
-    Records keep their order within a subtask. Functions are plain functions: code that awaits belongs in an
-    :class:`~streamiter.Operator`.
+    Records keep their order within a subtask. Functions are plain functions: code that awaits belongs in ``map_async``
+    or in an :class:`~streamiter.Operator`.
 
     Raises GraphError, with the user's line, for a step that cannot run, and TypeError for an option that the step does
     not have.
@@ -125,6 +128,60 @@ class Stream(Outlets):
         """
         check_function(f, "map", ["record"], step=options.get("name"))
         return self._add("map", lambda: Map(f), options)
+
+    def map_async(
+        self,
+        f: Callable[[Any], Awaitable[Any]],
+        concurrency: int = 100,
+        *,
+        ordered: bool = True,
+        timeout_s: float | None = None,
+        retries: int = 0,
+        backoff_s: float = 0.1,
+        backoff_max_s: float = 30.0,
+        seed: int = 0,
+        **options: Unpack[StepOptions],
+    ) -> Stream:
+        """Emit ``await f(record)`` for each record, such as the answer of a service to a request.
+
+        Each subtask makes at most ``concurrency`` calls at a time. Results keep the order of the records; with
+        ``ordered=False`` they leave as they come, within their epoch. A call that takes longer than ``timeout_s`` is
+        cancelled. A call that fails is made again, up to ``retries`` times: after ``backoff_s``, then twice that time
+        and so on, up to ``backoff_max_s``, each shortened at random (from ``seed``) to at least half. If the last call
+        fails, or any raises ``RejectRecords``, the record follows ``on_error``.
+
+        A checkpoint waits for no call: the records in flight are part of it, and their calls are made again after a
+        restore. So the service may receive a record twice, and each result is emitted once.
+
+        >>> import asyncio
+        >>> from streamiter import Flow
+        >>> async def ask(word):
+        ...     await asyncio.sleep(0.01 / len(word))
+        ...     return word.upper()
+        >>> flow = Flow("answers")
+        >>> answers = flow.from_items(["a", "bcd"]).map_async(ask, timeout_s=5, retries=2).collect()
+        >>> flow.run().state, answers.items
+        ('finished', ['A', 'BCD'])
+        """
+        step = options.get("name") or "map_async"
+        check_function(
+            f, "map_async", ["record"], step=options.get("name"), expected="a coroutine function", is_awaited=True
+        )
+        check_count(concurrency, "a concurrency", step=step)
+        check_seconds(timeout_s, "timeout_s", "wait for ever", step=step)
+        check_retries(retries, backoff_s, backoff_max_s, seed, step=step)
+        make = partial(
+            MapAsync,
+            f,
+            concurrency,
+            ordered=ordered,
+            timeout_s=timeout_s,
+            retries=retries,
+            backoff_s=backoff_s,
+            backoff_max_s=backoff_max_s,
+            seed=seed,
+        )
+        return self._add("map_async", make, options)
 
     def filter(self, predicate: Callable[[Any], Any], **options: Unpack[StepOptions]) -> Stream:
         """Emit the records for which ``predicate(record)`` is true.

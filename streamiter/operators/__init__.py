@@ -5,6 +5,7 @@ built-in operators follow: `steps` (without state), `keyed` and `keyed_state` (a
 held back), `source` (where records enter a flow). `functions` checks and calls the functions that users give to them.
 """
 
+from streamiter.operators.calls import MapAsync
 from streamiter.operators.functions import FunctionResultError
 from streamiter.operators.holding import Join, MiniBatch, ReduceAll, Sort
 from streamiter.operators.keyed import KeyedReduce, KeyedReduceBatch, StatefulMap
@@ -52,6 +53,7 @@ __all__ = [
     "KeyedReduceBatch",
     "KeyedState",
     "Map",
+    "MapAsync",
     "MapBatch",
     "MiniBatch",
     "Operator",

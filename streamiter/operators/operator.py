@@ -281,8 +281,15 @@ class BoundaryOutput:
     port: int = 0
     """The number of the channel of the records that are handled now."""
 
+    origin: BatchOrigin | None = None
+    """Where these records were read, if that is known."""
+
     def emit_batch(self, records: Batch, epoch: int) -> None:
         """Emit records of that epoch."""
+        raise NotImplementedError
+
+    def refuse(self, record: Any, error: Exception, epoch: int, origin: BatchOrigin | None) -> None:
+        """Refuse a record: by the policy of the step this returns or ends the job."""
         raise NotImplementedError
 
     async def room(self) -> None:
@@ -295,7 +302,7 @@ class BoundaryOutput:
 
 
 class Boundary(Operator):
-    """For the engine: an operator at the border of an iteration, which handles control records itself.
+    """For the engine: an operator that handles control records itself, mostly at the border of an iteration.
 
     It is the first operator of its task, and the task passes on only what it emits. Checkpoint barriers pass through
     the task; the operator is only told of them.
@@ -325,6 +332,10 @@ class Boundary(Operator):
     def held_for(self) -> str | None:
         """Return for the log why it takes no input now; None if it has no special reason."""
         return None
+
+    def has_work(self) -> bool:
+        """Return whether it works on records while it handles nothing, so that a long time without results is told."""
+        return False
 
     def checkpoint_begins(self, checkpoint: int) -> None:
         """A barrier has arrived; ``snapshot`` is called next, unless the checkpoint was abandoned."""

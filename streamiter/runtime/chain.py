@@ -12,7 +12,7 @@ from typing import final
 
 from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError, StreamiterError
-from streamiter.operators.operator import Operator, Progress
+from streamiter.operators.operator import Boundary, Operator, Progress
 from streamiter.operators.output import RecordFailure
 from streamiter.records import Control, EndOfData, EndOfInput, EpochWatermark
 from streamiter.runtime.gate import Gate
@@ -135,8 +135,11 @@ class Chain:
 
 
 def is_per_round(step: Step, operator: Operator) -> bool:
-    """Return whether each epoch has its own operator; without state, that makes no difference."""
-    return step.per_round and not operator.is_stateless
+    """Return whether each epoch has its own operator.
+
+    Without state, that makes no difference; a boundary holds watermarks back, so it has no records at the end of one.
+    """
+    return step.per_round and not (operator.is_stateless or isinstance(operator, Boundary))
 
 
 CloseNow = Callable[[Callable[[], Coroutine[object, object, None]]], Awaitable[None]]

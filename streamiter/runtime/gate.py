@@ -87,7 +87,7 @@ class Gate:
         self._in_hand: Port | None = None
         """The port of the data that the task handles now, if the port held it."""
         self._ending: tuple[Port, EndOfInput] | None = None
-        """The end of all inputs. It waits until the records that were set aside have been handled."""
+        """The end of all inputs. It waits for the records that were set aside, and for a barrier that starts here."""
         for port in self.ports:
             if self.sets_aside:
                 port.read_ahead()
@@ -361,6 +361,7 @@ class Gate:
                 if not isinstance(item, SourceBatch)
             ],
             "ended": [int(port.has_ended) for port in self.ports],
+            "ending": self._ending and (self._ending[0].index, *_plain(self._ending[1])),
             "ports": [None if port.origin is None else tuple(port.origin) for port in self.ports],
         }
 
@@ -374,6 +375,11 @@ class Gate:
         for port, ended in zip(self.ports, state["ended"], strict=True):
             if ended:
                 port.end()
+        if (ending := state.get("ending")) is not None:
+            index, *plain = ending
+            end = _from_plain(plain)
+            assert isinstance(end, EndOfInput)
+            self._ending = self.ports[index], end
         for index, *plain in state["held"]:
             port = self.ports[index]
             port.hold(_from_plain(plain))
@@ -486,7 +492,9 @@ class Gate:
         if self._all_ended():
             if (triggered := self._alignment.inputs_ended()) is not None:
                 events.append(triggered)
-            if any(self._epochs.lowest_pending(other) is not None for other in self.ports):
+            # Heads read feedback after the end of their inputs, and need no end.
+            follows_barrier = triggered is not None and not self.has_feedback
+            if follows_barrier or any(self._epochs.lowest_pending(other) is not None for other in self.ports):
                 self._ending = port, end
             else:
                 events.append(end)

@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from typing import Final, final
+from typing import Any, Final, final
 
 from streamiter.channels import Channel
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock
 from streamiter.errors import StreamiterError
+from streamiter.operators.functions import refuse
 from streamiter.operators.operator import Boundary, BoundaryOutput, Progress, ServiceWorker
 from streamiter.operators.output import RecordFailure
 from streamiter.operators.source import Positions, SourceBatch
-from streamiter.records import Batch, CheckpointBarrier, Control, DataBatch, EndOfInput, Idle, slice_batch
+from streamiter.records import Batch, BatchOrigin, CheckpointBarrier, Control, DataBatch, EndOfInput, Idle, slice_batch
 from streamiter.runtime.chain import Chain, Rounds
 from streamiter.runtime.checkpointing.task_barriers import (
     Acknowledge,
@@ -239,6 +240,12 @@ class Task:
         return reason or self.gate.waits_for() or "it has input that it does not want now"
 
     @property
+    def is_held(self) -> bool:
+        """Whether it handles nothing, although it has input that it leaves unread, or records that it works on."""
+        has_work = self.gate.has_parked or (self._boundary is not None and self._boundary.has_work())
+        return has_work and not self.is_handling and not self.gate.awaited_barriers()
+
+    @property
     def brings_input(self) -> bool:
         """Whether the task brings input into the job, and must stop it when the job is drained."""
         return self.feeder is not None or (self._boundary is not None and self._boundary.brings_input)
@@ -336,7 +343,7 @@ class Task:
         self._records_in_a_row += len(records)
         if self._boundary is not None:
             self.first.count(records)
-            self._boundary_out.port = port.index
+            self._boundary_out.port, self._boundary_out.origin = port.index, self.progress.origin
             # As FailuresOf does, in a tenth of the time: a loop comes here several times in each round.
             try:
                 await self._boundary.on_batch(port.input_name, records, epoch, self._boundary_out)
@@ -501,6 +508,12 @@ class _TaskBoundaryOutput(BoundaryOutput):
         task = self._task
         task.progress.epoch = epoch
         task.first.out.emit_batch(records)
+
+    def refuse(self, record: Any, error: Exception, epoch: int, origin: BatchOrigin | None) -> None:
+        out, progress = self._task.first.out, self._task.progress
+        progress.epoch, progress.origin = epoch, origin
+        refuse(out, record, error)
+        out.flush()
 
     async def room(self) -> None:
         await self._task.clear_lanes()

@@ -93,7 +93,7 @@ class Watchdog:
             cause: Literal["held", "topic", "step"] = "step"
             if waits_for_topic and (watched.writes_topic or not is_at_work):
                 cause = "topic"
-            elif _is_held(watched.task):
+            elif watched.task.is_held:
                 cause = "held"
             reason = watched.blocked_by or ""
             stalled.append(
@@ -133,7 +133,7 @@ class _Watched:
         return self._looks_unmoved < _LOOKS
 
     def is_stalled(self, something_moves: bool) -> bool:
-        patient = something_moves and _is_held(self.task)
+        patient = something_moves and self.task.is_held
         return self._looks_blocked >= (_LOOKS_WHILE_HELD if patient else _LOOKS)
 
     def look(self, now_s: float) -> None:
@@ -161,16 +161,12 @@ def blocked_by(task: Task) -> str | None:
         return f"{task.name} is at work on a batch"
     if awaited := task.gate.awaited_barriers():
         return f"{task.name} waits for the checkpoint barrier of {', '.join(awaited)}"
-    if _is_held(task):
+    if task.is_held:
         held = task.gate.held_records
         return f"{task.name} is held: {task.held_for()}{f'; {held:,} records are set aside' if held else ''}"
     if any(port.peek() is not None for port in task.gate.ports):
         return f"{task.name} has input that it does not take"
     return None
-
-
-def _is_held(task: Task) -> bool:
-    return not task.is_handling and task.gate.has_parked and not task.gate.awaited_barriers()
 
 
 def task_statistics(task: Task, loops: Sequence[object], process: int) -> TaskStatistics:

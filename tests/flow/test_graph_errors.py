@@ -209,17 +209,17 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "flat_map with an asynchronous generator": (
         lambda: stream().flat_map(pages),
         "flat_map: expected a plain function, given the asynchronous generator function pages; await it in an "
-        "Operator with async def process(self, record, out) and .process(…)",
+        "Operator with async def process(self, record, out) and .process(…), or in .map_async(f)",
     ),
     "map with a part of a coroutine function": (
         lambda: stream().map(partial(fetch, 1)),
         "map: expected a plain function, given the coroutine function partial; await it in an Operator with "
-        "async def process(self, record, out) and .process(…)",
+        "async def process(self, record, out) and .process(…), or in .map_async(f)",
     ),
     "map with an object that is called with await": (
         lambda: stream().map(Client()),
         "map: expected a plain function, given the coroutine function Client; await it in an Operator with "
-        "async def process(self, record, out) and .process(…)",
+        "async def process(self, record, out) and .process(…), or in .map_async(f)",
     ),
     "process with a coroutine function": (
         lambda: stream().process(fetch),  # type: ignore[arg-type]
@@ -432,7 +432,7 @@ CASES |= {
     f"{name} with a coroutine function": (
         build,
         f"{name}: expected a plain function, given the coroutine function fetch; await it in an Operator with "
-        "async def process(self, record, out) and .process(…)",
+        "async def process(self, record, out) and .process(…), or in .map_async(f)",
     )
     for name, build in NOT_AWAITED
 }

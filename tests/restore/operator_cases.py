@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from restore.case import Case, fed
 
 from streamiter import Columns, Flow, Operator, Stream, connect, epochs_every
 from streamiter.operators import Context, Output
+from streamiter.operators.calls import MapAsync
 from streamiter.operators.holding import HeldInput, Join, MiniBatch, ReduceAll, Sort, _Timeouts
 from streamiter.operators.keyed import KeyedOperator
 from streamiter.operators.keyed_state import KeyedState
@@ -127,6 +129,13 @@ class RunningSumInAThread(RunningSum):
         out.emit(self.total)
 
 
+async def ask(word: str) -> str:
+    """Answer after a time that differs from word to word."""
+    for _ in range(len(word) % 4):
+        await asyncio.sleep(0)
+    return word.upper()
+
+
 # -- keyed -------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +228,14 @@ def awaited_steps(flow: Flow) -> dict[str, Stream]:
     }
 
 
+def calls_of_a_service(flow: Flow) -> dict[str, Stream]:
+    words = fed(flow, WORDS, batch=3)
+    return {
+        "in order": words.map_async(ask, concurrency=2, name="in order"),
+        "of epochs": epochs_every(words, records=4).map_async(ask, concurrency=3, name="of epochs").batch(3),
+    }
+
+
 def stateless_steps(flow: Flow) -> Stream:
     numbers = fed(flow, range(9), batch=2).map(lambda x: x * 3).filter(lambda x: x % 2 == 0)
     listed = numbers.flat_map(lambda x: range(x % 5)).map_batch(lambda batch: [x + 1 for x in batch])
@@ -255,6 +272,8 @@ CASES = [
     Case(wanted_inputs, (Gate,), {"compare_state": False}),
     Case(timers_of_a_step, (OperatorInstance,)),
     Case(awaited_steps, (OperatorInstance,)),
+    # Which calls have returned depends on the time of the barrier.
+    Case(calls_of_a_service, (MapAsync,), {"compare_state": False}),
     Case(stateless_steps, (OperatorInstance,), {"cuts": 3}),
     Case(turns_of_a_rebalance, (Task,), {"cuts": 4}),
 ]

@@ -21,6 +21,7 @@ from simulation.flows_with_loops import (
 )
 from simulation.flows_without_loops import (
     another_parallelism,
+    calls_of_a_service,
     joined_at_the_end,
     keyed_state_and_timers,
     mini_batches,
@@ -38,6 +39,7 @@ FLOWS: tuple[MakeFlow, ...] = (
     keyed_state_and_timers,
     running_totals,
     another_parallelism,
+    calls_of_a_service,
     mini_batches,
     side_outputs_and_dead_letters,
     wanted_inputs,

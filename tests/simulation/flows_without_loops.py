@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from streamiter import Flow, Operator, OutputTag, connect
@@ -56,6 +57,28 @@ def another_parallelism(simulation: Simulation) -> Flow:
     keyed = flow.source(numbers).key_by(lambda n: f"u{n % 6}")
     counted = keyed.process(CountWithReminder, name="count")
     counted.sink(simulation.output("counts", order="any"), key=lambda r: r[0])
+    return flow
+
+
+def calls_of_a_service(simulation: Simulation) -> Flow:
+    """Return a flow with calls of different lengths, some of which fail once; the parallelism changes at restarts."""
+    flow = Flow("calls", parallelism=(simulation.seed + simulation.run) % 3 + 1)
+    numbers = simulation.input("numbers", range(30), partitions=3, key=lambda n: str(n % 6), over_s=1.0)
+    failed: set[int] = set()
+
+    async def ask(number: int) -> list[int]:
+        await asyncio.sleep(0.01 * (number % 7))
+        if number % 5 == 0 and number not in failed:
+            failed.add(number)
+            raise OSError("overloaded")
+        return [number % 6, number]
+
+    options: Any = {"concurrency": 4, "timeout_s": 60, "retries": 2, "backoff_s": 0.05}
+    read = flow.source(numbers, name="read")
+    in_order = read.key_by(lambda n: n % 6).map_async(ask, name="in order", **options)
+    in_order.sink(simulation.output("in order", order="key"), key=lambda r: str(r[0]))
+    in_any = read.rebalance().map_async(ask, ordered=False, name="in any order", **options)
+    in_any.sink(simulation.output("in any order", order="any"))
     return flow
 
 

@@ -279,13 +279,17 @@ def old_ports(task: OldTask) -> list[OldPort]:
     held: dict[int, list[PlainValue]] = {}
     for port, *item in gate["held"]:
         held.setdefault(port, []).append(item)
+    is_ending = gate.get("ending") is not None
+    if is_ending:
+        port, *item = gate["ending"]
+        held.setdefault(port, []).append(item)
     return [
         OldPort(
             task.subtask,
             PortOrigin(*origin),
             gate["watermarks"]["watermarks"][index],
             bool(gate["data_ended"][index]),
-            bool(gate["ended"][index]) and bool(gate["data_ended"][index]),
+            bool(gate["ended"][index]) and bool(gate["data_ended"][index]) and not is_ending,
             gate["data_epochs"][index],
             held.get(index, []),
             aside.get(index, ()),

@@ -1,0 +1,348 @@
+"""The operator that calls a service for each record, with many calls at a time.
+
+:class:`MapAsync` handles control records itself, as the operators at the border of a loop do: results leave long after
+their records have arrived, and a watermark or an end must not overtake them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import groupby, takewhile
+from typing import Any, Final, cast, final
+
+from streamiter.errors import ConfigurationError, RejectRecords, shortened
+from streamiter.operators.functions import asynchronous_kind
+from streamiter.operators.operator import Boundary, BoundaryOutput, Context, Sharing
+from streamiter.records import Batch, BatchOrigin, Control, EndOfData, EndOfInput, EpochWatermark, Idle
+
+_IN_ORDER: Final = (EpochWatermark, EndOfData, EndOfInput, Idle)
+"""The control records that keep their place among the records: none overtakes a record in flight."""
+
+_KINDS: Final[dict[str, type[Control]]] = {kind.kind: kind for kind in _IN_ORDER}
+
+# Calls that have started and whose results have not left, with finished ones that wait for their turn. As many records
+# as an output gathers: a step whose calls answer at once then costs little more for a record than a batch does.
+_STARTED_MAX: Final = 1024
+
+# A worker that begins starts two others while records wait: 100 calls are under way after seven turns of the event
+# loop, and calls that answer at once need three workers for a batch.
+_STARTS: Final = 2
+
+
+@final
+class CallsFinished(Control):
+    """Results may leave, or no record waits any more. Posted to the task of the operator."""
+
+    __slots__ = ()
+
+
+@final
+class _Call:
+    """A record, and what its call has brought."""
+
+    __slots__ = ("epoch", "error", "group", "is_done", "origin", "record", "result")
+
+    def __init__(self, record: Any, epoch: int, origin: BatchOrigin | None, group: int) -> None:
+        self.record = record
+        self.epoch = epoch
+        self.origin = origin
+        self.group = group
+        """The number of control records that have arrived before it."""
+        self.is_done = False
+        self.result: Any = None
+        self.error: Exception | None = None
+
+    def finish(self, result: Any) -> None:
+        self.is_done = True
+        self.result = result
+
+    def fail(self, error: Exception) -> None:
+        self.is_done = True
+        self.error = error
+
+    def plain(self) -> tuple[Any, ...]:
+        """Return it as an entry of the state. A call that has failed is made again."""
+        is_kept = self.is_done and self.error is None
+        return ("result", self.epoch, self.record, self.result) if is_kept else ("record", self.epoch, self.record)
+
+
+class MapAsync(Boundary):
+    """Emits ``await f(record)`` for each record, with at most ``concurrency`` calls at a time.
+
+    Ordered results leave in the order of their records. Others leave as they come, but none overtakes a watermark or an
+    end, or is overtaken by one. A call that takes longer than ``timeout_s`` is cancelled. A call that fails is made
+    again, up to ``retries`` times: after ``backoff_s``, then after twice that time and so on, up to ``backoff_max_s``;
+    of each delay a random part between half and all is waited. A record whose last call fails, or raises
+    ``RejectRecords``, follows the step's policy.
+
+    It owns a few *workers*: asyncio tasks that make one call after the other. So a call needs no task of its own.
+
+    State: the records in flight, in order with the results that wait for their turn and the control records behind
+    them. A barrier waits for no call. After a restore the calls are made again.
+    """
+
+    outlives_inputs = True
+
+    def __init__(
+        self,
+        f: Callable[[Any], Awaitable[Any]],
+        concurrency: int = 100,
+        *,
+        ordered: bool = True,
+        timeout_s: float | None = None,
+        retries: int = 0,
+        backoff_s: float = 0.1,
+        backoff_max_s: float = 30.0,
+        seed: int = 0,
+    ) -> None:
+        if not callable(f) or asynchronous_kind(f) != "coroutine function":
+            raise ConfigurationError(f"MapAsync(f): expected a coroutine function, given {shortened(f)}")
+        self._f = f
+        self._concurrency = concurrency
+        self._started_max = max(concurrency, _STARTED_MAX)
+        self._ordered = ordered
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._backoff_s = backoff_s
+        self._backoff_max_s = backoff_max_s
+        self._seed = seed
+        self._waiting: deque[_Call | Control] = deque()
+        """What has arrived and was not started: one batch at most, except after a restore."""
+        self._started: dict[_Call | Control, None] = {}
+        """The calls whose results have not left, and the control records among them, in order."""
+        self._finished: dict[int, list[_Call]] = {}
+        """Results that are not ordered and have not left, by group."""
+        self._groups_in = self._groups_out = 0
+        """The number of control records that have arrived, and that have left."""
+        self._workers: set[asyncio.Task[None]] = set()
+        self._beginning = 0
+        """The number of workers that have made no call yet."""
+        self._is_told = False
+        """Whether ``CallsFinished`` is posted and not handled."""
+        self._watermark = -1
+        """The last epoch watermark that has arrived."""
+        self._ends: list[Control] = []
+        """The ends that have arrived."""
+
+    def open(self, context: Context) -> None:
+        self._context = context
+        self._random = random.Random(f"{self._seed} {context.subtask_index}")  # noqa: S311 (it spreads calls in time)
+
+    async def close(self) -> None:
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+
+    def wanted_inputs(self) -> Iterable[str] | None:
+        return None if not self._waiting and len(self._started) < self._started_max else ()
+
+    def held_for(self) -> str | None:
+        calls = sum(isinstance(entry, _Call) and not entry.is_done for entry in self._started)
+        return f"{calls:,} calls have not returned" if calls else None
+
+    def has_work(self) -> bool:
+        return bool(self._started)
+
+    # -- records and control records ---------------------------------------------------------------------
+
+    async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
+        group, origin = self._groups_in, out.origin
+        self._waiting.extend(_Call(record, epoch, origin, group) for record in records)
+        await self._continue(out)
+
+    async def on_control(self, control: Control, out: BoundaryOutput) -> None:
+        if isinstance(control, CallsFinished):
+            self._is_told = False
+        elif isinstance(control, _IN_ORDER):
+            if isinstance(control, EpochWatermark):
+                self._watermark = control.epoch
+            elif isinstance(control, (EndOfData, EndOfInput)):
+                self._ends.append(control)
+            self._waiting.append(control)
+            self._groups_in += 1
+        else:
+            return
+        await self._continue(out)
+
+    async def _continue(self, out: BoundaryOutput) -> None:
+        """Emit what may leave, and start calls."""
+        self._start_done()
+        while True:
+            for (epoch, has_failed), calls in groupby(self._leaving(), lambda call: (call.epoch, bool(call.error))):
+                if has_failed:
+                    for call in calls:
+                        assert call.error is not None
+                        out.refuse(call.record, call.error, epoch, call.origin)
+                else:
+                    out.emit_batch([call.result for call in calls], epoch)
+            control = next(iter(self._started), None)
+            if not isinstance(control, Control):
+                break
+            del self._started[control]
+            self._groups_out += 1
+            await out.control(control)
+            self._start_done()
+        self._start_worker()
+
+    def _leaving(self) -> list[_Call]:
+        """Remove the calls whose results may leave now, and return them."""
+        if self._ordered:
+            leaving = [entry for entry in takewhile(_is_done, self._started) if isinstance(entry, _Call)]
+        else:
+            leaving = self._finished.pop(self._groups_out, [])
+        for call in leaving:
+            del self._started[call]
+        return leaving
+
+    # -- calls -------------------------------------------------------------------------------------------
+
+    def _start_done(self) -> None:
+        """Move what needs no call from the front of what waits: control records, and results of a restored state."""
+        while self._waiting and (isinstance(self._waiting[0], Control) or self._waiting[0].is_done):
+            entry = self._waiting.popleft()
+            self._started[entry] = None
+            if isinstance(entry, _Call) and not self._ordered:
+                self._finished.setdefault(entry.group, []).append(entry)
+
+    def _start_worker(self) -> None:
+        if len(self._waiting) > self._beginning and len(self._workers) < self._concurrency:
+            self._beginning += 1
+            worker = asyncio.get_running_loop().create_task(self._work(), name=f"calls of {self._context.name}")
+            self._workers.add(worker)
+
+    async def _work(self) -> None:
+        """Make one call after the other while records wait."""
+        self._beginning -= 1
+        call = self._next_call()
+        for _ in range(_STARTS):
+            self._start_worker()
+        while call is not None:
+            await self._call(call)
+            if not self._ordered:
+                self._finished.setdefault(call.group, []).append(call)
+            if not self._ordered or next(iter(self._started)) is call:
+                self._tell()
+            call = self._next_call()
+        # Not in a callback, which comes later: the next batch must find room for a worker.
+        self._workers.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+
+    def _next_call(self) -> _Call | None:
+        """Start the next record, if there is one and room for its result; its caller must make the call."""
+        if len(self._started) >= self._started_max:
+            return None
+        self._start_done()
+        if not self._waiting:
+            return None
+        call = self._waiting.popleft()
+        assert isinstance(call, _Call)
+        self._started[call] = None
+        if not self._waiting:
+            self._tell()
+        return call
+
+    def _tell(self) -> None:
+        """Let the task emit what may leave, and read again if nothing waits."""
+        if not self._is_told:
+            self._is_told = True
+            self._context.post(CallsFinished())
+
+    async def _call(self, call: _Call) -> None:
+        attempt = 0
+        while True:
+            try:
+                call.finish(await self._attempt(call.record))
+            except RejectRecords as rejection:  # The record is bad, and will be.
+                call.fail(rejection)
+            except Exception as error:
+                if attempt < self._retries:
+                    await self._context.clock.sleep(self._delay_s(attempt))
+                    attempt += 1
+                    continue
+                call.fail(error)
+            return
+
+    def _delay_s(self, attempt: int) -> float:
+        delay_s = min(self._backoff_s * 2.0 ** min(attempt, 64), self._backoff_max_s)
+        return delay_s * self._random.uniform(0.5, 1.0)
+
+    async def _attempt(self, record: Any) -> Any:
+        worker = asyncio.current_task()
+        assert worker is not None
+        try:
+            if self._timeout_s is None:
+                return await self._f(record)
+            async with asyncio.timeout(None) as limit:  # It expires by the clock of the job.
+                timer = self._context.clock.call_later(self._timeout_s, lambda: limit.reschedule(0.0))
+                try:
+                    return await self._f(record)
+                finally:
+                    timer.cancel()
+        except asyncio.CancelledError as error:
+            if worker.cancelling():
+                raise
+            raise RuntimeError("the call was cancelled, although the job was not stopped") from error
+        except TimeoutError as error:
+            if self._timeout_s is None or not limit.expired():
+                raise
+            raise TimeoutError(f"the call did not return within timeout_s={self._timeout_s}") from error
+
+    # -- state -------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "entries": [_plain(entry) for entries in (self._started, self._waiting) for entry in entries],
+            "watermark": self._watermark,
+            "ends": [_plain(end) for end in self._ends],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._watermark = state["watermark"]
+        self._ends = [_control(*end) for end in state["ends"]]
+        for kind, *fields in state["entries"]:
+            if kind in _KINDS:
+                self._waiting.append(_control(kind, *fields))
+                self._groups_in += 1
+                continue
+            epoch, record, *result = fields
+            call = _Call(record, epoch, None, self._groups_in)
+            if result:
+                call.finish(*result)
+            self._waiting.append(call)
+        if self._waiting:
+            self._tell()
+
+    def share_out(self, states: Sequence[dict[str, Any]], sharing: Sharing) -> list[dict[str, Any]]:
+        """Send the records to the new subtasks as its input would be; all calls are made again.
+
+        The gates of all new subtasks begin at the lowest watermark that the old ones had received, and bring an end
+        again unless each of them had received it.
+        """
+        records = [[entry for entry in state["entries"] if entry[0] not in _KINDS] for state in states]
+        entries: list[list[tuple[Any, ...]]] = [[] for _ in range(sharing.parallelism)]
+        for epoch in sorted({entry[1] for of_subtask in records for entry in of_subtask}):
+            kept = [[[entry[2] for entry in of_subtask if entry[1] == epoch]] for of_subtask in records]
+            for subtask, batches in enumerate(sharing.records("input", kept)):
+                entries[subtask] += [("record", epoch, record) for batch in batches for record in batch]
+        furthest = max(state["watermark"] for state in states)
+        watermark = min((state["watermark"] for state in states if not state["ends"]), default=furthest)
+        ends = min((state["ends"] for state in states), key=len)
+        controls = [*([_plain(EpochWatermark(watermark))] if watermark >= 0 else []), *ends]
+        return [{"entries": [*of_subtask, *controls], "watermark": watermark, "ends": ends} for of_subtask in entries]
+
+
+def _is_done(entry: _Call | Control) -> bool:
+    return isinstance(entry, _Call) and entry.is_done
+
+
+def _plain(entry: _Call | Control) -> tuple[Any, ...]:
+    if isinstance(entry, _Call):
+        return entry.plain()
+    kind: Any = type(entry)
+    return (kind.kind, *(getattr(entry, name) for name in kind.__slots__))
+
+
+def _control(kind: str, *fields: Any) -> Control:
+    return _KINDS[kind](*fields)
