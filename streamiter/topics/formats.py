@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from streamiter.clock import Clock
 from streamiter.errors import DecodeError, EncodeError, TopicError
 from streamiter.records import Batch, Columns
 from streamiter.tables import rows_of_table
@@ -107,6 +108,12 @@ class WithMetadata:
         """The ``msgspec.Struct`` classes of the inner decoder."""
         return getattr(self.decoder, "struct_types", ())
 
+    async def before_decoding(self, batch: TopicBatch, clock: Clock) -> None:
+        """Let the inner decoder prepare itself, if it does."""
+        prepare = getattr(self.decoder, "before_decoding", None)
+        if prepare is not None:
+            await prepare(batch, clock)
+
     def decode(self, batch: TopicBatch) -> Batch:
         """Return the dicts; raises the ``DecodeError`` of the inner decoder."""
         partition, values = batch.partition, self.decoder.decode(batch)
@@ -189,10 +196,11 @@ def _encode_records(batch: Batch) -> list[bytes]:
     try:
         return list(map(_dumps, batch))
     except TypeError:
-        return encode_each(batch, _dumps_with_cause)
+        return encode_each(batch, json_bytes)
 
 
-def _dumps_with_cause(record: object) -> bytes:
+def json_bytes(record: object) -> bytes:
+    """Return a record as JSON; raise ``TypeError`` that names a type without a form in JSON."""
     try:
         return _dumps(record)
     except TypeError as error:  # orjson names the type that failed in the cause only

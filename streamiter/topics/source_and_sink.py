@@ -7,13 +7,14 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import date, time
 from typing import Any, Final
 
 import orjson
 
+from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, DecodeError, EncodeError, safe_repr, shortened
 from streamiter.operators.functions import FunctionResultError, apply_to_each
 from streamiter.operators.operator import Context, Operator
@@ -75,6 +76,10 @@ class TopicSource(Source):
         self.start = start
         self.stop = stop
         self._ahead: Callable[[TopicBatch], Callable[[], object] | None] | None = getattr(decoder, "ahead", None)
+        self._before_decoding: Callable[[TopicBatch, Clock], Awaitable[None]] | None = getattr(
+            decoder, "before_decoding", None
+        )
+        self._clock: Clock | None = None
         self._url = topic.url
         self.topic_name = topic.name
         self._timestamps_ms: dict[int, int] = {}
@@ -91,6 +96,7 @@ class TopicSource(Source):
         if positions is None and self.start == "committed":
             positions = await self._committed(context)
         restored = None if positions is None else positions.get(_IDENTITIES)
+        self._clock = context.clock
         self._reader = await self.topic.open_reader(
             ReadRequest(
                 subtask=context.subtask_index,
@@ -127,6 +133,10 @@ class TopicSource(Source):
         if batch is None:
             return None
         self._returned[batch.partition] = batch.next_offset
+        if self._before_decoding is not None:
+            assert self._clock is not None
+            self._pending = batch
+            await self._before_decoding(batch, self._clock)
         if self._ahead is not None and (work := self._ahead(batch)) is not None:
             self._pending = batch
             await asyncio.to_thread(work)
@@ -283,12 +293,14 @@ class TopicSink(Operator):
     @property
     def takes_encoded(self) -> bool:
         """Whether another process can encode the records: the encoder needs nothing that only the open sink knows."""
-        return type(self) is TopicSink and not self.is_for_dead_letters
+        return type(self) is TopicSink and not self.is_for_dead_letters and not hasattr(self._encoder, "encoder_for")
 
     async def open(self, context: Context) -> None:
         self._context = context
         self._outputs = context.scope.get(Outputs, Outputs)
         self._writer = await self._outputs.open_writer(self.topic, at_least_once=self.at_least_once, step=context.name)
+        if (encoder_for := getattr(self._encoder, "encoder_for", None)) is not None:
+            self._encoder = await encoder_for(self.topic.name, context.clock)
         if isinstance(self._encoder, DeadLetterEncoder):
             self._encoder.cut_to(await self.topic.size_limit(), self.topic.name)
 

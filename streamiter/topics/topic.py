@@ -577,6 +577,9 @@ class Decoder(Protocol):
 
     A decoder may have a method ``ahead(batch)`` as well. It returns None, or a function that does a part of ``decode``.
     A source calls that function in a thread before ``decode``, while the event loop runs other steps.
+
+    A decoder that asks a server has an asynchronous method ``before_decoding(batch, clock)``. A source awaits it for
+    each batch; it may be called, and cancelled, more than once for a batch.
     """
 
     def decode(self, batch: TopicBatch) -> Batch:
@@ -584,7 +587,11 @@ class Decoder(Protocol):
 
 
 class Encoder(Protocol):
-    """Turns a batch into values of a topic: one value for each record, in the same order."""
+    """Turns a batch into values of a topic: one value for each record, in the same order.
+
+    An encoder that asks a server has an asynchronous method ``encoder_for(topic, clock)``, which returns the encoder of
+    the topic of that name. A sink awaits it when it is opened.
+    """
 
     def encode(self, batch: Batch) -> OutgoingBatch:
         """Return the values; raise :class:`~streamiter.errors.EncodeError` that names every bad record of the batch."""

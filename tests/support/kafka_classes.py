@@ -1,8 +1,8 @@
 """An archive of the classes that a broker loads, and the folder of a new broker, are made once: brokers start quickly.
 
 The archive halves the time of a start, and a copy of the folder saves a run of Kafka's tool that formats folders. All
-tests work without them too. ``make test`` makes both before the tests begin, and fetches Kafka if needed
-(``PYTHONPATH=tests``)::
+tests work without them too. ``make test`` makes both before the tests begin, and fetches Kafka and a schema registry if
+needed (``PYTHONPATH=tests``)::
 
     python -m support.kafka_classes
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from support.kafka_jars import class_archive, formatted_folder, kafka_jars, what_is_missing
 from support.kafka_server import QUICK_START, KafkaServer
 from support.processes import LIMIT_S
+from support.registry_server import registry_files
 
 __all__ = ["make_class_archive", "make_formatted_folder"]
 
@@ -72,6 +73,7 @@ def _main() -> None:
         print(reason)
     if what_is_missing() is None:
         make_formatted_folder()
+        registry_files()
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ __all__ = [
     "KafkaDidNotStart",
     "KafkaServer",
     "free_ports",
+    "guard",
     "running_kafka",
     "what_is_missing",
 ]
@@ -246,7 +247,7 @@ class KafkaServer:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        self._guard = _guard(self._process.pid)
+        self._guard = guard(self._process.pid)
 
     def _wait_until_started(self, from_byte: int) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -288,7 +289,7 @@ class KafkaServer:
             guard.communicate(b"stopped\n", timeout=START_TIMEOUT_S)
 
 
-def _guard(pid: int) -> subprocess.Popen[bytes]:
+def guard(pid: int) -> subprocess.Popen[bytes]:
     """Start a guard that kills ``pid`` if this process ends without stopping the broker."""
     script = f"read -r line || kill -9 {pid}"
     return subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, start_new_session=True)
