@@ -7,12 +7,16 @@ few crossings, the heights make links straight. A link that goes back runs in a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from graphlib import TopologicalSorter
 from itertools import combinations, pairwise
 
 Point = tuple[float, float]
+
+Key = tuple[str, int]
+"""An item: "node", "box" or "port", and the number of the node, the box, or the link at the port."""
 
 
 @dataclass(slots=True)
@@ -27,10 +31,10 @@ class Item:
 
 @dataclass(slots=True)
 class Arc:
-    """A link that goes forward; items are given by their numbers."""
+    """A link; one that goes back, and may close a loop, has neither given ports nor a weight."""
 
-    source: int
-    target: int
+    source: Key
+    target: Key
     label_width: float = 0.0
     """0 without a label."""
     label_height: float = 0.0
@@ -40,17 +44,6 @@ class Arc:
     """Where the link ends."""
     weight: float = 1.0
     """How much it matters that the link is level."""
-
-
-@dataclass(slots=True)
-class Back:
-    """A link that goes back, and may close a loop; items are given by their numbers."""
-
-    source: int
-    target: int
-    label_width: float
-    """0 without a label."""
-    label_height: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +79,19 @@ class Arrangement:
 
     width: float = 0.0
     height: float = 0.0
-    items: list[Rectangle] = field(default_factory=list)
-    """In the order of the items."""
-    arcs: list[list[LevelRun]] = field(default_factory=list)
+    items: dict[Key, Rectangle] = field(default_factory=dict)
+    runs: dict[int, list[LevelRun]] = field(default_factory=dict)
     """The level parts of each arc, from left to right."""
-    arc_labels: list[Rectangle | None] = field(default_factory=list)
-    """None for an arc without a label."""
-    backs: list[list[Point]] = field(default_factory=list)
+    corners: dict[int, list[Point]] = field(default_factory=dict)
     """The corners of each link that goes back, from source to target."""
-    back_labels: list[Rectangle] = field(default_factory=list)
-    """With width 0 for a link without a label."""
+    labels: dict[int, Rectangle] = field(default_factory=dict)
+    """Those of links with a label."""
 
 
-def arrange(items: Sequence[Item], arcs: Sequence[Arc], backs: Sequence[Back] = ()) -> Arrangement:
-    """Place the items from left to right; ``arcs`` have no cycle, ``backs`` may close cycles."""
+def arrange(items: Mapping[Key, Item], arcs: Mapping[int, Arc], backs: Mapping[int, Arc]) -> Arrangement:
+    """Place the items from left to right; ``arcs`` have no cycle, ``backs`` may close cycles. Links have numbers."""
     made = _make_columns(items, arcs)
-    ports = _spread_ports(made, arcs, [(back.source, back.target) for back in backs])
+    ports = _spread_ports(made, arcs, backs)
     _place_heights(made)
     return _Arrangement(made, backs, ports).arrangement(arcs)
 
@@ -117,8 +107,7 @@ class Spot:
     height: float = 0.0
     line: float = 0.0
     """Where the link passes, downwards from the middle."""
-    item: int | None = None
-    """The number of the item; None for a link."""
+    is_item: bool = False
     place: int = 0
     """The number of the spot in its column, from the top."""
     y: float = 0.0
@@ -143,23 +132,23 @@ class _SpotColumns:
     """All spots: the columns from left to right, each from top to bottom."""
 
     columns: list[list[Spot]]
-    items: list[Spot]
+    items: dict[Key, Spot]
     """The spot of each item."""
-    chains: list[list[Piece]]
+    chains: dict[int, list[Piece]]
     """The pieces of each arc, from left to right."""
 
 
-def _make_columns(items: Sequence[Item], arcs: Sequence[Arc]) -> _SpotColumns:
+def _make_columns(items: Mapping[Key, Item], arcs: Mapping[int, Arc]) -> _SpotColumns:
     """Return the spots of all items and links, in an order with few crossings."""
-    ranks = _ranks(items, arcs)
-    labelled = {2 * ranks[arc.target] - 1 for arc in arcs if arc.label_width}
-    numbers = {used: number for number, used in enumerate(sorted(labelled | {2 * rank for rank in ranks}))}
+    ranks = _ranks(items, arcs.values())
+    labelled = {2 * ranks[arc.target] - 1 for arc in arcs.values() if arc.label_width}
+    numbers = {used: number for number, used in enumerate(sorted(labelled | {2 * rank for rank in ranks.values()}))}
     columns: list[list[Spot]] = [[] for _ in numbers]
-    spots = [Spot(item.width, item.height, item=number) for number, item in enumerate(items)]
-    for spot, rank in zip(spots, ranks, strict=True):
-        columns[numbers[2 * rank]].append(spot)
-    chains = []
-    for arc in arcs:
+    spots = {key: Spot(item.width, item.height, is_item=True) for key, item in items.items()}
+    for key, spot in spots.items():
+        columns[numbers[2 * ranks[key]]].append(spot)
+    chains = {}
+    for number, arc in arcs.items():
         first, last = 2 * ranks[arc.source], 2 * ranks[arc.target]
         passed = []
         for used in range(first + 1, last):
@@ -169,7 +158,7 @@ def _make_columns(items: Sequence[Item], arcs: Sequence[Arc]) -> _SpotColumns:
                 spot = Spot(arc.label_width, arc.label_height, arc.label_height / 2) if has_label else Spot()
                 columns[numbers[used]].append(spot)
                 passed.append(spot)
-        chains.append(_chain([spots[arc.source], *passed, spots[arc.target]], arc))
+        chains[number] = _chain([spots[arc.source], *passed, spots[arc.target]], arc)
     made = _SpotColumns(columns, spots, chains)
     _order(made)
     return made
@@ -185,24 +174,40 @@ def _chain(spots: Sequence[Spot], arc: Arc) -> list[Piece]:
     return pieces
 
 
-def _ranks(items: Sequence[Item], arcs: Sequence[Arc]) -> list[int]:
+def _ranks(items: Mapping[Key, Item], arcs: Iterable[Arc]) -> dict[Key, int]:
     """Return the rank of each item: the length of the longest path to it; a source is just before its first target."""
-    before: dict[int, list[int]] = {number: [] for number in range(len(items))}
-    behind: dict[int, list[int]] = {number: [] for number in range(len(items))}
+    before: dict[Key, list[Key]] = {key: [] for key in items}
+    behind: dict[Key, list[Key]] = {key: [] for key in items}
     for arc in arcs:
         before[arc.target].append(arc.source)
         behind[arc.source].append(arc.target)
-    begin = 1 if any(item.side < 0 for item in items) else 0
-    ranks = [begin] * len(items)
-    for number in TopologicalSorter(before).static_order():
-        ranks[number] = max((ranks[other] + 1 for other in before[number]), default=begin)
-        if items[number].side < 0:
-            ranks[number] = 0
-    for number, item in enumerate(items):
-        if not item.side and not before[number] and behind[number]:
-            ranks[number] = min(ranks[other] for other in behind[number]) - 1
-    end = max((rank + 1 for rank, item in zip(ranks, items, strict=True) if item.side <= 0), default=0)
-    return [end if item.side > 0 else rank for rank, item in zip(ranks, items, strict=True)]
+    begin = 1 if any(item.side < 0 for item in items.values()) else 0
+    ranks: dict[Key, int] = {}
+    for key in TopologicalSorter(before).static_order():
+        ranks[key] = max((ranks[other] + 1 for other in before[key]), default=begin) if items[key].side >= 0 else 0
+    for key, item in items.items():
+        if not item.side and not before[key] and behind[key]:
+            ranks[key] = min(ranks[other] for other in behind[key]) - 1
+    end = max((ranks[key] + 1 for key, item in items.items() if item.side <= 0), default=0)
+    return {key: end if item.side > 0 else ranks[key] for key, item in items.items()}
+
+
+_Neighbour = tuple[Spot, float, float, Piece]
+"""The spot at the other end of a piece, the port there, the own port, and the piece."""
+
+_Neighbours = Callable[[Spot], list[_Neighbour]]
+
+
+def _lefts(spot: Spot) -> list[_Neighbour]:
+    return [(piece.left, piece.left_port, piece.right_port, piece) for piece in spot.lefts]
+
+
+def _rights(spot: Spot) -> list[_Neighbour]:
+    return [(piece.right, piece.right_port, piece.left_port, piece) for piece in spot.rights]
+
+
+def _both(spot: Spot) -> list[_Neighbour]:
+    return [*_lefts(spot), *_rights(spot)]
 
 
 # -- the order in a column -----------------------------------------------------------------------------------
@@ -222,7 +227,7 @@ def _order(made: _SpotColumns) -> None:
             break
         forth = sweep % 2 == 0
         for column in made.columns if forth else reversed(made.columns):
-            column.sort(key=_middle_of_lefts if forth else _middle_of_rights)
+            column.sort(key=partial(_middle, neighbours=_lefts if forth else _rights))
             _number(column)
         crossings = _crossings(made.columns)
         if crossings < fewest:
@@ -237,15 +242,8 @@ def _number(column: Sequence[Spot]) -> None:
         spot.place = place
 
 
-def _middle_of_lefts(spot: Spot) -> float:
-    return _middle(spot, [_height(piece.left, piece.left_port) for piece in spot.lefts])
-
-
-def _middle_of_rights(spot: Spot) -> float:
-    return _middle(spot, [_height(piece.right, piece.right_port) for piece in spot.rights])
-
-
-def _middle(spot: Spot, heights: Sequence[float]) -> float:
+def _middle(spot: Spot, neighbours: _Neighbours) -> float:
+    heights = [_height(other, port) for other, port, _, _ in neighbours(spot)]
     return sum(heights) / len(heights) if heights else float(spot.place)
 
 
@@ -287,36 +285,35 @@ _Wish = tuple[float, float]
 """A height and its weight."""
 
 
-def _spread_ports(made: _SpotColumns, arcs: Sequence[Arc], backs: Sequence[tuple[int, int]]) -> list[_Wish]:
-    """Set the ports of all links; return the two ports of each of ``backs`` (source, target), which are the lowest.
+def _spread_ports(made: _SpotColumns, arcs: Mapping[int, Arc], backs: Mapping[int, Arc]) -> dict[int, _Wish]:
+    """Set the ports of all links; return the two ports of each of ``backs``, which are the lowest.
 
     >>> from streamiter.flow.drawing.arrange import Item, _make_columns
-    >>> arcs = [Arc(0, 1), Arc(0, 2)]
-    >>> made = _make_columns([Item(100, 40), Item(100, 40), Item(100, 40)], arcs)
-    >>> _spread_ports(made, arcs, backs=[])
-    []
-    >>> [piece.left_port for [piece] in made.chains]
+    >>> arcs = {1: Arc(("node", 0), ("node", 1)), 2: Arc(("node", 0), ("node", 2))}
+    >>> made = _make_columns({("node", number): Item(100, 40) for number in range(3)}, arcs)
+    >>> _spread_ports(made, arcs, backs={})
+    {}
+    >>> [piece.left_port for [piece] in made.chains.values()]
     [-5.0, 5.0]
     """
-    free_left = [chain[-1] for arc, chain in zip(arcs, made.chains, strict=True) if arc.target_port is None]
-    free_right = [chain[0] for arc, chain in zip(arcs, made.chains, strict=True) if arc.source_port is None]
-    begins, ends = [0.0] * len(backs), [0.0] * len(backs)
-    for number, spot in enumerate(made.items):
-        pieces = sorted((piece for piece in free_left if piece.right is spot), key=_left_end)
-        own_backs = [back for back, (_, target) in enumerate(backs) if target == number]
-        ports = _ports(spot, len(pieces) + len(own_backs))
-        for piece, port in zip(pieces, ports, strict=False):
+    free_left = [made.chains[number][-1] for number, arc in arcs.items() if arc.target_port is None]
+    free_right = [made.chains[number][0] for number, arc in arcs.items() if arc.source_port is None]
+    begins: dict[int, float] = {}
+    ends: dict[int, float] = {}
+    for key, spot in made.items.items():
+        arriving = sorted((piece for piece in free_left if piece.right is spot), key=_left_end)
+        own = [number for number, back in backs.items() if back.target == key]
+        ports = _ports(spot, len(arriving) + len(own))
+        for piece, port in zip(arriving, ports, strict=False):
             piece.right_port = port
-        for back, port in zip(own_backs, ports[len(pieces) :], strict=True):
-            ends[back] = port
-        pieces = sorted((piece for piece in free_right if piece.left is spot), key=_right_end)
-        own_backs = [back for back, (source, _) in enumerate(backs) if source == number]
-        ports = _ports(spot, len(pieces) + len(own_backs))
-        for piece, port in zip(pieces, ports, strict=False):
+        ends |= zip(own, ports[len(arriving) :], strict=True)
+        leaving = sorted((piece for piece in free_right if piece.left is spot), key=_right_end)
+        own = [number for number, back in backs.items() if back.source == key]
+        ports = _ports(spot, len(leaving) + len(own))
+        for piece, port in zip(leaving, ports, strict=False):
             piece.left_port = port
-        for back, port in zip(own_backs, ports[len(pieces) :], strict=True):
-            begins[back] = port
-    return list(zip(begins, ends, strict=True))
+        begins |= zip(own, ports[len(leaving) :], strict=True)
+    return {number: (begins[number], ends[number]) for number in backs}
 
 
 def _left_end(piece: Piece) -> tuple[int, float]:
@@ -338,44 +335,33 @@ def _place_heights(made: _SpotColumns) -> None:
         _place(column, lambda _: [])
     for _ in range(_SWEEPS):
         for column in made.columns:
-            _place(column, _wishes_of_lefts)
+            _place(column, _lefts)
         for column in reversed(made.columns):
-            _place(column, _wishes_of_rights)
+            _place(column, _rights)
     for _ in range(_SWEEPS):
         for column in (*made.columns, *reversed(made.columns)):
-            _place(column, _wishes_of_both)
+            _place(column, _both)
     top = min((spot.y - spot.height / 2 for column in made.columns for spot in column), default=0.0)
     for column in made.columns:
         for spot in column:
             spot.y -= top
 
 
-def _wishes_of_lefts(spot: Spot) -> list[_Wish]:
-    return [(piece.left.y + piece.left_port - piece.right_port, _weight(piece)) for piece in spot.lefts]
-
-
-def _wishes_of_rights(spot: Spot) -> list[_Wish]:
-    return [(piece.right.y + piece.right_port - piece.left_port, _weight(piece)) for piece in spot.rights]
-
-
-def _wishes_of_both(spot: Spot) -> list[_Wish]:
-    return [*_wishes_of_lefts(spot), *_wishes_of_rights(spot)]
-
-
 def _weight(piece: Piece) -> float:
-    items = (piece.left.item is not None) + (piece.right.item is not None)
+    items = piece.left.is_item + piece.right.is_item
     return piece.weight * (_WEIGHT_WITHIN_LINK, _WEIGHT_AT_ITEM, 1.0)[items]
 
 
-def _place(column: Sequence[Spot], wishes_of: Callable[[Spot], Iterable[_Wish]]) -> None:
-    """Move the spots of a column as near to their wished heights as their order and their gaps allow."""
+def _place(column: Sequence[Spot], neighbours: _Neighbours) -> None:
+    """Move the spots of a column as near to level links with these neighbours as their order and gaps allow."""
     steps = [0.0]
     for above, below in pairwise(column):
-        gap = _GAP if above.item is not None and below.item is not None else _LINK_GAP
+        gap = _GAP if above.is_item and below.is_item else _LINK_GAP
         steps.append(steps[-1] + (above.height + below.height) / 2 + gap)
     wishes = []
     for spot, step in zip(column, steps, strict=True):
-        wished = list(wishes_of(spot)) or [(spot.y, 0.01)]
+        wished = [(other.y + port - own, _weight(piece)) for other, port, own, piece in neighbours(spot)]
+        wished = wished or [(spot.y, 0.01)]
         weight = sum(weight for _, weight in wished)
         wishes.append((sum(height * weight for height, weight in wished) / weight - step, weight))
     for spot, height, step in zip(column, _rising(wishes), steps, strict=True):
@@ -415,7 +401,7 @@ _LANE_GAP = 14.0
 class _Arrangement:
     """Places the columns side by side and draws the routes of the links."""
 
-    def __init__(self, made: _SpotColumns, backs: Sequence[Back], ports: Sequence[Point]) -> None:
+    def __init__(self, made: _SpotColumns, backs: Mapping[int, Arc], ports: Mapping[int, Point]) -> None:
         self._made = made
         self._backs = backs
         self._ports = ports
@@ -425,14 +411,14 @@ class _Arrangement:
     def _place_columns(self) -> None:
         """Set the left and the right end of each column."""
         channels = [0] * (len(self._made.columns) + 1)
-        self._channels = []
-        for back in self._backs:
+        self._channels = {}
+        for key, back in self._backs.items():
             begin = self._column_of[self._made.items[back.source]] + 1
             end = self._column_of[self._made.items[back.target]]
             channels[begin] += 1
             right = channels[begin]
             channels[end] += 1
-            self._channels.append((begin, right, end, channels[end]))
+            self._channels[key] = begin, right, end, channels[end]
         self._lefts: list[float] = []
         self._rights: list[float] = []
         x = channels[0] * _CHANNEL
@@ -445,23 +431,28 @@ class _Arrangement:
             self._rights.append(x)
         self._width = x + channels[-1] * _CHANNEL
 
-    def arrangement(self, arcs: Sequence[Arc]) -> Arrangement:
+    def arrangement(self, arcs: Mapping[int, Arc]) -> Arrangement:
         columns = self._made.columns
         bottom = max((spot.y + spot.height / 2 for column in columns for spot in column), default=0.0)
-        result = Arrangement(self._width, bottom)
-        for spot in self._made.items:
-            number = self._column_of[spot]
-            x = (self._lefts[number] + self._rights[number] - spot.width) / 2
-            result.items.append(Rectangle(x, spot.y - spot.height / 2, spot.width, spot.height))
-        for arc, chain in zip(arcs, self._made.chains, strict=True):
-            result.arcs.append(self._runs(arc, chain, result.items))
-            result.arc_labels.append(self._label(arc, chain))
+        items = {key: self._placed(spot) for key, spot in self._made.items.items()}
+        result = Arrangement(self._width, bottom, items)
+        for number, arc in arcs.items():
+            chain = self._made.chains[number]
+            result.runs[number] = self._runs(arc, chain, items)
+            if arc.label_width:
+                result.labels[number] = self._placed(chain[-1].left)
         self._route_backs(result)
         return result
 
+    def _placed(self, spot: Spot) -> Rectangle:
+        """Return the place of an item or a label, in the middle of its column."""
+        number = self._column_of[spot]
+        x = (self._lefts[number] + self._rights[number] - spot.width) / 2
+        return Rectangle(x, spot.y - spot.height / 2, spot.width, spot.height)
+
     # -- links -------------------------------------------------------------------------------------------
 
-    def _runs(self, arc: Arc, chain: Sequence[Piece], items: Sequence[Rectangle]) -> list[LevelRun]:
+    def _runs(self, arc: Arc, chain: Sequence[Piece], items: Mapping[Key, Rectangle]) -> list[LevelRun]:
         first, last = chain[0], chain[-1]
         begin, end = items[arc.source], items[arc.target]
         runs = [
@@ -473,39 +464,28 @@ class _Arrangement:
         runs.append(LevelRun(self._lefts[self._column_of[last.right]], end.x, last.right.y + last.right_port))
         return runs
 
-    def _label(self, arc: Arc, chain: Sequence[Piece]) -> Rectangle | None:
-        if not arc.label_width:
-            return None
-        spot = chain[-1].left
-        number = self._column_of[spot]
-        x = (self._lefts[number] + self._rights[number] - spot.width) / 2
-        return Rectangle(x, spot.y - spot.height / 2, spot.width, spot.height)
-
     # -- links that go back --------------------------------------------------------------------------------
 
     def _route_backs(self, result: Arrangement) -> None:
         """Give each link that goes back a lane; the shortest has the highest lane, so that few links cross."""
-        ways = [self._ends(number) for number in range(len(self._backs))]
-        lanes = [0.0] * len(ways)
-        for number in sorted(range(len(ways)), key=lambda number: (ways[number][0] - ways[number][1], number)):
-            result.height += _LANE_GAP + self._backs[number].label_height
-            lanes[number] = result.height
-        for number, (back, (right, left), lane) in enumerate(zip(self._backs, ways, lanes, strict=True)):
+        ways = {number: self._ends(number) for number in self._backs}
+        for number in sorted(ways, key=lambda number: (ways[number][0] - ways[number][1], number)):
+            back, (right, left), (from_port, to_port) = self._backs[number], ways[number], self._ports[number]
+            lane = result.height = result.height + (_LANE_GAP + back.label_height)
             begin, end = result.items[back.source], result.items[back.target]
-            from_y = begin.y + begin.height / 2 + self._ports[number][0]
-            to_y = end.y + end.height / 2 + self._ports[number][1]
-            result.backs.append(
-                [
-                    (begin.x + begin.width, from_y),
-                    (right, from_y),
-                    (right, lane),
-                    (left, lane),
-                    (left, to_y),
-                    (end.x, to_y),
-                ]
-            )
+            from_y = begin.y + begin.height / 2 + from_port
+            to_y = end.y + end.height / 2 + to_port
+            result.corners[number] = [
+                (begin.x + begin.width, from_y),
+                (right, from_y),
+                (right, lane),
+                (left, lane),
+                (left, to_y),
+                (end.x, to_y),
+            ]
             x = max(0.0, (left + right - back.label_width) / 2)
-            result.back_labels.append(Rectangle(x, lane - back.label_height, back.label_width, back.label_height))
+            if back.label_width:
+                result.labels[number] = Rectangle(x, lane - back.label_height, back.label_width, back.label_height)
             result.width = max(result.width, x + back.label_width)
 
     def _ends(self, number: int) -> Point:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from streamiter.flow.drawing.arrange import Arc, Arrangement, Back, Item, LevelRun, Point, Rectangle, arrange
+from streamiter.flow.drawing.arrange import Arc, Arrangement, Item, Key, LevelRun, Point, Rectangle, arrange
 from streamiter.flow.drawing.picture import Link, Node, Picture
 
 MARGIN = 20.0
@@ -140,10 +140,6 @@ def _placed_link(number: int, sizes: _Sizes, insides: Sequence[_Region], around:
     )
 
 
-_Key = tuple[str, int]
-"""An item of a region: "node", "box" or "port", and the number of the node, the box, or the link at the port."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Sizes:
     """The captions of a picture; sizes follow from them."""
@@ -164,10 +160,10 @@ class _Region:
     """The inside of a box, or everything outside of the boxes."""
 
     sizes: _Sizes
-    items: dict[_Key, Item] = field(default_factory=dict)
+    items: dict[Key, Item] = field(default_factory=dict)
     arcs: dict[int, Arc] = field(default_factory=dict)
     """By the number of the link."""
-    backs: dict[int, Back] = field(default_factory=dict)
+    backs: dict[int, Arc] = field(default_factory=dict)
     """By the number of the link."""
     arrangement: Arrangement = field(default_factory=Arrangement)
     x: float = 0.0
@@ -189,46 +185,32 @@ class _Region:
         width = max(inner.width, self.sizes.headings[number].width) + 2 * _BOX_PADDING
         self.items["box", number] = Item(width, inner.height + _BOX_HEADING_HEIGHT + _BOX_PADDING)
 
-    def add_link(self, number: int, source: _Key, target: _Key, *, labelled: bool = True) -> None:
-        numbers = {key: place for place, key in enumerate(self.items)}
+    def add_link(self, number: int, source: Key, target: Key, *, labelled: bool = True) -> None:
+        link = self.sizes.picture.links[number]
         width, height = self.sizes.label(number) if labelled else (0.0, 0.0)
-        if self.sizes.picture.links[number].closes_loop:
-            self.backs[number] = Back(numbers[source], numbers[target], width, height)
-        else:
-            arc = self.arcs[number] = Arc(numbers[source], numbers[target], width, height)
-            if self.sizes.picture.links[number].kind == "service":
-                arc.weight = _SERVICE_WEIGHT
+        weight = _SERVICE_WEIGHT if link.kind == "service" else 1.0
+        (self.backs if link.closes_loop else self.arcs)[number] = Arc(source, target, width, height, weight=weight)
 
     def arrange(self) -> None:
-        self.arrangement = arrange(list(self.items.values()), list(self.arcs.values()), list(self.backs.values()))
+        self.arrangement = arrange(self.items, self.arcs, self.backs)
 
     # -- places after arranging ---------------------------------------------------------------------------
 
-    def place(self, key: _Key) -> Rectangle:
-        return self.arrangement.items[list(self.items).index(key)].moved(self.x, self.y)
+    def place(self, key: Key) -> Rectangle:
+        return self.arrangement.items[key].moved(self.x, self.y)
 
     def runs(self, number: int) -> list[LevelRun]:
         """Return the level parts of a link within this region."""
-        if number not in self.arcs:
-            return []
-        return [run.moved(self.x, self.y) for run in self.arrangement.arcs[list(self.arcs).index(number)]]
+        return [run.moved(self.x, self.y) for run in self.arrangement.runs.get(number, ())]
 
     def corners(self, number: int) -> list[Point]:
         """Return the corners of a link that goes back within this region."""
-        if number not in self.backs:
-            return []
-        corners = self.arrangement.backs[list(self.backs).index(number)]
-        return [(x + self.x, y + self.y) for x, y in corners]
+        return [(x + self.x, y + self.y) for x, y in self.arrangement.corners.get(number, ())]
 
     def label(self, number: int) -> Rectangle | None:
         """Return the place of the label of a link, without the gap below it."""
-        if number in self.arcs:
-            place = self.arrangement.arc_labels[list(self.arcs).index(number)]
-        elif number in self.backs:
-            place = self.arrangement.back_labels[list(self.backs).index(number)]
-        else:
-            return None
-        if place is None or not place.width:
+        place = self.arrangement.labels.get(number)
+        if place is None:
             return None
         return Rectangle(place.x + self.x, place.y + self.y, place.width, place.height - _LABEL_GAP)
 
@@ -277,12 +259,12 @@ def _outside(sizes: _Sizes, insides: Sequence[_Region]) -> _Region:
     return region
 
 
-def _seen_from_outside(picture: Picture, node: int) -> _Key:
+def _seen_from_outside(picture: Picture, node: int) -> Key:
     box = picture.nodes[node].box
     return ("node", node) if box is None else ("box", box)
 
 
-def _port(region: _Region, box: _Key, inner: _Region, link: int) -> float:
+def _port(region: _Region, box: Key, inner: _Region, link: int) -> float:
     """Return how far below the middle of the box the link crosses its border."""
     return _BOX_HEADING_HEIGHT + inner.place(("port", link)).y - region.items[box].height / 2
 
