@@ -115,8 +115,7 @@ def _chunks(columns: Floats, clusters: int) -> Iterator[Floats]:
 def moved(centroids: Floats, sums: Floats) -> Floats:
     """Return the mean of the points of each centroid; a centroid without points does not move."""
     counts = sums[:, -1:]
-    means: Floats = np.where(counts > 0, sums[:, :-1] / np.maximum(counts, 1), centroids)
-    return means
+    return np.where(counts > 0, sums[:, :-1] / np.maximum(counts, 1), centroids)
 
 
 def largest_move(before: Floats, after: Floats) -> float:
@@ -154,8 +153,7 @@ def sample_of(points: Floats, size: int, seed: int) -> Floats:
     """
     start = np.random.default_rng(seed).integers(2**64, dtype=np.uint64)
     _, first = np.unique(row_hashes(points, start), return_index=True)
-    sample: Floats = points[first[:size]]
-    return sample
+    return points[first[:size]]
 
 
 def choose_centroids(sample: Floats, clusters: int, seed: int, *, owner: str = "k_means") -> Floats:

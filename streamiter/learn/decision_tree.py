@@ -180,8 +180,7 @@ class DecisionTree:
         rows = as_floats(_NAME, "features", dense_features(features))
         checked_rows(_NAME, rows, self._width)
         refuse_not_finite(_NAME, rows)
-        values: Floats = tree.values[tree.leaves_of(rows)]
-        return values
+        return tree.values[tree.leaves_of(rows)]
 
     # ---- reading the tree
 

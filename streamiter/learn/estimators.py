@@ -83,8 +83,7 @@ def examples_in_topic(topic: Topic, decode: Decoder | None, extract: Extract | N
     records = read_topic(flow, topic, decode)
     examples = records.map_batch(lambda batch: [examples_of(owner, batch, extract)], name="examples").collect()
     run_offline(flow, title=owner, progress=False, first_stop="abort")
-    parts: list[Examples] = examples.items
-    return parts
+    return examples.items
 
 
 def examples_of(owner: str, batch: Batch, extract: Extract | None, width: int | None = None) -> Examples:

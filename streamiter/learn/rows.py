@@ -229,8 +229,7 @@ def concatenated_rows(parts: Sequence[Rows]) -> Rows:
         return SparseRows.concatenate(
             [part if isinstance(part, SparseRows) else SparseRows.from_dense(part) for part in parts]
         )
-    dense: Floats = np.concatenate([part.to_dense() if isinstance(part, SparseRows) else part for part in parts])
-    return dense
+    return np.concatenate([part.to_dense() if isinstance(part, SparseRows) else part for part in parts])
 
 
 def independent_dots(rows: Rows, weights: Floats) -> Floats:

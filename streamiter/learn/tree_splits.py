@@ -42,8 +42,7 @@ class Criterion(ABC):
 
     def rows(self, statistics: Floats) -> Floats:
         """Return the number of rows."""
-        rows: Floats = statistics[..., 0]
-        return rows
+        return statistics[..., 0]
 
 
 class Gini(Criterion):
@@ -69,8 +68,7 @@ class Gini(Criterion):
         return _ratio(squares, self.weight(statistics))
 
     def values(self, statistics: Floats) -> Floats:
-        shares: Floats = statistics[..., 1:] / self.weight(statistics)[..., np.newaxis]
-        return shares
+        return statistics[..., 1:] / self.weight(statistics)[..., np.newaxis]
 
 
 class Variance(Criterion):
@@ -88,21 +86,18 @@ class Variance(Criterion):
         )
 
     def weight(self, statistics: Floats) -> Floats:
-        weight: Floats = statistics[..., 1]
-        return weight
+        return statistics[..., 1]
 
     def score(self, statistics: Floats) -> Floats:
         return _ratio(np.square(statistics[..., 2]), self.weight(statistics))
 
     def values(self, statistics: Floats) -> Floats:
-        means: Floats = statistics[..., 2:] / statistics[..., 1:2]
-        return means
+        return statistics[..., 2:] / statistics[..., 1:2]
 
 
 def _ratio(above: Floats, below: Floats) -> Floats:
     """Return the quotients, 0 for a divisor of 0."""
-    ratio: npt.NDArray[np.float64] = np.divide(above, below, out=np.zeros_like(above), where=below > 0)
-    return ratio
+    return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
 
 
 _MANTISSA_BITS: Final = 52

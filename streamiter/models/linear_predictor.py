@@ -28,8 +28,7 @@ from streamiter.tables import as_floats, columns_of_table
 def _sigmoid(score: Floats) -> Floats:
     # exp overflows for numbers above 709; for negative numbers it only becomes 0.
     small = np.exp(-np.abs(score))
-    probability: Floats = np.where(score >= 0, 1.0, small) / (1.0 + small)
-    return probability
+    return np.where(score >= 0, 1.0, small) / (1.0 + small)
 
 
 _LINKS: Final[Mapping[str, Callable[[Floats], Floats]]] = MappingProxyType(
@@ -49,8 +48,7 @@ class Explanation:
     @property
     def score(self) -> float | Floats:
         """The intercept and all contributions; the link makes the prediction of it."""
-        total: float | Floats = sum(self.contributions.values(), start=self.intercept)
-        return total
+        return sum(self.contributions.values(), start=self.intercept)
 
 
 class LinearPredictor:

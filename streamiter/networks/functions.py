@@ -259,8 +259,7 @@ class NetworkLoss(abc.ABC):
             raise refuse_rows(good, f"{owner}: expected {self._expected(outputs)}", labels, self.labels_to_take)
 
     def _good_labels(self, labels: Array, outputs: int) -> npt.NDArray[np.bool_]:
-        finite: npt.NDArray[np.bool_] = np.isfinite(labels)
-        return finite
+        return np.isfinite(labels)
 
     def _expected(self, outputs: int) -> str:
         return f"{self.expected_labels} for {self.type_name}"

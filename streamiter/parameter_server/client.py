@@ -175,8 +175,7 @@ class Client:
         reply = await self._part.ask(block.shard, request)
         if reply.clock > access.observed:
             access.observed = reply.clock
-        values: Numbers = reply.values[0]
-        return values
+        return reply.values[0]
 
     async def start_get(
         self,

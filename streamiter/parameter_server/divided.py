@@ -238,5 +238,4 @@ def _names(kind: object) -> Sequence[str] | None:
         return None
     if is_dataclass(kind):
         return [field.name for field in fields(kind)]
-    names: Sequence[str] | None = getattr(kind, "_fields", None) if issubclass(kind, tuple) else None
-    return names
+    return getattr(kind, "_fields", None) if issubclass(kind, tuple) else None

@@ -359,8 +359,7 @@ def decode_values(values: Iterable[bytes | None], decode: Callable[[bytes], Made
 def rows_to_encode(batch: Any) -> Batch:
     """Return the batch, and for a table its rows; raise ``TopicError`` for a table that cannot become rows."""
     rows = None if isinstance(batch, (list, Columns, np.ndarray)) else rows_of_table("encode", batch, TopicError)
-    given: Batch = batch if rows is None else rows
-    return given
+    return batch if rows is None else rows
 
 
 def encode_each(records: Iterable[Given], encode: Callable[[Given], Made]) -> list[Made]:

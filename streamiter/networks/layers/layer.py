@@ -314,8 +314,7 @@ def initial_values(parameter: Parameter, *, seed: int, way: str = "xavier", dtyp
     if parameter.initial == "zero":
         return np.zeros(parameter.shape, dtype=dtype)
     draw = _WAYS[way]
-    values: Array = draw(_stream(seed, parameter.name), parameter).astype(dtype, copy=False)
-    return values
+    return draw(_stream(seed, parameter.name), parameter).astype(dtype, copy=False)
 
 
 def _stream(seed: int, name: str) -> np.random.Generator:

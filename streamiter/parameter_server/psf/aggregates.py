@@ -46,15 +46,6 @@ class _Reduction(Checked, GetFunction):
     _piece: ClassVar[Callable[..., Number | int]]
     _merge: ClassVar[Callable[..., Number]]
 
-    def __init_subclass__(
-        cls, *, piece: Callable[..., Number | int] | None = None, merge: Callable[..., Number] | None = None
-    ) -> None:
-        super().__init_subclass__()
-        if piece is not None:
-            cls._piece = staticmethod(piece)
-        if merge is not None:
-            cls._merge = staticmethod(merge)
-
     def of_columns(self, *values: Numbers) -> Number | int:
         """Return the number of some columns, of which there is at least one."""
         return self._piece(*values)

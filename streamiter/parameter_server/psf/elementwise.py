@@ -60,13 +60,6 @@ class _Elementwise(Checked, UpdateFunction):
     _ufunc: ClassVar[Callable[..., object]]
     _int64: ClassVar[_ForInt64] = "computed"
 
-    def __init_subclass__(cls, *, ufunc: Callable[..., object] | None = None, int64: _ForInt64 | None = None) -> None:
-        super().__init_subclass__()
-        if ufunc is not None:
-            cls._ufunc = staticmethod(ufunc)
-        if int64 is not None:
-            cls._int64 = int64
-
     @property
     def sources(self) -> tuple[int, ...]:
         """The rows that are read."""

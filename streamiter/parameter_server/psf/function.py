@@ -316,7 +316,15 @@ def set_checked(function: PartitionFunction, field: str, check: Check) -> None:
 
 
 class Checked(PartitionFunction):
-    """A psf whose annotations say how its settings are checked, and which of them are rows, columns and numbers."""
+    """A psf whose annotations say how its settings are checked, and which of them are rows, columns and numbers.
+
+    Keywords of its class statement become attributes: ``class Add(…, ufunc=np.add)`` sets ``_ufunc``.
+    """
+
+    def __init_subclass__(cls, **keywords: Callable[..., Any] | str) -> None:
+        super().__init_subclass__()
+        for name, given in keywords.items():
+            setattr(cls, f"_{name}", staticmethod(given) if callable(given) else given)
 
     def __post_init__(self) -> None:
         for field, check in _checks(type(self)):
@@ -436,8 +444,7 @@ def _check_columns(function: PartitionFunction, matrix: Matrix, columns: Columns
 
 def same_numbers(values: Numbers, number: float) -> npt.NDArray[np.bool_]:
     """Return which values equal a number; NaN equals NaN here."""
-    same: npt.NDArray[np.bool_] = np.isnan(values) if number != number else values == number
-    return same
+    return np.isnan(values) if number != number else values == number
 
 
 def without_default(columns: Columns, values: Numbers, default: float) -> SparseRow:

@@ -50,11 +50,6 @@ class _OfWholeRow(ComparedByContent, Checked, UpdateFunction):
     row: ChangedRow
     _ufunc: ClassVar[Callable[..., Numbers]]
 
-    def __init_subclass__(cls, *, ufunc: Callable[..., Numbers] | None = None) -> None:
-        super().__init_subclass__()
-        if ufunc is not None:
-            cls._ufunc = staticmethod(ufunc)
-
     @property
     def array_field(self) -> str:
         """The name of the setting that is the array."""

@@ -296,8 +296,7 @@ class HashedCells(Cells):
         if parts is None:
             return _ranges(slots * self._vector, self._vector)
         vectors, within = parts
-        places: npt.NDArray[np.int64] = slots[vectors] * self._vector + within
-        return places
+        return slots[vectors] * self._vector + within
 
     def _take(self, new: Columns) -> None:
         """Take slots for columns that are absent and distinct."""
