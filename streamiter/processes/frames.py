@@ -13,6 +13,9 @@ kind  name     body
 4     MESSAGE  u8 encoding; a value; with ARRAYS u32 length of the layout; with both that and PLAIN the value is at
                the next multiple of 16
 5     CLOSE    empty
+6     SEGMENT  where the sender's shared memory is (see :mod:`~streamiter.processes.shared_memory`)
+7     SHARED   the place of the body in the sender's shared memory
+8     FREE     the places of bodies in the receiver's shared memory that are not used any more
 ====  =======  ==================================================================================================
 
 Records have one of five encodings. MSGPACK is one call of msgspec, for types that msgpack keeps exactly. ARRAYS is for
@@ -55,6 +58,9 @@ CONTROL: Final = 2
 TAKEN: Final = 3
 MESSAGE: Final = 4
 CLOSE: Final = 5
+SEGMENT: Final = 6
+SHARED: Final = 7
+FREE: Final = 8
 
 BODY_BYTES_MAX: Final = 1 << 30
 """The longest body: as much as one call of an operator may emit into a full channel."""

@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Final, Protocol, final
 
 import msgspec
@@ -31,7 +32,19 @@ from streamiter.checkpoints.encoding import Parts
 from streamiter.clock import Clock, TimerHandle
 from streamiter.deferred import PlainValue
 from streamiter.errors import InternalError, PlainDataError, StreamiterError, shortened
-from streamiter.processes.frames import BODY_BYTES_MAX, CLOSE, HEADER, MESSAGE, TAKEN, FrameEncoding, Taken
+from streamiter.processes.frames import (
+    BODY_BYTES_MAX,
+    CLOSE,
+    FREE,
+    HEADER,
+    MESSAGE,
+    SEGMENT,
+    SHARED,
+    TAKEN,
+    FrameEncoding,
+    Taken,
+)
+from streamiter.processes.shared_memory import LinkMemory
 from streamiter.processes.silence import SILENCE_S, ask_while_idle, is_tcp, unacknowledged_s
 
 _GREETING: Final = b"streamiter link 1\n"
@@ -51,12 +64,12 @@ _BUFFER_BYTES: Final = 256 << 10
 # 35 ms, with 1 MiB or 4 MiB 17 to 20 ms. The size of a TCP socket follows from the network.
 _SOCKET_BYTES: Final = 1 << 20
 
-# A longer part is written to the socket directly, as much as has room, because a transport would keep the rest of it.
-# Copies of shorter ones take less than a millisecond.
-_LONG_PART_BYTES: Final = 1 << 20
+# A longer body uses shared memory, if there is any. Otherwise a longer part is written to the socket directly,
+# as much as has room, because a transport would keep the rest. Copies of shorter ones take less than a millisecond.
+_LONG_BYTES: Final = 1 << 20
 
 # A longer body that has arrived in part gets memory of its own, and the rest is read into that memory.
-_SHARED_BYTES_MAX: Final = 64 << 10
+_BUFFERED_BYTES_MAX: Final = 64 << 10
 
 # The memory of a body of more than 1 MiB is kept so long for the next one. New memory for 40 MB takes 3 to 5 ms, which
 # is a third of the time in which they arrive.
@@ -200,6 +213,8 @@ class ProcessLink(asyncio.BufferedProtocol):
         self._outbox_bytes = 0
         self._leaving: Parts = []
         """Parts that have left the outbox, but not this process, because the socket is full."""
+        self._memory: LinkMemory | None = None
+        """For long bodies, if the connection is a Unix socket."""
         self._socket = -1
         """The number of the socket's file; −1: long parts leave through the transport only."""
         self._sent_parts = 0
@@ -225,9 +240,12 @@ class ProcessLink(asyncio.BufferedProtocol):
         if self._has_closed:
             raise InternalError(f"the link to process {self.peer}: a frame was sent after the link was closed")
         if self._state is not LinkState.ENDED:
+            self._outbox_bytes += HEADER.size + length
+            if length > _LONG_BYTES and self._memory is not None:
+                kind, body = self._memory.put(kind, body, length)
+                length = sum(map(len, body))
             self._outbox.append(HEADER.pack(length, channel, kind))
             self._outbox += body
-            self._outbox_bytes += HEADER.size + length
             if self._outbox_bytes >= _WRITE_BYTES:
                 self._flush()
             else:
@@ -250,7 +268,7 @@ class ProcessLink(asyncio.BufferedProtocol):
         Return a function that must be called before an array in the message changes that may not have left.
         """
         parts = self.encoding.encode_message(message)
-        place = self.send(0, MESSAGE, [part if len(part) > _LONG_PART_BYTES else bytes(part) for part in parts])
+        place = self.send(0, MESSAGE, [part if len(part) > _LONG_BYTES else bytes(part) for part in parts])
         self._fixed_parts = place + 1
         return self._copy_arrays
 
@@ -292,6 +310,11 @@ class ProcessLink(asyncio.BufferedProtocol):
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush_turn)
 
+    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Send frames of the memory at the end of this turn; called in any thread."""
+        with contextlib.suppress(RuntimeError):  # The loop is closed.
+            loop.call_soon_threadsafe(self._schedule)
+
     def _flush_turn(self) -> None:
         self._is_scheduled = False
         self._flush()
@@ -300,7 +323,7 @@ class ProcessLink(asyncio.BufferedProtocol):
         if self._state is not LinkState.OPEN or self._is_paused or (self._leaving and not self._write()):
             return
         assert self._transport is not None
-        parts: Parts = []
+        parts: Parts = [] if self._memory is None else self._memory.frames()
         for channel, report in self._reports.items():
             body = report().encode()
             parts.append(HEADER.pack(len(body), channel, TAKEN) + body)
@@ -320,7 +343,7 @@ class ProcessLink(asyncio.BufferedProtocol):
         """Write the parts that leave until the socket is full; return whether all have left and more may follow."""
         while self._leaving and not self._is_paused:
             assert self._transport is not None
-            long = (number for number, part in enumerate(self._leaving) if len(part) > _LONG_PART_BYTES)
+            long = (number for number, part in enumerate(self._leaving) if len(part) > _LONG_BYTES)
             if short := self._leaving[: next(long, len(self._leaving))]:
                 self._transport.writelines(short)
                 del self._leaving[: len(short)]
@@ -366,6 +389,7 @@ class ProcessLink(asyncio.BufferedProtocol):
             self._socket = connection.fileno()
         if connection is not None and connection.family == getattr(socket, "AF_UNIX", None):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+            self._memory = LinkMemory(self._clock, partial(self._wake, asyncio.get_running_loop()))
         elif connection is not None and is_tcp(connection):
             ask_while_idle(connection)
             self._silence_timer = self._clock.call_later(_CHECK_S, lambda: self._check_silence(connection))
@@ -382,6 +406,9 @@ class ProcessLink(asyncio.BufferedProtocol):
                 f"expected CLOSE before its end, given {given}, {self._state.value}; the process may be lost", error
             )
         self._state = LinkState.ENDED
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
         self._leaving.clear()
         self._take_outbox()
         self._reports.clear()
@@ -466,7 +493,7 @@ class ProcessLink(asyncio.BufferedProtocol):
             body_start, stop = start + HEADER.size, start + HEADER.size + length
             if stop <= self._filled:
                 self._dispatch(channel, kind, readable[body_start:stop])
-            elif length > _SHARED_BYTES_MAX:
+            elif length > _BUFFERED_BYTES_MAX:
                 self._body, self._body_header = self._body_memory(length), (channel, kind)
                 self._body_filled = self._filled - body_start
                 self._body[: self._body_filled] = readable[body_start : self._filled]
@@ -479,7 +506,7 @@ class ProcessLink(asyncio.BufferedProtocol):
 
     def _body_memory(self, length: int) -> memoryview:
         """Return memory for a long body: that of the last one, if it is as long and no array is in it any more."""
-        if length <= _LONG_PART_BYTES:
+        if length <= _LONG_BYTES:
             return np.empty(length, np.uint8).data
         # A reference of this link, and one of the call.
         if len(self._last_body) != length or sys.getrefcount(self._last_body) > 2:
@@ -508,6 +535,10 @@ class ProcessLink(asyncio.BufferedProtocol):
         elif kind == CLOSE:
             self._peer_has_closed = True
             self._schedule()
+        elif kind == SHARED and self._memory is not None:
+            self._dispatch(channel, *self._memory.body(body))
+        elif kind in (SEGMENT, FREE) and self._memory is not None:
+            self._memory.received(kind, body)
         else:
             raise LinkError(f"expected a kind of frame of this version, given {kind}")
 

@@ -410,7 +410,9 @@ def test_an_array_may_change_before_it_has_left(address: Address, loop: str) -> 
         await asyncio.wait_for(mine.has_ended.wait(), 30)
         await asyncio.wait_for(owner.has_ended.wait(), 30)
         server.close()
-        assert waits == [True, True, True]
+        # From the second one on, a Unix socket carries only their places in shared memory.
+        is_shared = isinstance(address, str) and sys.platform == "linux"
+        assert waits == [True, not is_shared, not is_shared]
         for number, arrays in enumerate(owner.messages):
             for array in arrays:
                 assert np.array_equal(array, np.arange(len(array)) + number)
