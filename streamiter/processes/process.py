@@ -81,8 +81,7 @@ async def run_process(settings: ProcessSettings, load: Callable[[], Flow] | None
 
 
 def _give_signs(settings: ProcessSettings, is_over: threading.Event) -> None:
-    with contextlib.suppress(OSError):
-        asyncio.run(Pulse(settings, SystemClock()).beat())
+    asyncio.run(Pulse(settings, SystemClock()).beat())
     if is_over.is_set():
         return
     sys.stderr.write(
@@ -131,7 +130,7 @@ class _Process:
                 self._placement.set_result(placement)
             case ["connect", addresses]:
                 self._addresses.set_result(addresses)
-            case ["stop", mode] if mode != "abort" or self._job.done():
+            case ["stop", mode] if (mode != "abort" or self._job.done()) and not self._farewell.done():
                 self._stopping.append(asyncio.create_task(self._stop(mode), name=f"stop {mode}"))
             case ["end"]:
                 self._leave("end")
@@ -165,7 +164,7 @@ class _Process:
 
     async def _stop(self, mode: StopMode) -> None:
         with contextlib.suppress(Exception):  # job.wait() raises it, too.
-            await (await self._job).stop(mode)
+            await (await asyncio.shield(self._job)).stop(mode)
 
     async def _abort(self, work: asyncio.Task[None]) -> None:
         for stopping in self._stopping:
@@ -306,10 +305,13 @@ class Pulse:
         self._ended = asyncio.Event()
 
     async def beat(self) -> None:
-        """Send signs of life; return when the supervisor is lost. Raises ``OSError`` if there is none."""
+        """Send signs of life; return when the supervisor is lost, or if there is none."""
         identity = identity_of(self._settings, self._settings.number)
         link = ProcessLink(identity, self, FrameEncoding(PlainData()), self._clock)
-        await connect(self._settings.supervisor, link)
+        try:
+            await connect(self._settings.supervisor, link)
+        except OSError:
+            return
         while self._clock.monotonic_s() - self._heard_s < SILENCE_S and not self._ended.is_set():
             if self._link is not None:
                 link.send_message(["alive"])

@@ -54,9 +54,13 @@ _RESTARTS_MAX: Final = 3
 _RESTARTS_WITHIN_S: Final = 600.0
 
 
-class _Loss(NamedTuple):
+class Loss(NamedTuple):
+    """What has ended an attempt."""
+
     process: int
+    """The number of the process."""
     reason: str
+    """What is known of its end."""
 
 
 CollectedPart = tuple[str, int, bytes]
@@ -171,7 +175,7 @@ class Supervisor:
         if self._attempt is not None:
             self._attempt.kill()
 
-    def _check_restarts(self, loss: _Loss, attempt: Attempt) -> None:
+    def _check_restarts(self, loss: Loss, attempt: Attempt) -> None:
         """Raise ProcessLost unless the run starts again after this loss."""
         what = f"flow {self._flow!r}: process {loss.process} of {self._settings.processes} was lost: {loss.reason}"
         now_s = self._clock.monotonic_s()
@@ -229,7 +233,8 @@ class Attempt:
         self._finished: set[int] = set()
         """The processes whose jobs have ended well, and which have told what they have collected."""
         self._error: BaseException | None = None
-        self._loss: _Loss | None = None
+        self.loss: Loss | None = None
+        """The first loss."""
         self.has_run = False
         """Whether the job of process 0 has restored its state."""
         self.commits = False
@@ -241,15 +246,15 @@ class Attempt:
 
     # -- start and end ---------------------------------------------------------------------------------
 
-    async def run(self) -> _Loss | None:
+    async def run(self) -> Loss | None:
         """Run the processes until all jobs are done; return the first loss. Raises the first error of a process."""
         server = await listen(self._host.address(f"s{self._settings.attempt}"), self._new_link)
         looking = asyncio.create_task(self._look_for_silence(), name="silence of processes")
         try:
             await self._start(address_of(server))
             await self._is_over.wait()
-            if self._loss is not None:
-                self._loss = await self._explained(self._loss)
+            if self.loss is not None:
+                self.loss = await self._explained(self.loss)
             await self._end()
         finally:
             looking.cancel()
@@ -260,7 +265,7 @@ class Attempt:
                 link.abort("the attempt is over")
         if self._error is not None:
             raise self._error from self._error.__cause__
-        return self._loss
+        return self.loss
 
     async def _start(self, address: Address) -> None:
         for number in range(self._settings.processes):
@@ -294,19 +299,19 @@ class Attempt:
 
     # -- losses ----------------------------------------------------------------------------------------
 
-    async def _explained(self, loss: _Loss) -> _Loss:
+    async def _explained(self, loss: Loss) -> Loss:
         """Return a loss with the reason that the host gives, if the process has ended; else kill the process."""
         end = self._ends[loss.process]
         await asyncio.wait([end], timeout=_REASON_S)
         if end.done() and end.exception() is None:
-            return _Loss(loss.process, end.result())
+            return Loss(loss.process, end.result())
         self._hosted[loss.process].kill()
         return loss
 
     def _lose(self, number: int, reason: str) -> None:
         if not self._is_over.is_set():
             if "abort" not in self._stops:
-                self._loss = _Loss(number, reason)
+                self.loss = Loss(number, reason)
             self._is_over.set()
 
     async def _look_for_silence(self) -> None:
@@ -416,7 +421,7 @@ class Attempt:
             self._links[number].send_message(["place", self._placement])
 
     def _fail(self, error: BaseException) -> None:
-        if self._loss is None and self._error is None:
+        if self.loss is None and self._error is None:
             if isinstance(error, GraphError) and not error.where:
                 error.where = user_line()
             self._error = error

@@ -22,11 +22,12 @@ from streamiter import Checkpoints, Flow, LocalProcesses, Ray, topic
 from streamiter.cli.run import run_flow
 from streamiter.errors import ConfigurationError, GraphError, JobFailed, ProcessLost
 from streamiter.flow.flow import Processes
-from streamiter.processes.host import ProcessSettings
+from streamiter.processes.host import PlainOptions, ProcessSettings
 from streamiter.processes.link import Address
-from streamiter.processes.supervisor import run_supervised
+from streamiter.processes.supervisor import Supervisor, run_supervised
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.runtime.running import run_in_own_loop, without_figures
+from streamiter.testing import VirtualClock
 
 PROGRAM = Path(flows_on_hosts.__file__)
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -181,13 +182,19 @@ async def test_a_second_signal_aborts_the_flow_in_all_processes() -> None:
 
 
 class DyingProcesses:
-    """A host whose processes end at their start."""
+    """A host whose processes end at their start; it has room for nine attempts, and waits for room before each."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clock: VirtualClock | None = None, every_s: float = 0.0) -> None:
         self.folder = folder
+        self.clock = clock
+        self.every_s = every_s
         self.attempts: list[int] = []
 
     async def room(self) -> int:
+        if len(self.attempts) == 2 * 9:
+            raise ConfigurationError("no room")
+        if self.clock is not None:
+            await self.clock.advance(self.every_s)
         return 2
 
     def address(self, name: str) -> Address:
@@ -217,6 +224,18 @@ async def test_with_checkpoints_a_run_starts_again_three_times(
         await run_supervised(flow, "m:f", host, options, "suspend")
     assert host.attempts == [0, 0, 1, 1, 2, 2, 3, 3]
     assert len(caplog.messages) == 3
+
+
+async def test_three_losses_are_counted_within_ten_minutes(tmp_path: Path) -> None:
+    """A flow that ran for months ended at its fourth loss."""
+    clock = VirtualClock()
+    for every_s, attempts, expected in ((199.0, 4, ProcessLost), (201.0, 9, ConfigurationError)):
+        host = DyingProcesses(tmp_path, clock, every_s)
+        options = PlainOptions.of("f", {"checkpoints": Checkpoints(tmp_path)})
+        supervisor = Supervisor("f", "m:f", host, options, lambda placement: None, clock)
+        with pytest.raises(expected):
+            await supervisor.run()
+        assert max(host.attempts) == attempts - 1
 
 
 class ConnectedProcesses(DyingProcesses):

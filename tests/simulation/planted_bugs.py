@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import math
 from typing import Any
 
+import msgspec
 import pytest
 
+from streamiter.deferred import PlainValue
 from streamiter.learn.linear import LinearModel
 from streamiter.parameter_server.requests import AddRequest
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.snapshots import Holding
+from streamiter.processes import supervisor
+from streamiter.processes.link import LinkIdentity, ProcessLink
+from streamiter.processes.supervisor import Attempt, Loss
 from streamiter.runtime.checkpointing.barriers import JobServices
 from streamiter.runtime.checkpointing.commit import TransactionalWriter
 from streamiter.runtime.feedback import BarrierReturned, FeedbackLog
@@ -107,3 +115,56 @@ def fence_no_owner(patch: pytest.MonkeyPatch) -> None:
 def write_behind_the_barrier(patch: pytest.MonkeyPatch) -> None:
     """Let a sink write records from behind its barrier into the transaction of that checkpoint."""
     patch.setattr(TransactionalWriter, "seal", lambda self: None)
+
+
+def end_no_process_of_a_lost_attempt(patch: pytest.MonkeyPatch) -> None:
+    """Let the supervisor forget the other processes after the loss of one."""
+
+    async def without_end(self: Attempt) -> None:
+        pass
+
+    patch.setattr(Attempt, "_end", without_end)
+    patch.setattr(Attempt, "kill", lambda self: self._is_over.set())
+
+
+def begin_beside_a_lost_attempt(patch: pytest.MonkeyPatch) -> None:
+    """Let the supervisor begin the next attempt before the processes of the lost one have ended."""
+    run = Attempt.run
+
+    async def without_waiting(self: Attempt) -> Loss | None:
+        running = asyncio.create_task(run(self))
+        await self._is_over.wait()
+        return self.loss or await running
+
+    patch.setattr(Attempt, "run", without_waiting)
+
+
+def count_silence_from_the_start(patch: pytest.MonkeyPatch) -> None:
+    """Let a sign of life not count for the supervisor."""
+    received = Attempt.received
+
+    def unheard(self: Attempt, link: ProcessLink, message: PlainValue) -> None:
+        before = dict(self._silent_at_s)
+        received(self, link, message)
+        if message == ["alive"]:
+            self._silent_at_s.update(before)
+
+    patch.setattr(Attempt, "received", unheard)
+
+
+def hear_no_silence(patch: pytest.MonkeyPatch) -> None:
+    """Let the supervisor not look for processes that are silent."""
+    patch.setattr(supervisor, "SILENCE_S", math.inf)
+
+
+def accept_any_attempt(patch: pytest.MonkeyPatch) -> None:
+    """Let a process accept the connection of an earlier attempt."""
+    check = LinkIdentity.check
+    patch.setattr(
+        LinkIdentity, "check", lambda self, hello: check(dataclasses.replace(self, attempt=_attempt_of(hello)), hello)
+    )
+
+
+def _attempt_of(hello: bytes) -> int:
+    _, _, attempt, *_ = msgspec.msgpack.decode(hello[hello.index(b"\n") + 3 :])
+    return int(attempt)

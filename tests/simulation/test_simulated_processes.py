@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+from collections.abc import Callable
 
 import pytest
-from simulation.flows import FLOWS, SETTLE_S, MakeFlow, feedback_in_a_topic
+from simulation.flows import FLOWS, SETTLE_S, MakeFlow, feedback_in_a_topic, floats_in_order
+from simulation.planted_bugs import (
+    accept_any_attempt,
+    begin_beside_a_lost_attempt,
+    count_silence_from_the_start,
+    end_no_process_of_a_lost_attempt,
+    hear_no_silence,
+)
 from simulation.test_simulate import failure
 from simulation.test_simulated_flows import doubled
 
@@ -57,6 +66,25 @@ def test_a_bug_between_processes_is_found_and_replayed_by_its_seed(monkeypatch: 
     found = [failure(reduced, range(20), processes=3, faults=Faults.none()) for _ in range(2)]
     assert "ended" in found[0].what
     assert (found[0].seed, found[0].trace_hash) == (found[1].seed, found[1].trace_hash)
+
+
+@pytest.mark.parametrize(
+    ("plant", "expected"),
+    [
+        (end_no_process_of_a_lost_attempt, "has not ended 600 s after the last fault"),
+        (begin_beside_a_lost_attempt, r"attempt \d begins before run \d+, process \d of attempt \d has ended"),
+        (count_silence_from_the_start, "no sign of life for 5 s, and no fault has led to that"),
+        (hear_no_silence, "after a loss its attempt has not ended"),
+        (accept_any_attempt, "accepts a connection of an old attempt"),
+    ],
+)
+def test_a_bug_of_the_supervisor_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The simulation decided about losses by itself, so no bug of the supervisor could show."""
+    plant(monkeypatch)
+    only_losses = Faults(crashes=0, stuck=False, failing=False, fenced=False, storage_full=False)
+    assert re.search(expected, failure(floats_in_order, processes=3, faults=only_losses).what)
 
 
 def test_a_number_of_processes_below_one_is_refused() -> None:

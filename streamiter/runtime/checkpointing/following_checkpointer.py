@@ -67,6 +67,7 @@ class FollowingCheckpointer:
         self._said: asyncio.Queue[list[PlainValue]] = asyncio.Queue(_SAID_AT_START)
         self._taking: set[asyncio.Task[None]] = set()
         """Collect and store the parts of a checkpoint; more than one only while those that are given up end."""
+        self._is_closed = False
         self._failed: asyncio.Queue[BaseException] = asyncio.Queue(1)
         """The first error of state that cannot be taken or stored; it ends the job."""
         self._lag = LagReports(flow, tasks)
@@ -134,6 +135,8 @@ class FollowingCheckpointer:
         raise await self._failed.get()
 
     def _begin(self, process: int, checkpoint: int, suspend: bool) -> None:
+        if self._is_closed:  # Process 0 has not heard yet that this job is aborted.
+            return
         self._cancel()  # Process 0 does not wait for an earlier checkpoint any more.
         self._barriers.start(CheckpointBarrier(checkpoint, suspend=suspend))
         taking = asyncio.create_task(self._take(checkpoint), name=f"checkpoint {checkpoint} of {self._flow}")
@@ -196,6 +199,7 @@ class FollowingCheckpointer:
 
     async def close(self) -> None:
         """Store nothing more. May be called more than once."""
+        self._is_closed = True
         self._close_snapshot()
         self._cancel()
         await asyncio.gather(*self._taking, return_exceptions=True)

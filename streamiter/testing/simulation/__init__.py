@@ -2,6 +2,7 @@
 
 - ``simulate``: what users call; the runs of one job, what disturbs them, and the comparison with an undisturbed run.
 - ``life``: one run of the job, in one process or in several.
+- ``processes``: the host of several processes, and what happens to them.
 - ``world``: what survives a crash (topics, the checkpoint store, time), the inputs, and the checks of the outputs.
 - ``network``: the way between a job and the world, with its faults.
 - ``sockets``: the connections between the processes of a job, with their faults.

@@ -113,7 +113,7 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
         time = self._simulated_time
         self._take_due_timers()
         if not self._handles:
-            self.pass_time([self])
+            pass_time(time, [self])
             return  # A timer may have changed the condition of ``run``.
         handle, number = self._handles.take()
         if handle.cancelled():
@@ -126,17 +126,6 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
         timers, now_s = self._timers, self._simulated_time.now_s
         while timers and timers[0][0] <= now_s:
             self._handles.add(heapq.heappop(timers)[2])
-
-    def pass_time(self, loops: Sequence[SimulatedEventLoop]) -> None:
-        """Let time pass until the next timer of these loops, none of which has anything to do."""
-        dates_s = [date_s for loop in loops if (date_s := loop._next_timer_s()) is not None]
-        if (of_others := self._simulated_time.next_timer_s) is not None:
-            dates_s.append(of_others)
-        if not dates_s:
-            raise Deadlock
-        self._simulated_time.pass_until(min(dates_s))
-        for loop in loops:
-            loop._take_due_timers()
 
     def _next_timer_s(self) -> float | None:
         while self._timers and self._timers[0][2].cancelled():
@@ -252,7 +241,11 @@ _TURNS_OF_A_PROCESS: Final = (1, 2, 4, 16)
 
 
 def run_together(
-    loops: Sequence[SimulatedEventLoop], until: Callable[[], bool], trace: Trace, chosen: random.Random
+    loops: Sequence[SimulatedEventLoop],
+    until: Callable[[], bool],
+    time: SimulatedTime,
+    trace: Trace,
+    chosen: random.Random,
 ) -> None:
     """Take turns of several processes, in any order, until the condition holds. Raises :class:`Deadlock`."""
     while not until():
@@ -262,7 +255,19 @@ def run_together(
             loop, last = chosen.choice(ready), trace.turns + chosen.choice(_TURNS_OF_A_PROCESS)
             loop.run(lambda: loop.is_quiet or trace.turns >= last or until())  # noqa: B023 (called at once)
         else:
-            loops[0].pass_time(loops)
+            pass_time(time, loops)
+
+
+def pass_time(time: SimulatedTime, loops: Sequence[SimulatedEventLoop]) -> None:
+    """Let time pass until the next timer of the world or of these loops, none of which has anything to do."""
+    dates_s = [date_s for loop in loops if (date_s := loop._next_timer_s()) is not None]
+    if (of_others := time.next_timer_s) is not None:
+        dates_s.append(of_others)
+    if not dates_s:
+        raise Deadlock
+    time.pass_until(min(dates_s))
+    for loop in loops:
+        loop._take_due_timers()
 
 
 def _run_at_once(result: asyncio.Future[T], func: Callable[[*Arguments], T], args: tuple[*Arguments]) -> None:

@@ -1,39 +1,37 @@
 """One run of a simulated job, in one process or in several, from its start to its end or its crash.
 
-A ``Life`` with several processes is one attempt: real links join the processes over simulated connections. Each
-process has an event loop and a job of its own. The loss of a process, or of a connection, ends the life.
+A ``Life`` in several processes has the attempts of a supervisor in it, which decides about losses as in real life; its
+processes, and the links between them, are in :mod:`~streamiter.testing.simulation.processes`.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final, Literal, final
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
-import msgspec
-
-from streamiter.checkpoints.store import Checkpoints
-from streamiter.deferred import PlainValue
-from streamiter.errors import CheckpointError, JobFailed, ProducerFenced, StorageFull, TopicUnavailable
+from streamiter.checkpoints.store import Checkpoints, CheckpointStore
+from streamiter.errors import CheckpointError, JobFailed, ProcessLost, ProducerFenced, StorageFull, TopicUnavailable
 from streamiter.flow.flow import Flow
-from streamiter.processes.frames import FrameEncoding
-from streamiter.processes.link import LinkError, LinkIdentity, ProcessLink, connect
-from streamiter.processes.mesh import ProcessMesh
+from streamiter.processes.host import PlainOptions
+from streamiter.processes.supervisor import Attempt, Supervisor
 from streamiter.runtime.checkpointing.barriers import WorkersApart
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.placement import Placement
-from streamiter.runtime.plan import ChannelLimits, JobOptions, OwnProcess, first_process
+from streamiter.runtime.plan import ChannelLimits, JobOptions
+from streamiter.runtime.running import Stoppable
 from streamiter.runtime.statistics import JobState
 from streamiter.testing.simulated_time import TaskClock, at_once
-from streamiter.testing.simulation.event_loop import Shuffle, SimulatedEventLoop, SimulatedTask, drop_all, run_together
-from streamiter.testing.simulation.network import NetworkConnection, SimulatedStore, SimulatedTopics
+from streamiter.testing.simulation.event_loop import Shuffle, SimulatedEventLoop, SimulatedTask, run_together
+from streamiter.testing.simulation.network import SimulatedStore
+from streamiter.testing.simulation.processes import SimulatedHost, SimulatedProcess
 from streamiter.testing.simulation.world import MakeFlow, Simulation, World
 
 Ending = JobState | Literal["failed by a fault"]
 
-# Process 0 gets the error of another process as data, so of a class that is not only of the simulation.
+# Errors of other processes arrive as data.
 _FAULTS = (TopicUnavailable, StorageFull, ProducerFenced)
 # A life that was paused during its start may know a checkpoint that a later life has removed.
 _FAULTS_OF_THE_PAUSED = (*_FAULTS, CheckpointError)
@@ -78,32 +76,13 @@ CALM_SETTINGS: Final = LifeSettings(
 )
 
 
-# The signs of life of a process come each second; its end, and the ends of its connections, are told at once. Until the
-# supervisor has ended all processes, they still work.
-_LOST_S_MAX: Final = 0.3
-_LOOK_S: Final = 0.01
-
-
-@final
-class SimulatedProcess:
-    """One process of a life: its event loop, its connection to the world, and its job."""
-
-    def __init__(self, life: Life, number: int) -> None:
-        world = life.world
-        self.number = number
-        self.connection = NetworkConnection(world.network)
-        self.cluster = SimulatedTopics(world.broker, self.connection, world.look)
-        shuffle = dataclasses.replace(life.settings.shuffle, seed=life.settings.shuffle.seed + number)
-        self.loop = SimulatedEventLoop(world.time, shuffle, world.trace, world.sockets)
-        self.job: Job | None = None
-        """The job, once it runs."""
-        self.main: SimulatedTask
-
-    def dispose(self, world: World) -> None:
-        """Cut the connections, and drop all tasks."""
-        self.connection.cut()
-        world.sockets.drop(self.loop)
-        drop_all(self.loop)
+# A frozen process is lost after SILENCE_S and a second; its attempt ends within six more. A turn may be late.
+_ENDED_AFTER_S: Final = 15.0
+# The longest freeze of a process: some are shorter than SILENCE_S, and many longer than an attempt with a loss.
+_FROZEN_S_MAX: Final = 40.0
+# What the supervisor promises.
+_LOSSES_MAX: Final = 3
+_LOSSES_WITHIN_S: Final = 600.0
 
 
 class Life:
@@ -125,114 +104,136 @@ class Life:
         self._is_suspending = False
         self.was_paused = False
         """Whether it was paused, and another life started meanwhile."""
-        self._is_disturbed = False
-        """Whether one of its processes was killed, or a connection disturbed."""
-        self._is_lost = self._has_lost = False
-        """Whether a process is lost, and whether the supervisor has ended all because of that."""
-        self._addresses: dict[int, str] = {}
-        self._finished: set[int] = set()
-        """The processes whose jobs have ended."""
+        self._was_disturbed = False
+        """Whether one of its processes, or a connection, was disturbed."""
+        self._is_attempt_disturbed = False
+        """The same, for the current attempt."""
+        self._is_program_disturbed = False
+        """Whether the process of the supervisor was, so that it may be late."""
+        self._is_program_lost = False
+        """Whether that process was killed, but not those that it has started."""
+        self._is_disposed = False
+        self._losses_s: list[float] = []
+        """When attempts were lost."""
+        self._host: SimulatedHost | None = None
+        """The host of its processes, if there are several."""
+        self._stoppable: Stoppable | None = None
+        self._job: Job | Attempt | None = None
+        """What has statistics, while the job runs."""
         world.network.event(f"run {number} begins: {settings}")
-        self.processes: list[SimulatedProcess] = []
-        """Those that are alive."""
-        self._first = self._begin(0)
-        self._all = [self._first]
+        self._program = SimulatedProcess(world, f"run {number}", settings.shuffle)
+        """The process that has the job, or the supervisor."""
+        self._main = self._program.start(self._live(), self._program.name)
 
-    def _begin(self, number: int, placement: bytes = b"") -> SimulatedProcess:
-        process = SimulatedProcess(self, number)
-        live = self._live(process, placement) if number else self._live_first(process)
-        name = f"run {self.number}" + (f", process {number}" if number else "")
-        process.main = process.loop.create_task(live, name=name)  # type: ignore[assignment]
-        self.processes.append(process)
-        return process
-
-    async def _live_first(self, process: SimulatedProcess) -> JobState:
-        flow = self._flow(process)
+    async def _live(self) -> JobState:
+        flow = self._flow(self._program)
         sources = [step for step in flow.steps if step.source is not None]
         self._bounded_sources = frozenset(step.name for step in sources if step.bounded)
         self._has_unbounded_source = len(self._bounded_sources) < len(sources)
         count = min(self.settings.processes, max(step.parallelism for step in flow.steps))
+        limits = ChannelLimits(records=self.settings.channel_records)
         if count == 1:
-            process.job = await flow.start(**self._options(process))
-            return (await process.job.wait()).state
-        own = first_process(flow.name, flow.steps, count)
-        placement = msgspec.msgpack.encode(own.placement)
-        self._all += [self._begin(number, placement) for number in range(1, count)]
-        return await self._run_job(process, flow, own)
+            job = await flow.start(
+                clock=TaskClock(self.world.time),
+                new_id=self.world.new_id,
+                channel_limits=limits,
+                checkpoints=self._checkpoints(self._store_of(self._program)),
+            )
+            self._stoppable = self._job = job
+            return (await job.wait()).state
+        checkpoints = self._checkpoints("simulation" if self._has_store else None)
+        options = PlainOptions.of(flow.name, {"channel_limits": limits, "checkpoints": checkpoints})
+        host = SimulatedHost(self.world, self._program.name, count, self.settings.shuffle, self._flow, self._options_of)
 
-    async def _live(self, process: SimulatedProcess, placement: bytes) -> JobState:
-        own = OwnProcess(msgspec.msgpack.decode(placement, type=Placement), process.number)
-        return await self._run_job(process, self._flow(process), own)
+        def check(placement: Placement) -> None:
+            placement.check(flow.name, flow.steps)
+            host.fingerprint = placement.fingerprint
 
-    async def _run_job(self, process: SimulatedProcess, flow: Flow, own: OwnProcess) -> JobState:
-        """Do what a real process does (see :mod:`streamiter.processes.process`)."""
-        number, count, clock = process.number, own.placement.processes, TaskClock(self.world.time)
-        identity = LinkIdentity(number, "simulation", self.number, own.placement.fingerprint, b"secret")
-        encoding = FrameEncoding(flow.plain_data)
-        mesh = ProcessMesh(identity, count, encoding, clock, on_loss=self._lose)
-        self._addresses[number] = str(await mesh.listen(f"{self.number}-{number}"))
-        while len(self._addresses) < count:
-            await clock.sleep(_LOOK_S)
-        stranger = ProcessLink(dataclasses.replace(identity, attempt=self.number - 1), _Late(self), encoding, clock)
-        await connect(self._addresses[self._random.randrange(count)], stranger)
-        others = await mesh.connect([self._addresses[other] for other in range(count)])
-        own = dataclasses.replace(own, others=others, messages=mesh)
-        job = flow.job(JobOptions(**self._options(process)), own)
-        mesh.deliver()
-        await job.start()
-        process.job = job
-        state = (await job.wait()).state
-        self._finished.add(number)
-        while len(self._finished) < count:  # The others may still ask this process.
-            await clock.sleep(_LOOK_S)
-        await mesh.close()
-        return state
+        clock = TaskClock(self.world.time)
+        supervisor = Supervisor(flow.name, "simulation", host, options, check, clock, self.world.new_id())
+        self._host, self._stoppable = host, supervisor
+        return (await supervisor.run(self._attempting)).state
 
     def _flow(self, process: SimulatedProcess) -> Flow:
         return self._make_flow(Simulation(self.world, process.cluster, self.number))
 
-    def _options(self, process: SimulatedProcess) -> dict[str, Any]:
+    def _checkpoints(self, store: CheckpointStore | str | None) -> Checkpoints:
         settings = self.settings
-        store = SimulatedStore(self.world.store.another(), process.connection) if self._has_store else None
-        return {
-            "clock": TaskClock(self.world.time),
-            "new_id": self.world.new_id,
-            "channel_limits": ChannelLimits(records=settings.channel_records),
-            "checkpoints": Checkpoints(
-                store,
-                interval_s=settings.interval_s,
-                keep=settings.keep,
-                alignment_timeout_s=settings.alignment_timeout_s,
-                transaction_timeout_s=settings.transaction_timeout_s,
-            ),
-        }
+        return Checkpoints(
+            store,
+            interval_s=settings.interval_s,
+            keep=settings.keep,
+            alignment_timeout_s=settings.alignment_timeout_s,
+            transaction_timeout_s=settings.transaction_timeout_s,
+        )
+
+    def _store_of(self, process: SimulatedProcess) -> SimulatedStore | None:
+        return SimulatedStore(self.world.store.another(), process.connection) if self._has_store else None
+
+    def _options_of(self, process: SimulatedProcess, options: JobOptions) -> JobOptions:
+        assert options.checkpoints is not None
+        checkpoints = replace(options.checkpoints, store=self._store_of(process))
+        return replace(options, clock=TaskClock(self.world.time), checkpoints=checkpoints)
 
     # -- losses ----------------------------------------------------------------------------------------
 
-    def _lose(self, number: int, reason: str) -> None:
-        """End all processes soon: one of them, or a connection, is lost."""
-        if not (self._is_disturbed or self.was_paused):
-            self.world.found(f"run {self.number}: process {number} is lost without a fault: {reason}")
-        if not self._is_lost:
-            self._is_lost = True
-            self.world.network.event(f"run {self.number}: process {number} is lost: {reason}")
-            self.world.time.call_later(self._random.random() * _LOST_S_MAX, self._end_lost)
+    @contextlib.asynccontextmanager
+    async def _attempting(self, attempt: Attempt, stops: Sequence[StopMode]) -> AsyncIterator[None]:
+        """Check that the supervisor keeps its promises about losses."""
+        self._job = attempt
+        self._is_attempt_disturbed = self._is_program_disturbed = False
+        if self._recent_losses() > _LOSSES_MAX:
+            self.world.found(f"run {self.number} starts again after {self._recent_losses()} losses")
+        try:
+            yield
+        finally:
+            self._job = None
+            if (loss := attempt.loss) is not None:
+                what = f"run {self.number}: process {loss.process} is lost: {loss.reason}"
+                self.world.network.event(what)
+                self._losses_s.append(self.world.time.now_s)
+                if not (self._is_attempt_disturbed or self.was_paused):
+                    self.world.found(f"{what}, and no fault has led to that")
 
-    def _end_lost(self) -> None:
-        self._has_lost = True
+    def _recent_losses(self) -> int:
+        return sum(self.world.time.now_s - lost_s < _LOSSES_WITHIN_S for lost_s in self._losses_s)
 
     def disturb(self) -> None:
-        """Kill a process, or disturb a connection between two."""
-        if len(self.processes) < 2:
+        """Kill or freeze a process, or disturb a connection between two."""
+        if self._host is None or self._is_program_lost:
             return
-        self._is_disturbed = True
-        if self._random.random() < 0.3:
-            process = self.processes.pop(self._random.randrange(len(self.processes)))
-            self.world.network.event(f"run {self.number}: process {process.number} is killed")
-            process.dispose(self.world)
-            self._lose(process.number, "killed")
+        self._was_disturbed = self._is_attempt_disturbed = True
+        chosen, running = self._random, self._host.running()
+        what = chosen.random()
+        if what < 0.25 and running:
+            self._host.end(chosen.choice(running), "it was killed by a fault")
+            self._expect_loss()
+        elif what < 0.5 and running:
+            seconds = chosen.random() * _FROZEN_S_MAX
+            self._host.freeze(chosen.choice(running).process, seconds)
+            if seconds > _ENDED_AFTER_S:
+                self._expect_loss()
+        elif what < 0.55 and not self._program.is_frozen:
+            self._is_program_disturbed = True
+            self._host.freeze(self._program, chosen.random() * _FROZEN_S_MAX)
+        elif what < 0.6:
+            self.world.network.event(f"{self._program.name} is killed, but not its processes")
+            self._is_program_lost = True
+            self._program.dispose()
         else:
-            self.world.sockets.disturb([process.loop for process in self.processes])
+            self.world.sockets.disturb(self._loops())
+
+    def _expect_loss(self) -> None:
+        attempt = self._job
+        if not isinstance(attempt, Attempt) or not attempt.has_run:
+            return  # A process that starts may be silent for longer.
+
+        def look() -> None:
+            is_excused = self._is_disposed or self.was_paused or self._is_program_disturbed or self._is_program_lost
+            if self._job is attempt and not is_excused:
+                self.world.found(f"run {self.number}: {_ENDED_AFTER_S:g} s after a loss its attempt has not ended")
+
+        self.world.time.call_later(_ENDED_AFTER_S, look)
 
     # -- turns -----------------------------------------------------------------------------------------
 
@@ -248,43 +249,52 @@ class Life:
     def run(self, until: Callable[[], bool]) -> None:
         """Take turns until a condition holds."""
         while not until():
-            if len(self.processes) == 1:
-                self.processes[0].loop.run(lambda: until() or len(self.processes) != 1)
+            if (host := self._host) is None:
+                self._program.loops[0].run(lambda: until() or self._host is not None)
             else:
-                loops = [process.loop for process in self.processes]
-                run_together(loops, until, self.world.trace, self._random)
+                host.settle()
+                run_together(
+                    self._loops(), lambda: until() or host.has_changed, self.world.time, self.world.trace, self._random
+                )
+
+    def _loops(self) -> list[SimulatedEventLoop]:
+        assert self._host is not None
+        is_waiting = self._program.is_frozen or self._is_program_lost
+        return [*([] if is_waiting else self._program.loops), *self._host.loops()]
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended by itself, or because of a loss."""
-        if self._has_lost:
-            return True
-        mains = [process.main for process in self._all]
-        return all(main.done() for main in mains) or any(main.done() and main.exception() for main in mains)
+        """Whether the job has ended by itself, or because its program was killed."""
+        if self._is_program_lost:
+            return self._host is None or not self._host.alive
+        return self._main.done()
+
+    def left(self) -> str | None:
+        """Return what is left of a job that has ended by itself, if anything."""
+        return None if self._is_program_lost else self._program.left()
 
     @property
-    def has_ended_by_itself(self) -> bool:
-        """Whether all processes have ended, and may leave nothing behind."""
-        return not self._is_lost and all(process.main.done() for process in self._all)
-
-    @property
-    def job(self) -> Job | None:
-        """The job of process 0, while all jobs run."""
-        return self._first.job if not self._is_lost and all(process.job is not None for process in self._all) else None
+    def can_stop(self) -> bool:
+        """Whether it can be asked to stop."""
+        return self._stoppable is not None and not self.is_stopping and not self._is_program_lost
 
     @property
     def unfinished(self) -> list[SimulatedTask]:
         """The tasks that have not ended."""
-        return [task for process in self.processes for task in process.loop.unfinished]
+        own = self._program.loops[0].unfinished
+        return own if self._host is None else [*own, *self._host.unfinished()]
 
     @property
     def has_read_all(self) -> bool:
         """Whether all records have arrived and were read."""
+        if self._job is None or not self.world.is_fed:
+            return False
+        tasks = self._job.statistics().tasks
+        clusters = [part.process.cluster for part in self._host.alive] if self._host else [self._program.cluster]
         return (
-            self.job is not None
-            and self.world.is_fed
-            and not any(any(reader.lag().values()) for each in self._all for reader in each.cluster.readers)
-            and all(task.ended for task in self.job.statistics().tasks if task.steps[0].step in self._bounded_sources)
+            bool(tasks)
+            and not any(any(reader.lag().values()) for each in clusters for reader in each.readers)
+            and all(task.ended for task in tasks if task.steps[0].step in self._bounded_sources)
         )
 
     @property
@@ -294,13 +304,14 @@ class Life:
 
     def stop(self, mode: StopMode) -> None:
         """Ask the job to stop, which takes turns."""
-        assert self.job is not None
+        assert self._stoppable is not None
         self.is_stopping = True
         self._is_suspending |= mode == "suspend"
         self.world.network.event(f"run {self.number} is to stop: {mode}")
-        self._first.loop.create_task(self._stop(self.job, mode), name=f"stop run {self.number}")
+        stop = self._stop(self._stoppable, mode)
+        self._program.loops[0].create_task(stop, name=f"stop run {self.number}")
 
-    async def _stop(self, job: Job, mode: StopMode) -> None:
+    async def _stop(self, job: Stoppable, mode: StopMode) -> None:
         try:
             await job.stop(mode)
         except Exception as error:
@@ -312,11 +323,14 @@ class Life:
         self.was_paused = True
         self.world.network.event(f"run {self.number} is paused")
 
+    def miss_turns(self) -> None:
+        """Note that time passes without its turns: its processes will be silent, all at once."""
+        self._was_disturbed = self._is_attempt_disturbed = self._is_program_disturbed = True
+
     def lose_transactions(self) -> None:
         """Let another owner open the job's transactions, if it has any."""
-        for transactional_id in dict.fromkeys(
-            each for process in self._all for each in process.cluster.transactional_ids
-        ):
+        clusters = self._host.clusters if self._host else [self._program.cluster]
+        for transactional_id in dict.fromkeys(each for cluster in clusters for each in cluster.transactional_ids):
             self.world.network.event(f"another owner opens the transactions {transactional_id!r}")
             topic = self.world.broker.topic("anything")
             at_once(at_once(topic.open_transactions(transactional_id)).close())
@@ -325,17 +339,19 @@ class Life:
 
     def ending(self) -> Ending:
         """Return how the job has ended; raise its error, unless a fault has caused it."""
-        if self._is_lost:
+        if self._is_program_lost:
             return "failed by a fault"
-        error = next((error for each in self._all if each.main.done() and (error := each.main.exception())), None)
+        error = self._main.exception()
         if error is None:
-            state: JobState = self._first.main.result()
+            state: JobState = self._main.result()
             self.world.network.event(f"run {self.number} is {state}")
             return state
         self.world.network.event(f"run {self.number} fails: {_first_line(error)}")
         faults = _FAULTS_OF_THE_PAUSED if self.was_paused else _FAULTS
-        if (self._is_suspending or self._is_disturbed) and self.settings.alignment_timeout_s < _LONG_ALIGNMENT_S:
+        if (self._is_suspending or self._was_disturbed) and self.settings.alignment_timeout_s < _LONG_ALIGNMENT_S:
             faults = (*faults, WorkersApart)
+        if isinstance(error, ProcessLost) and (self.is_stopping or self._recent_losses() > _LOSSES_MAX):
+            return "failed by a fault"
         if isinstance(error, Exception) and _comes_from(error, faults):
             return "failed by a fault"
         raise error
@@ -347,26 +363,11 @@ class Life:
 
     def dispose(self) -> None:
         """Cut the connections, and drop all tasks."""
-        for process in self.processes:
-            process.dispose(self.world)
-
-
-@final
-class _Late:
-    """The owner of a connection of the attempt before, which arrives late."""
-
-    def __init__(self, life: Life) -> None:
-        self._life = life
-
-    def opened(self, link: ProcessLink) -> None:
-        """Note that the connection was not refused."""
-        self._life.world.found(f"run {self._life.number} accepts a connection of an old attempt")
-
-    def received(self, link: ProcessLink, message: PlainValue) -> None:
-        """No message arrives."""
-
-    def ended(self, link: ProcessLink, error: LinkError | None) -> None:
-        """The connection was refused."""
+        self._is_disposed = True
+        if self._host is not None:
+            self._host.dispose()
+        if not self._is_program_lost:
+            self._program.dispose()
 
 
 def _comes_from(error: BaseException | None, faults: tuple[type[Exception], ...]) -> bool:

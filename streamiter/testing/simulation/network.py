@@ -55,7 +55,7 @@ class Faults:
     storage_full: bool = True
     """The store has no room for a snapshot."""
     lost: bool = True
-    """One of several processes dies, or a connection between two is cut, or carries nothing for up to 20 s."""
+    """One of several processes dies or is frozen, or a connection of two is cut, or carries nothing for up to 20 s."""
 
     def __post_init__(self) -> None:
         whole_number("Faults: crashes", self.crashes, 0)
@@ -88,7 +88,7 @@ class Levels:
     storage_full: float = 0.0
     """The store is full when a snapshot is saved."""
     lost: float = 0.0
-    """A process dies, or a connection is disturbed; for each turn of the job."""
+    """A process dies or is frozen, or a connection is disturbed; for each turn of the job."""
     cuts_batches: bool = True
     """Whether batches that are read are cut into pieces of random size."""
 

@@ -223,7 +223,7 @@ class DisturbedRun:
         if how == "pause" and self._paused is None:
             life.pause()
             self._paused, self._life = life, None
-        elif how in ("suspend", "abort") and life.job is not None and not life.is_stopping:
+        elif how in ("suspend", "abort") and life.can_stop:
             life.stop("suspend" if how == "suspend" else "abort")
             # The life may crash while it stops.
             self._ends_at = self._world.trace.turns + self._random.randint(1, 1000)
@@ -244,6 +244,8 @@ class DisturbedRun:
         """Continue a paused life, after another life has taken over."""
         self._paused = None
         self._world.network.event(f"run {paused.number} resumes after a pause")
+        if self._life is not None:
+            self._life.miss_turns()
         until = self._world.trace.turns + self._random.randint(1, _TURNS_OF_A_PAUSED_RUN)
         while not paused.is_over and self._world.trace.turns < until:
             self._driver.take_turns(paused)
@@ -281,8 +283,6 @@ class DisturbedRun:
 
 # Turns of the job between two decisions of the driver: few enough to hit each of its phases.
 TURNS_AT_A_TIME: Final = 16
-# Turns after the end of a job, in which its last tasks must end.
-_TURNS_TO_SETTLE: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,19 +364,10 @@ class SimulationDriver:
         except Exception as error:
             told = "".join(traceback.format_exception(error))
             raise self._failure(f"run {life.number} fails, and no fault has led to that:\n{told}") from error
-        if life.has_ended_by_itself:
-            self._check_left_nothing(life)
+        if (left := life.left()) is not None:
+            raise self._failure(f"run {life.number} has ended and {left}")
         self.drop(life)
         return ending
-
-    def _check_left_nothing(self, life: Life) -> None:
-        until = self.world.trace.turns + _TURNS_TO_SETTLE
-        for loop in [process.loop for process in life.processes]:
-            loop.run(lambda: loop.is_quiet or self.world.trace.turns >= until)  # noqa: B023 (called at once)
-            if loop.unfinished:
-                self.fail(f"run {life.number} has ended and leaves tasks behind", life)
-            if loop.errors:
-                self.fail(f"run {life.number} has ended with exceptions that no code has retrieved: {loop.errors}")
 
     def drop(self, life: Life) -> None:
         self.lives.remove(life)
