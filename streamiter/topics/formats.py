@@ -276,6 +276,10 @@ class Typed:
         self._decode = msgspec.json.Decoder(struct_type).decode
         self._encode = msgspec.json.Encoder().encode
 
+    def __reduce__(self) -> tuple[type[Typed], tuple[Any]]:
+        # Ray sends flows to other processes; decoders of msgspec cannot be sent.
+        return Typed, (self._type,)
+
     @property
     def struct_types(self) -> tuple[type[msgspec.Struct], ...]:
         """The class, or the classes of the union, and the ``Struct`` classes of their fields."""

@@ -125,10 +125,15 @@ class JsonColumns:
     def __init__(self, fields: Mapping[str, FieldType]) -> None:
         if not fields:
             raise ConfigurationError("JsonColumns: expected one or more fields, given none")
+        self._given = dict(fields)
         self._fields = [_Field(name, spec, index) for index, (name, spec) in enumerate(fields.items())]
         self._decode = msgspec.json.Decoder(_column_row_type(self._fields)).decode
         self._scanner: ColumnScanner | None = None
         self._records_before_scanning = _LOADED_AFTER if is_compiling() else math.inf
+
+    def __reduce__(self) -> tuple[type[JsonColumns], tuple[object]]:
+        # Ray sends flows to other processes; decoders of msgspec cannot be sent.
+        return JsonColumns, (self._given,)
 
     def ahead(self, batch: TopicBatch) -> Callable[[], object] | None:
         """Return the part of ``decode`` that runs in a thread, while the event loop runs other steps; None for none.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import re
 from random import Random
 from typing import Any
@@ -134,6 +135,15 @@ def test_each_bad_value_is_bad_on_its_own(decoder: Decoder, bad: list[bytes | No
 
 
 @in_both_ways
+@pytest.mark.parametrize("given", [Json(), Typed(Click), POINTS, Text(), Raw()], ids=repr)
+def test_formats_can_be_sent_by_ray(given: Any) -> None:
+    """A flow with decode=Typed(…) was refused on Ray, because a decoder of msgspec cannot be pickled."""
+    sent = pickle.loads(pickle.dumps(given))
+    records = sent.decode(TopicBatch(values=[GOOD]))
+    assert str(records) == str(given.decode(TopicBatch(values=[GOOD])))
+    assert sent.encode(records).values == given.encode(records).values
+
+
 @pytest.mark.parametrize("decoder", [Json(), Typed(Click), POINTS], ids=["json", "typed", "columns"])
 def test_an_empty_batch_decodes_to_an_empty_batch(decoder: Decoder) -> None:
     """A filter left no value of a batch, and the decoder failed."""
