@@ -9,6 +9,7 @@ import hypothesis
 import pytest
 from _pytest.doctest import DoctestModule
 from support.kafka_fixtures import breakable_broker, broker_to_break, kafka_broker, kafka_broker_factory, topic_prefix
+from support.ray_fixtures import cluster
 from support.registry_server import schema_registry
 from support.s3_server import s3_server, s3_url
 from support.small_disk import small_disk
@@ -17,6 +18,7 @@ from support.soak import for_each_soak_seed, soak_header, without_time_limits
 __all__ = [
     "breakable_broker",
     "broker_to_break",
+    "cluster",
     "for_each_soak_seed",
     "kafka_broker",
     "kafka_broker_factory",

@@ -100,7 +100,7 @@ class ProcessSettings(msgspec.Struct, frozen=True):
     processes: int
     """The number of processes of the run."""
     run: str
-    """The id of the run."""
+    """The id of the run; behind a hyphen, that of a supervisor which resumes the run of a lost one."""
     attempt: int
     """How many times the processes were started again after a loss."""
     secret: bytes
@@ -119,8 +119,9 @@ class ProcessSettings(msgspec.Struct, frozen=True):
     """``sys.argv`` of the process, on which the program's flow may depend; empty: its own."""
 
     def job_options(self) -> JobOptions:
-        """Return the options of the job of this attempt, and tell its run from those of earlier attempts."""
-        earlier, own = [f"{self.run}-{attempt}" for attempt in range(self.attempt)], f"{self.run}-{self.attempt}"
+        """Return the options of the job of this attempt, whose run has a name of its own."""
+        own = f"{self.run}-{self.attempt}"
+        earlier = f"{self.run.partition('-')[0]}-"
         return dataclasses.replace(self.options.job_options(), new_id=lambda: own, earlier_runs=earlier)
 
     def __repr__(self) -> str:

@@ -285,7 +285,8 @@ class _SupervisorActor:
         self._host = RayHost(ray, run.room, shipped, run.facts)
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # within Ray
             self._is_again = ray.get_runtime_context().was_current_actor_reconstructed
-        self._supervisor = Supervisor(run.flow, reference or "", self._host, run.options, self._check)
+        run_id = f"{run.id}-{uuid.uuid4().hex}" if self._is_again else run.id
+        self._supervisor = Supervisor(run.flow, reference or "", self._host, run.options, self._check, run=run_id)
         self._outcome = asyncio.get_running_loop().create_task(self._run_to_end(), name=f"flow {run.flow}")
 
     def __repr__(self) -> str:
@@ -314,16 +315,21 @@ class _SupervisorActor:
             self._host.release()
 
     def _check_can_resume(self) -> None:
-        what = f"flow {self._run.flow!r}: its supervisor was lost"
-        if self._run.options.checkpoints is None:
+        what, options = f"flow {self._run.flow!r}: its supervisor was lost", self._run.options
+        if options.checkpoints is None:
             raise ProcessLost(
                 f"{what}; the results of this run are incomplete, so run the flow again. With checkpoints= it would "
                 "resume by itself"
             )
-        if self._run.options.restore != "last":
+        if options.restore != "last":
             raise ProcessLost(
-                f"{what}, and it is unknown whether the run began with restore={self._run.options.restore!r} before; "
+                f"{what}, and it is unknown whether the run began with restore={options.restore!r} before; "
                 'run the flow again, with restore="last" if "streamiter checkpoints list" shows checkpoints of this run'
+            )
+        if options.changed_steps and options.checkpoints["store"] is None:
+            raise ProcessLost(
+                f"{what}, and it is unknown whether the run has committed positions of {list(options.changed_steps)}; "
+                "run the flow again, without changed_steps= if it has"
             )
 
     def _check(self, placement: Placement) -> None:

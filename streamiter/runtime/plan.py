@@ -90,8 +90,8 @@ class JobOptions:
     """The checkpoint that the job starts from."""
     changed_steps: Collection[str] = ()
     """Steps that may have state in only one of the flow and the checkpoint."""
-    earlier_runs: Collection[str] = ()
-    """The ids of earlier attempts of the same run: ``changed_steps`` is done in their checkpoints."""
+    earlier_runs: str | None = None
+    """How the ids of earlier attempts of the same run begin: ``changed_steps`` is done in their checkpoints."""
     on_rejected: Callable[[DeadLetter], None] | None = None
     """Called with each record that a step refuses and survives, also in a thread of the step."""
     on_restore: Callable[[int], None] | None = None

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from streamiter import Checkpoints, Flow, LocalProcesses, Operator, topic
+from streamiter import Checkpoints, Flow, LocalProcesses, Operator, Ray, topic
 from streamiter.learn import Examples, LogisticRegression, train_online
 from streamiter.operators import Context, Output
 from streamiter.parameter_server import ASP, ParameterServer
@@ -48,6 +48,8 @@ class Options(msgspec.Struct):
     delivery: Literal["at_least_once"] | None = None
     kind: Literal["training", "sums", "numbers", "counts"] = "training"
     processes: int | None = None
+    ray: str | None = None
+    """The address of the cluster on which these processes are; None: they are on this machine."""
     changed_steps: list[str] = []
     strikes: list[tuple[Literal["before", "after"], str, int, int, str]] = []
     """Where processes kill themselves, one after the other: the call, the signal, and a file that says so."""
@@ -139,8 +141,13 @@ def main() -> None:
     given: dict[str, Any] = {"checkpoints": Checkpoints(**store, interval_s=options.interval_s)}
     if options.processes is not None:
         given["changed_steps"] = options.changed_steps
-        given["on"] = LocalProcesses(options.processes, flow=f"{__file__}:of_arguments")
-    statistics = flow_of(options).run(**given)
+        if options.ray:
+            given["on"] = Ray(options.processes, address=options.ray, min_processes=1)
+        else:
+            given["on"] = LocalProcesses(options.processes, flow=f"{__file__}:of_arguments")
+    # Ray sends functions of a module by name.
+    make_flow = importlib.import_module("crash.training").flow_of if options.ray else flow_of
+    statistics = make_flow(options).run(**given)
     print(statistics.state, statistics.checkpoints)
 
 

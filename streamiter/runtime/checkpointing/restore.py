@@ -225,7 +225,7 @@ class JobRestore:
         *,
         restore: Restore,
         changed_steps: Collection[str],
-        earlier_runs: Collection[str],
+        earlier_runs: str | None,
         steps: Mapping[str, StepState],
         run_id: str,
         on_restore: Callable[[int], None] | None,
@@ -275,7 +275,7 @@ class JobRestore:
         if self.checkpoint is None:
             self._messages.send_restore(self._run_id, None)
             return {}
-        if self.checkpoint.run in self._earlier_runs:
+        if self._earlier_runs is not None and self.checkpoint.run.startswith(self._earlier_runs):
             self._changed_steps = ()
         if self._on_restore is not None:
             self._on_restore(self.checkpoint.number)

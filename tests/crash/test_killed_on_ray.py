@@ -1,0 +1,96 @@
+"""A flow on a Ray cluster whose processes and nodes are killed has the outputs of a flow that was never killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any, Final
+
+import pytest
+from crash.cases import Case, trainer, training_pieces
+from crash.feed import Feed
+from crash.programs import PATIENCE_S, running
+from crash.test_kill_9 import seed
+from crash.test_killed_processes import EVENTS, PARTITIONS, check_counts, check_sums, check_training, kafka
+from support.ray_fixtures import TESTS, children, raylet_of
+
+__all__ = ["kafka"]
+
+# The supervisor gives up after three losses in ten minutes. The end of a node may be two, since Ray notes it late.
+_KILLS_MAX: Final = 2
+_LIVES_FOR_S_MAX: Final = 4.0
+_NODE: Final = {"num_cpus": 2, "object_store_memory": 80 << 20}
+
+
+class Victims:
+    """The processes of a cluster of two nodes that may be killed; the first node must survive."""
+
+    def __init__(self, cluster: Any, random: Random) -> None:
+        self._cluster = cluster
+        self._random = random
+        self._second = cluster.add_node(**_NODE)
+
+    def kill(self) -> str:
+        """Kill a process of the flow, the supervisor, or the second node; return what."""
+        what = self._random.choice(["process", "process", "supervisor", "node"])
+        if what == "node":
+            raylet = raylet_of(self._second)
+            numbers = [raylet, *children(raylet)]
+            self._second = self._cluster.add_node(**_NODE)
+        else:
+            word = "ray::_RayProcess" if what == "process" else "ray::_SupervisorActor"
+            raylets = [raylet_of(self._cluster.head_node), raylet_of(self._second)]
+            all_children = [each for raylet in raylets for each in sorted(children(raylet).items())]
+            numbers = [number for number, name in all_children if name.startswith(word)]
+            numbers = [self._random.choice(numbers)] if numbers else []
+        for number in numbers:
+            os.kill(number, signal.SIGKILL)
+        return f"{what} {numbers}"
+
+
+async def killed(case: Case, cluster: Any, random: Random, done: list[str], **options: Any) -> None:
+    """Run a flow on a cluster whose processes are killed, then to its end here; ``done`` gets what was killed."""
+    feed = Feed(case.topic("events"), training_pieces(EVENTS, PARTITIONS))
+    victims = Victims(cluster, random)
+    given = {"mode": "asynchronous", "parallelism": 3, **options}
+    ray = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+    program = trainer(case, "killed", **given, processes=2, ray=cluster.address, changed_steps=["events"])
+    async with running(program.given(PYTHONPATH=str(TESTS), **ray)) as process:
+        feeding = asyncio.create_task(feed.during(lambda: process.is_over, 1))
+        assert await process.until(process.has_committed), await process.ends()
+        for _ in range(random.randint(1, _KILLS_MAX)):
+            await process.lives_for(random.random() * _LIVES_FOR_S_MAX)
+            before = program.record().committed_run
+            done.append(victims.kill())
+            resuming = process.until(lambda before=before: program.record().committed_run != before, 2 * PATIENCE_S)
+            assert await resuming, await process.ends()
+        await feeding
+        process.send(signal.SIGTERM)
+        code, printed = await process.ends()
+    assert code == 0, printed
+    await feed.rest()
+    async with running(trainer(case, "killed", **given, processes=3, stop="latest")) as process:
+        code, printed = await process.ends()
+    assert code == 0, printed
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("options", "check"),
+    [({"kind": "sums"}, check_sums), ({"kind": "counts"}, check_counts), ({"mode": "synchronous"}, check_training)],
+    ids=["sums", "parameter server", "synchronous loop"],
+)
+async def test_a_flow_on_a_cluster_survives_any_kills(
+    cluster: Any, kafka: Case, options: dict[str, Any], check: Callable[[Case], Awaitable[None]]
+) -> None:
+    """Only one loss of a node was tested, at one moment, and no output was compared after it."""
+    random, done = Random(f"{seed()} {options}"), list[str]()
+    try:
+        await killed(kafka, cluster, random, done, **options)
+        await check(kafka)
+    except BaseException as error:
+        error.add_note(f"again: make soak SEED={seed()}; killed: {done}")
+        raise

@@ -1,0 +1,62 @@
+"""A real Ray cluster on this machine, whose processes tests may kill."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from support.programs import missing
+
+__all__ = ["children", "cluster", "raylet_of"]
+
+TESTS: Final = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Start a cluster of one node and connect to it; without a dashboard, without fixed ports, in a short path."""
+    if importlib.util.find_spec("ray") is None:
+        missing("the package ray is not installed: pip install 'streamiter[ray]'")
+    folder = Path(tempfile.mkdtemp(prefix="ray"))
+    token = folder / "token"
+    token.write_text(secrets.token_hex(32))
+    token.chmod(0o600)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        environment.setenv("RAY_AUTH_TOKEN_PATH", str(token))  # Otherwise Ray writes a token into the home folder.
+        environment.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+        environment.setenv("RAY_TMPDIR", str(folder))
+        import ray
+        from ray.cluster_utils import Cluster
+
+        small = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_dashboard": False}
+        nodes = Cluster(initialize_head=True, head_node_args=small)
+        ray.init(address=nodes.address, log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            yield nodes
+        finally:
+            ray.shutdown()
+            nodes.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def raylet_of(node: Any) -> int:
+    """Return the process of Ray that has started all others of a node."""
+    return int(node.all_processes["raylet"][0].process.pid)
+
+
+def children(process_id: int) -> dict[int, str]:
+    """Return the processes that a process has started, and what they call themselves."""
+    command = ["ps", "-o", "pid=,args=", "--ppid", str(process_id)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    lines = [line.split(None, 1) for line in shown.stdout.splitlines()]
+    return {int(number): name for number, name in lines}
