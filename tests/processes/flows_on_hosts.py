@@ -6,9 +6,10 @@ import asyncio
 import os
 import sys
 import time
+from pathlib import Path
 
-from streamiter import Flow, LocalProcesses, Operator
-from streamiter.operators import Output, Source, SourceBatch
+from streamiter import Flow, LocalProcesses, Operator, OutputTag
+from streamiter.operators import Context, Output, Source, SourceBatch
 
 
 class Endless(Source):
@@ -64,6 +65,72 @@ class Forever(Operator):
 
 waiting = Flow("waiting", parallelism=2)
 waiting.from_source(Endless, parallelism=1).rebalance().map(Says()).process(Forever).collect()
+
+
+class Large(Source):
+    """Numbers with 50 KB each, as fast as they are read."""
+
+    bounded = True
+
+    def open(self, context: object, positions: dict[str, int] | None) -> None:
+        self.number = (positions or {}).get("number", 0)
+
+    def read(self) -> SourceBatch | None:
+        if self.number == LARGE_RECORDS:
+            return None
+        numbers = range(self.number, self.number + 4)
+        self.number += 4
+        return SourceBatch([b"%050000d" % number for number in numbers], {"number": self.number})
+
+
+LARGE_RECORDS = 1200
+GROWTH = OutputTag("growth")
+
+
+class Growth(Operator):
+    """Tells in the end by how many MB its process has grown since the first record."""
+
+    at_first = 0
+
+    def process(self, record: bytes, out: Output) -> None:
+        self.at_first = self.at_first or _peak_mb()
+        out.emit(record)
+
+    def finish(self, out: Output) -> None:
+        out.emit(_peak_mb() - self.at_first, tag=GROWTH)
+
+
+def _peak_mb() -> float:
+    # Not getrusage(), whose peak begins with that of the program that has started this one.
+    [peak] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(peak.split()[1]) / 1024
+
+
+class SlowSum(Operator):
+    """Adds numbers; the half in process 1 takes 2 ms for each."""
+
+    def open(self, context: Context) -> None:
+        self.total, self.delay_s = 0, 0.002 * context.subtask_index
+
+    def process(self, record: bytes, out: Output) -> None:
+        time.sleep(self.delay_s)
+        self.total += int(record[-4:])
+
+    def finish(self, out: Output) -> None:
+        out.emit(self.total)
+
+    def snapshot(self) -> int:
+        return self.total
+
+    def restore(self, state: int) -> None:
+        self.total = state
+
+
+overloaded = Flow("overloaded", parallelism=2)
+measured = overloaded.from_source(Large, name="large", parallelism=1).process(Growth, name="growth", parallelism=1)
+growth = measured.side_output(GROWTH).collect(name="grown")
+halves = measured.partition_by(lambda record: int(record[-4:]) % 2)
+sums = halves.process(SlowSum, name="sum").collect(name="sums")
 
 
 def made() -> Flow:

@@ -48,6 +48,30 @@ def test_the_results_are_those_of_one_process(processes: int) -> None:
     assert len(tasks) == len(set(tasks))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of a process")
+def test_a_slow_process_slows_down_the_others_instead_of_filling_their_memory(tmp_path: Path) -> None:
+    """One machine was slower than the others; their memory held all that it had not read, until they were killed."""
+    limits = ChannelLimits(records=16, size_bytes=1_000_000)
+    statistics = flows_on_hosts.overloaded.run(
+        on=LocalProcesses(2), channel_limits=limits, checkpoints=Checkpoints(tmp_path, interval_s=0.1)
+    )
+    numbers, waited_s = range(flows_on_hosts.LARGE_RECORDS), flows_on_hosts.LARGE_RECORDS / 2 * 0.002
+    assert sorted(flows_on_hosts.sums.items) == [sum(numbers[::2]), sum(numbers[1::2])]
+    assert statistics.checkpoints is not None
+    assert statistics.checkpoints.taken > 2
+    tasks = {task.name: task for task in statistics.tasks}
+    source, slow = tasks["large[0]"], tasks["sum[1]"]
+    assert (source.process, slow.process) == (0, 1)
+    assert source.blocked_s > waited_s / 2
+    assert (slow.blocked_s, slow.busy_s) == (0, pytest.approx(waited_s, rel=0.5))
+    [channel] = [each for each in source.outputs if each.name.endswith("sum[1]")]
+    assert channel.total_bytes > 30 * limits.size_bytes
+    assert channel.peak_records <= limits.records * 8
+    assert channel.peak_bytes <= limits.size_bytes
+    [grown_mb] = flows_on_hosts.growth.items
+    assert grown_mb < 10
+
+
 def test_an_error_of_a_step_is_raised_as_in_one_process() -> None:
     """The user saw that a process was lost, but neither the step, nor the record, nor the line of the function."""
     with pytest.raises(JobFailed, match=r"on record 57, in process [01]: ZeroDivisionError") as raised:
