@@ -33,22 +33,19 @@ class Victims:
         self._random = random
         self._second = cluster.add_node(**_NODE)
 
-    def kill(self) -> str:
-        """Kill a process of the flow, the supervisor, or the second node; return what."""
+    def kill(self) -> tuple[str, bool]:
+        """Kill a process of the flow, the supervisor, or the second node; return what, and if the flow was on it."""
         what = self._random.choice(["process", "process", "supervisor", "node"])
-        if what == "node":
-            raylet = raylet_of(self._second)
-            numbers = [raylet, *children(raylet)]
-            self._second = self._cluster.add_node(**_NODE)
-        else:
-            word = "ray::_RayProcess" if what == "process" else "ray::_SupervisorActor"
-            raylets = [raylet_of(self._cluster.head_node), raylet_of(self._second)]
-            all_children = [each for raylet in raylets for each in sorted(children(raylet).items())]
-            numbers = [number for number, name in all_children if name.startswith(word)]
-            numbers = [self._random.choice(numbers)] if numbers else []
-        for number in numbers:
+        word = "ray::_SupervisorActor" if what == "supervisor" else "ray::_RayProcess"
+        raylets = [raylet_of(self._cluster.head_node), raylet_of(self._second)]
+        names = children(raylets[1]) if what == "node" else children(raylets[0]) | children(raylets[1])
+        found = sorted(number for number, name in names.items() if name.startswith(word))
+        killed = [raylets[1], *names] if what == "node" else self._random.sample(found, min(len(found), 1))
+        for number in killed:
             os.kill(number, signal.SIGKILL)
-        return f"{what} {numbers}"
+        if what == "node":
+            self._second = self._cluster.add_node(**_NODE)
+        return f"{what} {killed}", bool(found)
 
 
 async def killed(case: Case, cluster: Any, random: Random, done: list[str], **options: Any) -> None:
@@ -56,15 +53,20 @@ async def killed(case: Case, cluster: Any, random: Random, done: list[str], **op
     feed = Feed(case.topic("events"), training_pieces(EVENTS, PARTITIONS))
     victims = Victims(cluster, random)
     given = {"mode": "asynchronous", "parallelism": 3, **options}
+    # One process on each node: a node is replaced, or the flow goes on with one process.
+    on_ray = {"ray": cluster.address, "min_processes": random.choice([1, 2])}
     ray = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
-    program = trainer(case, "killed", **given, processes=2, ray=cluster.address, changed_steps=["events"])
+    program = trainer(case, "killed", **given, processes=2, **on_ray, changed_steps=["events"])
     async with running(program.given(PYTHONPATH=str(TESTS), **ray)) as process:
         feeding = asyncio.create_task(feed.during(lambda: process.is_over, 1))
         assert await process.until(process.has_committed), await process.ends()
         for _ in range(random.randint(1, _KILLS_MAX)):
             await process.lives_for(random.random() * _LIVES_FOR_S_MAX)
             before = program.record().committed_run
-            done.append(victims.kill())
+            what, is_lost = victims.kill()
+            done.append(what)
+            if not is_lost:  # The flow was between two attempts, or not on that node.
+                continue
             resuming = process.until(lambda before=before: program.record().committed_run != before, 2 * PATIENCE_S)
             assert await resuming, await process.ends()
         await feeding

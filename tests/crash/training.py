@@ -50,6 +50,8 @@ class Options(msgspec.Struct):
     processes: int | None = None
     ray: str | None = None
     """The address of the cluster on which these processes are; None: they are on this machine."""
+    min_processes: int | None = None
+    """How few processes may be on the cluster."""
     changed_steps: list[str] = []
     strikes: list[tuple[Literal["before", "after"], str, int, int, str]] = []
     """Where processes kill themselves, one after the other: the call, the signal, and a file that says so."""
@@ -142,7 +144,7 @@ def main() -> None:
     if options.processes is not None:
         given["changed_steps"] = options.changed_steps
         if options.ray:
-            given["on"] = Ray(options.processes, address=options.ray, min_processes=1)
+            given["on"] = Ray(options.processes, address=options.ray, min_processes=options.min_processes, cpus=2)
         else:
             given["on"] = LocalProcesses(options.processes, flow=f"{__file__}:of_arguments")
     # Ray sends functions of a module by name.
