@@ -15,7 +15,7 @@ import typer
 from streamiter.cli.checkpoints import checkpoints_app
 from streamiter.cli.figures import INTERRUPTED, Commands
 from streamiter.cli.models import models_app
-from streamiter.cli.run import draw, examples, run
+from streamiter.cli.run import add_commands, draw, examples, run
 from streamiter.cli.serve import serve
 from streamiter.cli.topics import topics_app
 from streamiter.cli.train import network_app, predict, train
@@ -96,44 +96,42 @@ app = typer.Typer(
         "     current folder; four slashes before an absolute path; in quotes because of the ?)",
     ),
 )
-app.command(
-    epilog=examples(
+add_commands(
+    app,
+    demo=(
+        demo,
         "streamiter demo",
         "streamiter demo --labels immediate --mini-batch 100",
         "streamiter demo --flights 5000 --directory /tmp/demo --json",
         "streamiter demo --serve                  a service with a page, until Ctrl-C",
-    )
-)(demo)
-app.command(
-    epilog=examples(
+    ),
+    run=(
+        run,
         "streamiter run clicks.py:flow",
         "streamiter run package.module:make_flow --json",
         "streamiter run loop.py:flow --on-interrupt drain",
         "streamiter run clicks.py:flow --processes 4",
         "streamiter run clicks.py:flow --processes 16 --on ray --address auto",
-    )
-)(run)
-app.command(
-    epilog=examples(
+    ),
+    serve=(
+        serve,
         "streamiter serve --init kafka://127.0.0.1:9092/clicks",
         "streamiter serve --check service.toml",
         "streamiter serve service.toml",
-    )
-)(serve)
-app.command(epilog=examples("streamiter draw clicks.py:flow", "streamiter draw clicks.py:flow -o clicks.svg"))(draw)
-app.command(
-    epilog=examples(
+    ),
+    draw=(draw, "streamiter draw clicks.py:flow", "streamiter draw clicks.py:flow -o clicks.svg"),
+    train=(
+        train,
         "streamiter train --config deepfm.json --data train.dummy --validate test.dummy",
         "streamiter train --config deepfm.json --data train.dummy --workers 4 --consistency ssp:2",
         "streamiter train --config deepfm.json --data train.dummy --plot training.png --model census",
-    )
-)(train)
-app.command(
-    epilog=examples(
+    ),
+    predict=(
+        predict,
         "streamiter predict --model census --data test.dummy",
         "streamiter predict --model census --data test.dummy --json > predictions.jsonl",
-    )
-)(predict)
+    ),
+)
 app.add_typer(topics_app, name="topics")
 app.add_typer(models_app, name="models")
 app.add_typer(checkpoints_app, name="checkpoints")

@@ -15,7 +15,7 @@ from streamiter.checkpoints.folder_blobs import FolderBlobs
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState, StoredSnapshot
 from streamiter.checkpoints.store import blobs_at
 from streamiter.cli.figures import print_error, print_fields, print_json, print_rows, say
-from streamiter.cli.run import examples
+from streamiter.cli.run import command_group
 from streamiter.cli.topics import AsJson
 from streamiter.errors import CheckpointError
 
@@ -347,34 +347,26 @@ def _verify_record(folder: FlowCheckpoints) -> bool:
     return False
 
 
-checkpoints_app = typer.Typer(
-    help="List, show, verify and remove checkpoints of flows.", no_args_is_help=True, rich_markup_mode=None
-)
-checkpoints_app.command(
-    "list",
-    epilog=examples(
+checkpoints_app = command_group(
+    "List, show, verify and remove checkpoints of flows.",
+    list=(
+        list_checkpoints,
         "streamiter checkpoints list checkpoints",
         "streamiter checkpoints list /var/lib/clicks --flow clicks --json | jq .checkpoint",
     ),
-)(list_checkpoints)
-checkpoints_app.command(
-    "show",
-    epilog=examples(
+    show=(
+        show,
         "streamiter checkpoints show checkpoints",
         "streamiter checkpoints show checkpoints --flow clicks --checkpoint 17 --json | jq .steps",
     ),
-)(show)
-checkpoints_app.command(
-    "verify",
-    epilog=examples(
+    verify=(
+        verify,
         "streamiter checkpoints verify checkpoints",
         "streamiter checkpoints verify /var/lib/clicks --flow clicks --checkpoint 17",
     ),
-)(verify)
-checkpoints_app.command(
-    "prune",
-    epilog=examples(
+    prune=(
+        prune,
         "streamiter checkpoints prune checkpoints --keep 1",
         "streamiter checkpoints prune /var/lib/clicks --flow clicks --orphans",
     ),
-)(prune)
+)

@@ -12,7 +12,7 @@ import orjson
 import typer
 
 from streamiter.cli.figures import errors_of_output, print_fields, print_json, print_rows, say
-from streamiter.cli.run import examples
+from streamiter.cli.run import command_group
 from streamiter.cli.topics import Follow, lasting_topic
 from streamiter.clock import SystemClock
 from streamiter.errors import ConfigurationError
@@ -32,10 +32,6 @@ from streamiter.models.versions import last_updates
 from streamiter.runtime.running import run_in_own_loop
 from streamiter.topics import Topic
 
-models_app = typer.Typer(
-    help="Show, compare, export and roll back published models.", no_args_is_help=True, rich_markup_mode=None
-)
-
 Url = Annotated[
     str,
     typer.Argument(
@@ -52,13 +48,6 @@ _HEAD: Final = 6
 # -- tail
 
 
-@models_app.command(
-    "tail",
-    epilog=examples(
-        "streamiter models tail kafka://127.0.0.1:9092/models --model ctr --follow",
-        "streamiter models tail 'sqlite:///demo-data/streamiter.db?topic=model-updates' -m late-flights",
-    ),
-)
 def tail(
     url: Url,
     model: Model,
@@ -125,13 +114,6 @@ def _duration(seconds: float) -> str:
 # -- show
 
 
-@models_app.command(
-    "show",
-    epilog=examples(
-        "streamiter models show kafka://127.0.0.1:9092/models --model ctr",
-        "streamiter models show 'sqlite:///data.db?topic=models' -m ctr --json | jq .parameters.weights",
-    ),
-)
 def show(url: Url, model: Model, as_json: AsJson = False) -> None:
     """Print the newest update of a model."""
     update = run_in_own_loop(find_update(lasting_topic(url), model))
@@ -150,13 +132,6 @@ Version = Annotated[
 Count = Annotated[int, typer.Option("--count", "-n", metavar="N", min=1, help="The number of weights and scales.")]
 
 
-@models_app.command(
-    "diff",
-    epilog=examples(
-        "streamiter models diff kafka://127.0.0.1:9092/models 2.17 --model ctr",
-        "streamiter models diff kafka://127.0.0.1:9092/models 2.17 2.40 -m ctr --json",
-    ),
-)
 def diff(
     url: Url,
     old: Version,
@@ -210,13 +185,6 @@ def _figure(value: object) -> str:
 # -- compare
 
 
-@models_app.command(
-    "compare",
-    epilog=examples(
-        "streamiter models compare kafka://127.0.0.1:9092/models -m champion -m challenger",
-        "streamiter models compare kafka://127.0.0.1:9092/models -m ctr --version 1 --version 2 --version 3.12",
-    ),
-)
 def compare(
     url: Url,
     models: Annotated[
@@ -252,13 +220,6 @@ def compare(
 # -- export
 
 
-@models_app.command(
-    "export",
-    epilog=examples(
-        "streamiter models export kafka://127.0.0.1:9092/models ctr.json --model ctr",
-        "streamiter models export kafka://127.0.0.1:9092/models ctr.safetensors -m ctr --version 2.17",
-    ),
-)
 def export(
     url: Url,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .json or .safetensors file.", show_default=False)],
@@ -284,9 +245,6 @@ def export(
 # -- rollback
 
 
-@models_app.command(
-    "rollback", epilog=examples("streamiter models rollback kafka://127.0.0.1:9092/models 2.17 --model ctr")
-)
 def rollback(url: Url, version: Version, model: Model) -> None:
     """Publish an earlier version again, as a new version that is later than all others.
 
@@ -344,3 +302,34 @@ def _json_value(value: object) -> object:
     if isinstance(value, bytes):
         return {"bytes": b64encode(value).decode("ascii")}
     raise TypeError(type(value).__name__)
+
+
+models_app = command_group(
+    "Show, compare, export and roll back published models.",
+    tail=(
+        tail,
+        "streamiter models tail kafka://127.0.0.1:9092/models --model ctr --follow",
+        "streamiter models tail 'sqlite:///demo-data/streamiter.db?topic=model-updates' -m late-flights",
+    ),
+    show=(
+        show,
+        "streamiter models show kafka://127.0.0.1:9092/models --model ctr",
+        "streamiter models show 'sqlite:///data.db?topic=models' -m ctr --json | jq .parameters.weights",
+    ),
+    diff=(
+        diff,
+        "streamiter models diff kafka://127.0.0.1:9092/models 2.17 --model ctr",
+        "streamiter models diff kafka://127.0.0.1:9092/models 2.17 2.40 -m ctr --json",
+    ),
+    compare=(
+        compare,
+        "streamiter models compare kafka://127.0.0.1:9092/models -m champion -m challenger",
+        "streamiter models compare kafka://127.0.0.1:9092/models -m ctr --version 1 --version 2 --version 3.12",
+    ),
+    export=(
+        export,
+        "streamiter models export kafka://127.0.0.1:9092/models ctr.json --model ctr",
+        "streamiter models export kafka://127.0.0.1:9092/models ctr.safetensors -m ctr --version 2.17",
+    ),
+    rollback=(rollback, "streamiter models rollback kafka://127.0.0.1:9092/models 2.17 --model ctr"),
+)

@@ -6,7 +6,7 @@ Options for drawings and the list of examples in a help text are shared with oth
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -203,3 +203,20 @@ _AS_IT_IS = "\b"
 def examples(*lines: str, title: str = "Examples:") -> str:
     """Return the examples at the end of a command's help: a title, and the lines unchanged."""
     return "\n".join([_AS_IT_IS, title, *(f"  {line}" for line in lines)])
+
+
+Command = tuple[Callable[..., None], *tuple[str, ...]]
+"""The function of a command, and the examples at the end of its help."""
+
+
+def add_commands(app: typer.Typer, **commands: Command) -> None:
+    """Add commands by their names."""
+    for name, (function, *lines) in commands.items():
+        app.command(name, epilog=examples(*lines))(function)
+
+
+def command_group(help_text: str, **commands: Command) -> typer.Typer:
+    """Return a group of commands, such as ``streamiter topics``."""
+    group = typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None)
+    add_commands(group, **commands)
+    return group

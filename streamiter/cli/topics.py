@@ -19,7 +19,7 @@ import orjson
 import typer
 
 from streamiter.cli.figures import lines_of, open_lines, print_json, print_rows, say
-from streamiter.cli.run import examples
+from streamiter.cli.run import command_group
 from streamiter.errors import ConfigurationError, DecodeError, TopicNotFound, shortened
 from streamiter.records import Columns
 from streamiter.runtime.running import run_in_own_loop
@@ -409,35 +409,30 @@ def _text(name: str, value: bytes | None) -> dict[str, str | None]:
         return {f"{name}_base64": b64encode(value or b"").decode()}
 
 
-topics_app = typer.Typer(help="Read topics and write to them.", no_args_is_help=True, rich_markup_mode=None)
-topics_app.command(
-    "create",
-    epilog=examples(
+topics_app = command_group(
+    "Read topics and write to them.",
+    create=(
+        create,
         "streamiter topics create kafka://127.0.0.1:9092/clicks --partitions 4 --setting retention.ms=86400000",
         "streamiter topics create 'sqlite:///data.db?topic=clicks' --setting retention_records=1000000",
     ),
-)(create)
-topics_app.command(
-    "list",
-    epilog=examples(
-        "streamiter topics list kafka://127.0.0.1:9092", "streamiter topics list sqlite:///demo-data/streamiter.db"
+    list=(
+        list_topics,
+        "streamiter topics list kafka://127.0.0.1:9092",
+        "streamiter topics list sqlite:///demo-data/streamiter.db",
     ),
-)(list_topics)
-topics_app.command(
-    "produce",
-    epilog=examples(
+    produce=(
+        produce,
         "streamiter topics produce kafka://127.0.0.1:9092/clicks clicks.jsonl --key user --create",
         "tail -f log.jsonl | streamiter topics produce 'sqlite:///log.db?topic=log' --create",
     ),
-)(produce)
-topics_app.command(
-    "tail",
-    epilog=examples(
+    tail=(
+        tail,
         "streamiter topics tail kafka://127.0.0.1:9092/clicks -f",
         "streamiter topics tail 'sqlite:///data.db?topic=clicks' -n 1000 --json | jq .value",
         "streamiter topics tail 'sqlite:///data.db?topic=loop' --feedback --json | jq -c '[.epoch, .records]'",
     ),
-)(tail)
+)
 
 
 # The longest value on a terminal; in a pipe or a file, and with --json, values are whole.

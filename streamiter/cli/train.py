@@ -12,7 +12,7 @@ import orjson
 import typer
 
 from streamiter.cli.figures import errors_of_output, print_json, print_table, say
-from streamiter.cli.run import FormatOption, OutputOption, examples, format_for, write_drawing
+from streamiter.cli.run import FormatOption, OutputOption, command_group, format_for, write_drawing
 from streamiter.cli.topics import AsJson
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.numbers import whole_number_in
@@ -398,24 +398,18 @@ def show(
 
 # ``streamiter network``: show, draw, check.
 
-network_app = typer.Typer(
-    help="Check, show and draw configuration files of networks.", no_args_is_help=True, rich_markup_mode=None
-)
-network_app.command(
-    "show",
-    epilog=examples(
+network_app = command_group(
+    "Check, show and draw configuration files of networks.",
+    show=(
+        show,
         "streamiter network show deepfm.json",
         "streamiter network show deepfm.json --canonical > graph.json",
         "streamiter network show deepfm.json --json | jq .layers",
     ),
-)(show)
-network_app.command(
-    "draw", epilog=examples("streamiter network draw deepfm.json", "streamiter network draw deepfm.json -o deepfm.svg")
-)(draw_network)
-network_app.command(
-    "check",
-    epilog=examples(
+    draw=(draw_network, "streamiter network draw deepfm.json", "streamiter network draw deepfm.json -o deepfm.svg"),
+    check=(
+        check,
         "streamiter network check deepfm.json",
         "streamiter network check deepfm.json && streamiter train --config deepfm.json --data census",
     ),
-)(check)
+)
