@@ -1,7 +1,7 @@
 """What the file stores: topics, their partitions, and records packed into blocks.
 
-The statements that change the file are here. All of them run in the thread of a `Database`. A function that changes
-several rows is called within `write_transaction`, so all of its changes take effect or none does.
+The statements that change the file are here. All of them run in the thread of a `Database`. Several rows are changed
+within `write_transaction`, so all of these changes take effect or none does.
 
 >>> pending = PendingRecords()
 >>> pending.add(0, OutgoingBatch([b"a", b"b"]), now_ms=5)
@@ -30,7 +30,7 @@ from streamiter.topics.compacted import COMPACTED_BLOCKS, is_superseded
 from streamiter.topics.connecting import PartitionEnds, batch_bytes
 from streamiter.topics.joined_values import joined_column
 from streamiter.topics.topic import Headers, OutgoingBatch
-from streamiter_sqlite.file import DamagedFile, checked_numbers, read_transaction
+from streamiter_sqlite.file import DamagedFile, checked_numbers, read_transaction, write_transaction
 
 # The limit of a topic without the setting max_record_bytes. SQLite's own limit for a BLOB is 1,000,000,000 bytes.
 _RECORD_BYTES_MAX: Final = 256 << 20
@@ -112,28 +112,30 @@ def _check_table(connection: sqlite3.Connection) -> None:
 
 def create_topic(connection: sqlite3.Connection, name: str, partitions: int, settings: Mapping[str, int]) -> None:
     """Create the topic unless it exists, and the partitions that it lacks."""
-    connection.execute(
-        "INSERT INTO topics (name, settings, identity) VALUES (?, ?, ?) ON CONFLICT (name) DO NOTHING",
-        (name, json.dumps(dict(settings)), _with_checksum(uuid.uuid4().hex)),
-    )
-    topic = find_topic(connection, name)
-    connection.executemany(
-        "INSERT INTO partitions (topic_id, number) VALUES (?, ?) ON CONFLICT DO NOTHING",
-        [(topic.id, number) for number in range(partitions)],
-    )
+    with write_transaction(connection):
+        connection.execute(
+            "INSERT INTO topics (name, settings, identity) VALUES (?, ?, ?) ON CONFLICT (name) DO NOTHING",
+            (name, json.dumps(dict(settings)), _with_checksum(uuid.uuid4().hex)),
+        )
+        topic = find_topic(connection, name)
+        connection.executemany(
+            "INSERT INTO partitions (topic_id, number) VALUES (?, ?) ON CONFLICT DO NOTHING",
+            [(topic.id, number) for number in range(partitions)],
+        )
 
 
 def delete_topic(connection: sqlite3.Connection, name: str) -> None:
     """Delete the topic and its records, staged records included."""
-    topic = find_topic(connection, name)
-    for table in ("entries", "staged"):
-        connection.execute(
-            f"DELETE FROM blocks WHERE id IN (SELECT block_id FROM {table} WHERE topic_id = ?)",  # noqa: S608
-            (topic.id,),
-        )
-        connection.execute(f"DELETE FROM {table} WHERE topic_id = ?", (topic.id,))  # noqa: S608
-    connection.execute("DELETE FROM partitions WHERE topic_id = ?", (topic.id,))
-    connection.execute("DELETE FROM topics WHERE id = ?", (topic.id,))
+    with write_transaction(connection):
+        topic = find_topic(connection, name)
+        for table in ("entries", "staged"):
+            connection.execute(
+                f"DELETE FROM blocks WHERE id IN (SELECT block_id FROM {table} WHERE topic_id = ?)",  # noqa: S608
+                (topic.id,),
+            )
+            connection.execute(f"DELETE FROM {table} WHERE topic_id = ?", (topic.id,))  # noqa: S608
+        connection.execute("DELETE FROM partitions WHERE topic_id = ?", (topic.id,))
+        connection.execute("DELETE FROM topics WHERE id = ?", (topic.id,))
 
 
 def partition_ends(connection: sqlite3.Connection, topic: TopicRow) -> dict[int, PartitionEnds]:

@@ -40,14 +40,7 @@ from streamiter.topics.topic import (
     TopicReader,
 )
 from streamiter.topics.urls import options_from, shown_url, split_url
-from streamiter_sqlite.file import (
-    DamagedFile,
-    Database,
-    SqliteOptions,
-    checked_numbers,
-    read_transaction,
-    write_transaction,
-)
+from streamiter_sqlite.file import DamagedFile, Database, SqliteOptions, checked_numbers, read_transaction
 from streamiter_sqlite.log import (
     COMPACTION_SETTING,
     RETENTION_SETTINGS,
@@ -209,7 +202,7 @@ class SqliteTopic(Topic):
         check_partition_count(self._name, partitions)
         checked = whole_number_settings(self._name, settings or {}, _SETTINGS)
         async with self._connected(create=True) as database:
-            await database.run(_create, self._name, partitions, checked)
+            await database.run(create_topic, self._name, partitions, checked)
 
     async def describe(self) -> TopicDescription:
         async with self._connected() as database:
@@ -217,11 +210,11 @@ class SqliteTopic(Topic):
 
     async def size_limit(self) -> SizeLimit:
         async with self._connected() as database:
-            return SizeLimit(await database.run(_max_record_bytes, self._name))
+            return SizeLimit((await database.run(find_topic, self._name)).max_record_bytes)
 
     async def delete(self) -> None:
         async with self._connected() as database:
-            await database.run(_delete, self._name)
+            await database.run(delete_topic, self._name)
 
     async def _connect(self, *, create: bool = False) -> Database:
         return await Database.open(self._path, self._options, topic=self._name, create=create)
@@ -236,21 +229,6 @@ class SqliteTopic(Topic):
 
     def __repr__(self) -> str:
         return f"SqliteTopic({self.url!r})"
-
-
-def _create(connection: sqlite3.Connection, name: str, partitions: int, settings: Mapping[str, int]) -> None:
-    with write_transaction(connection):
-        create_topic(connection, name, partitions, settings)
-
-
-def _delete(connection: sqlite3.Connection, name: str) -> None:
-    with write_transaction(connection):
-        delete_topic(connection, name)
-
-
-def _max_record_bytes(connection: sqlite3.Connection, name: str) -> int:
-    with read_transaction(connection):
-        return find_topic(connection, name).max_record_bytes
 
 
 def _describe(connection: sqlite3.Connection, name: str) -> TopicDescription:

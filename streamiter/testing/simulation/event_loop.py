@@ -205,11 +205,6 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Handle:
         return self.call_soon(callback, *args, context=context)
 
-    def call_later(
-        self, delay: float, callback: Callable[[*Arguments], object], *args: *Arguments, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
-
     def call_at(
         self, when: float, callback: Callable[[*Arguments], object], *args: *Arguments, context: Context | None = None
     ) -> asyncio.TimerHandle:
