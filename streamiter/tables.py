@@ -1,6 +1,7 @@
-"""Tables of pandas, polars and Arrow, converted to rows: their columns become numpy arrays.
+"""Tables of pandas, polars and Arrow as rows, whose columns become numpy arrays, and rows as tables of Arrow.
 
-This module imports none of these libraries: a program that uses one of their tables has imported the library.
+To read tables, this module imports none of these libraries: a program that uses one of their tables has imported the
+library. `arrow_table` imports pyarrow.
 
 =======================================  ==================================================================
 a column of                              becomes
@@ -22,7 +23,8 @@ column of Python objects. Other values (decimals, times of a day, objects of you
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -165,6 +167,90 @@ def _check_names(owner: str, names: Sequence[Any], error: type[StreamiterError])
             raise error(f"{owner}: expected columns with texts as names, given {name!r} for column {place}; rename it")
         if name in names[:place]:
             raise error(f"{owner}: expected each column once, given two named {name!r}; rename one of them")
+
+
+# -- rows as a table ---------------------------------------------------------------------------------------
+
+
+def arrow_table(
+    owner: str, rows: Any, error: type[StreamiterError], schema: Any = None, *, is_mixed: bool = False
+) -> Any:
+    """Return rows as a ``pyarrow.Table``: `Columns`, a table, or records with fields (dicts, structs, dataclasses).
+
+    All records must have the fields of the first one. With ``is_mixed``, a field that a record does not have is null,
+    and a record without fields is the field ``value``. ``schema`` says the types, and the order of the columns.
+
+    Raises ``TypeError`` or ``ValueError`` for records that make no table, and ``error`` for other tables.
+    """
+    import pyarrow
+
+    if (tables := _loaded("pandas", "DataFrame")) and isinstance(rows, tables):
+        table = pyarrow.Table.from_pandas(rows, preserve_index=False)
+    elif (tables := _loaded("polars", "DataFrame")) and isinstance(rows, tables):
+        table = rows.to_arrow()
+    elif isinstance(rows, pyarrow.RecordBatch):
+        table = pyarrow.Table.from_batches([rows])
+    elif isinstance(rows, pyarrow.Table):
+        table = rows
+    else:
+        _refuse_other_tables(owner, rows, error)
+        columns = rows.arrays if isinstance(rows, Columns) else _columns_of(rows, is_mixed)
+        types = {} if schema is None else {field.name: field.type for field in schema}
+        arrays = {name: _arrow_array(name, values, types.get(name)) for name, values in columns.items()}
+        table = pyarrow.table(arrays)
+    if schema is None:
+        return table
+    if set(table.column_names) != set(schema.names):
+        raise TypeError(f"expected the fields {', '.join(schema.names)}, given {', '.join(table.column_names)}")
+    return table.select(schema.names).cast(schema)
+
+
+def _columns_of(records: Sequence[Any], is_mixed: bool) -> dict[str, list[Any]]:
+    """Return the values of each field of the records."""
+    rows = [_fields_of(record) for record in records]
+    if is_mixed:
+        wide = [{"value": record} if row is None else row for record, row in zip(records, rows, strict=True)]
+        return {name: [row.get(name) for row in wide] for name in dict.fromkeys(name for row in wide for name in row)}
+    names = next((row.keys() for row in rows if row is not None), {}.keys())
+    for record, row in zip(records, rows, strict=True):
+        if row is None or row.keys() != names:
+            given = type(record).__name__ if row is None else ", ".join(map(str, row))
+            raise TypeError(
+                f"expected a record with the fields {', '.join(map(str, names)) or 'of a table'}, given {given}"
+            )
+    return {name: [row[name] for row in rows if row is not None] for name in names}
+
+
+def _fields_of(record: Any) -> Mapping[str, Any] | None:
+    """Return the fields of a record by name; None for a record without."""
+    if isinstance(record, dict):
+        return record
+    names = getattr(record, "__struct_fields__", None) or getattr(record, "_fields", None)
+    if names is None and is_dataclass(record) and not isinstance(record, type):
+        names = [field.name for field in fields(record)]
+    return None if names is None else {name: getattr(record, name) for name in names}
+
+
+def _arrow_array(name: str, values: Any, wanted: Any) -> Any:
+    """Return a column as an array of Arrow; the type is ``wanted``, if it is not None."""
+    import pyarrow
+
+    given = values
+    if isinstance(values, np.ndarray):
+        kind = values.dtype.kind
+        if kind in "mM" and np.datetime_data(values.dtype)[0] not in ("s", "ms", "us", "ns", "D"):
+            values = values.astype(f"{kind}8[s]")
+        if not values.dtype.isnative:
+            values = values.astype(values.dtype.newbyteorder("="))
+        if values.ndim > 1 or kind in "USO":  # texts of numpy are no texts of Arrow
+            values = values.tolist()
+    try:
+        return pyarrow.array(values, wanted)
+    except (ValueError, TypeError, NotImplementedError, OverflowError) as error:
+        first = next((each for each in given if each is not None), None)
+        raise TypeError(
+            f"field {name!r}: {str(error).splitlines()[0]} (the first value is {str(first)[:80]!r})"
+        ) from None
 
 
 # -- one column --------------------------------------------------------------------------------------------

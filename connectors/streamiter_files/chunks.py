@@ -210,14 +210,16 @@ def file_state(path: Path) -> FileState:
     return FileState(path, status.st_size, status.st_mtime_ns // 1_000_000)
 
 
-def identity_of(path: Path) -> str | None:
+def identity_of(path: Path, *, is_table: bool = False) -> str | None:
     """Return a text that tells a file from one that replaces it: the length and the checksum of its beginning.
 
-    The beginning has whole lines only, or a whole member of gzip, because the next writer cuts off a torn end. None
-    where there is no such beginning yet, as in an empty file.
+    The beginning of lines has whole lines only, or a whole member of gzip, because the next writer cuts off a torn end.
+    None where there is no such beginning yet, as in an empty file.
     """
     with file_errors(path), path.open("rb") as file:
         beginning = file.read(_BEGINNING_BYTES)
+    if is_table:
+        return _identity(beginning) if beginning else None
     whole = _whole_member(beginning) if is_gzip(path.name) else _whole_lines(beginning)
     return _identity(whole) if whole else None
 

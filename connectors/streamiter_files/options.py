@@ -92,6 +92,8 @@ class FileFormat:
     """The beginning of a line that is not a record; None for a format without comments."""
     delimiter: str | None = None
     """The text between two fields; None for formats other than CSV and TSV."""
+    is_table: bool = False
+    """Whether its files have rows of a table in place of lines; such files are not compressed as a whole."""
 
 
 FORMATS: Final = (
@@ -101,6 +103,8 @@ FORMATS: Final = (
     FileFormat("libsvm", ("libsvm",), comment=b"#"),
     FileFormat("dummy", ("dummy",), comment=b"#"),
     FileFormat("txt", ("txt",)),
+    FileFormat("parquet", ("parquet",), is_table=True),
+    FileFormat("arrow", ("arrow", "feather"), is_table=True),
 )
 
 
@@ -108,10 +112,13 @@ def known_suffixes() -> str:
     """Return the suffixes, for error messages.
 
     >>> known_suffixes()
-    '.jsonl, .ndjson, .json, .csv, .tsv, .libsvm, .dummy, .txt (each also with .gz)'
+    '.jsonl, .ndjson, .json, .csv, .tsv, .libsvm, .dummy, .txt (each also with .gz), .parquet, .arrow, .feather'
     """
-    suffixes = ", ".join(f".{suffix}" for known in FORMATS for suffix in known.suffixes)
-    return f"{suffixes} (each also with .gz)"
+    lines, tables = (
+        ", ".join(f".{suffix}" for known in FORMATS if known.is_table is is_table for suffix in known.suffixes)
+        for is_table in (False, True)
+    )
+    return f"{lines} (each also with .gz), {tables}"
 
 
 def is_gzip(name: str) -> bool:
@@ -126,7 +133,8 @@ def format_of_name(name: str) -> FileFormat | None:
     ('jsonl', None)
     """
     suffix = name.removesuffix(".gz").rpartition(".")[2]
-    return _with_suffix(suffix) if "." in name else None
+    known = _with_suffix(suffix) if "." in name else None
+    return None if known is not None and known.is_table and is_gzip(name) else known
 
 
 def _with_suffix(suffix: str) -> FileFormat | None:
@@ -257,7 +265,7 @@ def new_files(path: str, existing: Sequence[Path], partitions: int, given: FileF
     """
     if not (names_a_folder(path) or is_pattern(path)):
         return _single(path, existing, partitions)
-    before, after = _name_parts(path, given)
+    before, after = name_parts(path, given)
     missing = [Path(f"{before}{number}{after}") for number in range(len(existing), partitions)]
     if in_order(map(str, [*existing, *missing])) != [*existing, *missing]:
         raise ConfigurationError(
@@ -279,7 +287,7 @@ def _single(path: str, existing: Sequence[Path], partitions: int) -> list[Path]:
     return [] if existing else [Path(path)]
 
 
-def _name_parts(path: str, given: FileFormat | None) -> tuple[str, str]:
+def name_parts(path: str, given: FileFormat | None) -> tuple[str, str]:
     """Return the parts of a new file's name before and after its number."""
     if names_a_folder(path):
         if given is None:
@@ -369,7 +377,7 @@ class FileOptions:
     """Whether the first line of a CSV file names the columns."""
     columns: tuple[str, ...] | None = field(default=None, metadata={"read": _columns})
     """The names of the columns of a CSV file without header; otherwise the header that a reader expects, and that a
-    writer writes into a new file."""
+    writer writes into a new file. For tables, the columns to read."""
     chunk_bytes: int = field(default=_CHUNK_BYTES, metadata={"least": 1})
     """The number of bytes that are read at a time."""
     files_at_once: int = field(default=_FILES_AT_ONCE, metadata={"least": 1})

@@ -30,7 +30,17 @@ from streamiter.topics.connecting import (
     timestamp_of,
 )
 from streamiter.topics.formats import Json, Text
-from streamiter.topics.topic import Connector, Decoder, ReadRequest, Topic, TopicBatch, TopicDescription, TopicReader
+from streamiter.topics.topic import (
+    Connector,
+    Decoder,
+    Encoder,
+    ReadRequest,
+    Topic,
+    TopicBatch,
+    TopicDescription,
+    TopicReader,
+    TopicWriter,
+)
 from streamiter.topics.urls import options_from, shown_url
 from streamiter_files.chunks import (
     ByteSource,
@@ -59,9 +69,11 @@ from streamiter_files.options import (
     matching_files,
     names_a_folder,
     new_files,
+    not_found,
     parse_url,
 )
 from streamiter_files.sparse_format import Dummy, Libsvm
+from streamiter_files.table_format import Table, TablePartition, TableWriter, check_installed, count_rows
 from streamiter_files.writer import AppendFile, FilesWriter, is_whole_json, torn_path
 
 
@@ -90,8 +102,10 @@ class FilesConnector(Connector):
 def _check_format(location: Location, options: FileOptions) -> None:
     if not Path(location.name).name and not location.name.endswith("/"):
         raise ConfigurationError(f"topic {shown_url(location.url)!r}: expected a path, as in file:data/clicks.jsonl")
-    is_known = options.format or format_of_name(Path(location.path).name)
-    if not (is_known or names_a_folder(location.path) or is_pattern(location.path)):
+    known = options.format or format_of_name(Path(location.path).name)
+    if known is not None and known.is_table:
+        check_installed(f"topic {shown_url(location.url)!r}")
+    if not (known or names_a_folder(location.path) or is_pattern(location.path)):
         raise ConfigurationError(
             f"topic {shown_url(location.url)!r}: expected a known suffix: {known_suffixes()}; or give the format "
             "with the option format=; or end the path with '/' if it is a folder"
@@ -116,8 +130,8 @@ class FilesTopic(Topic):
     **Writing** appends lines. Several writers, also of several processes, may append to one file: they take turns, and
     lines stay whole. The first writer of a missing file creates it; only ``create`` creates a missing folder. Flushed
     records survive a crash. The next writer cuts off a torn last line and keeps it in a file next to it
-    (:mod:`streamiter_files.writer`). Keys are not stored, and headers are refused. There are no transactions: a sink is
-    at-least-once.
+    (:mod:`streamiter_files.writer`). Tables are written to new files (`TableWriter`). Keys are not stored, and headers
+    are refused. There are no transactions: a sink is at-least-once.
     """
 
     bounded: Final = True
@@ -156,10 +170,19 @@ class FilesTopic(Topic):
         It lists the folder if only the files in the folder tell the format.
         """
         layout = self._files.layout()
+        if layout.format.is_table:
+            return Table()
         if layout.delimiter is not None:
             return Csv(columns=self._options.columns, delimiter=layout.delimiter)
         decoders: dict[str, Decoder] = {"libsvm": Libsvm(), "dummy": Dummy(), "txt": Text()}
         return decoders.get(layout.format.name, Json())
+
+    def default_encoder(self) -> Encoder | None:
+        """Return the encoder of tables; None for lines."""
+        try:
+            return Table() if self._files.layout().format.is_table else None
+        except TopicError:  # a folder without files
+            return None
 
     async def open_reader(self, request: ReadRequest) -> FilesReader:
         """Return a reader. For a position after the end of a file, ``read`` raises ``OffsetOutOfRange`` at the end."""
@@ -169,8 +192,10 @@ class FilesTopic(Topic):
             partitions, topic=self.name, max_records=request.max_records, files_at_once=self._options.files_at_once
         )
 
-    async def open_writer(self) -> FilesWriter:
+    async def open_writer(self) -> TopicWriter:
         """Return a writer; create a missing file. Raises ``TopicNotFound`` where the folder is missing."""
+        if (tables := await asyncio.to_thread(self._files.table_writer)) is not None:
+            return tables
         files, comment = await asyncio.to_thread(self._files.append_files)
         return FilesWriter(files, topic=self.name, comment=comment)
 
@@ -230,7 +255,7 @@ class FileSet:
         except TopicNotFound:
             return []
 
-    def partitions(self, request: ReadRequest) -> list[FilePartition]:
+    def partitions(self, request: ReadRequest) -> list[FilePartition | TablePartition]:
         """Return the partitions of a reader's share."""
         files = self._files()
         layout = self.layout(files)
@@ -238,11 +263,30 @@ class FileSet:
         share = partitions_of(request, len(files))
         return [self._partition(number, files[number], layout, request) for number in share]
 
-    def _partition(self, number: int, path: Path, layout: FileLayout, request: ReadRequest) -> FilePartition:
+    def _partition(
+        self, number: int, path: Path, layout: FileLayout, request: ReadRequest
+    ) -> FilePartition | TablePartition:
         state = file_state(path)
         start, stop = bounds(request, number, state.mtime_ms, topic=self._name)
         _check_identity(request, number, path, start)
+        if layout.format.is_table:
+            identity = identity_of(path, is_table=True)
+            columns = layout.options.columns
+            return TablePartition(number, state, layout.format, columns, start=start, stop=stop, identity=identity)
         return FilePartition(number, state, layout, start=start, stop=stop, identity=identity_of(path))
+
+    def table_writer(self) -> TableWriter | None:
+        """Return the writer of tables; None for lines."""
+        existing = self._files_so_far()
+        if not existing and names_a_folder(self._path) and self._options.format is None:
+            return None  # append_files asks for the format
+        known = self.layout(existing).format
+        if not known.is_table:
+            return None
+        folder = Path(self._path) if names_a_folder(self._path) else Path(self._path).parent
+        if not folder.is_dir():
+            raise not_found(Path(self._path))
+        return TableWriter(self._path, known, self._options.format or known, existing, self._name)
 
     def append_files(self) -> tuple[list[AppendFile], bytes | None]:
         """Open the files for writing; return them and the beginning of a comment line.
@@ -295,13 +339,16 @@ class FileSet:
         """Count the records of all files, which reads them, and return the description."""
         files = self._files()
         layout = self.layout(files)
-        counts = [count_records(file_state(path), layout) for path in files]
+        is_table = layout.format.is_table
+        counts = [
+            count_rows(path, layout.format) if is_table else count_records(file_state(path), layout) for path in files
+        ]
         packed = sorted({"gzip" if is_gzip(path.name) else "none" for path in files})
         return TopicDescription(
             self._name,
             {number: (0, count) for number, count in enumerate(counts)},
             {"format": layout.format.name, "compression": ", ".join(packed)},
-            known_identities({number: identity_of(path) for number, path in enumerate(files)}),
+            known_identities({number: identity_of(path, is_table=is_table) for number, path in enumerate(files)}),
         )
 
     def delete(self) -> None:
@@ -353,13 +400,13 @@ class FilesReader(TopicReader):
     """
 
     def __init__(
-        self, partitions: Sequence[FilePartition], *, topic: str, max_records: int, files_at_once: int
+        self, partitions: Sequence[FilePartition | TablePartition], *, topic: str, max_records: int, files_at_once: int
     ) -> None:
         self._topic = topic
         self._is_closed = False
         self._partitions = tuple(partitions)
         self._waiting = deque(partitions)
-        self._open: deque[FilePartition] = deque()
+        self._open: deque[FilePartition | TablePartition] = deque()
         self._max_records = max_records
         self._files_at_once = files_at_once
         self._calls = OneAtATime()
@@ -379,7 +426,7 @@ class FilesReader(TopicReader):
             self._open.popleft()
         return None
 
-    def _next_partition(self) -> FilePartition | None:
+    def _next_partition(self) -> FilePartition | TablePartition | None:
         while self._waiting and len(self._open) < self._files_at_once:
             self._open.append(self._waiting.popleft())
         return self._open[0] if self._open else None

@@ -485,7 +485,7 @@ def add_sink(
     _check_delivery(delivery, "sink")
     check_outside_loops(stream, "sink", name or topic.name)
     at_least_once = delivery == "at_least_once"
-    encoder = encode if encode is not None else Json()
+    encoder = encode if encode is not None else (topic.default_encoder() or Json())
     check_codec(encoder, "encode", step=name or f"sink {topic.name}")
     if key is not None:
         check_function(key, "sink key", ["record"], step=name)

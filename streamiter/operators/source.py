@@ -6,14 +6,17 @@ The source of given items and the operator that collects results in memory are h
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any, ClassVar, Final, final
 
 import numpy as np
 import numpy.typing as npt
 
+from streamiter.errors import ConfigurationError
 from streamiter.operators.operator import Context, MaybeAwaitable, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch, BatchOrigin, take
+from streamiter.tables import arrow_table
 
 Positions = dict[Any, Any]
 """The positions at which reading resumes: plain data by partition, or by another part of the source."""
@@ -214,6 +217,31 @@ class Collected:
     def items(self) -> list[Any]:
         """The records so far in a new list: in order, subtask after subtask."""
         return [record for subtask in sorted(self._parts) for record in self._parts[subtask]]
+
+    def to_arrow(self) -> Any:
+        """Return the records as a ``pyarrow.Table``; needs pyarrow (extra ``arrow``).
+
+        The fields of dicts, structs and dataclasses are its columns; a field that a record does not have is null.
+        Other records, such as numbers, are in the column ``value``.
+
+        Raises ``ConfigurationError`` without pyarrow, and for fields whose values have no common type.
+        """
+        if find_spec("pyarrow") is None:
+            raise ConfigurationError(
+                "collect: expected the package pyarrow for a table, found none; install it with: pip install "
+                "'streamiter[arrow]'"
+            )
+        try:
+            return arrow_table("collect", self.items, ConfigurationError, is_mixed=True)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"collect: expected records that make a table, given others: {error}; use .items, or make the values "
+                "of a field alike"
+            ) from None
+
+    def to_pandas(self) -> Any:
+        """Return the records as a ``pandas.DataFrame``, as :meth:`to_arrow` does; needs pandas and pyarrow."""
+        return self.to_arrow().to_pandas()
 
     def begin(self, subtask: int, parallelism: int) -> list[Any]:
         """For the engine: return the list that a subtask of a new run fills."""

@@ -337,9 +337,10 @@ class TopicSink(Operator):
             out.emit_batch(outgoing)  # type: ignore[arg-type]  # The batch of a sink is never read record by record.
 
     async def on_timer(self, payload: object, out: Output) -> None:
-        """Flush, so that a failure in the background is raised."""
+        """Raise a failure in the background."""
         self._flush_is_due = False
-        await self._flush()
+        if self._writer is not None:
+            await self._writer.check()
 
     async def finish(self, out: Output) -> None:
         await self._flush()

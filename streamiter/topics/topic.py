@@ -79,6 +79,10 @@ class Topic(abc.ABC):
     def default_decoder(self) -> Decoder | None:
         """Return the decoder that reads the values by default; None leaves it to the caller (JSON)."""
 
+    def default_encoder(self) -> Encoder | None:
+        """Return the encoder that writes records by default; None leaves it to the caller (JSON)."""
+        return None
+
     @abc.abstractmethod
     async def open_reader(self, request: ReadRequest) -> TopicReader:
         """Return a reader at its start position. The topic must exist."""
@@ -504,6 +508,10 @@ class TopicWriter(abc.ABC):
         Records with the same key, or the same explicit partition, keep their order. The failure of an earlier batch is
         raised here or by ``flush``.
         """
+
+    async def check(self) -> None:
+        """Raise the failure of an earlier batch, if there is one. A sink calls it soon after its last batch."""
+        await self.flush()
 
     @abc.abstractmethod
     async def flush(self) -> None:
