@@ -23,8 +23,7 @@ import numpy.typing as npt
 from streamiter.compiled import compiled, is_compiling
 from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.numbers import Floats, Indices
-from streamiter.records import Array, Batch, Columns
-from streamiter.tables import columns_of_table
+from streamiter.records import Array, Batch, Columns, columns_of_table
 
 ABSENT: Final = -1
 """The place of a feature that a row does not have."""

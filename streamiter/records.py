@@ -35,6 +35,9 @@ from typing import Any, Final, NamedTuple, final, overload
 import numpy as np
 import numpy.typing as npt
 
+from streamiter.errors import PlainDataError, StreamiterError
+from streamiter.tables import arrays_of_table, values_of_column
+
 Array = npt.NDArray[Any]
 
 
@@ -45,12 +48,17 @@ class Columns:
     ``columns["x"]`` is the array of a field, whose first axis is the record. ``columns[3]`` is the fourth record as a
     dict, ``columns[2:5]`` are three records as ``Columns``. Iterating gives the records as dicts.
 
-    Raises ``ValueError`` if the lengths differ or there is no array.
+    ``arrays`` are arrays by name, or a table of pandas, polars or Arrow (:mod:`streamiter.tables` describes each type).
+
+    Raises ``ValueError`` if the lengths differ or there is no array, and
+    :class:`~streamiter.errors.PlainDataError` for a table that cannot become arrays.
     """
 
     __slots__ = ("_arrays", "_length")
 
-    def __init__(self, arrays: Mapping[str, npt.ArrayLike]) -> None:
+    def __init__(self, arrays: Mapping[str, npt.ArrayLike] | Any) -> None:
+        if not isinstance(arrays, dict) and (table := arrays_of_table("Columns", arrays, PlainDataError)) is not None:
+            arrays = table
         converted = {name: np.asarray(values) for name, values in arrays.items()}
         lengths = {name: (len(values) if values.ndim else None) for name, values in converted.items()}
         if len(set(lengths.values())) != 1 or None in lengths.values():
@@ -120,6 +128,26 @@ class Columns:
 
 Batch = Sequence[Any] | Array | Columns
 """A list or another sequence, a numpy array, or :class:`Columns`. No operator changes a batch in place."""
+
+
+def rows_of_table(owner: str, given: object, error: type[StreamiterError]) -> Columns | Array | list[Any] | None:
+    """Return the rows of a table, or the values of one column (a ``Series``, an Arrow array); None for other objects.
+
+    The rows are ``Columns`` if all columns are arrays without Python objects, which can be stored; otherwise a list of
+    dicts. Raises ``error`` for any other kind of table, and for a table that cannot become rows. ``owner`` is the
+    beginning of the message.
+    """
+    columns = columns_of_table(owner, given, error)
+    if columns is not None:
+        return list(columns) if any(array.dtype.hasobject for array in columns.arrays.values()) else columns
+    values = values_of_column(owner, given, error)
+    return values.tolist() if values is not None and values.dtype.hasobject else values
+
+
+def columns_of_table(owner: str, given: object, error: type[StreamiterError]) -> Columns | None:
+    """Return the columns of a table, also columns of objects; None for other objects. See `rows_of_table`."""
+    arrays = arrays_of_table(owner, given, error)
+    return None if arrays is None else Columns(arrays)
 
 
 def slice_batch(batch: Batch, start: int, stop: int) -> Batch:

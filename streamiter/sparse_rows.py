@@ -11,6 +11,7 @@ SparseRows(3 rows of width 8, 3 values)
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from typing import Any, NoReturn, final, overload
@@ -94,6 +95,22 @@ class SparseRows:
         if not made._is_canonical():
             made._make_canonical()
         return made
+
+    @classmethod
+    def from_scipy(cls, matrix: Any) -> SparseRows:
+        """Return the rows of a sparse matrix or array of scipy; numbers that it stores stay named, zeros too.
+
+        Learners, predictors and ``from_items`` take such a matrix as it is.
+
+        >>> from scipy.sparse import csr_array
+        >>> SparseRows.from_scipy(csr_array([[0.0, 2.0], [0.0, 0.0]]))
+        SparseRows(2 rows of width 2, 1 values)
+        """
+        if not is_scipy_sparse(matrix) or len(matrix.shape) != 2 or matrix.dtype.kind not in "biuf":
+            given = f"{matrix.dtype} of shape {matrix.shape}" if is_scipy_sparse(matrix) else type(matrix).__name__
+            raise ModelError(f"SparseRows: expected a sparse matrix of numbers of scipy, given {given}")
+        rows = matrix.tocsr()
+        return cls(rows.indptr, rows.indices, rows.data, rows.shape[1])
 
     @classmethod
     def from_dense(cls, rows: npt.ArrayLike, *, keep_zeros: bool = False) -> SparseRows:
@@ -260,6 +277,17 @@ class SparseRows:
         self.indices = indices[first]
         self.values = np.add.reduceat(values, np.flatnonzero(first))
         self._row_of_value = None
+
+
+def is_scipy_sparse(given: object) -> bool:
+    """Return whether it is a sparse matrix or array of scipy, which this module does not import."""
+    scipy_sparse = sys.modules.get("scipy.sparse")
+    return scipy_sparse is not None and scipy_sparse.issparse(given)
+
+
+def sparse_if_scipy(given: Any) -> Any:
+    """Return a sparse matrix of scipy as `SparseRows`, and other objects unchanged."""
+    return SparseRows.from_scipy(given) if is_scipy_sparse(given) else given
 
 
 def sums_by(groups: Indices, values: Floats, count: int) -> Floats:

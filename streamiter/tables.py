@@ -31,8 +31,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ModelError, StreamiterError
-from streamiter.records import Array, Columns
 
+Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 
 # Floats hold all integers up to this one exactly.
@@ -55,21 +55,7 @@ class _Column(NamedTuple):
     """For each row whether its value is missing."""
 
 
-def rows_of_table(owner: str, given: object, error: type[StreamiterError]) -> Columns | Array | list[Any] | None:
-    """Return the rows of a table, or the values of one column (a ``Series``, an Arrow array); None for other objects.
-
-    The rows are ``Columns`` if all columns are arrays without Python objects, which can be stored; otherwise a list of
-    dicts. Raises ``error`` for any other kind of table, and for a table that cannot become rows. ``owner`` is the
-    beginning of the message.
-    """
-    columns = columns_of_table(owner, given, error)
-    if columns is not None:
-        return list(columns) if any(array.dtype.hasobject for array in columns.arrays.values()) else columns
-    values = _values_of_column(owner, given, error)
-    return values.tolist() if values is not None and values.dtype.hasobject else values
-
-
-def columns_of_table(owner: str, given: object, error: type[StreamiterError]) -> Columns | None:
+def arrays_of_table(owner: str, given: object, error: type[StreamiterError]) -> dict[str, Array] | None:
     """Return the columns of a table of pandas, polars or Arrow, also columns of objects; None for other objects.
 
     Raises ``error`` for any other kind of table, since iterating over most tables yields column names and not rows.
@@ -86,12 +72,12 @@ def columns_of_table(owner: str, given: object, error: type[StreamiterError]) ->
         _refuse_other_tables(owner, given, error)
         return None
     _check_names(owner, names, error)
-    return Columns(
-        {name: _array(f"{owner}: column {name!r}", column, error) for name, column in zip(names, columns, strict=True)}
-    )
+    return {
+        name: _array(f"{owner}: column {name!r}", column, error) for name, column in zip(names, columns, strict=True)
+    }
 
 
-def _values_of_column(owner: str, given: object, error: type[StreamiterError]) -> Array | None:
+def values_of_column(owner: str, given: object, error: type[StreamiterError]) -> Array | None:
     """Return the values of a ``Series`` or an Arrow array; None for other objects."""
     return _array(owner, given, error) if isinstance(given, _column_types()) else None
 
@@ -125,7 +111,7 @@ def as_floats(owner: str, what: str, given: Any) -> Floats:
 
 def array_of(owner: str, given: Any) -> Array:
     """Return ``given`` as an array; a column of texts becomes an array of texts, where numpy would make objects."""
-    column = _values_of_column(owner, given, ModelError)
+    column = values_of_column(owner, given, ModelError)
     return np.asarray(given) if column is None else column
 
 
@@ -133,12 +119,12 @@ def _numbers(where: str, given: Any) -> Any:
     """Return a table as a matrix of numbers, a column as a vector of numbers, and other objects unchanged."""
     if isinstance(given, (np.ndarray, list, tuple)):
         return given
-    columns = columns_of_table(where, given, ModelError)
+    columns = arrays_of_table(where, given, ModelError)
     if columns is not None:
-        for name, array in columns.arrays.items():
+        for name, array in columns.items():
             _check_numbers(f"{where}: column {name!r}", array)
-        return np.column_stack(list(columns.arrays.values()))
-    column = _values_of_column(where, given, ModelError)
+        return np.column_stack(list(columns.values()))
+    column = values_of_column(where, given, ModelError)
     if column is None:
         return given
     _check_numbers(where, column)
@@ -175,7 +161,7 @@ def _check_names(owner: str, names: Sequence[Any], error: type[StreamiterError])
 def arrow_table(
     owner: str, rows: Any, error: type[StreamiterError], schema: Any = None, *, is_mixed: bool = False
 ) -> Any:
-    """Return rows as a ``pyarrow.Table``: `Columns`, a table, or records with fields (dicts, structs, dataclasses).
+    """Return rows as a ``pyarrow.Table``: arrays by name, a table, or records with fields (dicts, structs, …).
 
     All records must have the fields of the first one. With ``is_mixed``, a field that a record does not have is null,
     and a record without fields is the field ``value``. ``schema`` says the types, and the order of the columns.
@@ -194,7 +180,7 @@ def arrow_table(
         table = rows
     else:
         _refuse_other_tables(owner, rows, error)
-        columns = rows.arrays if isinstance(rows, Columns) else _columns_of(rows, is_mixed)
+        columns = rows if isinstance(rows, dict) else _columns_of(rows, is_mixed)
         types = {} if schema is None else {field.name: field.type for field in schema}
         arrays = {name: _arrow_array(name, values, types.get(name)) for name, values in columns.items()}
         table = pyarrow.table(arrays)

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import sparse
 
+from streamiter import Flow
 from streamiter.errors import ModelError
-from streamiter.learn import KMeans
+from streamiter.learn import KMeans, LogisticRegression
 from streamiter.sparse_rows import SparseRows
 
 WIDTH = 7
@@ -179,3 +181,45 @@ def test_impossible_rows_are_refused(make, message):
     """An index beyond the width read the memory of another model, or counted from the end."""
     with pytest.raises(ModelError, match=message):
         make()
+
+
+@pytest.mark.parametrize("kind", [sparse.csr_array, sparse.csc_matrix, sparse.coo_array, sparse.lil_array])
+def test_sparse_matrices_of_scipy_are_rows(kind):
+    rows = SparseRows.from_dense([[0.0, 1.0, 2.0], [0.0, 0.0, 0.0], [3.0, 0.0, 0.0]])
+    matrix = kind(rows.to_dense())
+    assert SparseRows.from_scipy(matrix) == rows
+    flow = Flow("items")
+    items = flow.from_items(matrix).collect()
+    flow.run()
+    assert SparseRows.from_rows(items.items, 3) == rows
+
+
+def test_scipy_rows_in_another_order_are_sorted():
+    matrix = sparse.csr_array((np.array([1, 2, 3]), np.array([2, 0, 0]), np.array([0, 3])), shape=(1, 3))
+    assert list(SparseRows.from_scipy(matrix).rows()) == [([0, 2], [5.0, 1.0])]
+
+
+def test_learners_and_predictors_take_sparse_matrices_of_scipy():
+    """Users made a dense matrix of a million hashed features, or copied three arrays by hand."""
+    random = np.random.default_rng(7)
+    matrix = sparse.random_array((200, 50), density=0.1, rng=random, format="csr")
+    labels = (np.asarray(matrix.sum(axis=1)) > 2.5).astype(float)
+    learned = []
+    for rows in (SparseRows.from_scipy(matrix), matrix):
+        model = LogisticRegression(50)
+        model.fit(rows, labels, rounds=3)
+        learned.append(model.predict(rows))
+    np.testing.assert_array_equal(*learned)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (np.eye(2), "expected a sparse matrix of numbers of scipy, given ndarray"),
+        (sparse.csr_array(np.eye(2, dtype=complex)), r"given complex128 of shape \(2, 2\)"),
+        (sparse.coo_array(np.ones(3)), r"given float64 of shape \(3,\)"),
+    ],
+)
+def test_other_matrices_are_refused(given, message):
+    with pytest.raises(ModelError, match=message):
+        SparseRows.from_scipy(given)

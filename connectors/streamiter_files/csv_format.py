@@ -11,7 +11,7 @@ import io
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, final
+from typing import Any, Final, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,12 @@ _SHOWN_CHARACTERS: Final = 40
 
 _TRUTH: Final[Mapping[str, bool]] = MappingProxyType({"true": True, "1": True, "false": False, "0": False})
 
+EmptyFields = Literal["refuse", "missing", "zero"]
+_EMPTY_FIELDS: Final = ("refuse", "missing", "zero")
+
+# Floats hold all integers up to this one exactly.
+_EXACT_IN_FLOATS: Final = 2**53
+
 
 class ColumnType:
     """The type of one column: text, or a numpy type of truth values, whole numbers or floats.
@@ -41,14 +47,28 @@ class ColumnType:
     ValueError: column 'age': expected int64, given 'seven'
     """
 
-    def __init__(self, name: str, dtype: npt.DTypeLike, missing: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        dtype: npt.DTypeLike,
+        missing: Collection[str] = (),
+        empty: EmptyFields = "refuse",
+        *,
+        as_columns: bool = False,
+    ) -> None:
         self.name = name
         self._dtype = np.dtype(dtype)
-        self._missing = frozenset(missing)
+        self._empty = empty
+        self._missing = frozenset(missing) | ({""} if empty == "missing" else set())
+        self._as_columns = as_columns
         if self._dtype.kind not in "fiubU":
             raise ConfigurationError(
                 f"Csv: expected as type of column {name!r} str, bool, or a numpy type of integers or floats, "
                 f"given {dtype!r}"
+            )
+        if self._dtype.kind == "b" and empty == "missing" and as_columns:
+            raise ConfigurationError(
+                f"Csv: column {name!r} has no missing truth value as an array; give it the type float, or empty='zero'"
             )
 
     @property
@@ -67,9 +87,32 @@ class ColumnType:
             raise ValueError(f"column {self.name!r}: expected {self._dtype}{shown}") from None
 
     def _convert(self, fields: Sequence[str]) -> npt.NDArray[Any]:
+        if self._empty == "zero":
+            fields = [field or "0" for field in fields]
+        if self._dtype.kind == "f":
+            return self._floats(fields)
+        if self._empty == "missing":
+            return self._with_missing(fields)
+        return self._present(fields)
+
+    def _present(self, fields: Sequence[str]) -> npt.NDArray[Any]:
         if self._dtype.kind == "b":
             return np.array([_TRUTH[field.lower()] for field in fields], dtype=np.bool_)
-        return self._floats(fields) if self._dtype.kind == "f" else self._integers(fields)
+        return self._integers(fields)
+
+    def _with_missing(self, fields: Sequence[str]) -> npt.NDArray[Any]:
+        """Return integers as floats with NaN, in each batch; for dicts, an array of objects with None."""
+        is_there = np.array([field not in self._missing for field in fields], dtype=np.bool_)
+        present = self._present([field for field in fields if field not in self._missing])
+        if not self._as_columns:
+            objects = np.full(len(fields), None, dtype=np.object_)
+            objects[is_there] = present.tolist()
+            return objects
+        if len(present) and max(-int(present.min()), int(present.max())) > _EXACT_IN_FLOATS:
+            raise OverflowError
+        floats = np.full(len(fields), np.nan)
+        floats[is_there] = present
+        return floats
 
     def _floats(self, fields: Sequence[str]) -> npt.NDArray[Any]:
         missing = self._missing
@@ -164,8 +207,13 @@ class Csv:
 
     The names are those of the file's header, or of ``columns`` where there is no header (values of a Kafka topic, a
     file without header). Types are never guessed: a column is text unless ``types`` has another type for it (float,
-    int, bool, str or a numpy type). In a column of floats, the texts of ``missing`` are NaN; an empty field is
-    missing only if ``missing`` has ``""``. The delimiter is that of the file, otherwise a comma. Text is UTF-8. A
+    int, bool, str or a numpy type). In a column of floats, the texts of ``missing`` are NaN.
+
+    ``empty`` is the policy for empty fields of columns with a type; a text may be empty. ``"refuse"``: the line is a
+    bad record. ``"zero"``: 0 or False. ``"missing"``: NaN in a column of floats, else None; in ``Columns`` all
+    integers become floats, with NaN. The texts of ``missing`` count as empty then.
+
+    The delimiter is that of the file, otherwise a comma. Text is UTF-8. A
     field has at most ``csv.field_size_limit()`` characters (131,072).
 
     Encoding writes the fields in the order of ``columns``, otherwise in that of the first record. None becomes an empty
@@ -189,11 +237,17 @@ class Csv:
         columns: Sequence[str] | None = None,
         delimiter: str | None = None,
         missing: Collection[str] = (),
+        empty: EmptyFields = "refuse",
         as_columns: bool = False,
     ) -> None:
         if isinstance(missing, str):
             raise ConfigurationError(f"Csv: expected a list of texts as missing, given {missing!r}")
-        self._types = {name: ColumnType(name, dtype, missing) for name, dtype in (types or {}).items()}
+        if empty not in _EMPTY_FIELDS:
+            raise ConfigurationError(f"Csv: expected empty= to be one of {', '.join(_EMPTY_FIELDS)}, given {empty!r}")
+        self._types = {
+            name: ColumnType(name, dtype, missing, empty, as_columns=as_columns)
+            for name, dtype in (types or {}).items()
+        }
         self._columns = None if columns is None else tuple(columns)
         self._delimiter = delimiter
         self._as_columns = as_columns

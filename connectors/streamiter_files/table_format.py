@@ -18,8 +18,8 @@ from typing import Any, Final, final, overload
 
 from streamiter.errors import ConfigurationError, EncodeError, OffsetOutOfRange, TopicError
 from streamiter.files import sync_folder
-from streamiter.records import Batch, estimated_bytes
-from streamiter.tables import arrow_table, rows_of_table
+from streamiter.records import Batch, Columns, estimated_bytes, rows_of_table
+from streamiter.tables import arrow_table
 from streamiter.topics.connecting import closed_error
 from streamiter.topics.source_and_sink import dead_letter_value
 from streamiter.topics.topic import OutgoingBatch, TopicBatch, TopicWriter
@@ -117,7 +117,7 @@ class Table:
             raise self._failures(batch, error) from None
 
     def _as_table(self, batch: Any) -> Any:
-        return arrow_table("Table", batch, TopicError, self._schema)
+        return arrow_table("Table", batch.arrays if isinstance(batch, Columns) else batch, TopicError, self._schema)
 
     def _failures(self, records: list[Any], error: Exception) -> EncodeError:
         """Return the error that names each record that does not fit the first record that can be a row."""

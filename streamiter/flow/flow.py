@@ -41,9 +41,9 @@ from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.output import DeadLetter, RejectionPolicy
 from streamiter.operators.source import ItemsSource, Source, SourceFactory
 from streamiter.operators.steps import Identity
-from streamiter.records import Batch, Columns
+from streamiter.records import Batch, Columns, rows_of_table
 from streamiter.runtime.graph import Step
-from streamiter.tables import rows_of_table
+from streamiter.sparse_rows import SparseRows, is_scipy_sparse
 from streamiter.topics.formats import Json
 from streamiter.topics.source_and_sink import DecodeValues, TopicSource
 from streamiter.topics.topic import Decoder, SourceStart, StartPosition, StopPosition, Topic
@@ -141,7 +141,8 @@ class Flow(FlowWithSources):
         Arrays (first axis = record) and ``Columns`` are used as they are; any other iterable is listed now. The items
         of a table of pandas, polars or Arrow are its rows, as ``Columns``; the names of its columns must be texts, and
         the index of pandas is left out (``….reset_index()`` makes a column of it). The items of a ``Series`` are its
-        values. Missing numbers become NaN, other missing values None; :mod:`streamiter.tables` describes each type.
+        values; those of a sparse matrix of scipy are pairs ``(indices, values)``. Missing numbers become NaN, other
+        missing values None; :mod:`streamiter.tables` describes each type.
 
         Raises GraphError for a mapping, a text, any other table and columns that are not plain data.
 
@@ -445,6 +446,8 @@ def listed_items(owner: str, items: Any) -> Batch:
         )
     if (rows := rows_of_table(owner, items, GraphError)) is not None:
         return rows
+    if is_scipy_sparse(items):
+        return list(SparseRows.from_scipy(items))
     if not isinstance(items, Iterable) or isinstance(items, (str, bytes, np.ndarray)):
         raise GraphError(
             f"{owner}: expected a list, an array whose first axis is the record, Columns or another "

@@ -27,9 +27,9 @@ from streamiter.learn.expert_weights import (
 from streamiter.learn.rows import BadRows, row_weights
 from streamiter.named_rows import ABSENT, HUGE, FieldReader, NamedRows, is_missing, named_matrix
 from streamiter.numbers import Floats, plain_scalar, whole_number
-from streamiter.records import Columns
-from streamiter.sparse_rows import SparseRows
-from streamiter.tables import as_floats, columns_of_table
+from streamiter.records import Columns, columns_of_table
+from streamiter.sparse_rows import SparseRows, sparse_if_scipy
+from streamiter.tables import as_floats
 
 _NAME: Final = "AdaptiveLinearModel"
 
@@ -298,6 +298,7 @@ class AdaptiveLinearModel:
         return 2**self.bits if self._sparse_width is None else self._sparse_width
 
     def _named(self, features: Features) -> NamedRows | SparseRows:
+        features = sparse_if_scipy(features)
         if isinstance(features, (NamedRows, SparseRows)):
             return features
         is_list = isinstance(features, list) and (not features or isinstance(features[0], Mapping))

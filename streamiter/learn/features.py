@@ -24,9 +24,9 @@ from streamiter.learn.training import LearnMiniBatches
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import Floats, Indices, Moments, has_plain_digits, plain_float, standardized, whole_number
 from streamiter.operators.output import RejectionPolicy
-from streamiter.records import Columns
+from streamiter.records import Columns, columns_of_table
 from streamiter.sparse_rows import SparseRows
-from streamiter.tables import as_floats, columns_of_table
+from streamiter.tables import as_floats
 from streamiter.topics.topic import Topic
 
 

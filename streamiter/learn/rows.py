@@ -20,7 +20,7 @@ from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.output import Output
 from streamiter.records import Batch, Columns, take
-from streamiter.sparse_rows import SparseRows
+from streamiter.sparse_rows import SparseRows, sparse_if_scipy
 from streamiter.tables import as_floats
 
 # The number of rows that a message names; more would hide the reason. All bad rows are in ``BadRows.rows``.
@@ -203,6 +203,7 @@ FEW: Final = 32
 
 def checked_rows(owner: str, features: Features, width: int) -> Rows:
     """Return the features as rows of ``width`` features; ModelError for rows of another width."""
+    features = sparse_if_scipy(features)
     if isinstance(features, SparseRows):
         if features.width == width:
             return features

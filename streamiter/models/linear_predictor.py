@@ -20,9 +20,9 @@ from streamiter.errors import ModelError, shortened
 from streamiter.models.documents import Parameters
 from streamiter.named_rows import HUGE, FieldReader, NamedRows, are_texts, is_missing, named_matrix
 from streamiter.numbers import Floats, Indices, is_number, standardized
-from streamiter.records import Columns
-from streamiter.sparse_rows import SparseRows, sums_by
-from streamiter.tables import as_floats, columns_of_table
+from streamiter.records import Columns, columns_of_table
+from streamiter.sparse_rows import SparseRows, sparse_if_scipy, sums_by
+from streamiter.tables import as_floats
 
 
 def _sigmoid(score: Floats) -> Floats:
@@ -139,6 +139,7 @@ def rows_to_predict(subject: str, x: object, features: int) -> tuple[SparseRows 
     >>> rows_to_predict("model", ([1], [2.0]), 3)
     (SparseRows(1 rows of width 3, 1 values), True)
     """
+    x = sparse_if_scipy(x)
     if isinstance(x, SparseRows):
         if x.width != features:
             raise ModelError(
@@ -466,6 +467,7 @@ class _StandardizedModel:
 
     def _rows(self, x: Any) -> tuple[NamedRows | SparseRows, bool]:
         """Return the rows, and whether a single row was given."""
+        x = sparse_if_scipy(x)
         if self._width is not None:
             rows, is_single = rows_to_predict(self._subject, x, self._width)
             return (rows if isinstance(rows, SparseRows) else SparseRows.from_dense(rows)), is_single

@@ -24,7 +24,7 @@ from streamiter.learn.rows import joined_examples, row_vector, rows_from_record,
 from streamiter.networks.configuration.settings import DataSettings, LabelTransformation
 from streamiter.numbers import fraction
 from streamiter.records import Array, Batch, Columns
-from streamiter.sparse_rows import SparseRows
+from streamiter.sparse_rows import SparseRows, sparse_if_scipy
 from streamiter.tables import as_floats
 from streamiter.topics.topic import Topic, TopicBatch
 from streamiter.topics.urls import topic
@@ -165,6 +165,7 @@ def read_rows(source: Topic | str | Path, settings: DataSettings, *, owner: str 
 
 def as_labelled_rows(owner: str, rows: object, labels: npt.ArrayLike, features: int | None = None) -> LabelledRows:
     """Return the arrays as rows with labels. Raises ModelError for shapes that do not fit."""
+    rows = sparse_if_scipy(rows)
     given = rows if isinstance(rows, SparseRows) else as_floats(owner, "rows", rows)
     if not isinstance(given, SparseRows) and given.ndim != 2:
         raise ModelError(f"{owner}: expected rows as (rows, features), given shape {given.shape}")

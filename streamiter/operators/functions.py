@@ -16,8 +16,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from streamiter.errors import ConfigurationError, RejectRecords, StreamiterError, shortened
-from streamiter.records import Batch, BatchOrigin, Columns, take
-from streamiter.tables import rows_of_table
+from streamiter.records import Batch, BatchOrigin, Columns, rows_of_table, take
 
 Function = Callable[..., Any]
 

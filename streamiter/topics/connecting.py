@@ -18,7 +18,7 @@ from typing import Final, Literal, Protocol, TypeVar
 
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, ProducerFenced, RecordTooLarge, TopicError
 from streamiter.numbers import whole_number_in
-from streamiter.tables import rows_of_table
+from streamiter.records import rows_of_table
 from streamiter.topics.topic import Headers, OutgoingBatch, ReadRequest, SizeLimit, Topic
 
 

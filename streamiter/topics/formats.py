@@ -18,8 +18,7 @@ import orjson
 
 from streamiter.clock import Clock
 from streamiter.errors import DecodeError, EncodeError, TopicError
-from streamiter.records import Batch, Columns
-from streamiter.tables import rows_of_table
+from streamiter.records import Batch, Columns, rows_of_table
 from streamiter.topics.topic import Decoder, OutgoingBatch, TopicBatch
 
 

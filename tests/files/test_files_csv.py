@@ -285,3 +285,45 @@ def test_columns_are_written_row_by_row() -> None:
     """A batch of columns could not be written, although a list of dicts could."""
     batch = Columns({"a": np.array([1, 2]), "x": np.array([0.1, 1e300]), "s": np.array(["p", 'q"'])})
     assert Csv(delimiter=";").encode(batch).values == [b"1;0.1;p", b'2;1e+300;"q"""']
+
+
+EMPTY = TopicBatch(values=[b"1,1.5,true,a", b",,,", b"3,NA,NA,"])
+TYPES = {"n": int, "x": float, "yes": bool}
+
+
+def csv_of(empty: Any, **options: Any) -> Csv:
+    return Csv(TYPES, columns=("n", "x", "yes", "text"), missing=["NA"], empty=empty, **options)
+
+
+def test_empty_fields_by_policy() -> None:
+    """One empty cell of an integer made its line a bad record, whatever one said."""
+    with pytest.raises(DecodeError) as caught:
+        csv_of("refuse").decode(EMPTY)
+    assert caught.value.failures == {
+        1: "column 'n': expected int64, given ''",
+        2: "column 'yes': expected bool, given 'NA'",
+    }
+    none, nan = None, "nan"
+    [first, second, third] = csv_of("missing").decode(EMPTY)
+    assert first == {"n": 1, "x": 1.5, "yes": True, "text": "a"}
+    assert [nan if isinstance(each, float) else each for each in second.values()] == [none, nan, none, ""]
+    assert [nan if isinstance(each, float) else each for each in third.values()] == [3, nan, none, ""]
+    assert csv_of("zero").decode(EMPTY.take([0, 1]))[1] == {"n": 0, "x": 0.0, "yes": False, "text": ""}
+
+
+def test_empty_integers_are_floats_in_every_batch() -> None:
+    """The type of a column does not depend on how its lines are cut into batches."""
+    decoder = Csv({"n": int}, columns=("n",), empty="missing", as_columns=True)
+    whole, part = decoder.decode(TopicBatch(values=[b"7", b'""'])), decoder.decode(TopicBatch(values=[b"7"]))
+    np.testing.assert_array_equal(whole["n"], [7.0, np.nan])  # type: ignore[call-overload]
+    assert part["n"].dtype == np.float64  # type: ignore[call-overload]
+    with pytest.raises(DecodeError, match="column 'n': expected int64, given '9007199254740993'"):
+        decoder.decode(TopicBatch(values=[b"9007199254740993"]))
+    zeros = Csv({"n": int}, columns=("n",), empty="zero", as_columns=True)
+    assert zeros.decode(TopicBatch(values=[b'""']))["n"].dtype == np.int64  # type: ignore[call-overload]
+    with pytest.raises(
+        ConfigurationError, match="column 'yes' has no missing truth value as an array; give it the type"
+    ):
+        csv_of("missing", as_columns=True)
+    with pytest.raises(ConfigurationError, match="expected empty= to be one of refuse, missing, zero, given 'nan'"):
+        csv_of("nan")

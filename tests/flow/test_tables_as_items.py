@@ -9,10 +9,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pandas
 import polars
@@ -21,10 +23,10 @@ import pytest
 from support.waiting import until
 
 from streamiter import Checkpoints, Columns, Flow, Operator, Stream
-from streamiter.errors import GraphError, JobFailed
+from streamiter.errors import ConfigurationError, GraphError, JobFailed, PlainDataError
 from streamiter.operators import Output
 from streamiter.operators.source import Source, SourceBatch
-from streamiter.tables import rows_of_table
+from streamiter.records import rows_of_table
 from streamiter.testing import Simulation, check_flow_restore, check_restore, simulate
 
 Table = Callable[[dict[str, Any]], Any]
@@ -459,3 +461,66 @@ class _Sum(Operator):
 
     def restore(self, state: int) -> None:
         self._sum = state
+
+
+@tables
+def test_columns_take_tables(table: Table) -> None:
+    columns = Columns(table({"id": [1, 2], "user": ["ann", "bob"], "x": [0.5, None]}))
+    assert columns.names == ("id", "user", "x")
+    assert [columns["id"].tolist(), columns["user"].tolist()] == [[1, 2], ["ann", "bob"]]
+    np.testing.assert_array_equal(columns["x"], [0.5, math.nan])
+
+
+def test_columns_refuse_other_tables() -> None:
+    with pytest.raises(PlainDataError, match=r"Columns: expected rows, given a query .*; write ….collect\(\)"):
+        Columns(polars.DataFrame({"a": [1]}).lazy())
+    with pytest.raises(PlainDataError, match=r"column 'a': expected numbers, texts, .*given Decimal 1"):
+        Columns(pyarrow.table({"a": [decimal.Decimal(1)]}))
+
+
+class Struct(msgspec.Struct):
+    a: int
+
+
+@dataclass
+class Data:
+    a: int
+
+
+class Named(NamedTuple):
+    a: int
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ([{"a": 1, "b": "x"}, {"a": 2}], {"a": [1, 2], "b": ["x", None]}),
+        (Columns({"a": np.arange(2), "b": np.array(["x", "y"])}), {"a": [0, 1], "b": ["x", "y"]}),
+        ([1, 2], {"value": [1, 2]}),
+        (np.arange(4.0).reshape(2, 2), {"value": [[0.0, 1.0], [2.0, 3.0]]}),
+        ([Struct(1), Data(2), Named(3)], {"a": [1, 2, 3]}),
+        ([{"a": [1, {"b": 2}]}][:0], {}),
+    ],
+)
+def test_what_is_collected_is_a_table(items: Any, expected: dict[str, list[Any]]) -> None:
+    flow = Flow("items")
+    collected = flow.from_items(items).collect()
+    flow.run()
+    table = collected.to_arrow()
+    assert table.to_pydict() == expected
+    frame = collected.to_pandas()
+    assert list(frame.columns) == list(expected)
+    assert len(frame) == len(collected)
+
+
+def test_what_is_collected_and_is_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = Flow("items")
+    collected = flow.from_items([{"a": 1}, {"a": "x"}]).collect()
+    flow.run()
+    with pytest.raises(
+        ConfigurationError, match=r"collect: expected records that make a table, given others: field 'a': "
+    ):
+        collected.to_arrow()
+    monkeypatch.setattr("streamiter.operators.source.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"expected the package pyarrow for a table, found none; .*\[arrow\]"):
+        collected.to_pandas()
