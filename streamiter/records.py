@@ -30,13 +30,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, final, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import PlainDataError, StreamiterError
 from streamiter.tables import arrays_of_table, values_of_column
+
+if TYPE_CHECKING:
+    # Only type checkers need the default: a Stream without a parameter has records of any type (decision 028).
+    from typing_extensions import TypeVar
+
+    Record = TypeVar("Record", covariant=True, default=Any)
+    Key = TypeVar("Key", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    Record = TypeVar("Record", covariant=True)
+    Key = TypeVar("Key", covariant=True)
 
 Array = npt.NDArray[Any]
 

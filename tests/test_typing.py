@@ -97,30 +97,40 @@ config = IterationConfig(max_epochs_ahead=None)
 inputs: list[Stream | Replayed] = [replayed(rows), rows]
 trained = iterate_bounded_streams_until_termination([initial], inputs, train, config)
 trained = iterate_bounded_streams_until_termination([initial], [replayed(rows), rows], train, config)
-reveal_type(trained)  # list[Stream]
+reveal_type(trained)  # list[Stream[Any]]
 [last, by_round, counts] = trained
-reveal_type(last)  # Stream
+reveal_type(last)  # Stream[Any]
 collected = last.collect()
 named = iterate_bounded_streams_until_termination([initial], [replayed(rows)], train_by_name)
-reveal_type(named)  # dict[str, Stream]
+reveal_type(named)  # dict[str, Stream[Any]]
 by_any_name = iterate_bounded_streams_until_termination([initial], [], any_names)
-reveal_type(by_any_name)  # dict[str, Stream]
+reveal_type(by_any_name)  # dict[str, Stream[Any]]
 named["params"].filter(lambda p: p["loss"] > 0, name="positive", parallelism=2, on_error="skip").collect()
 endless = iterate_unbounded_streams([initial], [rows], through_a_topic)
-reveal_type(endless)  # list[Stream]
+reveal_type(endless)  # list[Stream[Any]]
 endless_by_name = iterate_unbounded_streams([initial], [rows], train_by_name)
-reveal_type(endless_by_name)  # dict[str, Stream]
+reveal_type(endless_by_name)  # dict[str, Stream[Any]]
 short = iterate_unbounded_streams([initial], [], lambda v, d: IterationBodyResult(v, v))
-reveal_type(short)  # list[Stream]
+reveal_type(short)  # list[Stream[Any]]
 short_by_name = iterate_unbounded_streams([initial], [], lambda v, d: IterationBodyResult(v, {"x": v[0]}))
-reveal_type(short_by_name)  # dict[str, Stream]
+reveal_type(short_by_name)  # dict[str, Stream[Any]]
 result = IterationBodyResult[dict[str, Stream]]([last], {"last": last})
-reveal_type(result.output_streams)  # dict[str, Stream]
+reveal_type(result.output_streams)  # dict[str, Stream[Any]]
 KMeans(clusters=2).fit(topic("memory:points"), extract=coordinates)
 """
 
 MISTAKES = """
-from streamiter import Flow, IterationBodyResult, Stream, feedback_through, iterate_unbounded_streams, replayed, topic
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    Operator,
+    Stream,
+    feedback_through,
+    iterate_unbounded_streams,
+    replayed,
+    topic,
+)
+from streamiter.operators import Output
 
 
 def names_that_nobody_was_told_of(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
@@ -138,15 +148,121 @@ iterate_unbounded_streams([rows], [replayed(rows)], lambda v, d: IterationBodyRe
 rows.map(str, names="text")  # call-arg
 rows.map(str, parallelism="two")  # arg-type
 rows.sort(parallelism=2)  # call-arg
-rows.flow.source(topic("memory:rows"), on_error="ignore")  # arg-type
+rows.flow.source(topic("memory:rows"), on_error="ignore")  # call-overload
+rows.flow.run(checkpoint=None)  # call-arg
+rows.flow.run(restore="first")  # arg-type
+started = rows.flow.start(stall_after="5")  # call-arg
+rows.map(lambda number: number.upper())  # attr-defined
+rows.map(str).map(lambda text: text + 1)  # operator
+rows.map_async(str)  # arg-type
+rows.key_by(str).reduce(lambda a, b: a.bit_count(b))  # call-arg
+texts: Stream[str] = rows  # assignment
+
+
+class Returns(Operator):
+    def process(self, record: int, out: Output) -> int:  # override
+        return record
+
+
+class Lacks(Operator):
+    def process(self, record: int) -> None:  # override
+        pass
 """
 
-PROGRAMS = {"program.py": PROGRAM, "mistakes.py": MISTAKES}
+TYPES = """
+import asyncio
+from typing import Any, reveal_type
+
+import msgspec
+import numpy as np
+import polars
+
+from streamiter import Checkpoints, Columns, Flow, KeyedStream, Operator, Stream, topic
+from streamiter.operators import Collected, Output
+from streamiter.topics import Text, Typed
+
+
+class Click(msgspec.Struct, tag=True):
+    user: str
+    price: float
+
+
+class View(msgspec.Struct, tag=True):
+    page: str
+
+
+async def look_up(click: Click) -> str:
+    return click.user
+
+
+class Prices(Operator):
+    async def process(self, record: Click, out: Output) -> None:
+        out.emit(record.price)
+
+    def on_timer(self, payload: str, out: Output) -> None:
+        out.emit(payload)
+
+
+class Sums(Operator):
+    def process_batch(self, batch: list[float], out: Output) -> None:
+        out.emit(sum(batch))
+
+
+def any_records(stream: Stream) -> Stream:
+    return stream
+
+
+def of_numbers(stream: Stream[float]) -> Collected[float]:
+    return stream.collect()
+
+
+flow = Flow("types")
+words = flow.from_items(["a", "bc"])
+reveal_type(words)  # Stream[str]
+lengths = words.map(len)
+reveal_type(lengths)  # Stream[int]
+reveal_type(words.flat_map(str.split).filter(lambda word: word > "a"))  # Stream[str]
+by_length = words.key_by(len)
+reveal_type(by_length)  # KeyedStream[int, str]
+reveal_type(by_length.reduce(max))  # Stream[str]
+reveal_type(by_length.stateful_map(lambda n, word: (n + 1, (word, n)), 0))  # Stream[tuple[str, int]]
+reveal_type(lengths.union(words))  # Stream[int | str]
+reveal_type(lengths.union(lengths).rebalance().broadcast())  # Stream[int]
+reveal_type(words.join(lengths, on=str).sort(lambda pair: pair[1]))  # Stream[tuple[str, int]]
+reveal_type(lengths.reduce_all(lambda a, b: a + b))  # Stream[int]
+collected = lengths.collect()
+reveal_type(collected)  # Collected[int]
+reveal_type(collected.items)  # list[int]
+clicks = flow.source(topic("memory:clicks"), decode=Typed(Click), start="latest", on_error="skip")
+reveal_type(clicks)  # Stream[Click]
+reveal_type(flow.source(topic("memory:events"), decode=Typed(Click | View)))  # Stream[Any]
+reveal_type(clicks.map_async(look_up, timeout_s=5))  # Stream[str]
+reveal_type(clicks.process(Prices).process(Sums))  # Stream[Any]
+reveal_type(clicks.map(lambda click: click.price).batch(3))  # Stream[Any]
+reveal_type(flow.source(topic("memory:rows")))  # Stream[Any]
+reveal_type(flow.source(topic("memory:lines"), decode=Text()))  # Stream[str]
+reveal_type(flow.from_items(Columns({"x": np.ones(3)})))  # Stream[dict[str, Any]]
+reveal_type(flow.from_items(polars.DataFrame({"x": [1]})))  # Stream[Any]
+reveal_type(any_records(lengths))  # Stream[Any]
+reveal_type(of_numbers(lengths))  # Collected[float]
+keyed: KeyedStream = by_length
+statistics = flow.run(checkpoints=Checkpoints("folder", interval_s=1), restore=None, on_interrupt="drain")
+
+
+async def main() -> None:
+    job = await flow.start(stall_after_s=5, changed_steps=["a"])
+    await job.wait()
+
+
+asyncio.run(main())
+"""
+
+PROGRAMS = {"of_types.py": TYPES, "program.py": PROGRAM, "mistakes.py": MISTAKES}
 
 # What mypy knows of streamiter is kept from run to run: to find out all of it takes 5 s of processor time.
 CACHE = Path(__file__).parents[1] / ".mypy_cache" / "programs"
 
-MESSAGE = re.compile(r"^([a-z]+\.py):(\d+): (?:error: .*\[([\w-]+)\]|note: Revealed type is \"(.*)\")$")
+MESSAGE = re.compile(r"^([a-z_]+\.py):(\d+): (?:error: .*\[([\w-]+)\]|note: Revealed type is \"(.*)\")$")
 
 Messages = list[tuple[int, str]]
 """The number of a line, and the type that mypy reveals there or the kind of mistake that it reports."""
@@ -172,7 +288,9 @@ def messages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Messages]:
     for line in done.stdout.splitlines()[:-1]:
         if matched := MESSAGE.match(line):
             name, number, mistake, revealed = matched.groups()
-            messages[name].append((int(number), mistake or revealed.replace("streamiter.flow.stream.", "")))
+            messages[name].append(
+                (int(number), mistake or re.sub(r"(streamiter\.\w+(\.\w+)?|builtins|of_types)\.", "", revealed))
+            )
         else:
             assert re.match(r"^mistakes\.py:\d+: note: ", line), line
     return messages

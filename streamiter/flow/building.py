@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -26,8 +26,9 @@ from streamiter.flow.graph_checks import (
     check_policy,
     check_service,
 )
+from streamiter.flow.options import ProcessOptions, StepOptions, check_options
 from streamiter.operators.operator import IterationListener, Operator, OperatorFactory, Service
-from streamiter.operators.output import DEAD_LETTERS, RejectionPolicy
+from streamiter.operators.output import DEAD_LETTERS
 from streamiter.operators.source import Collect, Collected
 from streamiter.records import OutputTag
 from streamiter.runtime.entries import check_can_listen
@@ -300,41 +301,6 @@ def check_outside_loops(stream: Outlets, method: str, label: str) -> None:
 
 
 # -- the next step -----------------------------------------------------------------------------------------
-
-
-class GatheringOptions(TypedDict, total=False):
-    """Options of a step that brings all records together in one subtask."""
-
-    name: str | None
-    """The name of the step, unique in the flow; None: the engine chooses one."""
-    on_error: RejectionPolicy
-    """What happens to a record for which a function raises: ``"fail"`` (the default) ends the job, ``"skip"`` drops
-    and counts the record."""
-    dead_letter: Topic | None
-    """The topic that such records are written to instead."""
-
-
-class StepOptions(GatheringOptions, total=False):
-    """Options that steps have in common."""
-
-    parallelism: int | None
-    """The number of subtasks; None: the parallelism of the stream, or of the flow behind a repartitioned stream."""
-
-
-class ProcessOptions(StepOptions, total=False):
-    """Options of a step with an operator of the user."""
-
-    parameter_server: Service | None
-    """The parameter server whose workers the subtasks are."""
-
-
-def check_options(method: str, options: Mapping[str, object], allowed: type = StepOptions) -> None:
-    """Raise TypeError for an option that ``allowed``, a TypedDict, does not have."""
-    names = allowed.__annotations__
-    for name in options:
-        if name not in names:
-            known = ", ".join(f"{known}=" for known in names)
-            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}; its options are {known}")
 
 
 def add_next_step(

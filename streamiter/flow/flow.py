@@ -9,23 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 import numpy as np
 
-from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, GraphError, shortened, user_line
-from streamiter.flow.building import (
-    FlowUnderConstruction,
-    ProcessOptions,
-    StepOptions,
-    add_dead_letters,
-    add_operator,
-    check_options,
-    check_same_flow,
-)
+from streamiter.flow.building import FlowUnderConstruction, add_dead_letters, add_operator, check_same_flow
 from streamiter.flow.graph_checks import (
     check_codec,
     check_count,
@@ -36,30 +26,36 @@ from streamiter.flow.graph_checks import (
     check_start,
     check_stop,
 )
-from streamiter.flow.stream import FlowWithSources, Stream
+from streamiter.flow.options import ProcessOptions, RunOptions, SourceOptions, StepOptions, check_options
+from streamiter.flow.stream import Stream
 from streamiter.operators.operator import OperatorFactory
-from streamiter.operators.output import DeadLetter, RejectionPolicy
+from streamiter.operators.output import RejectionPolicy
 from streamiter.operators.source import ItemsSource, Source, SourceFactory
 from streamiter.operators.steps import Identity
 from streamiter.records import Batch, Columns, rows_of_table
 from streamiter.runtime.graph import Step
 from streamiter.sparse_rows import SparseRows, is_scipy_sparse
-from streamiter.topics.formats import Json
+from streamiter.topics.formats import Json, Text, Typed
 from streamiter.topics.source_and_sink import DecodeValues, TopicSource
 from streamiter.topics.topic import Decoder, SourceStart, StartPosition, StopPosition, Topic
 from streamiter.topics.urls import shown_given
 
 if TYPE_CHECKING:
-    from streamiter.checkpoints.store import Checkpoints
     from streamiter.flow.drawing import DrawingFormat
-    from streamiter.runtime.checkpointing.commit import JobSnapshot
     from streamiter.runtime.job import Job
-    from streamiter.runtime.plan import ChannelLimits, JobOptions, OwnProcess
+    from streamiter.runtime.plan import JobOptions, OwnProcess
     from streamiter.runtime.running import OnInterrupt, WhileRunning
     from streamiter.runtime.statistics import JobStatistics
 
 
-class Flow(FlowWithSources):
+class ArrowTable(Protocol):
+    """A table of polars or Arrow, for type checkers: its iterator does not give its rows."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None, /) -> object:
+        """Return the table as a stream of Arrow."""
+
+
+class Flow(FlowUnderConstruction):
     """A graph of sources, steps and sinks that is built step by step, and then run.
 
     ``name`` identifies the flow in logs, checkpoints and transactions. ``parallelism`` is the default number of
@@ -73,6 +69,17 @@ class Flow(FlowWithSources):
     """
 
     # -- sources ---------------------------------------------------------------------------------------
+
+    @overload
+    def source(self, topic: Topic, *, decode: Typed[T], **options: Unpack[SourceOptions]) -> Stream[T]: ...
+
+    @overload
+    def source(self, topic: Topic, *, decode: Text, **options: Unpack[SourceOptions]) -> Stream[str]: ...
+
+    @overload
+    def source(
+        self, topic: Topic, *, decode: Decoder | None = None, **options: Unpack[SourceOptions]
+    ) -> Stream[Any]: ...
 
     def source(
         self,
@@ -135,7 +142,19 @@ class Flow(FlowWithSources):
                 add_dead_letters(self, step, dead_letter)
         return stream
 
-    def from_items(self, items: Iterable[Any], *, name: str | None = None, parallelism: int | None = None) -> Stream:
+    @overload
+    def from_items(
+        self, items: ArrowTable, *, name: str | None = None, parallelism: int | None = None
+    ) -> Stream[Any]: ...
+
+    @overload
+    def from_items(
+        self, items: Iterable[T], *, name: str | None = None, parallelism: int | None = None
+    ) -> Stream[T]: ...
+
+    def from_items(
+        self, items: Iterable[Any] | ArrowTable, *, name: str | None = None, parallelism: int | None = None
+    ) -> Stream[Any]:
         """Return a bounded stream of these items; with n subtasks item i goes to subtask i mod n.
 
         Arrays (first axis = record) and ``Columns`` are used as they are; any other iterable is listed now. The items
@@ -221,7 +240,7 @@ class Flow(FlowWithSources):
     # -- running ---------------------------------------------------------------------------------------
 
     def run(
-        self, *, on: Processes | None = None, on_interrupt: OnInterrupt = "suspend", **options: Any
+        self, *, on: Processes | None = None, on_interrupt: OnInterrupt = "suspend", **options: Unpack[RunOptions]
     ) -> JobStatistics:
         """Run the flow to its end, in an event loop of its own (uvloop), and return the final statistics.
 
@@ -262,23 +281,7 @@ class Flow(FlowWithSources):
             return run_in_own_loop(on.run(self, options, on_interrupt, without_figures))
         return run_in_own_loop(run_jobs(self.start, options, first=on_interrupt))
 
-    async def start(
-        self,
-        *,
-        clock: Clock | None = None,
-        channel_limits: ChannelLimits | None = None,
-        stall_after_s: float | None = None,
-        checkpoints: Checkpoints | None = None,
-        restore: Literal["last"] | int | None = "last",
-        changed_steps: Iterable[str] = (),
-        on_restore: Callable[[int], None] | None = None,
-        on_rejected: Callable[[DeadLetter], None] | None = None,
-        snapshot: JobSnapshot | None = None,
-        worker: tuple[int, int] | None = None,
-        run_id: str | None = None,
-        new_id: Callable[[], str] | None = None,
-        on: None = None,
-    ) -> Job:
+    async def start(self, *, on: None = None, **options: Unpack[RunOptions]) -> Job:
         """Start the job in the running event loop; return when every step is open.
 
         ``clock`` gives the time, and ``new_id`` the names of the job's runs (random by default). If input makes no
@@ -314,22 +317,16 @@ class Flow(FlowWithSources):
                 f"flow {self.name!r}: start() expected no on=, given {on!r}; processes are started by run(): "
                 "await asyncio.to_thread(flow.run, on=…)"
             )
+        check_options("start", options, RunOptions)
+        given: dict[str, Any] = {name: option for name, option in options.items() if option is not None}
+        restore, snapshot = options.get("restore", "last"), given.pop("snapshot", None)
         check_restore_option(self.name, restore)
-        _check_one_of(self.name, checkpoints, snapshot, worker)
-        changed = _checked_steps(self.name, changed_steps)
-        given: dict[str, Any] = {
-            "clock": clock,
-            "channel_limits": channel_limits,
-            "stall_after_s": stall_after_s,
-            "checkpoints": checkpoints,
-            "changed_steps": changed,
-            "on_restore": on_restore,
-            "on_rejected": on_rejected,
-            "worker": worker_of(worker, run_id, snapshot),
-            "new_id": new_id,
-        }
-        options = JobOptions(**{name: option for name, option in given.items() if option is not None})
-        job = self.job(replace(options, restore=restore))
+        _check_one_of(self.name, given.get("checkpoints"), snapshot, given.get("worker"))
+        given["restore"] = restore
+        given["changed_steps"] = _checked_steps(self.name, given.get("changed_steps", ()))
+        if (shared := worker_of(given.pop("worker", None), given.pop("run_id", None), snapshot)) is not None:
+            given["worker"] = shared
+        job = self.job(JobOptions(**given))
         await job.start(snapshot)
         return job
 

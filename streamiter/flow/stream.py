@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, overload
 
 import numpy as np
 
 from streamiter.checkpoints.keys import check_keys
 from streamiter.errors import GraphError
 from streamiter.flow.building import (
-    FlowUnderConstruction,
-    GatheringOptions,
     Outlets,
-    ProcessOptions,
-    StepOptions,
     StepOutput,
     add_collect,
     add_next_step,
@@ -27,7 +23,6 @@ from streamiter.flow.building import (
     add_publisher,
     add_sink,
     check_bounded,
-    check_options,
     check_same_flow,
     label_of,
 )
@@ -39,44 +34,28 @@ from streamiter.flow.graph_checks import (
     check_retries,
     check_seconds,
 )
+from streamiter.flow.options import GatheringOptions, ProcessOptions, StepOptions, check_options
 from streamiter.operators.calls import MapAsync
 from streamiter.operators.holding import Join, MiniBatch, ReduceAll, Sort
 from streamiter.operators.keyed import KeyedReduce, KeyedReduceBatch, StatefulMap
 from streamiter.operators.operator import OperatorFactory
-from streamiter.operators.source import Collected, SourceFactory
+from streamiter.operators.source import Collected
 from streamiter.operators.steps import Filter, FilterBatch, FlatMap, Map, MapBatch
-from streamiter.records import Batch, OutputTag
+from streamiter.records import Batch, Key, OutputTag, Record
 from streamiter.runtime.graph import SINGLE_INPUT, KeySelector, Step
 from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Partitioning, Rebalance
-from streamiter.topics.topic import Decoder, Encoder, SourceStart, StartPosition, StopPosition, Topic
+from streamiter.topics.topic import Encoder, Topic
+
+if TYPE_CHECKING:
+    from streamiter.flow.flow import Flow
 
 
-class FlowWithSources(FlowUnderConstruction):
-    """A flow as its streams know it: it can begin further streams. ``Flow`` derives from it."""
-
-    def source(
-        self,
-        topic: Topic,
-        *,
-        decode: Decoder | None = None,
-        start: SourceStart | None = None,
-        first_start: StartPosition | None = None,
-        stop: StopPosition = None,
-        **options: Unpack[StepOptions],
-    ) -> Stream:
-        """Read a topic."""
-        raise NotImplementedError
-
-    def from_items(self, items: Iterable[Any], *, name: str | None = None, parallelism: int | None = None) -> Stream:
-        """Return a bounded stream of these items."""
-        raise NotImplementedError
-
-    def from_source(self, source: SourceFactory, *, name: str | None = None, parallelism: int | None = None) -> Stream:
-        """Return a stream of a source of the user."""
-        raise NotImplementedError
+T = TypeVar("T")
+S = TypeVar("S")
+K = TypeVar("K")
 
 
-class Stream(Outlets):
+class Stream(Outlets, Generic[Record]):
     """The records that a step emits. The methods of a stream add steps and return the stream of their output.
 
     A method that adds a step takes these options:
@@ -103,12 +82,12 @@ class Stream(Outlets):
     (5, [0, 4, 16])
     """
 
-    def __init__(self, flow: FlowWithSources, *outlets: Step | StepOutput) -> None:
+    def __init__(self, flow: Flow, *outlets: Step | StepOutput) -> None:
         super().__init__(flow, *outlets)
         self._flow = flow
 
     @property
-    def flow(self) -> FlowWithSources:
+    def flow(self) -> Flow:
         """The flow that contains the stream."""
         return self._flow
 
@@ -117,7 +96,7 @@ class Stream(Outlets):
 
     # -- record by record, batch by batch ----------------------------------------------------------------
 
-    def map(self, f: Callable[[Any], Any], **options: Unpack[StepOptions]) -> Stream:
+    def map(self, f: Callable[[Record], T], **options: Unpack[StepOptions]) -> Stream[T]:
         """Emit ``f(record)`` for each record.
 
         >>> from streamiter import Flow
@@ -131,7 +110,7 @@ class Stream(Outlets):
 
     def map_async(
         self,
-        f: Callable[[Any], Awaitable[Any]],
+        f: Callable[[Record], Awaitable[T]],
         concurrency: int = 100,
         *,
         ordered: bool = True,
@@ -141,7 +120,7 @@ class Stream(Outlets):
         backoff_max_s: float = 30.0,
         seed: int = 0,
         **options: Unpack[StepOptions],
-    ) -> Stream:
+    ) -> Stream[T]:
         """Emit ``await f(record)`` for each record, such as the answer of a service to a request.
 
         Each subtask makes at most ``concurrency`` calls at a time. Results keep the order of the records; with
@@ -183,7 +162,7 @@ class Stream(Outlets):
         )
         return self._add("map_async", make, options)
 
-    def filter(self, predicate: Callable[[Any], Any], **options: Unpack[StepOptions]) -> Stream:
+    def filter(self, predicate: Callable[[Record], Any], **options: Unpack[StepOptions]) -> Stream[Record]:
         """Emit the records for which ``predicate(record)`` is true.
 
         >>> from streamiter import Flow
@@ -195,7 +174,7 @@ class Stream(Outlets):
         check_function(predicate, "filter", ["record"], step=options.get("name"))
         return self._add("filter", lambda: Filter(predicate), options)
 
-    def flat_map(self, f: Callable[[Any], Iterable[Any]], **options: Unpack[StepOptions]) -> Stream:
+    def flat_map(self, f: Callable[[Record], Iterable[T]], **options: Unpack[StepOptions]) -> Stream[T]:
         """Emit each item of the iterable ``f(record)``, for each record: any number of items, or none.
 
         The iterable may be a generator and of any length: the step reads it in pieces of 1024 items. (A text is an
@@ -228,7 +207,7 @@ class Stream(Outlets):
         check_function(f, "map_batch", ["batch"], step=options.get("name"))
         return self._add("map_batch", lambda: MapBatch(f), options)
 
-    def filter_batch(self, f: Callable[[Any], Any], **options: Unpack[StepOptions]) -> Stream:
+    def filter_batch(self, f: Callable[[Any], Any], **options: Unpack[StepOptions]) -> Stream[Record]:
         """Emit the records for which the boolean array (or list) ``f(batch)``, as long as the batch, is true.
 
         Batches and errors are handled as in :meth:`map_batch`.
@@ -304,7 +283,7 @@ class Stream(Outlets):
 
     # -- partitioning ------------------------------------------------------------------------------------
 
-    def key_by(self, f: Callable[[Any], Any]) -> KeyedStream:
+    def key_by(self, f: Callable[[Record], K]) -> KeyedStream[K, Record]:
         """Send records of the same key ``f(record)`` to the same subtask.
 
         A key is an int, str, bytes or a tuple of these. The stream that is returned has the steps that keep a state for
@@ -322,7 +301,7 @@ class Stream(Outlets):
         check_function(f, "key_by", ["record"])
         return KeyedStream(self, f)
 
-    def key_by_batch(self, f: Callable[[Any], Any]) -> KeyedStream:
+    def key_by_batch(self, f: Callable[[Any], Any]) -> KeyedStream[Any, Record]:
         """Do the same, with ``f(batch)`` returning an array of ints, texts or bytes: a key for each record.
 
         Only ``reduce`` with a numpy ufunc keeps a state for such keys.
@@ -338,7 +317,7 @@ class Stream(Outlets):
         check_function(f, "key_by_batch", ["batch"])
         return KeyedStream(self, f, whole_batches=True)
 
-    def broadcast(self) -> Stream:
+    def broadcast(self) -> Stream[Record]:
         """Send every record to every subtask of the next step.
 
         >>> from streamiter import Flow
@@ -349,11 +328,11 @@ class Stream(Outlets):
         """
         return self._partitioned(Broadcast())
 
-    def rebalance(self) -> Stream:
+    def rebalance(self) -> Stream[Record]:
         """Send records to the subtasks of the next step in turn, so that all subtasks have as much work."""
         return self._partitioned(Rebalance())
 
-    def partition_by(self, f: Callable[[Any], int]) -> Stream:
+    def partition_by(self, f: Callable[[Record], int]) -> Stream[Record]:
         """Send each record to the subtask ``f(record)`` (a whole number) modulo the number of subtasks.
 
         An exception of ``f`` ends the job, and the error names the record.
@@ -361,7 +340,7 @@ class Stream(Outlets):
         check_function(f, "partition_by", ["record"])
         return self._partitioned(ByFunction(f))
 
-    def union(self, *others: Stream) -> Stream:
+    def union(self, *others: Stream[T]) -> Stream[Record | T]:
         """Bring the records of several streams together: the order within each is kept, between them it is any.
 
         The union ends when all its streams have ended.
@@ -379,12 +358,12 @@ class Stream(Outlets):
         outlets = [outlet for stream in (self, *others) for outlet in stream.outlets]
         return Stream(self._flow, *outlets)
 
-    def _partitioned(self, partitioning: Partitioning) -> Stream:
+    def _partitioned(self, partitioning: Partitioning) -> Stream[Record]:
         return Stream(self._flow, *(outlet._replace(partitioning=partitioning) for outlet in self._outlets))
 
     # -- bounded input -----------------------------------------------------------------------------------
 
-    def reduce_all(self, f: Callable[[Any, Any], Any], **options: Unpack[GatheringOptions]) -> Stream:
+    def reduce_all(self, f: Callable[[Record, Record], Record], **options: Unpack[GatheringOptions]) -> Stream[Record]:
         """At the end of the (bounded) input, emit all records reduced to one: ``f(f(f(a, b), c), d)``.
 
         Without records, nothing is emitted. ``f`` must not change its arguments. The step has one subtask; if several
@@ -402,11 +381,11 @@ class Stream(Outlets):
 
     def sort(
         self,
-        key: str | Callable[[Any], Any] | None = None,
+        key: str | Callable[[Record], Any] | None = None,
         *,
         reverse: bool = False,
         **options: Unpack[GatheringOptions],
-    ) -> Stream:
+    ) -> Stream[Record]:
         """At the end of the (bounded) input, emit all records in ascending order; equal records keep their order.
 
         ``key`` is a function, or the name of a field. The step has one subtask, which holds all records in memory.
@@ -424,8 +403,8 @@ class Stream(Outlets):
         return self._gather({SINGLE_INPUT: self}, "sort", lambda: Sort(key, reverse=reverse), options)
 
     def join(
-        self, other: Stream, on: str | Callable[[Any], Any] | tuple[Any, Any], **options: Unpack[GatheringOptions]
-    ) -> Stream:
+        self, other: Stream[T], on: str | Callable[[Any], Any] | tuple[Any, Any], **options: Unpack[GatheringOptions]
+    ) -> Stream[tuple[Record, T]]:
         """At the end of both (bounded) inputs, emit the pairs ``(left, right)`` whose keys are equal.
 
         ``on`` is the name of a field, a key function, or a pair of these for left and right. The step has one subtask,
@@ -467,7 +446,7 @@ class Stream(Outlets):
         topic: Topic,
         *,
         encode: Encoder | None = None,
-        key: Callable[[Any], bytes | str | None] | None = None,
+        key: Callable[[Record], bytes | str | None] | None = None,
         delivery: Literal["at_least_once"] | None = None,
         **options: Unpack[StepOptions],
     ) -> None:
@@ -510,7 +489,7 @@ class Stream(Outlets):
         """
         add_publisher(self, topic, model, format, delivery, name)
 
-    def collect(self, *, name: str | None = None, parallelism: int = 1) -> Collected:
+    def collect(self, *, name: str | None = None, parallelism: int = 1) -> Collected[Record]:
         """Gather the records in memory; after the run, ``.items`` of the result holds them.
 
         With several subtasks (``parallelism``) the records of the first subtask come first, and so on.
@@ -544,15 +523,15 @@ class Stream(Outlets):
         return Stream(self._flow, add_next_step({SINGLE_INPUT: self}, method, factory, options))
 
 
-class KeyedStream(Stream):
+class KeyedStream(Stream[Record], Generic[Key, Record]):
     """A stream whose records have keys: the next step can keep a state for each key."""
 
-    def __init__(self, stream: Stream, key_of: Callable[[Any], Any], *, whole_batches: bool = False) -> None:
+    def __init__(self, stream: Stream[Record], key_of: Callable[[Any], Key], *, whole_batches: bool = False) -> None:
         super().__init__(stream.flow, *stream._partitioned(ByKey(key_of, whole_batches)).outlets)
         self._key_of = key_of
         self._whole_batches = whole_batches
 
-    def reduce(self, f: Callable[[Any, Any], Any], **options: Unpack[StepOptions]) -> Stream:
+    def reduce(self, f: Callable[[Record, Record], Record], **options: Unpack[StepOptions]) -> Stream[Record]:
         """Emit the key's running result for each record: first the record itself, then ``f(result, record)``.
 
         ``f`` must return a new value and change neither argument: both have been emitted. A record that is refused
@@ -576,9 +555,19 @@ class KeyedStream(Stream):
         key_of, keyed = self._key_of, self._tolerant(options)
         return keyed._add("reduce", lambda: kind(key_of, f, check_keys=check_keys), options)
 
+    @overload
     def stateful_map(
-        self, f: Callable[[Any, Any], tuple[Any, Any]], initial: Any, **options: Unpack[StepOptions]
-    ) -> Stream:
+        self, f: Callable[[S, Record], tuple[S, T]], initial: Callable[[], S], **options: Unpack[StepOptions]
+    ) -> Stream[T]: ...
+
+    @overload
+    def stateful_map(
+        self, f: Callable[[S, Record], tuple[S, T]], initial: S, **options: Unpack[StepOptions]
+    ) -> Stream[T]: ...
+
+    def stateful_map(
+        self, f: Callable[[Any, Record], tuple[Any, T]], initial: Any, **options: Unpack[StepOptions]
+    ) -> Stream[T]:
         """Call ``f(state, record) -> (state, output)`` with a state for each key, which is ``initial`` at first.
 
         ``initial`` is plain data, and each key receives a copy of its own, or a callable that makes it (``list``).
@@ -628,12 +617,12 @@ class KeyedStream(Stream):
         inputs = {SINGLE_INPUT: self._tolerant(options)}
         return Stream(self._flow, add_operator(inputs, factory, options, keys))
 
-    def _tolerant(self, options: StepOptions) -> Stream:
+    def _tolerant(self, options: StepOptions) -> Stream[Record]:
         """Return the stream to a keyed step; a step that survives refused records also receives those without a key."""
         survives = options.get("on_error", "fail") != "fail" or options.get("dead_letter") is not None
         return self._partitioned(ByKey(self._key_of, self._whole_batches, survives and not self._whole_batches))
 
-    def _record_key(self, method: str) -> Callable[[Any], Any]:
+    def _record_key(self, method: str) -> Callable[[Any], Key]:
         if self._whole_batches:
             raise GraphError(f"{method}: expected a stream keyed record by record, given key_by_batch; use key_by(f)")
         return self._key_of

@@ -245,7 +245,7 @@ def apriori(
     flow = transactions.flow
     label = step_names(flow, name)
     clean = transactions.map(as_transaction, name=label("transactions"), on_error=on_error, dead_letter=dead_letter)
-    candidates = flow.from_items([], name=label("no candidates"), parallelism=1)
+    candidates: Stream = flow.from_items([], name=label("no candidates"), parallelism=1)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         inputs = connect(candidates=variables[0].broadcast(), transactions=data[0])

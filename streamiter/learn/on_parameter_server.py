@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, GraphError, ModelError
-from streamiter.flow.building import check_options
 from streamiter.flow.flow import all_or_nothing, check_stream
 from streamiter.flow.graph_checks import check_function
+from streamiter.flow.options import check_options
 from streamiter.flow.stream import Stream
 from streamiter.learn.centroids import as_columns, checked_decay, initial_centroids, nearest, scoring_of
 from streamiter.learn.estimators import examples_of

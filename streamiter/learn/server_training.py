@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, Typ
 
 from streamiter.errors import CheckpointError, GraphError, ModelError, shortened
 from streamiter.flow.building import add_next_step
-from streamiter.flow.flow import step_names
-from streamiter.flow.stream import FlowWithSources, Stream
+from streamiter.flow.flow import Flow, step_names
+from streamiter.flow.stream import Stream
 from streamiter.learn.rows import blaming_rows, of_good_rows
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import whole_number
@@ -169,7 +169,7 @@ def count_of(owner: str, option: str, given: object) -> int:
     return whole_number(f"{owner}({option}=)", given, 1, error=GraphError)
 
 
-def check_server(owner: str, server: object, flow: FlowWithSources) -> None:
+def check_server(owner: str, server: object, flow: Flow) -> None:
     """Raise GraphError unless a server is given that no other step uses.
 
     Every worker of a server takes part in every matrix: the training would wait for the workers of the other step,

@@ -50,7 +50,7 @@ def grow_tree(rows: Stream, options: TreeOptions) -> dict[str, Stream]:
     ``rows`` is a stream of ``Columns``: features (a matrix), label, weight. There are as many workers as ``rows`` has
     subtasks, and the tree does not depend on their number. ``grown_tree`` makes a tree of the owner's last state.
     """
-    no_tree = rows.flow.from_items([], name="no tree", parallelism=1)
+    no_tree: Stream = rows.flow.from_items([], name="no tree", parallelism=1)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[dict[str, Stream]]:
         [trees], [rows] = variables, data

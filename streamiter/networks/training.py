@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 
 from streamiter.errors import GraphError, JobFailed, ModelError, shortened
-from streamiter.flow.building import check_options
 from streamiter.flow.flow import Flow, all_or_nothing, check_stream, step_names
 from streamiter.flow.graph_checks import check_function
+from streamiter.flow.options import check_options
 from streamiter.flow.stream import Stream
 from streamiter.learn.estimators import examples_of, run_offline
 from streamiter.learn.rows import BadRows, Extract, refuse_not_finite

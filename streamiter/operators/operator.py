@@ -71,6 +71,21 @@ class Operator:
     is_stateless: bool = False
     """For the engine: the operator keeps nothing from one batch to the next."""
 
+    if TYPE_CHECKING:
+        # An operator defines some of these; the engine looks which ones.
+
+        def process(self, record: Any, out: Output, /) -> MaybeAwaitable:
+            """Handle a record."""
+
+        def process_batch(self, batch: Any, out: Output, /) -> MaybeAwaitable:
+            """Handle a transport batch."""
+
+        def on_timer(self, payload: Any, out: Output, /) -> MaybeAwaitable:
+            """A timer that was set with ``context.set_timer`` is due."""
+
+        def input_ended(self, name: str, out: Output, /) -> MaybeAwaitable:
+            """An input has ended at this instance."""
+
     def open(self, context: Context) -> MaybeAwaitable:
         """Prepare the instance. Called once, before all other methods. Keep ``context`` if it is needed later."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any, ClassVar, Final, final
+from typing import Any, ClassVar, Final, Generic, final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError
 from streamiter.operators.operator import Context, MaybeAwaitable, Operator
 from streamiter.operators.output import Output
-from streamiter.records import Batch, BatchOrigin, take
+from streamiter.records import Batch, BatchOrigin, Record, take
 from streamiter.tables import arrow_table
 
 Positions = dict[Any, Any]
@@ -201,7 +201,7 @@ def _left(items: int, before: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
 
 
 @final
-class Collected:
+class Collected(Generic[Record]):
     """The result of ``stream.collect()``: ``items`` holds the records when the flow runs.
 
     A new run of the flow starts empty; a run that restores a checkpoint starts with the checkpoint's items.
@@ -214,7 +214,7 @@ class Collected:
         self._parts: dict[int, list[Any]] = {}
 
     @property
-    def items(self) -> list[Any]:
+    def items(self) -> list[Record]:
         """The records so far in a new list: in order, subtask after subtask."""
         return [record for subtask in sorted(self._parts) for record in self._parts[subtask]]
 
@@ -256,7 +256,7 @@ class Collected:
     def __len__(self) -> int:
         return sum(len(part) for part in self._parts.values())
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Record]:
         return iter(self.items)
 
     def __repr__(self) -> str:

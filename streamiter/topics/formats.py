@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeVar, final
+from types import UnionType
+from typing import Any, Final, Generic, TypeVar, final, overload
 
 import msgspec
 import numpy as np
@@ -20,6 +21,9 @@ from streamiter.clock import Clock
 from streamiter.errors import DecodeError, EncodeError, TopicError
 from streamiter.records import Batch, Columns, rows_of_table
 from streamiter.topics.topic import Decoder, OutgoingBatch, TopicBatch
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 
 @final
@@ -251,7 +255,7 @@ def _row_type(names: tuple[str, ...]) -> Callable[..., msgspec.Struct]:
 
 
 @final
-class Typed:
+class Typed(Generic[Made]):
     """JSON as ``msgspec.Struct`` instances, both ways: checked against the class while it is parsed.
 
     ``struct_type`` is a ``Struct`` class, or a union of tagged classes. The class decides which fields are required,
@@ -270,8 +274,14 @@ class Typed:
     streamiter.errors.DecodeError: value 0 of the batch: Expected `str`, got `int` - at `$.user` (and 1 more)
     """
 
+    @overload
+    def __init__(self, struct_type: type[Made]) -> None: ...
+
+    @overload
+    def __init__(self: Typed[Any], struct_type: UnionType) -> None: ...
+
     def __init__(self, struct_type: Any) -> None:
-        self._type = struct_type
+        self._type: Any = struct_type
         self._decode = msgspec.json.Decoder(struct_type).decode
         self._encode = msgspec.json.Encoder().encode
 
@@ -325,9 +335,6 @@ def _structs_in(struct_type: object) -> dict[type[msgspec.Struct], None]:
             open_types += [getattr(each, name) for name in each.__struct_fields__]
     return found
 
-
-Given = TypeVar("Given")
-Made = TypeVar("Made")
 
 # The errors of JSON, text and conversion functions for bad input. Any other error is a bug and must not be taken for
 # bad input.

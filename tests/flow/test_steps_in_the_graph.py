@@ -148,6 +148,16 @@ def test_an_option_that_a_step_does_not_have_is_a_type_error(method: str) -> Non
     assert len(flow.steps) == 1
 
 
+def test_an_option_that_a_run_does_not_have_is_a_type_error() -> None:
+    """A misspelt option of ``run`` was found by a type checker only at the start of the job."""
+    flow = Flow("f")
+    flow.from_items([1]).collect()
+    with pytest.raises(
+        TypeError, match=r"^start\(\) got an unexpected .* 'checkpoint'; its options are .*checkpoints="
+    ):
+        flow.run(checkpoint=None)  # type: ignore[call-arg]
+
+
 def test_a_step_with_one_subtask_has_no_parallelism() -> None:
     """Several subtasks of ``sort``, which keeps all records in memory, gave several sorted parts."""
     with pytest.raises(TypeError, match="unexpected keyword argument 'parallelism'"):

@@ -471,7 +471,7 @@ def operator_flow(
         return IterationBodyResult([variables[0].filter(_nothing)], within)
 
     stamped = [epochs_every(stream, records=epochs, name=f"epochs of {label}") for label, stream in streams.items()]
-    variable = flow.from_items([], name="no variable", parallelism=1)
+    variable: Stream = flow.from_items([], name="no variable", parallelism=1)
     return iterate_unbounded_streams([variable], stamped, body)
 
 

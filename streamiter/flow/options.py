@@ -1,0 +1,75 @@
+"""The options of steps and of runs, as typed dicts: a misspelt option is an error of the type checker, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from streamiter.checkpoints.store import Checkpoints
+    from streamiter.clock import Clock
+    from streamiter.operators.operator import Service
+    from streamiter.operators.output import DeadLetter, RejectionPolicy
+    from streamiter.runtime.checkpointing.commit import JobSnapshot
+    from streamiter.runtime.plan import ChannelLimits
+    from streamiter.topics.topic import SourceStart, StartPosition, StopPosition, Topic
+
+
+class GatheringOptions(TypedDict, total=False):
+    """Options of a step that brings all records together in one subtask."""
+
+    name: str | None
+    """The name of the step, unique in the flow; None: the engine chooses one."""
+    on_error: RejectionPolicy
+    """What happens to a record for which a function raises: ``"fail"`` (the default) ends the job, ``"skip"`` drops
+    and counts the record."""
+    dead_letter: Topic | None
+    """The topic that such records are written to instead."""
+
+
+class StepOptions(GatheringOptions, total=False):
+    """Options that steps have in common."""
+
+    parallelism: int | None
+    """The number of subtasks; None: the parallelism of the stream, or of the flow behind a repartitioned stream."""
+
+
+class ProcessOptions(StepOptions, total=False):
+    """Options of a step with an operator of the user."""
+
+    parameter_server: Service | None
+    """The parameter server whose workers the subtasks are."""
+
+
+class SourceOptions(StepOptions, total=False):
+    """Options of ``flow.source``, which describes those of its own."""
+
+    start: SourceStart | None
+    first_start: StartPosition | None
+    stop: StopPosition
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of ``flow.run`` and ``flow.start``, which describes them."""
+
+    clock: Clock | None
+    channel_limits: ChannelLimits | None
+    stall_after_s: float | None
+    checkpoints: Checkpoints | None
+    restore: Literal["last"] | int | None
+    changed_steps: Iterable[str]
+    on_restore: Callable[[int], None] | None
+    on_rejected: Callable[[DeadLetter], None] | None
+    snapshot: JobSnapshot | None
+    worker: tuple[int, int] | None
+    run_id: str | None
+    new_id: Callable[[], str] | None
+
+
+def check_options(method: str, options: Mapping[str, object], allowed: type = StepOptions) -> None:
+    """Raise TypeError for an option that ``allowed``, a TypedDict, does not have."""
+    names = allowed.__annotations__
+    for name in options:
+        if name not in names:
+            known = ", ".join(f"{known}=" for known in names)
+            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}; its options are {known}")
