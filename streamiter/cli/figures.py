@@ -33,9 +33,8 @@ from typer.core import TyperGroup
 
 from streamiter.errors import ConfigurationError, InternalError, StreamiterError, TopicNotFound
 from streamiter.runtime.job import StopMode
-from streamiter.runtime.other_jobs import REPORT_EVERY_S
 from streamiter.runtime.running import Watched
-from streamiter.runtime.statistics import JobStatistics, LoopStatistics
+from streamiter.runtime.statistics import STEP_COLUMNS, JobStatistics, LoopStatistics
 from streamiter.topics.urls import hide, secrets_in, shown_url
 
 # Often enough to look live, and seldom enough to cost almost nothing compared with the job.
@@ -172,59 +171,17 @@ def statistics_table(statistics: JobStatistics, since: JobStatistics | None = No
 
     Rates start at ``since``; without it they are those of the whole run.
     """
-    rows = _rows(statistics, since)
-    there = [column for column in range(1, len(_COLUMNS)) if column <= 2 or any(row[column] for row in rows)]
-    table = Table(title=_title(statistics), title_justify="left", title_style="bold", box=None, pad_edge=False)
+    rows = statistics.step_rows(since)
+    there = [column for column in range(1, len(STEP_COLUMNS)) if column <= 2 or any(row[column] for row in rows)]
+    table = Table(title=statistics.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("step", overflow="fold")
     for column in there:
         # On a narrow terminal names are cut, numbers never.
-        width = max(len(row[column]) for row in (_COLUMNS, *rows))
-        table.add_column(_COLUMNS[column], justify="right", no_wrap=True, min_width=width)
+        width = max(len(row[column]) for row in (STEP_COLUMNS, *rows))
+        table.add_column(STEP_COLUMNS[column], justify="right", no_wrap=True, min_width=width)
     for row in rows:
         table.add_row(row[0], *(row[column] for column in there))
     return table
-
-
-_COLUMNS: Final = ("step", "in", "out", "in/s", "epoch", "rejected", "waiting", "lag", "process")
-
-
-def _rows(statistics: JobStatistics, since: JobStatistics | None) -> list[tuple[str, ...]]:
-    seconds = max(statistics.elapsed_s - (since.elapsed_s if since else 0.0), 1e-9)
-    rows = []
-    for name in dict.fromkeys(step.step for task in statistics.tasks for step in task.steps):
-        counts = statistics.step(name)
-        before = since.step(name).records_in if since else 0
-        tasks = [task for task in statistics.tasks if any(step.step == name for step in task.steps)]
-        heads = [task for task in tasks if task.steps[0].step == name]
-        waiting = sum(channel.records for task in heads for channel in task.inputs)
-        fed_back = sum(channel.records for task in heads for channel in task.feedback)
-        lag = sum(sum(task.lag.values()) for task in heads)
-        epoch = min(task.epoch_watermark for task in tasks)
-        rows.append(
-            (
-                name,
-                _count(counts.records_in),
-                f"{counts.records_out:,}",
-                _count(round((counts.records_in - before) / seconds)),
-                f"{epoch:,}" if epoch >= 0 else "",
-                *map(_count, (counts.rejected, waiting + fed_back, lag)),
-                statistics.processes_of(name),
-            )
-        )
-    return rows
-
-
-def _count(number: int) -> str:
-    return f"{number:,}" if number else ""
-
-
-def _title(statistics: JobStatistics) -> str:
-    silent = [
-        f", process {one.process} silent for {one.age_s:.0f} s"
-        for one in statistics.processes
-        if one.age_s >= 3 * REPORT_EVERY_S
-    ]
-    return f"{statistics.flow}: {statistics.state}, {statistics.elapsed_s:.1f} s{''.join(silent)}"
 
 
 def loop_lines(statistics: JobStatistics) -> list[str]:
@@ -273,7 +230,7 @@ def _in_a_line(statistics: JobStatistics) -> str:
     """Return a line for a log: the state, the records read, and the rejected records."""
     read = _records_read(statistics)
     rejected = sum(step.counts.rejected for task in statistics.tasks for step in task.steps)
-    return f"{_title(statistics)}, {read:,} records read" + (f", {rejected:,} rejected" if rejected else "")
+    return f"{statistics.title}, {read:,} records read" + (f", {rejected:,} rejected" if rejected else "")
 
 
 def _records_read(statistics: JobStatistics) -> int:

@@ -389,6 +389,10 @@ class Flow(FlowUnderConstruction):
 
         return draw(self.name, self.steps, statistics, format)
 
+    def _repr_html_(self) -> str:
+        """Return the drawing, for notebooks."""
+        return self.draw(format="svg")
+
     def __repr__(self) -> str:
         return f"Flow({self.name!r}, {len(self.steps)} steps)"
 

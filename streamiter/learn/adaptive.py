@@ -26,6 +26,7 @@ from streamiter.learn.expert_weights import (
 )
 from streamiter.learn.rows import BadRows, row_weights
 from streamiter.named_rows import ABSENT, HUGE, FieldReader, NamedRows, is_missing, named_matrix
+from streamiter.notebooks import html_facts
 from streamiter.numbers import Floats, plain_scalar, whole_number
 from streamiter.records import Columns, columns_of_table
 from streamiter.sparse_rows import SparseRows, sparse_if_scipy
@@ -483,6 +484,17 @@ class AdaptiveLinearModel:
         return BadRows(positions, message + (f"; {advice}" if advice else ""))
 
     # ---- publishing and state
+
+    def _repr_html_(self) -> str:
+        """Return a table of the model, for notebooks."""
+        facts = {
+            "task": self.task,
+            "classes": self.classes,
+            "columns": self.columns,
+            "records": self.records,
+            "version": self.version,
+        }
+        return html_facts(type(self).__name__, facts)
 
     def parameters(self) -> dict[str, Any]:
         """Return the one linear model that is served: weights by field and place, centers, limits, intercept, link."""

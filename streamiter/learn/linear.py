@@ -37,6 +37,7 @@ from streamiter.learn.rows import (
     rows_as_lists,
     weighted_sum,
 )
+from streamiter.notebooks import html_facts
 from streamiter.numbers import Floats, Moments, standardized, whole_number
 from streamiter.optimizers import Optimizer, checked_optimizer, view_of
 from streamiter.sparse_rows import SparseRows
@@ -174,6 +175,17 @@ class LinearModel:
     def intercept_weight(self) -> float:
         """The intercept; 0 for a model without intercept."""
         return float(self._bias[0])
+
+    def _repr_html_(self) -> str:
+        """Return a table of the model, for notebooks."""
+        facts = {
+            "features": self.width,
+            "records": self.records,
+            "version": self.version,
+            "optimizer": self.optimizer,
+            "weights": self.weights,
+        }
+        return html_facts(type(self).__name__, facts)
 
     def parameters(self) -> dict[str, Any]:
         """Return copies of weights, intercept and link as plain data: all parameters of predictions."""

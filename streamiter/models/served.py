@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -21,6 +21,7 @@ from streamiter.errors import ConfigurationError, ModelError, OffsetOutOfRange, 
 from streamiter.models.documents import Parameters
 from streamiter.models.reader import ModelUpdates, UpdateStatistics, Wanted
 from streamiter.models.update import NO_RANK, ModelUpdate, check_model_name, shown_rank
+from streamiter.notebooks import html_facts
 from streamiter.topics.topic import Topic
 
 _log = logging.getLogger("streamiter.models")
@@ -117,6 +118,10 @@ class ServedModel:
         self._unusable = 0
         self._unusable_because: str | None = None
         self._is_failure_told = False
+
+    def _repr_html_(self) -> str:
+        """Return a table of the model that answers now, for notebooks."""
+        return html_facts(self._subject, asdict(self.statistics()))
 
     async def __aenter__(self) -> Self:
         if self._follower.is_started:

@@ -20,6 +20,7 @@ import msgspec
 from streamiter.clock import Clock
 from streamiter.errors import ModelError, shortened
 from streamiter.models.documents import Parameters
+from streamiter.notebooks import html_facts
 from streamiter.numbers import whole_number_in
 from streamiter.topics.topic import Headers
 
@@ -82,6 +83,12 @@ class ModelUpdate:
     def rank(self) -> Rank:
         """``(generation, version)``; of two updates the one with the higher rank is newer."""
         return (self.generation, self.version)
+
+    def _repr_html_(self) -> str:
+        """Return a table of the update, for notebooks."""
+        given = self.parameters if isinstance(self.parameters, dict) else {"parameters": self.parameters}
+        facts = {"generation": self.generation, "version": self.version, "epoch": self.epoch, "records": self.records}
+        return html_facts(self.model, {**facts, **self.metrics, **given})
 
     def age_s(self, clock: Clock) -> float:
         """Return the seconds since the update was made; 0 if the publisher's clock is ahead of this one."""

@@ -55,9 +55,9 @@ from streamiter.processes.mesh import ProcessMesh
 from streamiter.processes.silence import SILENCE_S
 from streamiter.runtime.failures import error_to_plain
 from streamiter.runtime.job import Job, StopMode
-from streamiter.runtime.other_jobs import REPORT_EVERY_S
 from streamiter.runtime.placement import Placement
 from streamiter.runtime.plan import JobOptions, OwnProcess, first_process
+from streamiter.runtime.statistics import REPORT_EVERY_S
 
 _LOST_SUPERVISOR: Final = 3
 """The exit code of a process that has lost its supervisor."""

@@ -552,6 +552,10 @@ class Job:
         """Set the seconds without progress after which a step is stalled, from the next look of the watchdog on."""
         self._watchdog.stall_after_s = seconds
 
+    def _repr_html_(self) -> str:
+        """Return the statistics of this moment, for notebooks."""
+        return self.statistics()._repr_html_()
+
     def statistics(self) -> JobStatistics:
         """Return the statistics of the job now; in process 0 those of all processes."""
         elapsed_s = self._elapsed_s

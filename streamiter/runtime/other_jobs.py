@@ -19,7 +19,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, final
+from typing import final
 
 import msgspec
 
@@ -30,10 +30,7 @@ from streamiter.runtime.failures import error_from_plain, error_to_plain
 from streamiter.runtime.messages import Meeting, Messages
 from streamiter.runtime.placement import Placement
 from streamiter.runtime.plan import OwnProcess
-from streamiter.runtime.statistics import JobState, JobStatistics, ProcessStatistics, TaskStatistics
-
-REPORT_EVERY_S: Final = 1.0
-"""As often as a person looks; a report of a thousand channels is 200 KB."""
+from streamiter.runtime.statistics import REPORT_EVERY_S, JobState, JobStatistics, ProcessStatistics, TaskStatistics
 
 
 class Report(msgspec.Struct, frozen=True):

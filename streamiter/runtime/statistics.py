@@ -6,9 +6,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from streamiter.channels import ChannelStatistics
+from streamiter.notebooks import html_table
 from streamiter.operators.operator import OperatorStatistics
 from streamiter.operators.output import RejectionPolicy
 from streamiter.runtime.feedback import FeedbackStatistics
@@ -16,6 +17,12 @@ from streamiter.runtime.feedback import FeedbackStatistics
 JobState = Literal["running", "finished", "suspended", "aborted", "failed"]
 """``finished``: the inputs have ended or were drained; ``suspended``: stopped between two batches; ``aborted``: stopped
 at once; ``failed``: ended by an error."""
+
+REPORT_EVERY_S: Final = 1.0
+"""A process reports to process 0 as often as a person looks; a report of a thousand channels is 200 KB."""
+
+STEP_COLUMNS: Final = ("step", "in", "out", "in/s", "epoch", "rejected", "waiting", "lag", "process")
+"""The columns of ``JobStatistics.step_rows``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +266,46 @@ class JobStatistics:
             return f"{first}–{last}"
         return ", ".join(map(str, numbers))
 
+    @property
+    def title(self) -> str:
+        """The flow, the state and the time of the job, in a line."""
+        silent = [
+            f", process {one.process} silent for {one.age_s:.0f} s"
+            for one in self.processes
+            if one.age_s >= 3 * REPORT_EVERY_S
+        ]
+        return f"{self.flow}: {self.state}, {self.elapsed_s:.1f} s{''.join(silent)}"
+
+    def step_rows(self, since: JobStatistics | None = None) -> list[tuple[str, ...]]:
+        """Return the texts of a table: a row for each step, with all its subtasks. Rates start at ``since``."""
+        seconds = max(self.elapsed_s - (since.elapsed_s if since else 0.0), 1e-9)
+        rows = []
+        for name in dict.fromkeys(step.step for task in self.tasks for step in task.steps):
+            counts = self.step(name)
+            before = since.step(name).records_in if since else 0
+            tasks = [task for task in self.tasks if any(step.step == name for step in task.steps)]
+            heads = [task for task in tasks if task.steps[0].step == name]
+            waiting = sum(channel.records for task in heads for channel in task.inputs)
+            fed_back = sum(channel.records for task in heads for channel in task.feedback)
+            lag = sum(sum(task.lag.values()) for task in heads)
+            epoch = min(task.epoch_watermark for task in tasks)
+            rows.append(
+                (
+                    name,
+                    _count(counts.records_in),
+                    f"{counts.records_out:,}",
+                    _count(round((counts.records_in - before) / seconds)),
+                    f"{epoch:,}" if epoch >= 0 else "",
+                    *map(_count, (counts.rejected, waiting + fed_back, lag)),
+                    self.processes_of(name),
+                )
+            )
+        return rows
+
+    def _repr_html_(self) -> str:
+        """Return a table of the steps, for notebooks."""
+        return html_table(self.title, STEP_COLUMNS, self.step_rows(), [stalled.reason for stalled in self.stalled])
+
     def step(self, name: str) -> OperatorStatistics:
         """Return the counts of a step, all subtasks together. Raises KeyError if no step has this name."""
         counts = [step.counts for task in self.tasks for step in task.steps if step.step == name]
@@ -271,6 +318,10 @@ class JobStatistics:
             records_out=sum(count.records_out for count in counts),
             rejected=sum(count.rejected for count in counts),
         )
+
+
+def _count(number: int) -> str:
+    return f"{number:,}" if number else ""
 
 
 @dataclass(frozen=True, slots=True)

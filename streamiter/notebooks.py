@@ -1,0 +1,48 @@
+"""Tables for notebooks: what Jupyter shows of jobs and models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from streamiter.errors import shortened
+
+
+def html_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], notes: Iterable[str] = ()) -> str:
+    """Return a table as HTML, with a title and lines below; all texts are escaped.
+
+    >>> print(html_table("a < b", ["step", "in"], [["map", "3"]]))
+    <div class="streamiter"><b>a &lt; b</b><table><thead><tr><th>step</th><th>in</th></tr></thead>\
+<tbody><tr><td>map</td><td>3</td></tr></tbody></table></div>
+    """
+    head = f"<thead>{_row('th', headings)}</thead>" if headings else ""
+    body = "".join(_row("td", row) for row in rows)
+    below = "".join(f"<div>{_text(note)}</div>" for note in notes)
+    return f'<div class="streamiter"><b>{_text(title)}</b><table>{head}<tbody>{body}</tbody></table>{below}</div>'
+
+
+def html_facts(title: str, facts: Mapping[str, Any]) -> str:
+    """Return a table of names and values; None is left out.
+
+    >>> html_facts("model", {"version": 3, "age": None})
+    '<div class="streamiter"><b>model</b><table><tbody><tr><td>version</td><td>3</td></tr></tbody></table></div>'
+    """
+    return html_table(title, (), [(name, _shown(fact)) for name, fact in facts.items() if fact is not None])
+
+
+def _shown(fact: Any) -> str:
+    if isinstance(fact, str):
+        return fact
+    if isinstance(fact, int) and not isinstance(fact, bool):
+        return f"{fact:,}"
+    return f"{fact:.4g}" if isinstance(fact, float) else shortened(fact)
+
+
+def _row(cell: str, texts: Iterable[str]) -> str:
+    return f"<tr>{''.join(f'<{cell}>{_text(text)}</{cell}>' for text in texts)}</tr>"
+
+
+def _text(text: str) -> str:
+    """Escape a text; characters that HTML does not allow are shown as a replacement."""
+    return escape("".join(letter if letter.isprintable() or letter in "\t\n" else "\ufffd" for letter in text))

@@ -1,0 +1,107 @@
+"""Notebooks show flows, jobs and models, whatever their names are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.async_api import Browser
+from support.chromium import chromium, visit
+
+from streamiter import Flow
+from streamiter.learn import SGD, AdaptiveLinearModel, LinearRegression
+from streamiter.models import ModelUpdate, ServedModel
+from streamiter.topics import topic
+
+__all__ = ["chromium"]
+
+HOSTILE = '<script>document.title = "taken"</script>"\'&\x00\u202e'
+
+
+def flow_named(name: str) -> Flow:
+    flow = Flow(name)
+    flow.from_items(range(3)).map(lambda number: -number, name=name).collect()
+    return flow
+
+
+def learned() -> AdaptiveLinearModel:
+    model = AdaptiveLinearModel()
+    model.learn_each([{"km": 1.0}, {"km": 2.0}], [True, False])
+    return model
+
+
+SHOWN: dict[str, tuple[Callable[[], Any], str]] = {
+    "flow": (lambda: flow_named(HOSTILE), "<script>"),
+    "statistics": (lambda: flow_named(HOSTILE).run(), "finished"),
+    "update": (
+        lambda: ModelUpdate(HOSTILE, 1, 7, None, 0, 1200, {HOSTILE: 0.25}, {"weights": np.zeros(1000)}),
+        "1,200",
+    ),
+    "served": (lambda: ServedModel(topic("memory://models"), "ctr"), "ctr"),
+    "linear": (lambda: LinearRegression(3, optimizer=SGD(0.1)), "LinearRegression"),
+    "adaptive": (learned, "classification"),
+}
+
+
+class Balanced(HTMLParser):
+    """Checks that every element is closed in order, and collects the names of elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.elements.add(tag)
+        self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.elements.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def pieces() -> dict[str, str]:
+    """Return what a notebook shows, by name."""
+    return {what: make()._repr_html_() for what, (make, _) in SHOWN.items()}
+
+
+@pytest.mark.parametrize("what", SHOWN)
+def test_the_html_is_complete_and_takes_no_elements_from_names(what: str, pieces: dict[str, str]) -> None:
+    """The name of a step in a shared notebook ran a script in the browser of its reader."""
+    html = pieces[what]
+    parser = Balanced()
+    parser.feed(html)
+    parser.close()
+    assert parser.open == []
+    assert "script" not in parser.elements
+    assert "\x00" not in html
+    assert len(html) < 20_000
+
+
+async def test_a_running_job_shows_its_statistics_of_this_moment() -> None:
+    job = await flow_named("numbers").start()
+    assert "numbers: running" in job._repr_html_()
+    await job.wait()
+    assert "numbers: finished" in job._repr_html_()
+    assert "<tr><td>numbers</td><td>3</td><td>3</td>" in job._repr_html_()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_browser_shows_them(chromium: Browser, pieces: dict[str, str]) -> None:
+    """A drawing without its namespace was an empty cell."""
+    async with visit(chromium, "about:blank") as seen:
+        for what, (_, text) in SHOWN.items():
+            await seen.page.set_content(f"<title>kept</title><main>{pieces[what]}</main>")
+            box = await seen.page.locator("main > *").first.bounding_box()
+            assert box is not None
+            assert box["width"] > 50
+            assert box["height"] > 20
+            assert text in (await seen.page.locator("main").text_content() or "")
+            assert await seen.page.title() == "kept"
+        assert seen.complaints == []
