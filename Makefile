@@ -11,11 +11,12 @@ WORKERS ?= 3
 # These processes share the cores already: threads of matrix products would only wait for each other.
 PYTEST = PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: help demo test soak soak-service mutate kafka compiled check format bench bench-learning bench-networks clean
+.PHONY: help demo test newest-aiokafka soak soak-service mutate kafka compiled check format bench bench-learning bench-networks clean
 
 help:
 	@echo "make demo    online learning on 336,776 flights, no server needed; SERVE=1 leaves a service running"
 	@echo "make test    the whole test suite (a Kafka broker is fetched and started where Java and Maven are found)"
+	@echo "make newest-aiokafka  the tests of Kafka with the newest aiokafka"
 	@echo "make soak    random checks for as many seeds as you say: make soak SEED=7 RUNS=1000"
 	@echo "make soak-service  the service for 30 minutes, with kills of all its processes: make soak-service MINUTES=5"
 	@echo "make mutate  find small changes of the pure cores that no test notices: make mutate MODULE=iteration/progress"
@@ -43,6 +44,13 @@ demo: $(or $(wildcard $(VENV)/installed),$(VENV)/demo)
 
 test: $(VENV)/installed kafka compiled
 	$(PYTEST)
+
+# The wire layer uses internals of aiokafka. This tells what its newest version breaks, whatever pyproject.toml allows.
+newest-aiokafka: NEWEST := $(CURDIR)/$(VENV)/newest
+newest-aiokafka: $(VENV)/installed kafka
+	$(BIN)/python -m pip install --quiet --upgrade --no-deps --target $(NEWEST) aiokafka
+	PYTHONPATH=$(NEWEST) $(BIN)/python -c "import aiokafka; print('aiokafka', aiokafka.__version__, aiokafka.__file__)"
+	PYTHONPATH=$(NEWEST) $(PYTEST) tests/kafka
 
 # Other seeds every time, unless one is given; the seed of a failure is in its message.
 soak: SEED := $(or $(SEED),$(shell date +%s))

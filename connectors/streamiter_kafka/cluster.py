@@ -25,6 +25,7 @@ from streamiter_kafka.options import KafkaOptions, Server, shown
 from streamiter_kafka.trouble import BrokerTrouble, Code, RetryLimit, TopicMissing, check, persist_within
 from streamiter_kafka.wire import (
     TOPIC_RESOURCE,
+    AIOKafkaConnection,
     AuthenticationFailedError,
     CloseReason,
     Connection,
@@ -41,7 +42,6 @@ from streamiter_kafka.wire import (
     TopicMetadataRequest,
     UnsupportedSaslMechanismError,
     buffer_whole_answers,
-    create_conn,
     topic_metadata,
 )
 
@@ -397,9 +397,11 @@ async def connect(server: Server, options: KafkaOptions, tls: ssl.SSLContext | N
     except ssl.SSLError as error:
         raise _tls_failure(server, error, options) from None
     except _REFUSED as error:
+        with_token = options.sasl_mechanism == "OAUTHBEARER"
+        checked = "the token and its issuer" if with_token else "sasl_username and sasl_password"
         raise TopicDenied(
             f"{shown(server)}: the broker refused the login by {options.sasl_mechanism} "
-            f"({options.hide_secrets(str(error))}); check sasl_mechanism, sasl_username and sasl_password"
+            f"({options.hide_secrets(str(error))}); check sasl_mechanism, {checked}"
         ) from None
     except (OSError, KafkaError) as error:
         raise BrokerTrouble(f"{shown(server)}: {options.hide_secrets(_reason(error, options))}") from None
@@ -412,7 +414,7 @@ def _logging_without_secrets(options: KafkaOptions) -> Iterator[None]:
     def has_none(record: logging.LogRecord) -> bool:
         return not has_secret(record.getMessage(), options.secrets)
 
-    logger = logging.getLogger(create_conn.__module__)
+    logger = logging.getLogger(AIOKafkaConnection.__module__)
     logger.addFilter(has_none)
     try:
         yield
@@ -422,7 +424,7 @@ def _logging_without_secrets(options: KafkaOptions) -> Iterator[None]:
 
 async def _open_connection(server: Server, options: KafkaOptions, tls: ssl.SSLContext | None) -> Connection:
     host, port = server
-    connection = await create_conn(
+    connection = Connection(
         host,
         port,
         client_id=options.client_id,
@@ -433,7 +435,9 @@ async def _open_connection(server: Server, options: KafkaOptions, tls: ssl.SSLCo
         sasl_mechanism=options.sasl_mechanism,
         sasl_plain_username=options.sasl_username,
         sasl_plain_password=options.sasl_password,
+        sasl_oauth_token_provider=options.sasl_oauth_token_provider,
     )
+    await connection.connect()
     buffer_whole_answers(connection)
     return connection
 

@@ -7,8 +7,10 @@ Traceback (most recent call last):
 ...
 streamiter.errors.ConfigurationError: topic 'clicks': unknown option 'compresion'; the options are acks, \
 client_id, compression, fetch_max_bytes, give_up_after_s, linger_s, max_batch_bytes, max_unacked_bytes, \
-request_timeout_s, sasl_mechanism, sasl_password, sasl_password_env, sasl_password_file, sasl_username, \
-sasl_username_env, sasl_username_file, security_protocol, ssl_cafile, ssl_certfile, ssl_check_hostname, \
+request_timeout_s, sasl_mechanism, sasl_oauth_cafile, sasl_oauth_client_id, sasl_oauth_client_secret, \
+sasl_oauth_client_secret_env, sasl_oauth_client_secret_file, sasl_oauth_scope, sasl_oauth_token_endpoint, \
+sasl_oauth_token_file, sasl_oauth_token_provider, sasl_password, sasl_password_env, sasl_password_file, \
+sasl_username, sasl_username_env, sasl_username_file, security_protocol, ssl_cafile, ssl_certfile, ssl_check_hostname, \
 ssl_keyfile, ssl_password, ssl_password_env, ssl_password_file
 """
 
@@ -23,27 +25,44 @@ from urllib.parse import parse_qsl, unquote, urlencode
 
 from streamiter.errors import ConfigurationError
 from streamiter.topics.urls import hide, is_shown_option, options_from, shown_path, shown_url, split_url
+from streamiter_kafka.tokens import ClientCredentials, Login, TokenFile, TokenProvider
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaOptions:
     """Options of a Kafka topic, checked.
 
-    ``sasl_username``, ``sasl_password`` and ``ssl_password`` are secrets, which no message shows. In place of a
-    secret its source may be given: as ``…_env`` the name of an environment variable, or as ``…_file`` the path of a
-    file of one line.
+    ``sasl_username``, ``sasl_password``, ``sasl_oauth_client_secret`` and ``ssl_password`` are secrets, which no
+    message shows. In place of a secret its source may be given: as ``…_env`` the name of an environment variable, or
+    as ``…_file`` the path of a file of one line.
     """
 
     security_protocol: str = field(
         default="PLAINTEXT", metadata={"choices": ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")}
     )
     """How to connect: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."""
-    sasl_mechanism: str = field(default="PLAIN", metadata={"choices": ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")})
-    """How to log in: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512."""
+    sasl_mechanism: str = field(
+        default="PLAIN", metadata={"choices": ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")}
+    )
+    """How to log in: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER."""
     sasl_username: str | None = field(default=None, repr=False, metadata={"is_secret": True})
     """The user of the login."""
     sasl_password: str | None = field(default=None, repr=False, metadata={"is_secret": True})
     """The password of the login."""
+    sasl_oauth_token_file: str | None = field(default=None, repr=False)
+    """The file of the token for OAUTHBEARER, which is read at each login."""
+    sasl_oauth_token_endpoint: str | None = field(default=None, repr=False)
+    """The URL that gives tokens to the client with these credentials (OpenID Connect)."""
+    sasl_oauth_client_id: str | None = field(default=None, repr=False)
+    """The id of the client."""
+    sasl_oauth_client_secret: str | None = field(default=None, repr=False, metadata={"is_secret": True})
+    """The secret of the client."""
+    sasl_oauth_scope: str | None = field(default=None, repr=False)
+    """The scope that the tokens should have."""
+    sasl_oauth_cafile: str | None = field(default=None, repr=False)
+    """The file of the authorities that sign the endpoint's certificate; None for those of the system."""
+    sasl_oauth_token_provider: TokenProvider | None = field(default=None, repr=False)
+    """An object of your own that gives tokens, in place of a file and an endpoint; a keyword only."""
     ssl_cafile: str | None = field(default=None, repr=False)
     """The file of the authorities that sign the brokers' certificates; None for those of the system."""
     ssl_certfile: str | None = field(default=None, repr=False)
@@ -84,11 +103,27 @@ class KafkaOptions:
         """Return the options from values or texts; a ``ConfigurationError`` names ``subject`` and the option."""
         options = options_from(cls, given, subject)
         options._check_security(subject)
-        return options
+        return options._with_login(subject)
+
+    def _with_login(self, subject: str) -> KafkaOptions:
+        """Return the options with one object that gives tokens, for all connections."""
+        provider = self.sasl_oauth_token_provider
+        if self.sasl_oauth_token_file is not None:
+            provider = TokenFile(self.sasl_oauth_token_file, subject)
+        elif self.sasl_oauth_token_endpoint is not None:
+            provider = ClientCredentials(
+                self.sasl_oauth_token_endpoint,
+                (self.sasl_oauth_client_id or "", self.sasl_oauth_client_secret or ""),
+                self.sasl_oauth_scope,
+                self.sasl_oauth_cafile,
+                subject,
+                self.request_timeout_s,
+            )
+        return self if provider is None else replace(self, sasl_oauth_token_provider=Login(provider, subject))
 
     @property
     def uses_sasl(self) -> bool:
-        """Whether the client logs in with a name and a password."""
+        """Whether the client logs in."""
         return self.security_protocol.startswith("SASL")
 
     @property
@@ -138,20 +173,30 @@ class KafkaOptions:
     @property
     def secrets(self) -> list[str]:
         """The texts that no message may show."""
-        return [secret for secret in (self.sasl_username, self.sasl_password, self.ssl_password) if secret]
+        login = self.sasl_oauth_token_provider
+        token = login.last_token if isinstance(login, Login) else None
+        known = (self.sasl_username, self.sasl_password, self.ssl_password, self.sasl_oauth_client_secret, token)
+        return [secret for secret in known if secret]
 
     def _reason(self, error: Exception) -> str:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
         return self.hide_secrets(reason)
 
     def _check_security(self, subject: str) -> None:
-        for name in ("sasl_username", "sasl_password", "ssl_password"):
+        for name in ("sasl_username", "sasl_password", "ssl_password", "sasl_oauth_client_secret"):
             if not _is_text(getattr(self, name) or ""):
                 raise ConfigurationError(
                     f"{subject}: expected {name} to be a text in UTF-8 without NUL characters, given another one"
                 )
         has_name, has_password = self.sasl_username is not None, self.sasl_password is not None
-        if self.uses_sasl and not (has_name and has_password):
+        self._check_tokens(subject)
+        if self.uses_sasl and self.sasl_mechanism == "OAUTHBEARER":
+            if has_name or has_password:
+                raise ConfigurationError(
+                    f"{subject}: expected no sasl_username and sasl_password with OAUTHBEARER, whose tokens name "
+                    "the user"
+                )
+        elif self.uses_sasl and not (has_name and has_password):
             raise ConfigurationError(
                 f"{subject}: expected sasl_username and sasl_password with {self.security_protocol}"
             )
@@ -165,6 +210,38 @@ class KafkaOptions:
             raise ConfigurationError(
                 f"{subject}: expected security_protocol SSL or SASL_SSL with ssl_cafile, ssl_certfile or "
                 f"ssl_keyfile, given {self.security_protocol}"
+            )
+
+    def _check_tokens(self, subject: str) -> None:
+        """Refuse options of tokens without OAUTHBEARER, and another number of sources of tokens than one."""
+        client = (self.sasl_oauth_client_id, self.sasl_oauth_client_secret)
+        of_endpoint = (*client, self.sasl_oauth_scope, self.sasl_oauth_cafile)
+        sources = (self.sasl_oauth_token_file, self.sasl_oauth_token_endpoint, self.sasl_oauth_token_provider)
+        given = sum(source is not None for source in sources)
+        if not (self.uses_sasl and self.sasl_mechanism == "OAUTHBEARER"):
+            if given or any(option is not None for option in of_endpoint):
+                raise ConfigurationError(
+                    f"{subject}: expected security_protocol SASL_SSL or SASL_PLAINTEXT and sasl_mechanism OAUTHBEARER "
+                    f"with the options sasl_oauth_…, given {self.security_protocol} and {self.sasl_mechanism}"
+                )
+            return
+        if given != 1:
+            raise ConfigurationError(
+                f"{subject}: expected one of sasl_oauth_token_file, sasl_oauth_token_endpoint and "
+                f"sasl_oauth_token_provider with OAUTHBEARER, given {given or 'none'}"
+            )
+        has_endpoint = self.sasl_oauth_token_endpoint is not None
+        if has_endpoint != (None not in client) or (not has_endpoint and any(each is not None for each in of_endpoint)):
+            raise ConfigurationError(
+                f"{subject}: expected sasl_oauth_client_id and sasl_oauth_client_secret together with "
+                "sasl_oauth_token_endpoint, given a part of them"
+            )
+        if self.sasl_oauth_token_provider is not None and not callable(
+            getattr(self.sasl_oauth_token_provider, "token", None)
+        ):
+            raise ConfigurationError(
+                f"{subject}: expected sasl_oauth_token_provider to be an object with a method token(), given "
+                "another one"
             )
 
 

@@ -36,6 +36,7 @@ from streamiter.runtime.feedback import FeedbackLimits
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, Graph, KeySelector, Step, StepLoop
 from streamiter.runtime.output import Forward, Partitioning, Rebalance
 from streamiter.topics.formats import Json
+from streamiter.topics.record_functions import RecordFunctions
 from streamiter.topics.source_and_sink import DeadLetterEncoder, TopicSink
 from streamiter.topics.topic import Encoder, Topic
 from streamiter.topics.urls import shown_given
@@ -439,11 +440,11 @@ def add_sink(
     stream: Outlets,
     topic: Topic,
     encode: Encoder | None,
-    key: Callable[[Any], bytes | str | None] | None,
+    functions: Mapping[str, Callable[[Any], Any] | None],
     delivery: Literal["at_least_once"] | None,
     options: StepOptions,
 ) -> None:
-    """Add the step of ``Stream.sink``."""
+    """Add the step of ``Stream.sink``; ``functions`` are those of `RecordFunctions`, by name."""
     check_options("sink", options)
     name = options.get("name")
     if not isinstance(topic, Topic):
@@ -453,14 +454,21 @@ def add_sink(
     at_least_once = delivery == "at_least_once"
     encoder = encode if encode is not None else (topic.default_encoder() or Json())
     check_codec(encoder, "encode", step=name or f"sink {topic.name}")
-    if key is not None:
-        check_function(key, "sink key", ["record"], step=name)
+    for each, function in functions.items():
+        if function is not None:
+            check_function(function, f"sink {each}", ["record"], step=name)
+    if functions["headers"] is not None and not topic.has_headers:
+        raise GraphError(
+            f"step {name or f'sink {topic.name}'!r}: expected a topic with headers, given {topic.url}; "
+            "leave headers= out"
+        )
+    made = RecordFunctions(**functions)
     with stream.flow.all_or_nothing():
         stream.flow.register_struct_of(encoder)
         _add_end(
             stream,
             f"sink {topic.name}",
-            lambda: TopicSink(topic, encoder, key, at_least_once=at_least_once),
+            lambda: TopicSink(topic, encoder, made, at_least_once=at_least_once),
             options,
             topic,
         )

@@ -44,6 +44,7 @@ from streamiter.operators.steps import Filter, FilterBatch, FlatMap, Map, MapBat
 from streamiter.records import Batch, Key, OutputTag, Record
 from streamiter.runtime.graph import SINGLE_INPUT, KeySelector, Step
 from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Partitioning, Rebalance
+from streamiter.topics.record_functions import HeadersFunction, KeyFunction, TimestampFunction, ValueFunction
 from streamiter.topics.topic import Encoder, Topic
 
 if TYPE_CHECKING:
@@ -446,14 +447,21 @@ class Stream(Outlets, Generic[Record]):
         topic: Topic,
         *,
         encode: Encoder | None = None,
-        key: Callable[[Record], bytes | str | None] | None = None,
+        key: KeyFunction | None = None,
+        value: ValueFunction | None = None,
+        headers: HeadersFunction | None = None,
+        timestamp: TimestampFunction | None = None,
         delivery: Literal["at_least_once"] | None = None,
         **options: Unpack[StepOptions],
     ) -> None:
         """Write the records to a topic, which must exist, encoded with ``encode`` (the default is ``Json()``).
 
-        ``key(record)`` returns the key in the topic: bytes, str (written as UTF-8) or None. A record follows
-        ``on_error`` if ``key`` raises or returns anything else, or if the record cannot be encoded.
+        ``key(record)`` returns the key in the topic: bytes, str (written as UTF-8) or None. ``value(record)`` returns
+        what is encoded in place of the record; None writes a tombstone, with which compaction deletes the key.
+        ``headers(record)`` returns a dict, or pairs of names and values (bytes or str). ``timestamp(record)`` returns
+        milliseconds since 1970 as an int, an aware datetime or a ``datetime64`` in UTC; without it, a record has the
+        time when it is written. A record follows ``on_error`` if one of them raises or returns anything else, or if
+        the record cannot be encoded.
 
         In a job with checkpoints, the next checkpoint makes the records readable, exactly once.
         ``delivery="at_least_once"`` makes them readable at once, as in a job without checkpoints; after a restart some
@@ -464,7 +472,8 @@ class Stream(Outlets, Generic[Record]):
         >>> clicks = flow.from_items([{"user": "ann", "page": "/"}])
         >>> clicks.sink(topic("memory://clicks"), key=lambda click: click["user"], name="write")
         """
-        add_sink(self, topic, encode, key, delivery, options)
+        functions = {"key": key, "value": value, "headers": headers, "timestamp": timestamp}
+        add_sink(self, topic, encode, functions, delivery, options)
 
     def publish_model(
         self,

@@ -15,13 +15,13 @@ from typing import Any, Final
 import orjson
 
 from streamiter.clock import Clock
-from streamiter.errors import ConfigurationError, DecodeError, EncodeError, safe_repr, shortened
-from streamiter.operators.functions import FunctionResultError, apply_to_each
+from streamiter.errors import ConfigurationError, DecodeError, EncodeError, safe_repr
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import DeadLetter, Origin, Output
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Batch, BatchOrigin, take
 from streamiter.topics.formats import to_json_type
+from streamiter.topics.record_functions import RecordFunctions
 from streamiter.topics.topic import (
     Decoder,
     Encoder,
@@ -254,8 +254,6 @@ class DecodeValues(Operator):
             self.process_batch(batch.take(good), out)
 
 
-KeyFunction = Callable[[Any], bytes | str | None]
-
 # The next write or flush raises the failure of a write in the background. If no further record arrives, a timer
 # flushes so long after the last write. It is far below the deadlines of the connectors.
 _FLUSH_AFTER_S: Final = 1.0
@@ -268,12 +266,12 @@ class TopicSink(Operator):
     """
 
     def __init__(
-        self, topic: Topic, encoder: Encoder, key: KeyFunction | None = None, *, at_least_once: bool = False
+        self, topic: Topic, encoder: Encoder, functions: RecordFunctions | None = None, *, at_least_once: bool = False
     ) -> None:
         self.topic = topic
         self.at_least_once = at_least_once
         self._encoder = encoder
-        self._key_bytes = None if key is None else _bytes_of(key)
+        self._functions = functions or RecordFunctions()
         self._writer: TopicWriter | None = None
         self._context: Context | None = None
         self._flush_is_due = False
@@ -359,22 +357,19 @@ class TopicSink(Operator):
             await self._writer.flush()
 
     def _encode(self, batch: Batch, out: Output) -> OutgoingBatch | None:
-        """Return the records to write; refuse records without a valid key, and records that cannot be encoded."""
-        keys: list[bytes | None] | None = None
-        if self._key_bytes is not None:
-            batch, keys = apply_to_each(self._key_bytes, batch, out)
+        """Return the records to write; refuse those that a function refuses, and those that cannot be encoded."""
+        batch, columns = self._functions.apply(batch, out)
         while len(batch):
             try:
-                outgoing = self._encoder.encode(batch)
-                self._check_sizes(outgoing if keys is None else replace(outgoing, keys=keys))
+                outgoing = columns.encode(batch, self._encoder)
+                self._check_sizes(outgoing)
             except EncodeError as error:
                 for index, reason in error.failures.items():
                     out.reject(batch[index], reason, origin=out.batch_origin)
                 good = [index for index in range(len(batch)) if index not in error.failures]
-                batch = take(batch, good)
-                keys = None if keys is None else [keys[index] for index in good]
+                batch, columns = take(batch, good), columns.take(good)
             else:
-                return outgoing if keys is None else replace(outgoing, keys=keys)
+                return outgoing
         return None
 
     def _check_sizes(self, outgoing: OutgoingBatch) -> None:
@@ -387,23 +382,6 @@ class TopicSink(Operator):
                     for index, size_bytes in too_large.items()
                 }
             )
-
-
-def _bytes_of(key: KeyFunction) -> Callable[[object], bytes | None]:
-    def key_bytes(record: object) -> bytes | None:
-        given = key(record)
-        if isinstance(given, str):
-            return given.encode()
-        if given is None or type(given) is bytes:
-            return given
-        if isinstance(given, bytes):
-            return bytes(given)  # a subclass, such as that of numpy: topics take plain bytes only
-        raise FunctionResultError(
-            f"key: expected the function to return bytes, str or None, given {shortened(given)} "
-            f"({type(given).__name__}); return str(…) or its bytes"
-        )
-
-    return key_bytes
 
 
 class Outputs:

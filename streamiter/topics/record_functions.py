@@ -1,0 +1,148 @@
+"""What functions of a sink say of each record: its key, value, headers and time stamp in the topic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, cast
+
+import numpy as np
+
+from streamiter.errors import EncodeError, shortened
+from streamiter.operators.functions import FunctionResultError, RefusedRecords, apply_to_each
+from streamiter.records import Batch, take
+from streamiter.topics.connecting import timestamp_of
+from streamiter.topics.topic import Encoder, Headers, OutgoingBatch
+
+KeyFunction = Callable[[Any], bytes | str | None]
+ValueFunction = Callable[[Any], Any]
+HeadersFunction = Callable[[Any], Mapping[str, bytes | str] | Iterable[tuple[str, bytes | str]]]
+TimestampFunction = Callable[[Any], int | datetime | np.datetime64]
+
+
+class RecordFunctions:
+    """The functions that a user gives a sink; None for those that are not given.
+
+    ``value`` returns what is encoded in place of the record; None makes a record without a value (a tombstone).
+    """
+
+    def __init__(
+        self,
+        key: KeyFunction | None = None,
+        value: ValueFunction | None = None,
+        headers: HeadersFunction | None = None,
+        timestamp: TimestampFunction | None = None,
+    ) -> None:
+        made: dict[str, Callable[[Any], Any] | None] = {
+            "keys": None if key is None else _checked(key, _key_of),
+            "values": value,
+            "headers": None if headers is None else _checked(headers, _headers_of),
+            "timestamps_ms": None if timestamp is None else _checked(timestamp, _timestamp_ms_of),
+        }
+        self._by_column = {column: function for column, function in made.items() if function is not None}
+
+    def apply(self, batch: Batch, out: RefusedRecords) -> tuple[Batch, RecordColumns]:
+        """Return the records that no function refuses, and what the functions say of them."""
+        functions = tuple(self._by_column.values())
+        if not functions:
+            return batch, RecordColumns({})
+        if len(functions) == 1:
+            batch, results = apply_to_each(functions[0], batch, out)
+            return batch, RecordColumns(dict.fromkeys(self._by_column, results))
+        batch, rows = apply_to_each(lambda record: [function(record) for function in functions], batch, out)
+        columns = zip(*rows, strict=True) if rows else [[]] * len(functions)
+        return batch, RecordColumns(dict(zip(self._by_column, columns, strict=True)))
+
+
+class RecordColumns:
+    """What the functions of a sink say of the records of a batch, by column of an `OutgoingBatch`."""
+
+    def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        self._columns = columns
+
+    def take(self, indices: Sequence[int]) -> RecordColumns:
+        """Return the columns of these records."""
+        return RecordColumns({name: [column[each] for each in indices] for name, column in self._columns.items()})
+
+    def encode(self, batch: Batch, encoder: Encoder) -> OutgoingBatch:
+        """Return the records as the topic takes them; raise the ``EncodeError`` of the encoder."""
+        columns = dict(self._columns)
+        values = columns.pop("values", None)
+        outgoing = encoder.encode(batch) if values is None else _encoded(values, encoder)
+        return replace(outgoing, **cast(Any, columns)) if columns else outgoing
+
+
+def _encoded(values: Sequence[Any], encoder: Encoder) -> OutgoingBatch:
+    there = [index for index, value in enumerate(values) if value is not None]
+    if not there:
+        return OutgoingBatch([None] * len(values))
+    try:
+        outgoing = encoder.encode(take(values, there))
+    except EncodeError as error:
+        raise EncodeError({there[index]: reason for index, reason in error.failures.items()}) from None
+    if len(there) == len(values):
+        return outgoing
+    with_tombstones: list[bytes | None] = [None] * len(values)
+    for index, value in zip(there, outgoing.values, strict=True):
+        with_tombstones[index] = value
+    return replace(outgoing, values=with_tombstones)
+
+
+def _checked(function: Callable[[Any], Any], convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda record: convert(function(record))
+
+
+def _key_of(given: Any) -> bytes | None:
+    if isinstance(given, str):
+        return given.encode()
+    if given is None or type(given) is bytes:
+        return given
+    if isinstance(given, bytes):
+        return bytes(given)  # a subclass, such as that of numpy: topics take plain bytes only
+    raise _wrong("key", "bytes, str or None", given, "return str(…) or its bytes")
+
+
+def _headers_of(given: Any) -> Headers:
+    pairs = given.items() if isinstance(given, Mapping) else given
+    try:
+        return tuple((_name_of(name), _bytes_of(value)) for name, value in pairs)
+    except (TypeError, ValueError):
+        expected = "a dict or pairs of names (str) and values (bytes or str)"
+        raise _wrong("headers", expected, given, "return {'name': str(…)}") from None
+
+
+def _name_of(name: object) -> str:
+    if isinstance(name, str):
+        return name
+    raise TypeError
+
+
+def _bytes_of(value: object) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes):
+        return bytes(value)
+    raise TypeError
+
+
+def _timestamp_ms_of(given: Any) -> int:
+    if isinstance(given, np.datetime64) and not np.isnat(given):
+        given = int(given.astype("datetime64[ms]").astype(np.int64))
+    elif isinstance(given, datetime) and given.tzinfo is not None:
+        given = timestamp_of(given)
+    if isinstance(given, (int, np.integer)) and not isinstance(given, bool) and given >= 0:
+        return int(given)
+    raise _wrong(
+        "timestamp",
+        "milliseconds since 1970 as an int, an aware datetime or a datetime64 in UTC",
+        given,
+        "return int(1000 * …) for seconds, or a datetime with a time zone",
+    )
+
+
+def _wrong(name: str, expected: str, given: object, advice: str) -> FunctionResultError:
+    return FunctionResultError(
+        f"{name}: expected the function to return {expected}, given {shortened(given)} ({type(given).__name__}); "
+        f"{advice}"
+    )
