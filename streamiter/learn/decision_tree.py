@@ -25,7 +25,7 @@ from streamiter.learn.rows import (
     holds,
     joined_examples,
     refuse_not_finite,
-    refuse_rows,
+    refuse_rows_unless,
     row_vector,
     row_weights,
 )
@@ -309,8 +309,7 @@ def _classes_and_labels(task: Task, labels: npt.ArrayLike, length: int) -> tuple
         classes, of_rows = np.unique(_checked_classes(labels, length), return_inverse=True)
         return classes, of_rows.astype(np.float64)
     numbers = row_vector(_NAME, "labels", labels, length)
-    if not holds(finite := np.isfinite(numbers)):
-        raise refuse_rows(finite, f"{_NAME}: expected finite labels", numbers)
+    refuse_rows_unless(np.isfinite(numbers), _NAME, "finite labels", numbers)
     return None, numbers
 
 
@@ -321,10 +320,8 @@ def _checked_classes(labels: npt.ArrayLike, length: int) -> npt.NDArray[Any]:
             f"{_NAME}: expected {length} labels, one for each row, given shape {given.shape}; give each row a class"
         )
     if given.dtype.kind == "f":
-        if not holds(whole := np.isfinite(given) & (given == np.rint(given))):
-            raise refuse_rows(
-                whole, f'{_NAME}: expected classes, whole numbers or texts (or task="regression" for any number)', given
-            )
+        expected = 'classes, whole numbers or texts (or task="regression" for any number)'
+        refuse_rows_unless(np.isfinite(given) & (given == np.rint(given)), _NAME, expected, given)
     elif given.dtype.kind not in "biuU":
         raise ModelError(
             f"{_NAME}: expected classes to be whole numbers or texts, given {shortened(given[0])}; give each class "

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from streamiter.compiled import saying_that_it_compiles
 from streamiter.errors import ConfigurationError
-from streamiter.learn.rows import holds, refuse_rows
+from streamiter.learn.rows import refuse_rows_unless
 from streamiter.learn.validation import PredictedRows, ValidationKind
 from streamiter.numbers import Floats, whole_number
 from streamiter.operators.output import Output
@@ -62,9 +62,7 @@ class DriftDetector(abc.ABC):
 
     def _checked(self, values: npt.ArrayLike) -> Floats:
         checked = np.atleast_1d(as_floats(self.name, "values", values))
-        good = np.isfinite(checked)
-        if not holds(good):
-            raise refuse_rows(good, f"{self.name}: expected finite values", checked)
+        refuse_rows_unless(np.isfinite(checked), self.name, "finite values", checked)
         return checked
 
     def _checked_number(self, setting: str, given: float, expected: str, *, is_good: bool) -> float:

@@ -210,8 +210,9 @@ def is_late_event(event: dict[str, Any]) -> bool:
 
 def delayed_labels() -> DelayedLabels:
     """Return the settings for events with delayed labels: departures are questions, arrivals are their answers."""
-    return DelayedLabels(key_of=itemgetter("flight"), is_answer=_is_arrival, features=FIELDS, target_of=is_late_event)
-
-
-def _is_arrival(event: dict[str, Any]) -> bool:
-    return bool(event["event"] == "arrival")
+    return DelayedLabels(
+        key_of=itemgetter("flight"),
+        is_answer=lambda event: event["event"] == "arrival",
+        features=FIELDS,
+        target_of=is_late_event,
+    )

@@ -31,7 +31,7 @@ from streamiter.learn.rows import (
     holds,
     independent_dots,
     refuse_not_finite,
-    refuse_rows,
+    refuse_rows_unless,
     row_vector,
     row_weights,
     rows_as_lists,
@@ -46,9 +46,7 @@ from streamiter.tables import as_floats
 
 def targets_from_signs(owner: str, signs: Floats) -> Floats:
     """Return the targets 0 and 1 for −1 and 1; ``BadRows`` names other targets."""
-    good = np.abs(signs) == 1.0
-    if not holds(good):
-        raise refuse_rows(good, f"{owner}: expected targets −1 or 1", signs, 'for 0 and 1 leave labels="-1/1" out')
+    refuse_rows_unless(np.abs(signs) == 1.0, owner, "targets −1 or 1", signs, 'for 0 and 1 leave labels="-1/1" out')
     return (signs + 1.0) / 2.0
 
 
@@ -298,11 +296,8 @@ class LinearModel:
         if sample_weights is None:
             return np.array(self._learn_rows(rows, checked, None), dtype=np.float64)
         weights = row_weights(self._name, sample_weights, len(rows))
-        few = weights <= _STEPS_LIMIT
-        if not holds(few):
-            raise refuse_rows(
-                few, f"{self._name}.learn_each: expected sample weights up to {_STEPS_LIMIT:,}, as many steps", weights
-            )
+        expected = f"sample weights up to {_STEPS_LIMIT:,}, as many steps"
+        refuse_rows_unless(weights <= _STEPS_LIMIT, f"{self._name}.learn_each", expected, weights)
         return np.array(self._learn_rows(rows, checked, weights.tolist()), dtype=np.float64)
 
     def gradient(

@@ -14,7 +14,7 @@ from typing import ClassVar, Final, Literal
 import numpy as np
 
 from streamiter.errors import ConfigurationError
-from streamiter.learn.rows import holds, refuse_rows
+from streamiter.learn.rows import holds, refuse_rows_unless
 from streamiter.numbers import Floats
 
 # The loss of a wrong probability of 0 or 1 would be infinite. scikit-learn clipped at 1e-15 for a long time; 1e-15 is
@@ -91,9 +91,7 @@ class _IdentityLoss(LinearLoss):
         return margin
 
     def check_targets(self, owner: str, targets: Floats) -> None:
-        good = np.isfinite(targets)
-        if not holds(good):
-            raise refuse_rows(good, f"{owner}: expected finite targets", targets)
+        refuse_rows_unless(np.isfinite(targets), owner, "finite targets", targets)
 
 
 class SquaredLoss(_IdentityLoss):
@@ -189,9 +187,7 @@ class PoissonLoss(LinearLoss):
         return predictions - targets + targets * np.log(ratios)
 
     def check_targets(self, owner: str, targets: Floats) -> None:
-        good = (targets >= 0.0) & (targets < np.inf)
-        if not holds(good):
-            raise refuse_rows(good, f"{owner}: expected targets of 0 or more", targets)
+        refuse_rows_unless((targets >= 0.0) & (targets < np.inf), owner, "targets of 0 or more", targets)
 
 
 class LogLoss(LinearLoss):
@@ -268,4 +264,4 @@ def _check_classes(owner: str, targets: Floats) -> None:
         advice = "say which of them are 1, for instance y > 0"
         if holds(targets[~good] == -1.0):
             advice = 'for -1 and 1 take LogisticRegression(…, labels="-1/1"), or give y > 0'
-        raise refuse_rows(good, f"{owner}: expected targets 0 or 1", targets, advice)
+        refuse_rows_unless(good, owner, "targets 0 or 1", targets, advice)

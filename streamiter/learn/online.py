@@ -298,17 +298,15 @@ def _by_rows(
         return RowOwner(make_model, shared.owner, waiting_max=0 if labels is None else labels.waiting_max)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        if labels is None or shared.owner.in_epochs:
-            mini_batches = data[0].batch(shared.mini_batch, timeout_s, name=named("mini-batches"))
-        else:
+        examples, by_key = data[0], labels is not None and not shared.owner.in_epochs
+        if labels is not None and by_key:
             # The events of a question go through one worker, so that an answer does not overtake its question.
-            mini_batches = (
-                data[0]
-                .key_by(labels.key_of)
-                .batch(shared.mini_batch, timeout_s, parallelism=shared.workers, name=named("mini-batches"))
-            )
+            examples = examples.key_by(labels.key_of)
+        mini_batches = examples.batch(
+            shared.mini_batch, timeout_s, parallelism=shared.workers if by_key else None, name=named("mini-batches")
+        )
         numbered = mini_batches.process(NumberMiniBatches, name=named("number"))
-        if (labels is None or shared.owner.in_epochs) and shared.workers is not None:
+        if shared.workers is not None and not by_key:
             numbered = numbered.rebalance()
         rows = numbered.process(
             make_reader,

@@ -15,6 +15,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Literal, Unpack
 
 import numpy.typing as npt
@@ -33,7 +34,7 @@ from streamiter.learn.losses import LogLoss, SquaredLoss
 from streamiter.learn.model_owner import MODELS, OwnerOptions, PublishSchedule
 from streamiter.learn.offline_workers import OfflineExtract, OfflineWorker, OfflineWorkerOptions
 from streamiter.learn.rows import CheckedExamples, Examples, Extract, Features, row_vector
-from streamiter.learn.training import LOSSES, Answer, EpochSteps, ParameterOwner, ReplySteps, check_makes_model
+from streamiter.learn.training import LOSSES, EpochSteps, ParameterOwner, ReplySteps, check_makes_model
 from streamiter.numbers import Floats, is_number, whole_number
 from streamiter.operators.output import RejectionPolicy
 from streamiter.optimizers import FTRL, SGD, GradientDescent, Optimizer, checked_optimizer
@@ -328,7 +329,7 @@ def train_offline(
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         [answers] = variables
-        to_workers = answers.broadcast() if synchronous else answers.partition_by(_worker_of)
+        to_workers = answers.broadcast() if synchronous else answers.partition_by(itemgetter("worker"))
         gradients = connect(model=to_workers, examples=data[0]).process(
             make_worker, name=label("train"), parallelism=workers, on_error=on_error, dead_letter=dead_letter
         )
@@ -347,10 +348,6 @@ def train_offline(
         config = IterationConfig(name=name) if synchronous else IterationConfig(max_epochs_ahead=None, name=name)
     models, losses = iterate_bounded_streams_until_termination([start], [given], body, config)
     return OfflineTraining(models, losses)
-
-
-def _worker_of(answer: Answer) -> int:
-    return answer["worker"]
 
 
 def _count(option: str, count: object) -> int:

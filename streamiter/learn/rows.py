@@ -57,10 +57,11 @@ def holds(good: npt.NDArray[np.bool_]) -> bool:
     return int(np.count_nonzero(good)) == good.size
 
 
-def refuse_rows(good: npt.NDArray[np.bool_], expected: str, given: Floats, advice: str | None = None) -> BadRows:
-    """Return the error for the rows that are not ``good``; it shows the value of the first one, and the advice."""
-    bad = np.flatnonzero(~good)
-    return BadRows(bad, f"{expected}, given {given[bad[0]]}" + (f"; {advice}" if advice else ""))
+def refuse_rows_unless(good: npt.NDArray[np.bool_], owner: str, expected: str, given: Floats, advice: str = "") -> None:
+    """Raise ``BadRows`` for the rows that are not ``good``; it shows the value of the first one, and the advice."""
+    if not holds(good):
+        bad = np.flatnonzero(~good)
+        raise BadRows(bad, f"{owner}: expected {expected}, given {given[bad[0]]}" + (f"; {advice}" if advice else ""))
 
 
 def row_vector(owner: str, what: str, given: npt.ArrayLike, length: int) -> Floats:
@@ -77,9 +78,7 @@ def row_vector(owner: str, what: str, given: npt.ArrayLike, length: int) -> Floa
 def row_weights(owner: str, given: npt.ArrayLike, length: int) -> Floats:
     """Return sample weights, one for each row; refuse weights that are negative or not finite."""
     weights = row_vector(owner, "sample weights", given, length)
-    good = (weights >= 0) & (weights < np.inf)
-    if not holds(good):
-        raise refuse_rows(good, f"{owner}: expected finite sample weights of 0 or more", weights)
+    refuse_rows_unless((weights >= 0) & (weights < np.inf), owner, "finite sample weights of 0 or more", weights)
     return weights
 
 

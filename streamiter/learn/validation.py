@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.losses import PROBABILITY_FLOOR, LinearLoss, LogLoss, SquaredLoss
-from streamiter.learn.rows import holds, refuse_rows, row_vector, row_weights
+from streamiter.learn.rows import refuse_rows_unless, row_vector, row_weights
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
@@ -298,9 +298,8 @@ class ProgressiveValidation:
         self._loss.check_targets(_NAME, checked_targets)
         is_probability = self.kind != "regression"
         good = (checked >= 0.0) & (checked <= 1.0) if is_probability else np.isfinite(checked)
-        if not holds(good):
-            expected = "probabilities from 0 to 1" if is_probability else "finite predictions"
-            raise refuse_rows(good, f"{_NAME}: expected {expected}", checked)
+        expected = "probabilities from 0 to 1" if is_probability else "finite predictions"
+        refuse_rows_unless(good, _NAME, expected, checked)
         if sample_weights is None:
             return np.stack([checked, checked_targets, np.ones(count)])
         weights = row_weights(_NAME, sample_weights, count)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.learn.losses import HuberLoss, LinearLoss, SquaredLoss
-from streamiter.learn.rows import holds, refuse_rows
+from streamiter.learn.rows import refuse_rows_unless
 from streamiter.records import Array
 
 
@@ -254,9 +254,8 @@ class NetworkLoss(abc.ABC):
 
     def check_labels(self, owner: str, labels: Array, outputs: int) -> None:
         """Raise ``BadRows`` for labels that the loss does not know."""
-        good = self._good_labels(labels, outputs)
-        if not holds(good):
-            raise refuse_rows(good, f"{owner}: expected {self._expected(outputs)}", labels, self.labels_to_take)
+        good, expected = self._good_labels(labels, outputs), self._expected(outputs)
+        refuse_rows_unless(good, owner, expected, labels, self.labels_to_take)
 
     def _good_labels(self, labels: Array, outputs: int) -> npt.NDArray[np.bool_]:
         return np.isfinite(labels)
