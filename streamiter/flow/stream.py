@@ -44,7 +44,7 @@ from streamiter.operators.steps import Filter, FilterBatch, FlatMap, Map, MapBat
 from streamiter.records import Batch, Key, OutputTag, Record
 from streamiter.runtime.graph import SINGLE_INPUT, KeySelector, Step
 from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Partitioning, Rebalance
-from streamiter.topics.record_functions import HeadersFunction, KeyFunction, TimestampFunction, ValueFunction
+from streamiter.topics.record_functions import HeadersFunction, KeyFunction, TimestampFunction
 from streamiter.topics.topic import Encoder, Topic
 
 if TYPE_CHECKING:
@@ -447,10 +447,10 @@ class Stream(Outlets, Generic[Record]):
         topic: Topic,
         *,
         encode: Encoder | None = None,
-        key: KeyFunction | None = None,
-        value: ValueFunction | None = None,
-        headers: HeadersFunction | None = None,
-        timestamp: TimestampFunction | None = None,
+        key: KeyFunction[Record] | None = None,
+        value: Callable[[Record], Any] | None = None,
+        headers: HeadersFunction[Record] | None = None,
+        timestamp: TimestampFunction[Record] | None = None,
         delivery: Literal["at_least_once"] | None = None,
         **options: Unpack[StepOptions],
     ) -> None:

@@ -285,7 +285,7 @@ class Typed(Generic[Made]):
         self._decode = msgspec.json.Decoder(struct_type).decode
         self._encode = msgspec.json.Encoder().encode
 
-    def __reduce__(self) -> tuple[type[Typed], tuple[Any]]:
+    def __reduce__(self) -> tuple[type[Typed[Any]], tuple[Any]]:
         # Ray sends flows to other processes; decoders of msgspec cannot be sent.
         return Typed, (self._type,)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -15,10 +15,11 @@ from streamiter.records import Batch, take
 from streamiter.topics.connecting import timestamp_of
 from streamiter.topics.topic import Encoder, Headers, OutgoingBatch
 
-KeyFunction = Callable[[Any], bytes | str | None]
-ValueFunction = Callable[[Any], Any]
-HeadersFunction = Callable[[Any], Mapping[str, bytes | str] | Iterable[tuple[str, bytes | str]]]
-TimestampFunction = Callable[[Any], int | datetime | np.datetime64]
+T = TypeVar("T")
+
+KeyFunction = Callable[[T], bytes | str | None]
+HeadersFunction = Callable[[T], Mapping[str, bytes | str] | Iterable[tuple[str, bytes | str]]]
+TimestampFunction = Callable[[T], int | datetime | np.datetime64]
 
 
 class RecordFunctions:
@@ -29,10 +30,10 @@ class RecordFunctions:
 
     def __init__(
         self,
-        key: KeyFunction | None = None,
-        value: ValueFunction | None = None,
-        headers: HeadersFunction | None = None,
-        timestamp: TimestampFunction | None = None,
+        key: KeyFunction[Any] | None = None,
+        value: Callable[[Any], Any] | None = None,
+        headers: HeadersFunction[Any] | None = None,
+        timestamp: TimestampFunction[Any] | None = None,
     ) -> None:
         made: dict[str, Callable[[Any], Any] | None] = {
             "keys": None if key is None else _checked(key, _key_of),
