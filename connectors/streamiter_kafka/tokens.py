@@ -17,7 +17,7 @@ import orjson
 
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, TopicDenied, TopicError
-from streamiter.topics.http import Answer, checked_url, exchange, tls_of
+from streamiter.topics.http import Answer, check_authorities, checked_url, exchange
 from streamiter.topics.urls import hide, shown_path
 from streamiter_kafka.trouble import BrokerTrouble
 from streamiter_kafka.wire import AbstractTokenProvider
@@ -110,7 +110,8 @@ class ClientCredentials:
         self._endpoint = checked_url(endpoint, self._subject, "give the client as sasl_oauth_client_id and …_secret")
         self._client = client
         self._scope = scope
-        self._tls = tls_of(self._endpoint, cafile, "sasl_oauth_cafile", subject)
+        check_authorities(cafile, "sasl_oauth_cafile", subject)
+        self._cafile = cafile
         self._timeout_s = timeout_s
         self._clock = clock or SystemClock()
         self._token = ""
@@ -139,7 +140,7 @@ class ClientCredentials:
         form = {"grant_type": "client_credentials", **({} if self._scope is None else {"scope": self._scope})}
         body = urlencode(form).encode()
         try:
-            return exchange(self._endpoint, headers=headers, body=body, tls=self._tls, timeout_s=self._timeout_s)
+            return exchange(self._endpoint, headers=headers, body=body, cafile=self._cafile, timeout_s=self._timeout_s)
         except OSError as error:
             reason = hide(error.strerror or str(error) or type(error).__name__, self._client)
             raise BrokerTrouble(f"{self._subject} {self._endpoint!r}: no answer ({reason})") from None

@@ -35,12 +35,15 @@ class _NoRedirect(HTTPRedirectHandler):
 
 
 def exchange(
-    url: str, *, headers: Mapping[str, str], body: bytes | None = None, tls: ssl.SSLContext | None, timeout_s: float
+    url: str, *, headers: Mapping[str, str], body: bytes | None = None, cafile: str | None, timeout_s: float
 ) -> Answer:
     """Send a GET, or a POST of ``body``, and return the answer, whatever its status. This blocks.
 
-    Raises ``OSError`` where no answer arrives. Proxies of the environment are used.
+    ``cafile`` has the authorities that may sign the server's certificate; None for those of the system. Proxies of the
+    environment are used. Raises ``OSError`` where no answer arrives.
     """
+    # Made for each request, since requests are rare, and their owners are sent to other processes.
+    tls = ssl.create_default_context(cafile=cafile) if url.startswith("https:") else None
     request = Request(url, body, dict(headers))  # noqa: S310  # checked_url has checked the scheme.
     try:
         with build_opener(_NoRedirect, HTTPSHandler(context=tls)).open(request, timeout=timeout_s) as response:
@@ -68,12 +71,10 @@ def checked_url(url: object, subject: str, advice: str) -> str:
     return text.rstrip("/")
 
 
-def tls_of(url: str, cafile: str | None, option: str, subject: str) -> ssl.SSLContext | None:
-    """Return the TLS settings for a URL; None for one of ``http:``."""
-    if not url.startswith("https:"):
-        return None
+def check_authorities(cafile: str | None, option: str, subject: str) -> None:
+    """Raise ``ConfigurationError`` for a file that has no certificates."""
     try:
-        return ssl.create_default_context(cafile=cafile)
+        ssl.create_default_context(cafile=cafile)
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
         raise ConfigurationError(

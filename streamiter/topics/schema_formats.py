@@ -76,6 +76,10 @@ class RegistryFormat(abc.ABC):
         """By the beginning of the values; the last ones were used last."""
         self._unknown_until_s: dict[bytes, float] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Ray sends flows to other processes, which look schemas up themselves.
+        return {**vars(self), "_readers": {}, "_unknown_until_s": {}}
+
     # -- decoding
 
     async def before_decoding(self, batch: TopicBatch, clock: Clock) -> None:

@@ -17,7 +17,7 @@ import orjson
 
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, TopicDenied, TopicError, TopicUnavailable
-from streamiter.topics.http import Answer, checked_url, exchange, tls_of
+from streamiter.topics.http import Answer, check_authorities, checked_url, exchange
 from streamiter.topics.urls import hide, options_from
 
 # The pause between two tries doubles: a registry restarts in seconds.
@@ -96,7 +96,7 @@ class SchemaRegistry:
     def __init__(self, url: str, **options: object) -> None:
         self.url = checked_url(url, "schema registry", "give credentials as username= and password=")
         self._options = options_from(RegistryOptions, options, f"{self}")
-        self._tls = tls_of(self.url, self._options.ssl_cafile, "ssl_cafile", f"{self}")
+        check_authorities(self._options.ssl_cafile, "ssl_cafile", f"{self}")
         self._headers = {"Accept": f"{_MEDIA_TYPE}, application/json", "Content-Type": _MEDIA_TYPE}
         if (login := self._login()) is not None:
             self._headers["Authorization"] = login
@@ -196,7 +196,11 @@ class SchemaRegistry:
         options = self._options
         try:
             answer = exchange(
-                self.url + path, headers=self._headers, body=body, tls=self._tls, timeout_s=options.request_timeout_s
+                self.url + path,
+                headers=self._headers,
+                body=body,
+                cafile=options.ssl_cafile,
+                timeout_s=options.request_timeout_s,
             )
         except OSError as error:
             reason = self._hidden(error.strerror or str(error) or type(error).__name__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import pickle
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -148,6 +149,8 @@ async def test_tokens_of_a_file_an_endpoint_and_a_provider(
     assert endpoint.forms == [
         {"grant_type": ["client_credentials"], "scope": ["kafka"]}
     ]  # one token for all connections
+    sent = pickle.loads(pickle.dumps(topic(f"{url}endpoint", **of_endpoint(endpoint))))  # as Ray sends flows
+    assert values_of(await read_to_end(sent)) == [b"a", b"b"]
 
 
 async def test_a_job_survives_the_end_of_its_tokens(broker: KafkaServer, topic_prefix: str) -> None:
