@@ -29,16 +29,7 @@ from streamiter.topics.connecting import (
     reading_positions,
     whole_number_settings,
 )
-from streamiter.topics.topic import (
-    Connector,
-    Decoder,
-    ReadRequest,
-    SizeLimit,
-    Topic,
-    TopicBatch,
-    TopicDescription,
-    TopicReader,
-)
+from streamiter.topics.topic import Connector, ReadRequest, SizeLimit, Topic, TopicBatch, TopicDescription, TopicReader
 from streamiter.topics.urls import options_from, shown_url, split_url
 from streamiter_sqlite.file import DamagedFile, Database, SqliteOptions, checked_numbers, read_transaction
 from streamiter_sqlite.log import (
@@ -179,9 +170,6 @@ class SqliteTopic(Topic):
     def beside(self, name: str) -> SqliteTopic:
         # The absolute path, because the working directory may have changed since this topic was made.
         return SqliteTopic(replace(self._url, path=self._path, topic=name), name, self._options)
-
-    def default_decoder(self) -> Decoder | None:
-        return None
 
     async def open_reader(self, request: ReadRequest) -> SqliteReader:
         check_request(request, self._name)

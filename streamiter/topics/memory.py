@@ -23,7 +23,6 @@ from streamiter.topics.connecting import (
 from streamiter.topics.memory_log import MemoryTopics, MemoryTransactions, TopicLog, append, check_not_deleted
 from streamiter.topics.topic import (
     Connector,
-    Decoder,
     OutgoingBatch,
     ReadRequest,
     SizeLimit,
@@ -102,9 +101,6 @@ class MemoryTopic(Topic):
 
     def beside(self, name: str) -> MemoryTopic:
         return MemoryTopic(self._store, name)
-
-    def default_decoder(self) -> Decoder | None:
-        return None
 
     async def open_reader(self, request: ReadRequest) -> MemoryReader:
         check_request(request, self._name)

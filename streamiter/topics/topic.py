@@ -75,9 +75,9 @@ class Topic(abc.ABC):
         where topics share no commit domain (files).
         """
 
-    @abc.abstractmethod
     def default_decoder(self) -> Decoder | None:
         """Return the decoder that reads the values by default; None leaves it to the caller (JSON)."""
+        return None
 
     def default_encoder(self) -> Encoder | None:
         """Return the encoder that writes records by default; None leaves it to the caller (JSON)."""

@@ -51,7 +51,6 @@ class _Reduction(Checked, GetFunction):
         return self._piece(*values)
 
     def partition_get(self, block: Block, part: Part) -> _PlainNumber:
-        del part
         rows = self.named_rows
         with np.errstate(all="ignore"):
             if not block.is_sparse:
@@ -236,7 +235,6 @@ class FullPull(GetFunction):
     matrix: str
 
     def partition_get(self, block: Block, part: Part) -> tuple[int, int, Numbers]:
-        del part
         values = np.stack([block.get(row, None) for row in block.rows])
         return block.rows.start, block.columns.start, values
 
@@ -269,7 +267,6 @@ class PullSparse(Checked, GetFunction):
     only_stored = True
 
     def partition_get(self, block: Block, part: Part) -> _PulledSparse:
-        del part
         start, stop = block.columns.start, block.columns.stop
         if block.is_sparse:
             content = block.sparse_row(self.row)

@@ -92,7 +92,6 @@ class _Elementwise(Checked, UpdateFunction):
             self._ufunc(*sources, *numbers, out=out)
 
     def partition_update(self, block: Block, part: Part) -> None:
-        del part
         with np.errstate(all="ignore"):
             if block.is_sparse:
                 self._update_sparse(block)

@@ -132,7 +132,6 @@ class _Random(Checked, UpdateFunction, DrawnValues):
         check_fractions_fit(self, matrix)
 
     def partition_update(self, block: Block, part: Part) -> None:
-        del part
         with np.errstate(all="ignore"):
             for row in block.rows if self.row is None else (self.row,):
                 if block.is_sparse:

@@ -335,7 +335,6 @@ class _FillsRows(Checked, UpdateFunction):
         return [(block, None) for block in places.values()]
 
     def partition_update(self, block: Block, part: Part) -> None:
-        del part
         for row, value in self._values().items():
             if row in block.rows:
                 _fill(block, (row,), value)
@@ -401,7 +400,6 @@ class FullFill(Checked, UpdateFunction):
     value: Number
 
     def partition_update(self, block: Block, part: Part) -> None:
-        del part
         _fill(block, block.rows, self.value)
 
 

@@ -20,7 +20,6 @@ from streamiter.numbers import whole_number
 from streamiter.testing.simulated_time import Crashed, SimulatedTime, Trace
 from streamiter.topics.memory import MemoryBroker, MemoryTopic
 from streamiter.topics.topic import (
-    Decoder,
     OutgoingBatch,
     ReadRequest,
     SizeLimit,
@@ -294,9 +293,6 @@ class SimulatedTopic(Topic):
 
     def beside(self, name: str) -> Topic:
         return SimulatedTopic(self._cluster, name)
-
-    def default_decoder(self) -> Decoder | None:
-        return None
 
     async def open_reader(self, request: ReadRequest) -> TopicReader:
         network = self._connection.network
