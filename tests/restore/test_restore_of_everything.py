@@ -40,7 +40,7 @@ def test_a_restored_run_equals_the_undisturbed_run(
 PACKAGES = (streamiter, streamiter_sqlite, streamiter_files, streamiter_kafka)
 
 ELSEWHERE = {
-    "streamiter_files.topic.FilesReader": "test_restore_of_topics",
+    "streamiter_files.reader.FilesReader": "test_restore_of_topics",
     "streamiter_sqlite.topic.SqliteReader": "test_restore_of_topics",
     "streamiter_kafka.reader.KafkaReader": "tests/kafka/test_kafka_restore.py",
     "streamiter.runtime.feedback._RangeLog": "test_restore_of_topics",

@@ -19,7 +19,7 @@ from streamiter.testing import RestoreProcess, check_flow_restore
 from streamiter.testing.restore.check import Comparison
 from streamiter.testing.restore.driving import Build, BuiltFlow, RunOptions, run_in_steps
 from streamiter.topics import ReadRequest
-from streamiter_files.topic import FilesReader
+from streamiter_files.reader import FilesReader
 from streamiter_sqlite.topic import SqliteReader
 
 
