@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, final, overload
 
 from streamiter.errors import ConfigurationError, EncodeError, OffsetOutOfRange, TopicError
-from streamiter.files import sync_folder
+from streamiter.files import is_free, sync_folder
 from streamiter.records import Batch, Columns, estimated_bytes, rows_of_table
 from streamiter.tables import arrow_table
 from streamiter.topics.connecting import closed_error
@@ -449,8 +450,10 @@ class TableWriter(TopicWriter):
                     )
             return _NewFile(path.with_name(f".{path.name}.writing"), self._format)
         before, after = name_parts(self._path, self._given)
+        folder, name = os.path.split(before)
+        _remove_left(Path(folder), f".{name}", f"{after}.writing")
         unique = f"{os.getpid()}-{id(self):x}"
-        return _NewFile(Path(f"{os.path.dirname(before)}/.{os.path.basename(before)}{unique}{after}"), self._format)
+        return _NewFile(Path(folder, f".{name}{unique}{after}.writing"), self._format)
 
     def _names(self) -> Iterator[Path]:
         """Yield the names that the file may have; it gets the first one that is free."""
@@ -480,6 +483,19 @@ class TableWriter(TopicWriter):
         if self._file is not None:
             self._file.drop()
             self._file = None
+
+
+# A writer locks its file at once, so a file that is older and not locked has no writer any more.
+_LEFT_AFTER_S: Final = 60.0
+
+
+def _remove_left(folder: Path, before: str, after: str) -> None:
+    """Remove the hidden files that killed processes have left."""
+    with suppress(OSError, ImportError):
+        for path in folder.iterdir():
+            is_hidden = path.name.startswith(before) and path.name.endswith(after)
+            if is_hidden and time.time() - path.stat().st_mtime > _LEFT_AFTER_S and is_free(path):
+                path.unlink()
 
 
 class _NewFile:

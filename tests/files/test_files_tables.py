@@ -329,6 +329,15 @@ async def test_a_killed_writer_leaves_no_file(tmp_path: Path) -> None:
     await writer.close()
     assert parquet.read_table(tmp_path / "out.parquet").to_pylist() == [{"n": 1}]
     assert os.listdir(tmp_path) == ["out.parquet"]
+    (tmp_path / "out").mkdir()
+    left, new = (tmp_path / "out" / f".part-{name}.parquet.writing" for name in ("left", "new"))
+    for path in (left, new):
+        path.write_bytes(b"torn")
+    os.utime(left, (0, 0))
+    writer = await topic_at(f"{tmp_path}/out/", format="parquet").open_writer()
+    await writer.write(Table().encode([{"n": 1}]))
+    await writer.close()
+    assert sorted(os.listdir(tmp_path / "out")) == [new.name, "part-0.parquet"]
 
 
 async def test_a_full_disk(small_disk: tuple[Path, object], suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
