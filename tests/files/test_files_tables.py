@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +19,7 @@ import pyarrow
 import pytest
 from files.files_support import batches_of, rest_of, topic_at
 from pyarrow import feather, parquet
+from support.processes import process
 from support.waiting import until
 
 from streamiter import Checkpoints, Columns, Flow
@@ -338,6 +341,42 @@ async def test_a_killed_writer_leaves_no_file(tmp_path: Path) -> None:
     await writer.write(Table().encode([{"n": 1}]))
     await writer.close()
     assert sorted(os.listdir(tmp_path / "out")) == [new.name, "part-0.parquet"]
+
+
+# A program that writes numbered rows into a folder for ever, and prints the next number after each flush.
+ENDLESS_WRITER = """
+import asyncio, itertools, sys
+import numpy as np
+from streamiter import Columns
+from streamiter_files import FilesConnector, Table, table_format
+
+async def main(folder, suffix):
+    table_format._UNIT_BYTES = 100_000
+    writer = await FilesConnector().topic(f"file:{folder}/", {"format": suffix}).open_writer()
+    for begin in itertools.count(0, 60_000):
+        for unit in range(begin, begin + 60_000, 20_000):
+            await writer.write(Table().encode(Columns({"n": np.arange(unit, unit + 20_000)})))
+        await writer.flush()
+        print(begin + 60_000, flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_a_killed_writer_loses_nothing_that_was_flushed(tmp_path: Path, suffix: str) -> None:
+    """Each file is whole or not there, and each row that was confirmed is in one file."""
+    for files in (3, 5):
+        folder = f"{tmp_path}/{files}"
+        os.mkdir(folder)
+        with process([sys.executable, "-c", ENDLESS_WRITER, folder, suffix], stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            confirmed = [int(writer.stdout.readline()) for _ in range(files)]
+            writer.kill()
+            confirmed += [int(line) for line in writer.stdout]
+        batches = await batches_of(topic_at(f"{folder}/"))
+        found = [int(row) for batch in batches for row in Table().decode(batch)["n"]]  # type: ignore[call-overload]
+        assert len(found) >= confirmed[-1]
+        assert sorted(found) == list(range(len(found)))
 
 
 async def test_a_full_disk(small_disk: tuple[Path, object], suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
