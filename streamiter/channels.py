@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamiter.errors import InternalError
-from streamiter.records import Control, DataBatch, EpochWatermark, estimated_bytes
+from streamiter.records import WATERMARKS, Control, DataBatch, estimated_bytes
 
 # One of the largest batches of a topic reader waits while the task handles the batch before it. A larger limit would
 # make jobs slower: each full garbage collection visits all waiting records.
@@ -135,10 +135,10 @@ class Channel:
     def put_control(self, control: Control) -> None:
         """Put a control record at the end of the channel (for the producer).
 
-        An epoch watermark replaces a watermark that is last in the channel. It has the same meaning as both together,
-        and a consumer that is late does not find one for each epoch.
+        A watermark replaces a watermark of its kind that is last in the channel. It has the same meaning as both
+        together, and a consumer that is late does not find one for each epoch.
         """
-        if self._items and isinstance(control, EpochWatermark) and isinstance(self._items[-1], EpochWatermark):
+        if isinstance(control, WATERMARKS) and self._items and type(self._items[-1]) is type(control):
             self._items[-1] = control
             return
         self._append(control)

@@ -1,20 +1,22 @@
 """Batches of records, and the control records that travel between them.
 
 A *batch* holds the records that one operator gives to the next: a list, a numpy array whose first axis is the record,
-or :class:`Columns`. Several operators may read the same batch, so no operator changes a batch in place.
+or :class:`Columns`. Several operators may read the same batch, so no operator changes a batch in place. In a stream
+with event time, a :class:`TimedBatch` carries such a batch together with the timestamps of its records.
 
 Everything that a channel carries has a *kind*. Snapshots, the topics of feedback edges and messages use the same words:
 
-====================  ==========================  ==============================================================
-kind                  class                       meaning
-====================  ==========================  ==============================================================
-``data``              :class:`DataBatch`          a batch and the epoch of its records
-``watermark``         :class:`EpochWatermark`     the channel brings no more records of this epoch
-``barrier``           :class:`CheckpointBarrier`  the records before it belong to this checkpoint
-``idle``              :class:`Idle`               the channel brings no records for now
-``end of data``       :class:`EndOfData`          the channel brings no more records before the iteration ends
-``end of input``      :class:`EndOfInput`         the channel brings nothing more
-====================  ==========================  ==============================================================
+====================  ===========================  =============================================================
+kind                  class                        meaning
+====================  ===========================  =============================================================
+``data``              :class:`DataBatch`           a batch and the epoch of its records
+``watermark``         :class:`EpochWatermark`      the channel brings no more records of this epoch
+``event time``        :class:`EventTimeWatermark`  no record with an earlier timestamp is expected on the channel
+``barrier``           :class:`CheckpointBarrier`   the records before it belong to this checkpoint
+``idle``              :class:`Idle`                the channel brings no records for now
+``end of data``       :class:`EndOfData`           the channel brings no more records before the iteration ends
+``end of input``      :class:`EndOfInput`          the channel brings nothing more
+====================  ===========================  =============================================================
 
 All but ``data`` are *control records*. In the topic of a feedback edge a barrier that stops the job is a ``suspend``.
 Control records that stay inside one task are next to their makers in ``streamiter.runtime``.
@@ -28,6 +30,7 @@ Columns(2 records: x float64, y int64)
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final, overload
@@ -35,11 +38,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final, overload
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import PlainDataError, StreamiterError
+from streamiter.errors import InternalError, PlainDataError, StreamiterError
 from streamiter.tables import arrays_of_table, values_of_column
+from streamiter.times import Times
 
 if TYPE_CHECKING:
-    # Only type checkers need the default: a Stream without a parameter has records of any type (decision 028).
+    # Only type checkers need the default: a Stream without a parameter has records of any type (decision 031).
     from typing_extensions import TypeVar
 
     Record = TypeVar("Record", covariant=True, default=Any)
@@ -138,8 +142,64 @@ class Columns:
         return f"Columns({self._length} records: {fields})"
 
 
-Batch = Sequence[Any] | Array | Columns
-"""A list or another sequence, a numpy array, or :class:`Columns`. No operator changes a batch in place."""
+@final
+class TimedBatch:
+    """A batch of a stream with event time: the batch that operators see, and the timestamp of each record.
+
+    ``times`` are int64 milliseconds, ``MIN_TIME`` for a record without a timestamp. Slicing and ``take`` keep them;
+    iterating and indexing give the records alone.
+
+    >>> batch = TimedBatch(["a", "b", "c"], np.array([5, 6, 7]))
+    >>> batch[1:], batch[0], list(take(batch, [2, 0]))
+    (TimedBatch(2 records), 'a', ['c', 'a'])
+    """
+
+    __slots__ = ("records", "times")
+
+    def __init__(self, records: Sequence[Any] | Array | Columns, times: Times) -> None:
+        if len(records) != len(times):
+            raise InternalError(f"expected a timestamp for each of {len(records)} records, given {len(times)}")
+        self.records = records
+        self.times = times
+
+    @property
+    def nbytes(self) -> int:
+        """The estimated size of the records, and that of the timestamps, in bytes."""
+        return estimated_bytes(self.records) + self.times.nbytes
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.records)
+
+    @overload
+    def __getitem__(self, which: int) -> Any: ...
+    @overload
+    def __getitem__(self, which: slice) -> TimedBatch: ...
+    def __getitem__(self, which: int | slice) -> Any:
+        return TimedBatch(self.records[which], self.times[which]) if isinstance(which, slice) else self.records[which]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TimedBatch):
+            return NotImplemented
+        same = np.array_equal if isinstance(self.records, np.ndarray) else operator.eq
+        return bool(same(self.records, other.records)) and np.array_equal(self.times, other.times)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"TimedBatch({len(self.records)} records)"
+
+
+Batch = Sequence[Any] | Array | Columns | TimedBatch
+"""A list or another sequence, a numpy array, or :class:`Columns`; between the steps of a stream with event time, a
+:class:`TimedBatch` around one of these. No operator changes a batch in place."""
+
+
+def untimed(batch: Batch) -> Sequence[Any] | Array | Columns:
+    """Return the batch without timestamps, as operators see it."""
+    return batch.records if type(batch) is TimedBatch else batch  # type: ignore[return-value]
 
 
 def rows_of_table(owner: str, given: object, error: type[StreamiterError]) -> Columns | Array | list[Any] | None:
@@ -173,6 +233,8 @@ def take(batch: Batch, indices: Sequence[int] | Array) -> Batch:
         return batch[np.asarray(indices, dtype=np.intp)]
     if isinstance(batch, Columns):
         return batch[np.asarray(indices, dtype=np.intp)]
+    if isinstance(batch, TimedBatch):
+        return TimedBatch(untimed(take(batch.records, indices)), batch.times[np.asarray(indices, dtype=np.intp)])
     return [batch[index] for index in indices]
 
 
@@ -186,6 +248,9 @@ def can_concatenate(first: Batch, second: Batch) -> bool:
     if isinstance(first, Columns):
         assert isinstance(second, Columns)
         return first.names == second.names and all(can_concatenate(first[name], second[name]) for name in first.names)
+    if isinstance(first, TimedBatch):
+        assert isinstance(second, TimedBatch)
+        return can_concatenate(first.records, second.records)
     return isinstance(first, list)
 
 
@@ -208,6 +273,10 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     if isinstance(first, Columns):
         parts = [batch for batch in batches if isinstance(batch, Columns)]
         return Columns({name: _concatenated([part[name] for part in parts]) for name in first.names})
+    if isinstance(first, TimedBatch):
+        timed = [batch for batch in batches if isinstance(batch, TimedBatch)]
+        records = concatenate([batch.records for batch in timed])
+        return TimedBatch(untimed(records), np.concatenate([batch.times for batch in timed]))
     merged: list[Any] = []
     for batch in batches:
         merged.extend(batch)
@@ -327,6 +396,29 @@ class EpochWatermark(Control):
 
     def __repr__(self) -> str:
         return f"EpochWatermark({self.epoch})"
+
+
+@final
+class EventTimeWatermark(Control):
+    """No record with a timestamp below ``time`` is expected on this channel any more; later ones may still come.
+
+    ``is_idle``: nor is any other record for now, so the channel does not hold back the watermark of its reader. The next
+    event-time watermark ends the idleness, and comes before the next record.
+    """
+
+    __slots__ = ("is_idle", "time")
+    kind: Final = "event time"
+
+    def __init__(self, time: int, is_idle: bool = False) -> None:
+        self.time = time
+        self.is_idle = is_idle
+
+    def __repr__(self) -> str:
+        return f"EventTimeWatermark({self.time}{', idle' if self.is_idle else ''})"
+
+
+WATERMARKS: Final = (EpochWatermark, EventTimeWatermark)
+"""Control records of which a later one says all that an earlier one of the same class has said."""
 
 
 @final

@@ -36,12 +36,13 @@ from streamiter.checkpoints.plain_format import (
     unpack_dtype,
 )
 from streamiter.deferred import Deferred, PlainValue
-from streamiter.records import Columns
+from streamiter.records import Columns, TimedBatch
 
 Array = npt.NDArray[Any]
 
 _TUPLE_OPENING: Final = extension(plain_format.TUPLE, b"")
 _COLUMNS_OPENING: Final = extension(plain_format.COLUMNS, b"")
+_TIMED_OPENING: Final = extension(plain_format.TIMED, b"")
 
 _CONTAINERS: Final = frozenset({list, tuple, dict})
 _LEAVES: Final = frozenset({NoneType, bool, int, float, str, bytes, np.ndarray, np.str_, np.bytes_}) | SCALAR_TYPES
@@ -158,6 +159,8 @@ def _encode_rare_type(value: PlainValue, kind: type[object]) -> PlainValue:
         return extension(plain_format.BIG_INT, content)
     if kind is Columns:
         return [_COLUMNS_OPENING, _columns(value)]
+    if kind is TimedBatch:
+        return [_TIMED_OPENING, value.records, value.times]
     if kind is np.str_:
         # The method of str: numpy's own loses NULs at the end.
         return extension(plain_format.NUMPY_STR, str.encode(value, "utf-8", UNICODE_ERRORS))
@@ -213,6 +216,7 @@ def _inside(level: list[PlainValue], kinds: set[type[object]], structs: Containe
     parts: list[PlainValue] = []
     if not kinds <= _CONTAINERS | _LEAVES:
         parts += [part for one in level if type(one) in structs for part in msgspec.structs.astuple(one)]
+        parts += [one.records for one in level if type(one) is TimedBatch]
         # For other objects, gc.get_referents would also return the class, and with it all modules.
         level = [one for one in level if type(one) in _CONTAINERS]
     if not _CONTAINERS.isdisjoint(kinds):
@@ -289,6 +293,15 @@ def _complete_columns(items: list[PlainValue]) -> Columns:
     return Columns(arrays)
 
 
+def _complete_timed(items: list[PlainValue]) -> TimedBatch:
+    _, records, times = items
+    if type(records) not in (list, Columns, np.ndarray) or type(times) is not np.ndarray or times.dtype != np.int64:
+        raise ValueError("a timed batch holds what is no batch, or no timestamps")
+    if times.shape != (len(records),):
+        raise ValueError("a timed batch has another number of timestamps")
+    return TimedBatch(records, times)
+
+
 def _builder_of(struct: type[msgspec.Struct], names: list[str]) -> _Builder:
     def complete(items: list[PlainValue]) -> msgspec.Struct:
         del items[0]
@@ -305,9 +318,10 @@ def _builder_of(struct: type[msgspec.Struct], names: list[str]) -> _Builder:
     return _Builder(complete)
 
 
-_OPENING_CODES: Final = (plain_format.TUPLE, plain_format.STRUCT, plain_format.COLUMNS)
+_OPENING_CODES: Final = (plain_format.TUPLE, plain_format.STRUCT, plain_format.COLUMNS, plain_format.TIMED)
 _TUPLE_BUILDER: Final = _Builder(_complete_tuple)
 _COLUMNS_BUILDER: Final = _Builder(_complete_columns)
+_TIMED_BUILDER: Final = _Builder(_complete_timed)
 
 
 class _PlainDataDecoder:
@@ -389,6 +403,8 @@ class _PlainDataDecoder:
             return self._struct_builder(payload)
         if code == plain_format.COLUMNS and not payload:
             return _COLUMNS_BUILDER
+        if code == plain_format.TIMED and not payload:
+            return _TIMED_BUILDER
         raise ValueError(f"it holds extension {code}, which no version begins a list with")
 
     def _struct_builder(self, payload: bytes) -> _Builder:

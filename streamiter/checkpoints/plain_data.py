@@ -10,6 +10,7 @@ numpy arrays         any dtype but objects: structured, datetimes, text, big-end
                      decoding they are contiguous in C order, whatever the strides were
 numpy scalars        the exact class
 ``Columns``          names, order, dtypes
+``TimedBatch``       the engine's own: a batch and its timestamps
 ``msgspec.Struct``   of registered classes, by class name and field names; the class is called with the
                      fields, so a field added later needs a default
 ===================  ==================================================================================
@@ -36,7 +37,18 @@ from streamiter.checkpoints.encoding import Parts, Resolve, decode_frame, encode
 from streamiter.checkpoints.plain_format import DEPTH_MAX, SCALAR_TYPES, StructRegistry, dtype_refusal
 from streamiter.deferred import Deferred, PlainValue, release_all
 from streamiter.errors import InternalError, PlainDataError
-from streamiter.records import Batch, CheckpointBarrier, Columns, Control, EndOfData, EndOfInput, EpochWatermark, Idle
+from streamiter.records import (
+    Batch,
+    CheckpointBarrier,
+    Columns,
+    Control,
+    EndOfData,
+    EndOfInput,
+    EpochWatermark,
+    EventTimeWatermark,
+    Idle,
+    TimedBatch,
+)
 
 
 class PlainData:
@@ -152,6 +164,8 @@ class PlainData:
         """Return the bytes of a batch in pieces; large arrays are not copied. Raises as :meth:`encode_batch` does."""
         if isinstance(batch, (np.ndarray, Columns)):
             return self._array_parts(batch)
+        if isinstance(batch, TimedBatch):
+            return self._timed_parts(batch)
         records = batch if type(batch) is list else _listed(batch)
         try:
             return encode_parts(records, self._structs)
@@ -188,7 +202,7 @@ class PlainData:
             ) from error
 
     def _checked_batch(self, batch: PlainValue) -> Batch:
-        if type(batch) is list or type(batch) is Columns or (type(batch) is np.ndarray and batch.ndim):
+        if type(batch) in (list, Columns, TimedBatch) or (type(batch) is np.ndarray and batch.ndim):
             return batch
         raise PlainDataError(
             f"expected the encoding of a batch (a list, an array or Columns), given that of "
@@ -202,6 +216,18 @@ class PlainData:
                 "wrap it: array[numpy.newaxis]"
             )
         return self.parts(batch, name="batch")
+
+    def _timed_parts(self, batch: TimedBatch) -> Parts:
+        records = batch.records
+        if not isinstance(records, (list, np.ndarray, Columns)):
+            batch = TimedBatch(_listed(records), batch.times)
+        try:
+            return encode_parts(batch, self._structs)
+        except MemoryError:
+            raise
+        except Exception:
+            self.batch_parts(records)  # It raises, and names the record.
+            raise
 
     def _refused(
         self, value: PlainValue, name: str, error: Exception, *, may_be_deferred: bool = False
@@ -234,7 +260,14 @@ def _listed(batch: PlainValue) -> list[PlainValue]:
 
 # The types of the fields of each kind, in the order of its __slots__.
 _CONTROLS: Final[Mapping[type[Any], tuple[Any, ...]]] = MappingProxyType(
-    {EpochWatermark: (int,), CheckpointBarrier: (int, bool), EndOfData: (int,), EndOfInput: (int | None,), Idle: ()}
+    {
+        EpochWatermark: (int,),
+        EventTimeWatermark: (int, bool),
+        CheckpointBarrier: (int, bool),
+        EndOfData: (int,),
+        EndOfInput: (int | None,),
+        Idle: (),
+    }
 )
 
 
@@ -385,6 +418,8 @@ def _part_problem(part: PlainValue, structs: Container[type[object]]) -> str | N
         return _dtype_problem(part)
     if kind is Columns:
         return _names_problem(part)
+    if kind is TimedBatch:
+        return None
     return f"expected plain data ({PLAIN_TYPES}), given {type_name(kind)}; {hint_for(kind)}"
 
 
@@ -421,6 +456,8 @@ def _parts(place: _ValuePath, structs: Container[type[object]]) -> Iterator[_Val
             yield place.inside(item, f"[{shown(key)}]")
     elif kind is Columns:
         yield from (place.inside(array, f"[{shown(name)}]") for name, array in part.arrays.items())
+    elif kind is TimedBatch:
+        yield place.inside(part.records, "")
     elif kind in structs:
         fields = zip(part.__struct_fields__, msgspec.structs.astuple(part), strict=True)
         yield from (place.inside(item, f".{name}") for name, item in fields)

@@ -17,6 +17,7 @@ code  name         payload                                     meaning
 8     NUMPY_BYTES  the bytes                                   a ``numpy.bytes_``
 9     FIXED_VOID   as SCALAR                                   a read-only, so hashable ``numpy.void``
 10    DEFERRED     u32 number, from 0 in order                 a deferred piece of state, stored apart
+11    TIMED        empty                                       opening; a batch and its timestamps follow
 ====  ===========  ==========================================  ==================================
 
 The first byte of a frame is its format. After it follows
@@ -57,6 +58,7 @@ NUMPY_STR: Final = 7
 NUMPY_BYTES: Final = 8
 FIXED_VOID: Final = 9
 DEFERRED: Final = 10
+TIMED: Final = 11
 
 PLAIN: Final = 1
 WITH_BUFFERS: Final = 2

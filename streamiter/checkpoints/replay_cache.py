@@ -25,7 +25,16 @@ from streamiter.checkpoints.disk_batches import (
 )
 from streamiter.deferred import Deferred, PlainValue, entries_of
 from streamiter.errors import InternalError, PlainDataError
-from streamiter.records import Batch, Columns, can_concatenate, concatenate, estimated_bytes, slice_batch
+from streamiter.records import (
+    Batch,
+    Columns,
+    TimedBatch,
+    can_concatenate,
+    concatenate,
+    estimated_bytes,
+    slice_batch,
+    untimed,
+)
 
 _COUNTS: Final = range(2**63)
 
@@ -262,6 +271,8 @@ def _to_keep(batch: Batch) -> Batch:
         arrays = batch.arrays
         kept = {name: _without_gaps(each) for name, each in arrays.items()}
         return batch if all(kept[name] is arrays[name] for name in arrays) else Columns(kept)
+    if isinstance(batch, TimedBatch):
+        return TimedBatch(untimed(_to_keep(batch.records)), batch.times.copy())
     return batch if isinstance(batch, list) else list(batch)
 
 
@@ -353,5 +364,6 @@ class _OpenPiece:
 
 def _record_bytes(batch: Batch) -> tuple[int, ...]:
     """Return the bytes of a record in each array of the batch; an empty tuple for a list."""
+    batch = untimed(batch)
     arrays = batch.arrays.values() if isinstance(batch, Columns) else [batch]
     return tuple(each.nbytes // len(each) for each in arrays if isinstance(each, np.ndarray))

@@ -20,7 +20,7 @@ from streamiter.flow.stream import Stream
 from streamiter.iteration.border import Entrance, Join, end_of_all
 from streamiter.iteration.coordinator import Advance, Terminate
 from streamiter.operators.operator import BoundaryOutput, Context
-from streamiter.records import Batch, Control, EpochWatermark
+from streamiter.records import Batch, Control, EpochWatermark, untimed
 from streamiter.runtime.graph import Edge, Step
 from streamiter.runtime.topic_outlets import DATA, Message
 from streamiter.topics.topic import Headers, Topic, TopicBatch
@@ -406,6 +406,6 @@ class FeedbackRecords:
             "kind": message.kind,
             "epoch": message.epoch,
             "is_copy": message.kind != DATA and message.home != partition,
-            "records": self._plain_data.decode_batch(value) if message.kind == DATA else [],
+            "records": untimed(self._plain_data.decode_batch(value)) if message.kind == DATA else [],
         }
         return {**record, "step": message.step} if message.step else record

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from streamiter.errors import ConfigurationError, RejectRecords, StreamiterError, shortened
-from streamiter.records import Batch, BatchOrigin, Columns, rows_of_table, take
+from streamiter.records import Batch, BatchOrigin, Columns, rows_of_table, take, untimed
 
 Function = Callable[..., Any]
 
@@ -203,6 +203,7 @@ def records_of(batch: Batch) -> tuple[Iterator[Any], Iterator[Any]]:
 
     The second is for :func:`fail_at`; often both are the same object.
     """
+    batch = untimed(batch)
     if isinstance(batch, Columns):
         columns = [iter(array) for array in batch.arrays.values()]
         names = batch.names

@@ -18,7 +18,8 @@ from streamiter.operators.keyed import NO_STATE
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.operators.operator import Context, IterationListener, Operator, Sharing
 from streamiter.operators.output import Output
-from streamiter.records import Batch, Columns, can_concatenate, concatenate, slice_batch, take
+from streamiter.records import Batch, Columns, TimedBatch, can_concatenate, concatenate, slice_batch, take, untimed
+from streamiter.times import MAX_TIME, MIN_TIME
 
 Epoch = int | None
 
@@ -50,6 +51,7 @@ class MiniBatch(Operator, IterationListener):
     """
 
     needs_epochs = False
+    takes_timed_batches = True
 
     def __init__(self, n: int, timeout_s: float | None = None) -> None:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
@@ -70,14 +72,14 @@ class MiniBatch(Operator, IterationListener):
 
     def process_batch(self, batch: Batch, out: Output) -> None:
         epoch = None if self._context is None else self._context.epoch
-        if not isinstance(batch, (list, np.ndarray, Columns)):
+        if not isinstance(batch, (list, np.ndarray, Columns, TimedBatch)):
             batch = list(batch)
         held = self._left_over.setdefault(epoch, HeldInput())
         if held and len(held) + len(batch) < self._n:
             held.add(batch)
             return
         mini_batches, rest = _cut(held, batch, self._n)
-        out.emit_batch(mini_batches)
+        out.emit_batch(_records_of(mini_batches))
         self._hold(epoch, held, rest)
 
     def _hold(self, epoch: Epoch, held: HeldInput, rest: Batch) -> None:
@@ -105,7 +107,14 @@ class MiniBatch(Operator, IterationListener):
 
     def _emit_left_over(self, epoch: Epoch, out: Output) -> None:
         mini_batches, rest = _cut(HeldInput(), self._left_over.pop(epoch).taken(), self._n)
-        out.emit_batch([*mini_batches, rest] if len(rest) else mini_batches)
+        out.emit_batch(_records_of([*mini_batches, rest] if len(rest) else mini_batches))
+
+    def on_event_time_watermark(self, watermark: int, out: Output) -> int:
+        """Hold the watermark back to the least timestamp of the left-over records; at the end, emit them before it."""
+        epoch = None if self._context is None else self._context.epoch
+        if watermark == MAX_TIME and epoch in self._left_over:
+            self._emit_left_over(epoch, out)
+        return min([watermark, *(held.least_time for held in self._left_over.values())])
 
     def snapshot(self) -> dict[str, Any]:
         return {
@@ -135,6 +144,14 @@ class MiniBatch(Operator, IterationListener):
                 if batches:
                     left_over[subtask].append((epoch, batches))
         return [{"left_over": of_subtask, "remaining_s": []} for of_subtask in left_over]
+
+
+def _records_of(mini_batches: list[Batch]) -> Batch:
+    """Return mini-batches as records; each has the greatest timestamp of its own records."""
+    if not any(isinstance(each, TimedBatch) for each in mini_batches):
+        return mini_batches
+    greatest = [each.times.max() if isinstance(each, TimedBatch) else MIN_TIME for each in mini_batches]
+    return TimedBatch([untimed(each) for each in mini_batches], np.array(greatest, np.int64))
 
 
 def _cut(held: HeldInput, batch: Batch, n: int) -> tuple[list[Batch], Batch]:
@@ -321,6 +338,14 @@ class Sort(Operator):
         return sharing.records("input", states)
 
 
+def _merged_timed(pieces: Sequence[Batch]) -> TimedBatch:
+    """Return records of several types with their timestamps; some pieces may have none."""
+    times = [
+        piece.times if isinstance(piece, TimedBatch) else np.full(len(piece), MIN_TIME, np.int64) for piece in pieces
+    ]
+    return TimedBatch([record for piece in pieces for record in piece], np.concatenate(times))
+
+
 KeyOf = str | Callable[[Any], Any]
 
 
@@ -411,6 +436,8 @@ class HeldInput:
     def __init__(self) -> None:
         self._pieces: list[Batch] = []
         self._length = 0
+        self.least_time = MAX_TIME
+        """The least timestamp of the records; ``MAX_TIME`` if none has one."""
 
     def __len__(self) -> int:
         return self._length
@@ -418,7 +445,9 @@ class HeldInput:
     def add(self, batch: Batch) -> None:
         """Append the records of a batch."""
         self._length += len(batch)
-        if isinstance(batch, (np.ndarray, Columns)):
+        if isinstance(batch, TimedBatch) and len(batch):
+            self.least_time = min(self.least_time, int(batch.times.min()))
+        if isinstance(batch, (np.ndarray, Columns, TimedBatch)):
             self._pieces.append(batch)
         elif self._pieces and isinstance(self._pieces[-1], list):
             self._pieces[-1].extend(batch)
@@ -432,12 +461,14 @@ class HeldInput:
         first, *others = self._pieces
         if all(can_concatenate(first, piece) for piece in others):
             return concatenate(self._pieces)
+        if any(isinstance(piece, TimedBatch) for piece in self._pieces):
+            return _merged_timed(self._pieces)
         return [record for piece in self._pieces for record in piece]
 
     def taken(self) -> Batch:
         """Remove all records, and return them as one batch."""
         merged = self.merged()
-        self._pieces, self._length = [], 0
+        self._pieces, self._length, self.least_time = [], 0, MAX_TIME
         return merged
 
     def snapshot(self) -> list[Batch]:

@@ -40,6 +40,8 @@ class KeyedOperator(Operator):
     handled, and copies these states first.
     """
 
+    one_by_one = "if tolerant"
+
     def __init__(self, key_of: Callable[[Any], Any], check_keys: CheckKeys) -> None:
         self._key_of = plain_function(f"{type(self).__name__}(key_of)", key_of)
         self._check_keys = check_keys

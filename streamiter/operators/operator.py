@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast, final, runtime_checkable
 
 from streamiter.clock import Clock
 from streamiter.deferred import Encode
 from streamiter.errors import CheckpointError, ConfigurationError
+from streamiter.operators.event_timers import StepTimes, checked_time
 from streamiter.operators.keyed_state import KeyedState
-from streamiter.records import Batch, BatchOrigin, Control
+from streamiter.records import Batch, BatchOrigin, Control, EventTimeWatermark
+from streamiter.times import MIN_TIME
 
 if TYPE_CHECKING:
     from streamiter.operators.output import Output
@@ -42,6 +44,10 @@ class Operator:
       after each batch of an input that is handled by batches. If all named inputs have ended, it reads every input.
     - ``input_ended(name, out)``: the input has ended at this instance.
     - ``on_timer(payload, out)``: a timer that was set with ``context.set_timer`` is due.
+    - ``on_event_timer(payload, out)``: a timer of ``context.set_event_timer`` is due: the event time has reached it.
+    - ``on_event_time_watermark(watermark, out) -> watermark``: the event time has grown, or a batch was handled while
+      the operator holds back a watermark. It emits what is complete and returns the watermark to pass on: at most the
+      least timestamp that it keeps. It is a plain method.
     - ``redistribute(states, parallelism) -> states``: distributes the snapshots of all old subtasks over another number
       of subtasks. The engine calls it on a new, unopened instance when a job resumes from a checkpoint with another
       parallelism. Without it, only a step without state, or with state by key, can change its parallelism. The state
@@ -70,6 +76,17 @@ class Operator:
 
     is_stateless: bool = False
     """For the engine: the operator keeps nothing from one batch to the next."""
+
+    takes_timed_batches: bool = False
+    """For the engine: in a stream with event time, the operator handles ``TimedBatch`` itself."""
+
+    one_by_one: Literal["never", "if tolerant", "always"] = "never"
+    """For the engine: in a stream with event time, the operator gets batches of one record, so that what it emits or
+    refuses has the record's timestamp: always, or if its step tolerates refused records. In other cases it emits a
+    batch as long as its own."""
+
+    assigns_event_time: bool = False
+    """For the engine: the operator sends event-time watermarks of its own, and ignores those of its input."""
 
     if TYPE_CHECKING:
         # An operator defines some of these; the engine looks which ones.
@@ -110,6 +127,16 @@ OperatorFactory = Callable[[], Operator]
 """An operator class, or a callable without arguments that returns an operator. Called once for each subtask."""
 
 
+@final
+class Look(Control):
+    """Posted by an operator to its task: call ``look`` between two batches."""
+
+    __slots__ = ("look",)
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        self.look = look
+
+
 class Context:
     """Tells an operator where it runs. It is passed to ``Operator.open`` and valid until ``close``.
 
@@ -131,6 +158,8 @@ class Context:
         in_iteration: bool,
         keyed: KeyedState | None,
         encode: Encode,
+        times: StepTimes | None = None,
+        takes_event_timers: bool = False,
     ) -> None:
         self.name = name
         self.subtask_index = subtask_index
@@ -145,6 +174,9 @@ class Context:
         self._set_timer = set_timer
         self._in_iteration = in_iteration
         self._keyed = keyed
+        self._times = times
+        self.takes_event_timers = takes_event_timers
+        """For the engine: whether the operator can be told of event timers."""
         self._service_worker: ServiceWorker | None = None
         self.key: Any = None
 
@@ -212,6 +244,58 @@ class Context:
         ended, emit it in ``input_ended``.
         """
         self._set_timer(delay_s, self.key, payload)
+
+    # -- event time ----------------------------------------------------------------------------------------
+
+    @property
+    def event_time(self) -> int | None:
+        """The watermark of the step, in milliseconds: no record with a timestamp below it is expected any more.
+
+        In ``on_event_timer`` it is the time at which the timer was due. None before the first watermark, and in a
+        stream without event time. At the end of the input it is ``MAX_TIME``.
+        """
+        return None if self._times is None else self._times.event_time(self.key)
+
+    @property
+    def timestamp(self) -> int | None:
+        """The timestamp of the record or event timer at hand, in milliseconds; None if it has none.
+
+        For a whole batch it is the greatest of its timestamps.
+        """
+        if self._times is None or self._times.timestamp == MIN_TIME:
+            return None
+        return self._times.timestamp
+
+    def set_event_timer(self, at: int, payload: Any = None) -> None:
+        """Call ``on_event_timer(payload, out)`` when the event time has reached ``at``, with the same ``context.key``.
+
+        ``at`` is in milliseconds. Timers fire in the order of their times, then in the order in which they were set;
+        equal timers (key, ``at``, payload) are one timer. A timer whose time has been reached fires when the current
+        call returns. At the end of the input all fire; a timer that is set from then on fires only if it is not later
+        than those. ``payload`` is plain data, because timers are part of a snapshot. What the operator emits at the
+        timer has the timestamp ``at``.
+        """
+        times = self._event_times("set_event_timer")
+        if not self.takes_event_timers:
+            raise ConfigurationError(
+                "context.set_event_timer: expected an operator that defines on_event_timer(payload, out), given one "
+                "that does not; define it, since only on_event_timer is told of the timer"
+            )
+        times.set_timer(checked_time("context.set_event_timer(at)", at), self.key, payload)
+
+    def delete_event_timer(self, at: int, payload: Any = None) -> None:
+        """Delete the event timer with the same ``context.key``, time and payload; no effect if there is none."""
+        self._event_times("delete_event_timer").delete_timer(
+            checked_time("context.delete_event_timer(at)", at), self.key, payload
+        )
+
+    def _event_times(self, method: str) -> StepTimes:
+        if self._times is None:
+            raise ConfigurationError(
+                f"context.{method}: expected a stream with event time, given step {self.name!r} without; put "
+                ".event_time(…) before the step"
+            )
+        return self._times
 
     def _keyed_state(self) -> KeyedState:
         if self._keyed is None:
@@ -339,6 +423,10 @@ class Boundary(Operator):
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
         """Handle a control record that has arrived from all channels, or that was posted to this task."""
         raise NotImplementedError
+
+    async def on_event_time(self, control: EventTimeWatermark, out: BoundaryOutput) -> None:
+        """Handle an event-time watermark: pass it on, behind all records that arrived before it."""
+        await out.control(control)
 
     def wanted_inputs(self) -> Iterable[str] | None:
         """Return the inputs to read next; None means all."""

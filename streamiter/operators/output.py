@@ -5,15 +5,17 @@ A step has a policy for refused records: the job fails, the record is skipped, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, Literal, NoReturn, final
 
 import numpy as np
 
-from streamiter.errors import described, shortened
+from streamiter.errors import ConfigurationError, described, shortened
+from streamiter.operators.event_timers import StepTimes, checked_time
 from streamiter.operators.functions import FunctionResultError, rows_if_table
-from streamiter.records import Batch, BatchOrigin, Columns, OutputTag
+from streamiter.records import Batch, BatchOrigin, Columns, EventTimeWatermark, OutputTag, TimedBatch, untimed
+from streamiter.times import MIN_TIME, Times
 
 Receiver = Callable[[Batch], object]
 """Receives a batch: the next operator of the chain, or the writer of a channel."""
@@ -22,7 +24,7 @@ Receiver = Callable[[Batch], object]
 # µs) is small, small enough that the output of one call stays in the CPU cache.
 _GATHER_RECORDS: Final = 1024
 
-_BATCHES: Final = frozenset({list, np.ndarray, Columns})
+_BATCHES: Final = frozenset({list, np.ndarray, Columns, TimedBatch})
 
 
 class Output:
@@ -46,6 +48,9 @@ class Output:
         self._gathered: list[Any] = []
         self._tagged_gathered: dict[OutputTag, list[Any]] = {}
         self.records_emitted = 0
+        self.passed: EventTimeWatermark | None = None
+        """The last event-time watermark that has passed."""
+        self._followers: list[Callable[[EventTimeWatermark], object]] = []
 
     def connect(self, receiver: Receiver, tag: OutputTag | None) -> None:
         """For the engine: send the emitted records, or those with ``tag``, to ``receiver``."""
@@ -53,6 +58,17 @@ class Output:
             self._receivers.append(receiver)
         else:
             self._tagged_receivers.setdefault(tag, []).append(receiver)
+
+    def follow(self, follower: Callable[[EventTimeWatermark], object]) -> None:
+        """For the engine: give event-time watermarks to ``follower``, behind all records that were emitted before."""
+        self._followers.append(follower)
+
+    def pass_watermark(self, watermark: EventTimeWatermark) -> None:
+        """For the engine: pass an event-time watermark on."""
+        self.flush()
+        self.passed = watermark
+        for follower in self._followers:
+            follower(watermark)
 
     def ask_for_origin(self, origin_now: Callable[[], BatchOrigin | None]) -> None:
         """For the engine: set the function that returns the origin of the current batch."""
@@ -89,8 +105,14 @@ class Output:
         }
         return attach
 
-    def emit(self, record: Any, tag: OutputTag | None = None) -> None:
-        """Emit one record."""
+    def emit(self, record: Any, tag: OutputTag | None = None, *, event_time: int | None = None) -> None:
+        """Emit one record.
+
+        In a stream with event time it has the timestamp of the record or timer at hand, or ``event_time``, in
+        milliseconds.
+        """
+        if event_time is not None:
+            raise _no_event_time(self._step)
         if tag is not None:
             self._tagged_gathered.setdefault(tag, []).append(record)
             return
@@ -98,8 +120,16 @@ class Output:
         if len(self._gathered) >= _GATHER_RECORDS:
             self._send_gathered()
 
-    def emit_batch(self, batch: Batch, tag: OutputTag | None = None) -> None:
-        """Emit the records of a batch. The records of a table of pandas, polars or Arrow are its rows."""
+    def emit_batch(
+        self, batch: Batch, tag: OutputTag | None = None, *, event_time: int | Times | Sequence[int] | None = None
+    ) -> None:
+        """Emit the records of a batch. The records of a table of pandas, polars or Arrow are its rows.
+
+        In a stream with event time they have the timestamps of the records at hand, by position, if there are as many;
+        otherwise the greatest of these; or ``event_time``: one timestamp for each record, or one for all.
+        """
+        if event_time is not None:
+            raise _no_event_time(self._step)
         if type(batch) not in _BATCHES:
             batch = batch_of(f"step {self._step!r}, emit_batch", batch)
         if tag is not None:
@@ -176,6 +206,97 @@ class Output:
         if len(batch):
             for receiver in receivers:
                 receiver(batch)
+
+
+def _no_event_time(step: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"step {step!r}: expected event_time= only in a stream with event time, given it without; put .event_time(…) "
+        "before the step, or leave event_time= out"
+    )
+
+
+@final
+class TimedOutput(Output):
+    """The output of a step of a stream with event time: what it sends are :class:`TimedBatch` es."""
+
+    def __init__(self, step: str, policy: RejectionPolicy, times: StepTimes) -> None:
+        """``times.timestamp`` is that of the record or timer at hand."""
+        super().__init__(step, policy)
+        self._step_times = times
+        self._times: Times | None = None
+        """The timestamps of the batch at hand, if the operator handles a batch."""
+        self._gathered_times: list[int] = []
+        self._tagged_times: dict[OutputTag, list[int]] = {}
+        self.gathers = False
+        """Whether batches are gathered as records are, because they have one record each."""
+
+    def begin_batch(self, batch: Batch) -> None:
+        """For the engine: the operator handles this batch now."""
+        if isinstance(batch, TimedBatch):
+            self._times = batch.times
+            self._step_times.timestamp = int(batch.times.max(initial=MIN_TIME))
+        else:
+            self.end_batch()
+
+    def end_batch(self) -> None:
+        """For the engine: the operator handles no batch."""
+        self._times = None
+        self._step_times.timestamp = MIN_TIME
+
+    def emit(self, record: Any, tag: OutputTag | None = None, *, event_time: int | None = None) -> None:
+        time = self._step_times.timestamp if event_time is None else checked_time("emit(event_time)", event_time)
+        if tag is not None:
+            self._tagged_times.setdefault(tag, []).append(time)
+            self._tagged_gathered.setdefault(tag, []).append(record)
+            return
+        self._gathered_times.append(time)
+        self._gathered.append(record)
+        if len(self._gathered) >= _GATHER_RECORDS:
+            self._send_gathered()
+
+    def emit_batch(
+        self, batch: Batch, tag: OutputTag | None = None, *, event_time: int | Times | Sequence[int] | None = None
+    ) -> None:
+        if self.gathers and event_time is None:
+            for record in batch:
+                self.emit(record, tag)
+            return
+        if type(batch) not in _BATCHES:
+            batch = batch_of(f"step {self._step!r}, emit_batch", batch)
+        if type(batch) is not TimedBatch:
+            batch = TimedBatch(untimed(batch), self._times_for(len(batch), event_time))
+        super().emit_batch(batch, tag)
+
+    def _times_for(self, count: int, given: int | Times | Sequence[int] | None) -> Times:
+        if given is None:
+            if self._times is not None and len(self._times) == count:
+                return self._times
+            return np.full(count, self._step_times.timestamp, np.int64)
+        if isinstance(given, (int, np.integer)):
+            return np.full(count, checked_time("emit_batch(event_time)", given), np.int64)
+        times = np.asarray(given)
+        if times.shape != (count,) or (times.dtype.kind not in "iu" and count):
+            raise ConfigurationError(
+                f"emit_batch(event_time): expected one timestamp in whole milliseconds for each of {count} records, given "
+                f"{shortened(given)}; give an array as long as the batch, or one int"
+            )
+        for outermost in (times.min(), times.max()) if count else ():
+            checked_time("emit_batch(event_time)", outermost)
+        return times.astype(np.int64)
+
+    def _send_gathered(self) -> None:
+        records, self._gathered = self._gathered, []
+        times, self._gathered_times = self._gathered_times, []
+        self.records_emitted += len(records)
+        batch = TimedBatch(records, np.array(times, np.int64))
+        for receiver in self._receivers:
+            receiver(batch)
+
+    def _send_tagged(self, tag: OutputTag) -> None:
+        records = self._tagged_gathered.pop(tag, None)
+        if records:
+            batch = TimedBatch(records, np.array(self._tagged_times.pop(tag), np.int64))
+            self._deliver(self._tagged_receivers.get(tag, ()), batch)
 
 
 def batch_of(where: str, given: Any) -> Batch:

@@ -23,7 +23,7 @@ from streamiter.operators.functions import (
 )
 from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output
-from streamiter.records import Batch, Columns, take
+from streamiter.records import Batch, Columns, TimedBatch, take, untimed
 
 
 class Map(Operator):
@@ -40,6 +40,7 @@ class Map(Operator):
     """
 
     is_stateless = True
+    one_by_one = "if tolerant"
 
     def __init__(self, f: Callable[[Any], Any]) -> None:
         self._f = plain_function("Map(f)", f)
@@ -70,13 +71,23 @@ class MapBatch(Operator):
     """
 
     is_stateless = True
+    takes_timed_batches = True
 
     def __init__(self, f: Callable[[Batch], Batch]) -> None:
         self._f = plain_function("MapBatch(f)", f)
 
     def process_batch(self, batch: Batch, out: Output) -> None:
-        if len(batch):
-            out.emit_batch(checked_batch("MapBatch(f)", self._f(batch)))
+        if not len(batch):
+            return
+        result = checked_batch("MapBatch(f)", self._f(untimed(batch)))
+        if isinstance(batch, TimedBatch):
+            if len(result) != len(batch):
+                raise FunctionResultError(
+                    f"MapBatch(f): expected as many records as the {len(batch)} that the function was given, since each "
+                    f"keeps a timestamp, given {len(result)}; use filter_batch or flat_map, or put event_time behind"
+                )
+            result = TimedBatch(untimed(result), batch.times)
+        out.emit_batch(result)
 
 
 class Filter(Operator):
@@ -94,6 +105,8 @@ class Filter(Operator):
     """
 
     is_stateless = True
+    takes_timed_batches = True
+    one_by_one = "if tolerant"
 
     def __init__(self, predicate: Callable[[Any], Any]) -> None:
         self._predicate = plain_function("Filter(predicate)", predicate)
@@ -142,6 +155,7 @@ class FilterBatch(Operator):
     """
 
     is_stateless = True
+    takes_timed_batches = True
 
     def __init__(self, f: Callable[[Batch], Mask | Sequence[bool]]) -> None:
         self._f = plain_function("FilterBatch(f)", f)
@@ -149,10 +163,10 @@ class FilterBatch(Operator):
     def process_batch(self, batch: Batch, out: Output) -> None:
         if not len(batch):
             return
-        mask = _checked_mask(self._f(batch), len(batch))
+        mask = _checked_mask(self._f(untimed(batch)), len(batch))
         if mask.all():
             out.emit_batch(batch)
-        elif isinstance(batch, (np.ndarray, Columns)):
+        elif isinstance(batch, (np.ndarray, Columns, TimedBatch)):
             out.emit_batch(take(batch, np.flatnonzero(mask)))
         else:
             out.emit_batch(list(compress(batch, mask)))
@@ -189,6 +203,7 @@ class FlatMap(Operator):
     """
 
     is_stateless = True
+    one_by_one = "always"
 
     def __init__(self, f: Callable[[Any], Iterable[Any]]) -> None:
         self._f = plain_function("FlatMap(f)", f)
@@ -282,6 +297,7 @@ class Identity(Operator):
     """Emits each batch as it is, for steps that only re-partition, union or name a stream."""
 
     is_stateless = True
+    takes_timed_batches = True
 
     def process_batch(self, batch: Batch, out: Output) -> None:
         out.emit_batch(batch)

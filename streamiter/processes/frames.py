@@ -18,6 +18,8 @@ kind  name     body
 8     FREE     the places of bodies in the receiver's shared memory that are not used any more
 ====  =======  ==================================================================================================
 
+If 128 is added to the encoding, the timestamps of the records (i64 each) follow the records.
+
 Records have one of five encodings. MSGPACK is one call of msgspec, for types that msgpack keeps exactly. ARRAYS is for
 arrays, ``Columns`` and ``SparseRows`` of the common dtypes: their layout in msgpack, then each array, all filled to a
 multiple of 16 bytes; the layout of a message is the message itself, with an extension object (the character of the
@@ -46,7 +48,7 @@ from streamiter.checkpoints.plain_format import ALIGNED_BYTES
 from streamiter.deferred import PlainValue
 from streamiter.errors import PlainDataError
 from streamiter.operators.output import DeadLetter, Origin
-from streamiter.records import Array, BatchOrigin, Columns, Control, DataBatch
+from streamiter.records import Array, BatchOrigin, Columns, Control, DataBatch, TimedBatch
 from streamiter.sparse_rows import SparseRows
 from streamiter.topics.source_and_sink import dead_letter_value
 from streamiter.topics.topic import OutgoingBatch
@@ -73,6 +75,8 @@ _PLAIN: Final = 1
 _ARRAYS: Final = 2
 _LETTERS: Final = 3
 _OUTGOING: Final = 4
+_TIMED: Final = 128
+"""Added to the encoding of records with timestamps."""
 
 _MESSAGE_HEAD: Final = Struct("<BI11x")
 _PLAIN_MESSAGE: Final = _MESSAGE_HEAD.pack(_PLAIN, 0)
@@ -156,6 +160,9 @@ class FrameEncoding:
             layout = self._pack(described[:-1])
             if len(layout) < 1 << 16:
                 return _ARRAYS, len(layout), _filled(layout, described[-1])
+        elif type(records) is TimedBatch:
+            encoding, layout_bytes, parts = self._encode_records(records.records)
+            return encoding | _TIMED, layout_bytes, [*parts, content(records.times)]
         return _PLAIN, 0, self._plain_data.batch_parts(records)
 
     def decode_batch(self, body: memoryview) -> tuple[DataBatch, int]:
@@ -166,6 +173,11 @@ class FrameEncoding:
         epoch, size_bytes, count, origin_bytes, encoding, layout = _BATCH_HEAD.unpack_from(body)
         end = len(body) - origin_bytes
         given = body[_BATCH_HEAD.size : end]
+        times = None
+        if encoding & _TIMED:
+            encoding, end = encoding ^ _TIMED, end - 8 * count
+            times = np.frombuffer(body[end : end + 8 * count], np.int64).copy()
+            given = body[_BATCH_HEAD.size : end]
         records: Any
         if encoding == _MSGPACK:
             records = self._unpack(given)
@@ -181,7 +193,8 @@ class FrameEncoding:
             records = [_letter(*fields) for fields in records]
         if len(records) != count:
             raise PlainDataError(f"expected a batch of {count} records, given the bytes of {len(records)}")
-        return DataBatch(records, epoch, self._unpack_origin(body[end:]) if origin_bytes else None), size_bytes
+        origin = self._unpack_origin(body[len(body) - origin_bytes :]) if origin_bytes else None
+        return DataBatch(records if times is None else TimedBatch(records, times), epoch, origin), size_bytes
 
     def _encode_outgoing(self, batch: OutgoingBatch) -> bytes:
         try:

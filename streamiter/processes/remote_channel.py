@@ -17,7 +17,7 @@ from streamiter.checkpoints.disk_batches import errors_with_name
 from streamiter.errors import InternalError, PlainDataError
 from streamiter.processes.frames import BATCH, CONTROL, TAKEN, Taken
 from streamiter.processes.link import ProcessLink, check_length
-from streamiter.records import Control, DataBatch, EpochWatermark
+from streamiter.records import WATERMARKS, Control, DataBatch
 
 # A channel between processes has room for so many times as many records, because batches are on their way while the
 # consumer handles others. Measured with columns of 10,000 records: 101 instead of 168 µs for a batch. The limit in
@@ -71,17 +71,17 @@ class DepartingChannel(Channel):
         self._windows = math.ceil(max(limit_records / records, limit_bytes / size_bytes))
         self._link = link
         self._number = number
-        self._watermark_place: int | None = None
-        """The place of the last frame in the link, if it has a watermark."""
+        self._last_watermark: tuple[type[Control], int] | None = None
+        """The class of the watermark in the last frame, and its place in the link, if it has one."""
         link.attach(number, self.receive)
 
     def put_control(self, control: Control) -> None:
         body = self._link.encoding.encode_control(control)
-        is_watermark = isinstance(control, EpochWatermark)
-        if is_watermark and self._watermark_place is not None and self._link.replace(self._watermark_place, body):
+        last = self._last_watermark
+        if last is not None and type(control) is last[0] and self._link.replace(last[1], body):
             return
         place = self._link.send(self._number, CONTROL, [body])
-        self._watermark_place = place if is_watermark else None
+        self._last_watermark = (type(control), place) if isinstance(control, WATERMARKS) else None
 
     def shut_intakes(self, intakes: Sequence[Intake], way: int) -> None:
         # The other channels on the way may have the full limits.
@@ -110,7 +110,7 @@ class DepartingChannel(Channel):
             self._link.send(self._number, BATCH, self._link.encoding.encode_batch(batch, size_bytes))
         except PlainDataError as error:
             raise PlainDataError(f"{self.name}, in another process: {error}") from error
-        self._watermark_place = None
+        self._last_watermark = None
         super()._admit(batch, count, size_bytes)
 
     def _append(self, item: DataBatch | Control) -> None:

@@ -1,0 +1,428 @@
+"""Event time begins here: the step of ``stream.event_time(…)``, which gives timestamps and makes watermarks.
+
+:class:`PartTimes` computes a watermark from its *parts*: the partitions of a source, or the channels of a gate.
+:class:`WatermarkGenerator` follows the timestamps of partitions, and says where a batch must be cut. Both are pure data
+structures. :class:`AssignEventTime` is the operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import tzinfo
+from enum import Enum
+from typing import Any, Final, Literal, NamedTuple, Protocol, final
+
+import numpy as np
+
+from streamiter.clock import TimerHandle
+from streamiter.errors import ConfigurationError
+from streamiter.operators.functions import apply_to_each, field_or_function
+from streamiter.operators.operator import Context, Look, Operator
+from streamiter.operators.output import Output
+from streamiter.records import Array, Batch, Columns, EventTimeWatermark, TimedBatch, slice_batch, take, untimed
+from streamiter.times import (
+    MAX_TIME,
+    MIN_TIME,
+    TIME_LIMIT,
+    UNIT_NAMES,
+    Times,
+    TimeUnit,
+    read_times,
+    shown_time,
+    unit_of,
+)
+
+
+@final
+class PartTimes:
+    """The watermark of several parts: the least time that the active ones have reached. Pure data, no I/O.
+
+    A part that is idle, or has ended, does not count. If no part is active, the watermark is the greatest time that an
+    idle one has reached, so the order in which they fall idle makes no difference. When all have ended it is
+    ``MAX_TIME``. It never goes back.
+
+    >>> parts = PartTimes(["left", "right"])
+    >>> parts.reach("left", 18), parts.settle()
+    (None, False)
+    >>> parts.reach("right", 7), parts.settle(), parts.watermark
+    (None, True, 7)
+    >>> parts.set_idle("right"), parts.settle(), parts.watermark
+    (None, True, 18)
+    >>> parts.end("left"), parts.end("right"), parts.settle(), parts.watermark == MAX_TIME
+    (None, None, True, True)
+    """
+
+    def __init__(self, parts: Iterable[Hashable] = ()) -> None:
+        self._reached: dict[Hashable, int] = dict.fromkeys(parts, MIN_TIME)
+        """By part that has not ended."""
+        self._idle: set[Hashable] = set()
+        self._ended: set[Hashable] = set()
+        self.watermark = MIN_TIME
+
+    def __contains__(self, part: Hashable) -> bool:
+        return part in self._reached or part in self._ended
+
+    def reach(self, part: Hashable, time: int) -> None:
+        """Note that a part has reached a time, or a time before one that it has reached already; it is active now."""
+        self._reached[part] = max(time, self._reached.get(part, MIN_TIME))
+        self._idle.discard(part)
+        self._ended.discard(part)
+
+    def set_idle(self, part: Hashable) -> None:
+        """Note that a part brings nothing for now."""
+        if part in self._reached:
+            self._idle.add(part)
+
+    def end(self, part: Hashable) -> None:
+        """Note that a part brings nothing more."""
+        self._reached.pop(part, None)
+        self._idle.discard(part)
+        self._ended.add(part)
+
+    def is_active(self, part: Hashable) -> bool:
+        return part in self._reached and part not in self._idle
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no part is active, and not all have ended."""
+        return len(self._idle) == len(self._reached) and bool(self._reached or not self._ended)
+
+    @property
+    def slowest(self) -> Hashable | None:
+        """The active part that has reached the least, which holds back the watermark; None if none is active."""
+        active = [part for part in self._reached if part not in self._idle]
+        return min(active, key=self._reached.__getitem__, default=None)
+
+    def least_beside(self, part: Hashable) -> int:
+        """Return the least that the other active parts have reached; ``MAX_TIME`` if there is none."""
+        others = (time for other, time in self._reached.items() if other != part and other not in self._idle)
+        return min(others, default=MAX_TIME)
+
+    def settle(self) -> bool:
+        """Compute the watermark; return whether it has grown."""
+        reached, idle = self._reached, self._idle
+        if len(idle) < len(reached):
+            least = min(time for part, time in reached.items() if part not in idle) if idle else min(reached.values())
+        elif reached:
+            least = max(reached.values())
+        else:
+            least = MAX_TIME if self._ended else MIN_TIME
+        if least <= self.watermark:
+            return False
+        self.watermark = least
+        return True
+
+
+class Piece(NamedTuple):
+    """A part of a batch, and the watermark to send behind it, if it has grown."""
+
+    start: int
+    stop: int
+    watermark: int | None
+
+
+@final
+class WatermarkGenerator:
+    """Makes the watermark of one subtask from the timestamps of its partitions. Pure data, no I/O.
+
+    A partition has reached its greatest timestamp minus the bound. The watermark is as if it were sent after every
+    record: it is sent once for a batch, and before each record that is below it.
+
+    >>> generator = WatermarkGenerator(bound_ms=2)
+    >>> generator.add(0), generator.add(1)
+    (None, None)
+    >>> generator.take(0, np.array([10, 4])), generator.take(1, np.array([5, 12, 6]))
+    ([Piece(start=0, stop=2, watermark=None)], [Piece(start=0, stop=2, watermark=8), Piece(start=2, stop=3, watermark=None)])
+    """
+
+    def __init__(self, bound_ms: int) -> None:
+        self._bound_ms = bound_ms
+        self.parts = PartTimes()
+        self.late = 0
+        """The number of records below the watermark."""
+        self._greatest: dict[int | None, int] = {}
+
+    def add(self, partition: int | None) -> None:
+        """Note a partition that is read now; it is active."""
+        greatest = self._greatest.get(partition)
+        self.parts.reach(partition, MIN_TIME if greatest is None else greatest - self._bound_ms)
+
+    def take(self, partition: int | None, times: Times) -> list[Piece]:
+        """Note the timestamps of a batch of one partition; return the pieces into which the batch is cut."""
+        parts, before = self.parts, self.parts.watermark
+        greatest = np.maximum(np.maximum.accumulate(times), self._greatest.get(partition, MIN_TIME))
+        reached = greatest - self._bound_ms
+        running = np.maximum(np.minimum(reached, parts.least_beside(partition)), before)
+        below = np.flatnonzero(times[1:] < running[:-1]) + 1
+        self.late += len(below) + int(times[0] < before)
+        at_cuts = running[below - 1]
+        is_new = np.diff(at_cuts, prepend=before) > 0
+        pieces, start, sent = [], 0, before
+        for stop, watermark in zip(below[is_new].tolist(), at_cuts[is_new].tolist(), strict=True):
+            pieces.append(Piece(start, stop, watermark))
+            start, sent = stop, watermark
+        self._greatest[partition] = int(greatest[-1])
+        parts.reach(partition, int(reached[-1]))
+        parts.settle()
+        pieces.append(Piece(start, len(times), parts.watermark if parts.watermark > sent else None))
+        return pieces
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state as plain data. Idleness is no part of it."""
+        return {"greatest": list(self._greatest.items()), "watermark": self.parts.watermark, "late": self.late}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over the result of ``snapshot``; partitions are added when they are read."""
+        self._greatest = dict(state["greatest"])
+        self.parts = PartTimes()
+        self.parts.watermark = state["watermark"]
+        self.late = state["late"]
+
+    @staticmethod
+    def redistribute(states: Sequence[Mapping[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """Give partition p to subtask p mod n, and all subtasks the least watermark.
+
+        Subtasks of one partition each become subtasks that have all reached the least.
+        """
+        greatest: dict[int | None, int] = {}
+        for partition, time in (each for state in states for each in state["greatest"]):
+            known = greatest.setdefault(partition, time)
+            greatest[partition] = min(known, time)
+        least = min(state["watermark"] for state in states)
+        return [
+            {
+                "greatest": [each for each in greatest.items() if each[0] is None or each[0] % parallelism == subtask],
+                "watermark": least,
+                "late": sum(state["late"] for state in states[subtask::parallelism]),
+            }
+            for subtask in range(parallelism)
+        ]
+
+
+class PartState(Enum):
+    """How far a partition has been read."""
+
+    READING = "reading"
+    """More records are known to be there, or have been read and wait."""
+    AT_END = "at its end"
+    """All records that are known have been handled."""
+    ENDED = "ended"
+    """It brings nothing more."""
+
+
+class TaskInput(Protocol):
+    """What the step knows of the input of its task."""
+
+    def parts(self) -> Mapping[int | None, PartState]:
+        """Return the partitions that the task reads now; one without a number (None) if it cannot tell them apart."""
+
+    def timestamps_ms(self) -> Sequence[int]:
+        """Return the timestamps that the topic has for the records of the current batch."""
+
+
+Of = str | Callable[[Any], Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimeSettings:
+    """The settings of ``stream.event_time``."""
+
+    of: Of = None
+    """The name of the field with the time, or a function of the record; None: the timestamp of the topic."""
+    unit: TimeUnit | None = None
+    """The unit of numbers, or "iso" for texts."""
+    time_zone: tzinfo | None = None
+    """The time zone of dates without one."""
+    bound_ms: int = 0
+    """How much earlier than the greatest timestamp of its partition a record may be without being late."""
+    idle_after_s: float | None = 60.0
+    """After so many seconds without a record, a partition that is read to its end does not hold back the watermark."""
+    when_idle: Literal["wait", "advance"] = "wait"
+    """Whether time stands still, or goes on with the clock, while no partition is active."""
+    check_unit: bool = True
+    """Whether the first number of a subtask must not be of another unit."""
+    max_ahead_ms: int | None = None
+    """Timestamps that are further ahead of the clock are refused."""
+
+
+# Partitions are looked at so often: a new or silent one is noticed soon, and the cost is small.
+_LOOK_S: Final = 1.0
+
+
+class AssignEventTime(Operator):
+    """Gives each record its timestamp, and sends the watermarks that follow from the timestamps.
+
+    A record without a valid time follows the step's policy. See ``Stream.event_time``.
+    """
+
+    assigns_event_time = True
+
+    def __init__(self, settings: EventTimeSettings) -> None:
+        self.settings = settings
+        self._of = None if settings.of is None else field_or_function("event_time(of)", settings.of)
+        self._generator = WatermarkGenerator(settings.bound_ms)
+        self._checks_unit = settings.check_unit and settings.unit in UNIT_NAMES
+        self._quiet_since_s: dict[int | None, float] = {}
+        """By active partition: the last moment with a record, or with records still to read."""
+        self._told = MIN_TIME, False
+        """The watermark and the idleness that were sent last."""
+        self._stood: tuple[int, int] | None = None
+        """While no partition is active: the watermark at which time stood still, and the clock then."""
+        self._handle: TimerHandle | None = None
+
+    def attach(self, task_input: TaskInput, out: Output) -> None:
+        """For the engine: set the input of the task, and the output for watermarks, before ``open``."""
+        self._input = task_input
+        self._out = out
+
+    @property
+    def late(self) -> int:
+        """The number of records that were below the watermark when they arrived."""
+        return self._generator.late
+
+    @property
+    def slowest(self) -> Hashable | None:
+        """The partition that holds back the watermark."""
+        return self._generator.parts.slowest
+
+    def open(self, context: Context) -> None:
+        self._clock = context.clock
+        self._post = context.post
+        idle_after_s = self.settings.idle_after_s
+        self._look_s = _LOOK_S if idle_after_s is None else min(_LOOK_S, idle_after_s / 4)
+        self._post(Look(self.look))
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    # -- records -------------------------------------------------------------------------------------------
+
+    def process_batch(self, batch: Batch, out: Output) -> None:
+        origin = out.batch_origin
+        timed = self._timed(untimed(batch), out)
+        if not len(timed):
+            return
+        parts = self._see_parts()
+        partition = None if origin is None or None in parts else origin.partition
+        generator = self._generator
+        self._quiet_since_s[partition] = self._clock.monotonic_s()
+        if not generator.parts.is_active(partition):
+            generator.add(partition)
+            self._tell()
+        for piece in generator.take(partition, timed.times):
+            out.emit_batch(slice_batch(timed, piece.start, piece.stop))
+            if piece.watermark is not None:
+                self._send(piece.watermark, is_idle=False)
+
+    def _timed(self, batch: Sequence[Any] | Array | Columns, out: Output) -> TimedBatch:
+        """Return the batch with timestamps; refuse the records that have none."""
+        records, values = self._values(batch, out)
+        if self._checks_unit:
+            self._check_unit(values)
+        times, failures = read_times(values, self.settings.unit, self.settings.time_zone)
+        if self._of is None:
+            failures |= dict.fromkeys(
+                np.flatnonzero(times == -1).tolist(), "expected a timestamp of the topic, given none"
+            )
+        if (ahead_ms := self.settings.max_ahead_ms) is not None:
+            latest = self._clock.now_ms() + ahead_ms
+            for index in np.flatnonzero(times > latest).tolist():
+                failures[index] = f"expected a time before {shown_time(latest)}, given {shown_time(int(times[index]))}"
+        timed = TimedBatch(records, times)
+        if not failures:
+            return timed
+        for index in sorted(failures):
+            out.reject(records[index], failures[index], origin=out.batch_origin)
+        kept = take(timed, np.delete(np.arange(len(records)), sorted(failures)))
+        assert isinstance(kept, TimedBatch)
+        return kept
+
+    def _values(self, batch: Sequence[Any] | Array | Columns, out: Output) -> tuple[Any, Sequence[Any] | Array]:
+        """Return the records, and the value with the time of each."""
+        if self._of is None:
+            return batch, np.asarray(self._input.timestamps_ms(), np.int64)
+        name = self.settings.of
+        if isinstance(name, str):
+            names = batch.dtype.names if isinstance(batch, np.ndarray) else getattr(batch, "names", None)
+            if names is not None and name in names:
+                return batch, batch[name]  # type: ignore[call-overload]
+        accepted, values = apply_to_each(self._of, batch, out)
+        return untimed(accepted), values
+
+    def _check_unit(self, values: Sequence[Any] | Array) -> None:
+        """Raise ConfigurationError if the first number is of another unit."""
+        unit = self.settings.unit
+        assert unit is not None
+        for value in values:
+            if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
+                self._checks_unit = False
+                if np.isfinite(value) and (other := unit_of(float(value), unit)) is not None:
+                    raise ConfigurationError(
+                        f'event_time: expected times in {UNIT_NAMES[unit]}, because of unit="{unit}", given '
+                        f"{value!r}, which is a time between 2000 and 2099 in {UNIT_NAMES[other]}; write "
+                        f'unit="{other}", or check_unit=False if the time is right'
+                    )
+                return
+
+    # -- watermarks ----------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Look for partitions that are new, silent or ended; called now and then, between two batches."""
+        if self._told[0] == MAX_TIME:
+            return
+        self._see_parts()
+        self._tell()
+        self._handle = self._clock.call_later(self._look_s, lambda: self._post(Look(self.look)))
+
+    def end(self) -> None:
+        """Send the last watermark: the input has ended."""
+        self.close()
+        self._send(MAX_TIME, is_idle=False)
+
+    def _see_parts(self) -> Mapping[int | None, PartState]:
+        parts, now_s = self._generator.parts, self._clock.monotonic_s()
+        seen, idle_after_s = self._input.parts(), self.settings.idle_after_s
+        for partition, state in seen.items():
+            if partition not in parts:
+                self._generator.add(partition)
+                self._quiet_since_s[partition] = now_s
+            if state is PartState.ENDED:
+                parts.end(partition)
+            elif state is PartState.READING:
+                self._quiet_since_s[partition] = now_s
+            elif idle_after_s is not None and now_s - self._quiet_since_s[partition] >= idle_after_s:
+                parts.set_idle(partition)
+        return seen
+
+    def _tell(self) -> None:
+        """Send the watermark and the idleness, if they have changed."""
+        parts = self._generator.parts
+        parts.settle()
+        if not parts.is_idle:
+            self._stood = None
+        elif self.settings.when_idle == "advance" and parts.watermark != MIN_TIME:
+            now_ms = self._clock.now_ms()
+            stood, since_ms = self._stood = self._stood or (parts.watermark, now_ms)
+            parts.watermark = max(parts.watermark, min(stood + now_ms - since_ms, TIME_LIMIT))
+        self._send(parts.watermark, is_idle=parts.is_idle)
+
+    def _send(self, watermark: int, *, is_idle: bool) -> None:
+        if (watermark, is_idle) != self._told and self._told[0] != MAX_TIME:
+            self._told = watermark, is_idle
+            self._out.pass_watermark(EventTimeWatermark(watermark, is_idle))
+
+    # -- state ---------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        return self._generator.snapshot()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._generator.restore(state)
+
+    @staticmethod
+    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """Give the partitions to the subtasks that read them now; see :class:`WatermarkGenerator`."""
+        return WatermarkGenerator.redistribute(states, parallelism)
