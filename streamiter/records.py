@@ -402,8 +402,8 @@ class EpochWatermark(Control):
 class EventTimeWatermark(Control):
     """No record with a timestamp below ``time`` is expected on this channel any more; later ones may still come.
 
-    ``is_idle``: nor is any other record for now, so the channel does not hold back the watermark of its reader. The next
-    event-time watermark ends the idleness, and comes before the next record.
+    ``is_idle``: nor is any other record for now, so the channel does not hold back the watermark of its reader. The
+    next event-time watermark ends the idleness, and comes before the next record.
     """
 
     __slots__ = ("is_idle", "time")

@@ -262,7 +262,7 @@ def _listed(batch: PlainValue) -> list[PlainValue]:
 _CONTROLS: Final[Mapping[type[Any], tuple[Any, ...]]] = MappingProxyType(
     {
         EpochWatermark: (int,),
-        EventTimeWatermark: (int, bool),
+        EventTimeWatermark: (bool, int),
         CheckpointBarrier: (int, bool),
         EndOfData: (int,),
         EndOfInput: (int | None,),

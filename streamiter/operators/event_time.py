@@ -132,8 +132,10 @@ class WatermarkGenerator:
     >>> generator = WatermarkGenerator(bound_ms=2)
     >>> generator.add(0), generator.add(1)
     (None, None)
-    >>> generator.take(0, np.array([10, 4])), generator.take(1, np.array([5, 12, 6]))
-    ([Piece(start=0, stop=2, watermark=None)], [Piece(start=0, stop=2, watermark=8), Piece(start=2, stop=3, watermark=None)])
+    >>> generator.take(0, np.array([10, 4]))
+    [Piece(start=0, stop=2, watermark=None)]
+    >>> generator.take(1, np.array([5, 12, 6]))
+    [Piece(start=0, stop=2, watermark=8), Piece(start=2, stop=3, watermark=None)]
     """
 
     def __init__(self, bound_ms: int) -> None:
@@ -157,7 +159,7 @@ class WatermarkGenerator:
         below = np.flatnonzero(times[1:] < running[:-1]) + 1
         self.late += len(below) + int(times[0] < before)
         at_cuts = running[below - 1]
-        is_new = np.diff(at_cuts, prepend=before) > 0
+        is_new = at_cuts > np.concatenate([[before], at_cuts[:-1]])[: len(at_cuts)]
         pieces, start, sent = [], 0, before
         for stop, watermark in zip(below[is_new].tolist(), at_cuts[is_new].tolist(), strict=True):
             pieces.append(Piece(start, stop, watermark))

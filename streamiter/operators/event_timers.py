@@ -44,8 +44,8 @@ def checked_time(option: str, time: object) -> int:
 class StepTimes:
     """The event time of one subtask of a step.
 
-    Timers fire in the order (time, order of setting); equal timers (key, time, payload) are one. From the last watermark
-    on, timers beyond the latest of those that were pending are dropped, so that the end is reached.
+    Timers fire in the order (time, order of setting); equal timers (key, time, payload) are one. From the last
+    watermark on, timers beyond the latest of those that were pending are dropped, so that the end is reached.
 
     >>> times = StepTimes()
     >>> for at in (20, 10, 20):

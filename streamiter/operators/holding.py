@@ -445,8 +445,9 @@ class HeldInput:
     def add(self, batch: Batch) -> None:
         """Append the records of a batch."""
         self._length += len(batch)
-        if isinstance(batch, TimedBatch) and len(batch):
-            self.least_time = min(self.least_time, int(batch.times.min()))
+        if isinstance(batch, TimedBatch):
+            known = batch.times[batch.times != MIN_TIME]
+            self.least_time = min(self.least_time, int(known.min(initial=MAX_TIME)))
         if isinstance(batch, (np.ndarray, Columns, TimedBatch)):
             self._pieces.append(batch)
         elif self._pieces and isinstance(self._pieces[-1], list):

@@ -277,8 +277,8 @@ class TimedOutput(Output):
         times = np.asarray(given)
         if times.shape != (count,) or (times.dtype.kind not in "iu" and count):
             raise ConfigurationError(
-                f"emit_batch(event_time): expected one timestamp in whole milliseconds for each of {count} records, given "
-                f"{shortened(given)}; give an array as long as the batch, or one int"
+                f"emit_batch(event_time): expected one timestamp in whole milliseconds for each of {count} records, "
+                f"given {shortened(given)}; give an array as long as the batch, or one int"
             )
         for outermost in (times.min(), times.max()) if count else ():
             checked_time("emit_batch(event_time)", outermost)

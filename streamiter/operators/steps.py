@@ -83,8 +83,9 @@ class MapBatch(Operator):
         if isinstance(batch, TimedBatch):
             if len(result) != len(batch):
                 raise FunctionResultError(
-                    f"MapBatch(f): expected as many records as the {len(batch)} that the function was given, since each "
-                    f"keeps a timestamp, given {len(result)}; use filter_batch or flat_map, or put event_time behind"
+                    f"MapBatch(f): expected as many records as the {len(batch)} that the function was given, since "
+                    f"each keeps a timestamp, given {len(result)}; use filter_batch or flat_map, or put event_time "
+                    "behind"
                 )
             result = TimedBatch(untimed(result), batch.times)
         out.emit_batch(result)
