@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final, overload
 
 import numpy as np
@@ -183,7 +183,7 @@ class TimedBatch:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TimedBatch):
             return NotImplemented
-        same = np.array_equal if isinstance(self.records, np.ndarray) else operator.eq
+        same: Callable[[Any, Any], Any] = np.array_equal if isinstance(self.records, np.ndarray) else operator.eq
         return bool(same(self.records, other.records)) and np.array_equal(self.times, other.times)
 
     __hash__ = None  # type: ignore[assignment]
@@ -199,7 +199,7 @@ Batch = Sequence[Any] | Array | Columns | TimedBatch
 
 def untimed(batch: Batch) -> Sequence[Any] | Array | Columns:
     """Return the batch without timestamps, as operators see it."""
-    return batch.records if type(batch) is TimedBatch else batch  # type: ignore[return-value]
+    return batch.records if isinstance(batch, TimedBatch) else batch
 
 
 def rows_of_table(owner: str, given: object, error: type[StreamiterError]) -> Columns | Array | list[Any] | None:

@@ -202,7 +202,7 @@ class PlainData:
             ) from error
 
     def _checked_batch(self, batch: PlainValue) -> Batch:
-        if type(batch) in (list, Columns, TimedBatch) or (type(batch) is np.ndarray and batch.ndim):
+        if isinstance(batch, (list, Columns, TimedBatch)) or (isinstance(batch, np.ndarray) and batch.ndim):
             return batch
         raise PlainDataError(
             f"expected the encoding of a batch (a list, an array or Columns), given that of "

@@ -31,9 +31,18 @@ from streamiter.operators.operator import IterationListener, Operator, OperatorF
 from streamiter.operators.output import DEAD_LETTERS
 from streamiter.operators.source import Collect, Collected
 from streamiter.records import OutputTag
-from streamiter.runtime.entries import check_can_listen
+from streamiter.runtime.entries import check_can_listen, check_event_time
 from streamiter.runtime.feedback import FeedbackLimits
-from streamiter.runtime.graph import SINGLE_INPUT, Edge, Graph, KeySelector, Step, StepLoop
+from streamiter.runtime.graph import (
+    SINGLE_INPUT,
+    Edge,
+    Graph,
+    KeySelector,
+    Step,
+    StepLoop,
+    has_timestamps,
+    has_watermarks,
+)
 from streamiter.runtime.output import Forward, Partitioning, Rebalance
 from streamiter.topics.formats import Json
 from streamiter.topics.record_functions import RecordFunctions
@@ -320,6 +329,8 @@ def add_next_step(
     emits_at_end: bool | None = None,
     epochs_seen: str = "",
     outside_loops: bool = False,
+    keeps_event_time: bool = True,
+    begins_event_time: bool = False,
 ) -> StepOutput:
     """Add a step that reads streams of one flow, each under the name of an input, and return the step's main output.
 
@@ -327,7 +338,8 @@ def add_next_step(
     ``waits_for_end``: the step emits when its inputs have ended; ``emits_unasked``: it may emit
     before it receives a record. ``emits_at_end`` states whether it emits at the end only, if these two cannot tell.
     ``shape`` and ``epochs_seen`` are for drawings. ``outside_loops``: the step is outside any iteration, even while a
-    body is being built.
+    body is being built. ``keeps_event_time``: its records have the timestamps of those that it reads;
+    ``begins_event_time``: it gives its records timestamps.
     """
     streams = list(inputs.values())
     flow = streams[0].flow
@@ -350,6 +362,7 @@ def add_next_step(
         emits_at_end = (waits_for_end and round_scope is None) or (
             not emits_unasked and all(edge.upstream.emits_at_end for edge in edges)
         )
+    keeps_event_time = keeps_event_time and not waits_for_end
     with flow.all_or_nothing():
         step = Step(
             name=label,
@@ -365,6 +378,8 @@ def add_next_step(
             bounded=all(stream.is_bounded for stream in streams),
             stamped=all(edge.upstream.stamped for edge in edges),
             emits_at_end=emits_at_end,
+            timed=begins_event_time or (keeps_event_time and has_timestamps(edges)),
+            watermarked=round_scope is None and (begins_event_time or (keeps_event_time and has_watermarks(edges))),
             topic=topic,
             shape=shape,
             epochs_seen=epochs_seen,
@@ -406,6 +421,7 @@ def label_of(factory: OperatorFactory) -> str:
 def _check_class(operator: type[Operator], step: Step) -> None:
     """Raise GraphError if the class of an operator shows that it cannot work in this step."""
     check_can_listen(operator, step.hears_of_epochs, step=step.name)
+    check_event_time(operator, step.has_event_time, step=step.name)
     if step.loop is not None:
         step.loop.check_operator(step, operator)
 

@@ -26,6 +26,7 @@ from streamiter.flow.building import (
     check_same_flow,
     label_of,
 )
+from streamiter.flow.event_time import add_event_time
 from streamiter.flow.graph_checks import (
     check_count,
     check_factory,
@@ -44,6 +45,7 @@ from streamiter.operators.steps import Filter, FilterBatch, FlatMap, Map, MapBat
 from streamiter.records import Batch, Key, OutputTag, Record
 from streamiter.runtime.graph import SINGLE_INPUT, KeySelector, Step
 from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Partitioning, Rebalance
+from streamiter.times import TimeUnit
 from streamiter.topics.record_functions import HeadersFunction, KeyFunction, TimestampFunction
 from streamiter.topics.topic import Encoder, Topic
 
@@ -281,6 +283,56 @@ class Stream(Outlets, Generic[Record]):
         if not isinstance(tag, OutputTag):
             raise GraphError(f'side_output: expected an OutputTag, given {tag!r}; write OutputTag("{tag}")')
         return Stream(self._flow, *(outlet._replace(tag=tag, partitioning=None) for outlet in self._outlets))
+
+    # -- event time --------------------------------------------------------------------------------------
+
+    def event_time(
+        self,
+        of: str | Callable[[Any], Any] | None = None,
+        *,
+        unit: TimeUnit | None = None,
+        out_of_orderness_s: float = 0.0,
+        idle_after_s: float | None = 60.0,
+        time_zone: str | None = None,
+        when_idle: Literal["wait", "advance"] = "wait",
+        check_unit: bool = True,
+        max_ahead_s: float | None = None,
+        **options: Unpack[StepOptions],
+    ) -> Stream:
+        """Give each record a timestamp, and let the stream have event time: timers, windows and joins work by it.
+
+        - ``of`` is the name of a field or column, or a function of the record. Right behind ``flow.source(topic)`` it
+          may be left out: the time is the topic's timestamp of the record.
+        - The time is a ``datetime64`` (UTC), a ``datetime`` (one without a time zone needs ``time_zone="Europe/Rome"``),
+          a number in ``unit="s"``, ``"ms"``, ``"us"`` or ``"ns"`` since 1970 (a float only in seconds), or a text with
+          ``unit="iso"``. A record without a valid time follows ``on_error``. If the first number of a subtask is a
+          time of this century only in another unit, the job fails, unless ``check_unit=False``.
+        - Records may arrive ``out_of_orderness_s`` later than the latest record of their partition. Those that come
+          even later are *late*, and the steps that need event time say what happens to them.
+        - A partition that is read to its end and brings nothing for ``idle_after_s`` does not hold back the others.
+          When all are silent, time stands still, or goes on with the clock (``when_idle="advance"``).
+        - ``max_ahead_s`` refuses times so far ahead of the clock. One such record would make all others late.
+
+        A second ``event_time`` replaces the first one. See docs/event-time.md.
+
+        >>> from streamiter import Flow, Operator
+        >>> class Reminders(Operator):
+        ...     def open(self, context):
+        ...         self.context = context
+        ...     def process(self, record, out):
+        ...         self.context.set_event_timer(self.context.timestamp + 1_000, record["user"])
+        ...     def on_event_timer(self, payload, out):
+        ...         out.emit((self.context.event_time, payload))
+        >>> flow = Flow("reminders")
+        >>> visits = flow.from_items([{"user": "ann", "at": 1.5}, {"user": "bo", "at": 0.7}])
+        >>> reminders = visits.event_time("at", unit="s").process(Reminders).collect()
+        >>> flow.run().state, reminders.items
+        ('finished', [(1700, 'bo'), (2500, 'ann')])
+        """
+        output = add_event_time(
+            self, of, unit, out_of_orderness_s, idle_after_s, time_zone, when_idle, check_unit, max_ahead_s, options
+        )
+        return Stream(self._flow, output)
 
     # -- partitioning ------------------------------------------------------------------------------------
 

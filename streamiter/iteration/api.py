@@ -30,7 +30,7 @@ from streamiter.iteration.loop import Loop
 from streamiter.iteration.marked_streams import FeedbackThrough, Replayed, Replayer, check_topic_is_free, stream_of
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.steps import Identity
-from streamiter.runtime.graph import Edge, Step
+from streamiter.runtime.graph import Edge, Step, has_timestamps, has_watermarks
 
 Body = Callable[[list[Stream], list[Stream]], IterationBodyResult[Outputs]]
 
@@ -117,6 +117,7 @@ class IterationBuilder:
             replayer if is_replayed else entrance,
             loop=loop,
             epochs_seen="every epoch (replayed)" if is_replayed else epochs_seen,
+            passes_watermarks=not is_replayed,  # They would not fit the records of a later epoch.
         )
         loop.add_entrance(data.steps[0], is_plain=not is_replayed and not stamped)
         return data
@@ -154,6 +155,7 @@ class IterationBuilder:
         *,
         loop: Loop | None,
         epochs_seen: str = "",
+        passes_watermarks: bool = True,
     ) -> Stream:
         prefix = "" if self._config.name is None else f"{self._config.name}: "
         step = Step(
@@ -164,6 +166,8 @@ class IterationBuilder:
             edges=matched(edges, parallelism),
             loop=loop,
             bounded=all(stream_of(given).is_bounded for given in self._data),
+            timed=has_timestamps(edges),
+            watermarked=passes_watermarks and has_watermarks(edges),
             shape="iteration",
             epochs_seen=epochs_seen,
         )

@@ -27,7 +27,7 @@ from streamiter.iteration.coordinator import (
 )
 from streamiter.iteration.progress import EpochCounts
 from streamiter.operators.operator import BoundaryOutput, Context, Sharing
-from streamiter.records import Batch, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark
+from streamiter.records import Batch, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, EventTimeWatermark
 from streamiter.runtime.feedback import AttachedBoundary, FeedbackStatistics
 from streamiter.runtime.gate_epochs import EpochsAside, InputEnded
 
@@ -448,6 +448,8 @@ class Entrance(LoopMember):
         """Stamped data too far ahead: at most one batch, except after a restore with fewer entrances."""
         self._is_ahead = False
         """Whether the latest batch waits, so that the next one will be too far ahead, too."""
+        self._event_time: EventTimeWatermark | None = None
+        """The event-time watermark that waits behind such data."""
 
     def tell(self, control: Control) -> None:
         if isinstance(control, Awaited):
@@ -496,6 +498,15 @@ class Entrance(LoopMember):
             self._end_arrived = True
             self.context.post(Admit())  # The last watermark may follow this end, and the data ends behind it.
 
+    async def on_event_time(self, control: EventTimeWatermark, out: BoundaryOutput) -> None:
+        self._event_time = control
+        await self._pass_event_time(out)
+
+    async def _pass_event_time(self, out: BoundaryOutput) -> None:
+        if self._event_time is not None and not self._waiting:
+            control, self._event_time = self._event_time, None
+            await out.control(control)
+
     async def _admit_waiting(self, out: BoundaryOutput) -> None:
         waiting, self._waiting = self._waiting, []
         for batch in waiting:
@@ -508,7 +519,8 @@ class Entrance(LoopMember):
         await self._pass(out)
 
     async def _pass(self, out: BoundaryOutput) -> None:
-        """Pass on the watermark, and the end of the data, as far as no data waits before them."""
+        """Pass on the watermarks, and the end of the data, as far as no data waits before them."""
+        await self._pass_event_time(out)
         covered = min([self._arrived_watermark, *(batch.epoch - 1 for batch in self._waiting)])
         if self._stamped and covered > self._passed_watermark:
             self._passed_watermark = covered

@@ -18,7 +18,7 @@ from streamiter.operators.operator import Boundary, BoundaryOutput, Context, Ope
 from streamiter.operators.output import Output
 from streamiter.records import Batch, Control, EndOfInput, EpochWatermark, Idle, slice_batch
 from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS, InputEnded
-from streamiter.runtime.graph import Step
+from streamiter.runtime.graph import Step, has_timestamps, has_watermarks
 from streamiter.runtime.messages import shared_object
 
 T = TypeVar("T")
@@ -113,6 +113,8 @@ def epochs_every(
         edges=edges,
         bounded=stream.is_bounded,
         stamped=True,
+        timed=has_timestamps(edges),
+        watermarked=has_watermarks(edges),
         shape="iteration",
     )
     return Stream(flow, flow.add_step(stamper, is_named=name is not None))

@@ -491,6 +491,7 @@ def repeated(stream: Stream, passes: int, *, memory_bytes: int, name: str) -> St
         {"name": name, "parallelism": stream.parallelism},
         shape="iteration",
         epochs_seen=f"{passes} passes",
+        keeps_event_time=False,
     )
     return Stream(stream.flow, output)
 

@@ -296,6 +296,7 @@ class AssignEventTime(Operator):
         self._post(Look(self.look))
 
     def close(self) -> None:
+        self._told = MAX_TIME, False
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -373,7 +374,7 @@ class AssignEventTime(Operator):
 
     def look(self) -> None:
         """Look for partitions that are new, silent or ended; called now and then, between two batches."""
-        if self._told[0] == MAX_TIME:
+        if self._told[0] == MAX_TIME:  # The input has ended, or the operator was closed.
             return
         self._see_parts()
         self._tell()
@@ -381,8 +382,8 @@ class AssignEventTime(Operator):
 
     def end(self) -> None:
         """Send the last watermark: the input has ended."""
-        self.close()
         self._send(MAX_TIME, is_idle=False)
+        self.close()
 
     def _see_parts(self) -> Mapping[int | None, PartState]:
         parts, now_s = self._generator.parts, self._clock.monotonic_s()

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
+from streamiter.operators.event_time import PartState
 from streamiter.operators.operator import Context, MaybeAwaitable, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch, BatchOrigin, Record, take
@@ -122,6 +123,13 @@ class Source:
     def lag(self) -> Mapping[int, int]:
         """Return the number of records not yet read, by partition, as far as known."""
         return {}
+
+    def parts(self, handled: Positions) -> Mapping[int | None, PartState] | None:
+        """Return how far each partition has been read, for event time by partition; None: they count as one.
+
+        ``handled`` are the positions behind the records that the flow has handled.
+        """
+        return None
 
     def timestamps_ms(self) -> Mapping[int, int]:
         """Return the time stamp of the record read last, by partition, as far as known."""

@@ -14,11 +14,12 @@ from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError, StreamiterError
 from streamiter.operators.operator import Boundary, Operator, Progress
 from streamiter.operators.output import RecordFailure
-from streamiter.records import Control, EndOfData, EndOfInput, EpochWatermark
+from streamiter.records import Control, EndOfData, EndOfInput, EpochWatermark, EventTimeWatermark
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.graph import SINGLE_INPUT, Step
 from streamiter.runtime.instance import Feeder, OperatorInstance
 from streamiter.runtime.output import Writer
+from streamiter.times import MAX_TIME
 
 
 @final
@@ -54,6 +55,9 @@ class Chain:
     async def pass_on(self, control: Control, *, after_first: bool) -> None:
         """Pass a control record on. With ``after_first`` the first operator has sent it, and is not told of it."""
         instances = self._instances[1:] if after_first else self._instances
+        if isinstance(control, EventTimeWatermark):
+            await self._pass_event_time(control, after_first=after_first)
+            return
         if isinstance(control, EpochWatermark):
             await self._pass_watermark(control, instances)
         elif isinstance(control, EndOfInput):
@@ -82,6 +86,15 @@ class Chain:
             if closing.done():
                 self.closing = None
 
+    async def _pass_event_time(self, control: EventTimeWatermark, *, after_first: bool) -> None:
+        """Give an event-time watermark to the first operator, or to its readers; it then goes the way of records."""
+        # What operators emit because of it must not come after the watermark of their epoch.
+        self._progress.epoch = self._progress.watermark + 1
+        if after_first:
+            self._first.out.pass_watermark(control)
+        elif self._rounds is None:  # In rounds, each operator has an event time of its own.
+            await self._first.advance_awaited(control)
+
     async def _pass_watermark(self, control: EpochWatermark, instances: Sequence[OperatorInstance]) -> None:
         listeners = [instance for instance in instances if self._is_called_back(instance)]
         if listeners or self._rounds is not None:
@@ -97,6 +110,7 @@ class Chain:
         self.interior_input_ended = True
         epochs = range(self._progress.watermark + 1, control.epoch + 1)
         for instance in instances:
+            instance.end_event_time()
             if instance is not self._first:
                 await self.input_ended(instance, SINGLE_INPUT)
             elif self._rounds is not None:
@@ -124,6 +138,7 @@ class Chain:
             if self._rounds is not None and instance is self._first:
                 await self._rounds.terminate()
                 continue
+            instance.end_event_time()
             if instance is not self._first and not told:
                 await instance.input_ended(SINGLE_INPUT)
             if instance.is_listener and instance.step.loop is not None:
@@ -239,6 +254,8 @@ class Rounds:
                 await self._tell(name)
 
     async def _finish(self) -> None:
+        if self._instance.times is not None:
+            await self._instance.advance_awaited(EventTimeWatermark(MAX_TIME))
         await self._instance.call("finish", self._instance.out)
         self.epoch = None
         self._gate.want(None)

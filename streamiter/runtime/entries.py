@@ -13,11 +13,13 @@ from typing import Any, Final
 
 from streamiter.checkpoints.keys import check_keys, normalize_key
 from streamiter.errors import ConfigurationError, GraphError, RejectRecords
+from streamiter.operators.event_timers import StepTimes
 from streamiter.operators.functions import misfit, refuse
 from streamiter.operators.operator import Context, IterationListener, Operator, Progress
 from streamiter.operators.output import Output, RecordFailure
-from streamiter.records import Batch, take
+from streamiter.records import Batch, TimedBatch, take
 from streamiter.runtime.graph import SINGLE_INPUT
+from streamiter.times import MIN_TIME
 
 Entry = Callable[[Batch], None]
 AsyncEntry = Callable[[Batch], Awaitable[None]]
@@ -33,6 +35,8 @@ _OPERATOR_METHODS: Final[Mapping[str, Sequence[str]]] = {
     "wanted_inputs": [],
     "input_ended": ["name", "out"],
     "on_timer": ["payload", "out"],
+    "on_event_timer": ["payload", "out"],
+    "on_event_time_watermark": ["watermark", "out"],
     "on_epoch_watermark_incremented": ["epoch_watermark", "context", "out"],
     "on_iteration_terminated": ["context", "out"],
 }
@@ -96,12 +100,16 @@ def check_handlers(
                 where=where,
             )
     check_methods(operator, methods, step=step, where=where)
-    if inspect.iscoroutinefunction(getattr(operator, "wanted_inputs", None)):
-        raise GraphError(
-            f"step {step!r}: expected {_class_of(operator)}.wanted_inputs to be a plain method, since it is asked "
-            "after each record, given a coroutine function; write def",
-            where=where,
-        )
+    asked = [("wanted_inputs", "it is asked after each record"), ("on_event_time_watermark", "records wait for it")]
+    if operator.runs_in_thread:
+        asked.append(("on_event_timer", "its step runs in a thread"))
+    for method, reason in asked:
+        if inspect.iscoroutinefunction(getattr(operator, method, None)):
+            raise GraphError(
+                f"step {step!r}: expected {_class_of(operator)}.{method} to be a plain method, since {reason}, given a "
+                "coroutine function; write def",
+                where=where,
+            )
 
 
 def check_methods(owner: object, methods: Mapping[str, Sequence[str]], *, step: str, where: str | None = None) -> None:
@@ -145,6 +153,19 @@ def check_can_listen(
         )
 
 
+def check_event_time(
+    operator: Operator | type[Operator], has_event_time: bool, *, step: str, where: str | None = None
+) -> None:
+    """Raise GraphError for an operator, or its class, with event timers in a step without event time."""
+    if has_event_time or not callable(getattr(operator, "on_event_timer", None)):
+        return
+    raise GraphError(
+        f"step {step!r}: expected a stream with event time, since {_class_of(operator)} defines on_event_timer, given "
+        "one without; put .event_time(…) before the step",
+        where=where,
+    )
+
+
 def _class_of(owner: object) -> str:
     return (owner if isinstance(owner, type) else type(owner)).__name__
 
@@ -154,6 +175,7 @@ def is_awaited(operator: Operator, input_names: Sequence[str], *, step: str, key
     if operator.runs_in_thread:
         return True
     methods = [getattr(operator, handler_of(operator, name, step=step, keyed=keyed)[0]) for name in input_names]
+    methods.append(getattr(operator, "on_event_timer", None))
     return any(inspect.iscoroutinefunction(method) for method in methods)
 
 
@@ -174,7 +196,7 @@ def make_async_entry(
     Each record counts as progress: a batch of thousands of records, each awaited, may take longer than a stall.
     """
     method, whole_batches = handler_of(operator, input_name, step=context.name, keyed=key_of is not None)
-    handle = _awaitable(getattr(operator, method))
+    handle = awaitable(getattr(operator, method))
     if whole_batches:
         return _awaited_by_batch(handle, out)
     return _awaited_by_record(handle, out, context, key_of, progress)
@@ -188,9 +210,9 @@ def _by_record(handle: Callable[[Any, Output], object], out: Output) -> Entry:
             try:
                 for record in records:
                     if (result := handle(record, out)) is not None:
-                        _check_result(result)
+                        check_result(result)
             except Exception as error:
-                refuse(out, record, _rejection(error, RecordFailure(out.step, record, has_record=True)))
+                refuse(out, record, rejection(error, RecordFailure(out.step, record, has_record=True)))
                 continue
             break
         out.flush()
@@ -205,9 +227,9 @@ def by_batch(handle: Callable[[Batch, Output], object], out: Output) -> Entry:
         while len(batch):
             try:
                 if (result := handle(batch, out)) is not None:
-                    _check_result(result)
+                    check_result(result)
             except Exception as error:
-                batch = _without_rejected(batch, _rejection(error, RecordFailure(out.step)), out)
+                batch = without_rejected(batch, rejection(error, RecordFailure(out.step)), out)
                 continue
             break
         out.flush()
@@ -217,14 +239,14 @@ def by_batch(handle: Callable[[Batch, Output], object], out: Output) -> Entry:
 
 def _keyed(handle: Callable[[Any, Output], object], out: Output, context: Context, key_of: KeyOf) -> Entry:
     def entry(batch: Batch) -> None:
-        records, keys = _keyed_records(batch, key_of, out)
+        records, keys = keyed_records(batch, key_of, out)
         for key, record in zip(keys, records, strict=True):
             context.key = key
             try:
                 if (result := handle(record, out)) is not None:
-                    _check_result(result)
+                    check_result(result)
             except Exception as error:
-                refuse(out, record, _rejection(error, RecordFailure(out.step, record, has_record=True)))
+                refuse(out, record, rejection(error, RecordFailure(out.step, record, has_record=True)))
         out.flush()
 
     return entry
@@ -236,7 +258,7 @@ def _awaited_by_batch(handle: Callable[[Batch, Output], Awaitable[None]], out: O
             try:
                 await handle(batch, out)
             except Exception as error:
-                batch = _without_rejected(batch, _rejection(error, RecordFailure(out.step)), out)
+                batch = without_rejected(batch, rejection(error, RecordFailure(out.step)), out)
                 continue
             break
         out.flush()
@@ -252,20 +274,20 @@ def _awaited_by_record(
     progress: Progress,
 ) -> AsyncEntry:
     async def entry(batch: Batch) -> None:
-        records, keys = (batch, [None] * len(batch)) if key_of is None else _keyed_records(batch, key_of, out)
+        records, keys = (batch, [None] * len(batch)) if key_of is None else keyed_records(batch, key_of, out)
         for key, record in zip(keys, records, strict=True):
             context.key = key
             progress.handled += 1
             try:
                 await handle(record, out)
             except Exception as error:
-                refuse(out, record, _rejection(error, RecordFailure(out.step, record, has_record=True)))
+                refuse(out, record, rejection(error, RecordFailure(out.step, record, has_record=True)))
         out.flush()
 
     return entry
 
 
-def _awaitable(handle: Callable[[Any, Output], Any]) -> Callable[[Any, Output], Awaitable[None]]:
+def awaitable(handle: Callable[[Any, Output], Any]) -> Callable[[Any, Output], Awaitable[None]]:
     """Return a coroutine function for a method: of several inputs some may have a plain method."""
 
     async def handle_awaited(argument: Any, out: Output) -> None:
@@ -276,7 +298,7 @@ def _awaitable(handle: Callable[[Any, Output], Any]) -> Callable[[Any, Output], 
     return handle_awaited
 
 
-def _check_result(result: object) -> None:
+def check_result(result: object) -> None:
     """Raise ConfigurationError for a method that returns an awaitable: its records would be lost."""
     if not inspect.isawaitable(result):
         return
@@ -291,7 +313,7 @@ def _check_result(result: object) -> None:
 # -- errors of an operator ---------------------------------------------------------------------------------
 
 
-def _rejection(error: Exception, failure: RecordFailure) -> RejectRecords:
+def rejection(error: Exception, failure: RecordFailure) -> RejectRecords:
     """Return an error by which an operator rejects records; any other error ends the job as ``failure``."""
     if isinstance(error, RejectRecords):
         return error
@@ -300,8 +322,8 @@ def _rejection(error: Exception, failure: RecordFailure) -> RejectRecords:
     raise failure from error
 
 
-def _without_rejected(batch: Batch, rejected: RejectRecords, out: Output) -> Batch:
-    """Refuse the rejected records of a batch, and return the others."""
+def without_rejected(batch: Batch, rejected: RejectRecords, out: Output, times: StepTimes | None = None) -> Batch:
+    """Refuse the rejected records of a batch, and return the others. ``times`` are those of a step with event time."""
     refused = set(rejected.indices)
     if not refused or min(refused) < 0 or max(refused) >= len(batch):
         raise RecordFailure(out.step) from ConfigurationError(
@@ -309,26 +331,34 @@ def _without_rejected(batch: Batch, rejected: RejectRecords, out: Output) -> Bat
             f"the reason was: {rejected.reason}"
         )
     for index in sorted(refused):
+        _at_hand(batch, index, times)
         refuse(out, batch[index], rejected)
     return take(batch, [index for index in range(len(batch)) if index not in refused])
 
 
-def _keyed_records(batch: Batch, key_of: KeyOf, out: Output) -> tuple[Batch, list[Any]]:
+def _at_hand(batch: Batch, index: int, times: StepTimes | None) -> None:
+    """Let the timestamp of a record be at hand: a dead letter has it, too."""
+    if times is not None:
+        times.timestamp = int(batch.times[index]) if isinstance(batch, TimedBatch) else MIN_TIME
+
+
+def keyed_records(batch: Batch, key_of: KeyOf, out: Output, times: StepTimes | None = None) -> tuple[Batch, list[Any]]:
     """Return the records and their keys, and refuse records without a good key."""
     try:
         return batch, check_keys([key_of(record) for record in batch])
     except Exception:
-        return _keyed_one_by_one(batch, key_of, out)
+        return _keyed_one_by_one(batch, key_of, out, times)
 
 
-def _keyed_one_by_one(batch: Batch, key_of: KeyOf, out: Output) -> tuple[Batch, list[Any]]:
-    records: list[Any] = []
+def _keyed_one_by_one(batch: Batch, key_of: KeyOf, out: Output, times: StepTimes | None) -> tuple[Batch, list[Any]]:
+    accepted: list[int] = []
     keys: list[Any] = []
-    for record in batch:
+    for index, record in enumerate(batch):
         try:
             keys.append(normalize_key(key_of(record)))
         except Exception as error:
+            _at_hand(batch, index, times)
             refuse(out, record, error)
         else:
-            records.append(record)
-    return records, keys
+            accepted.append(index)
+    return take(batch, accepted), keys

@@ -1,9 +1,10 @@
 """The gate: the input side of a task, which decides what the task handles next.
 
-A :class:`Gate` reads its ports in turn, and skips an input while the operator does not want it. Three helpers decide
+A :class:`Gate` reads its ports in turn, and skips an input while the operator does not want it. Helpers decide
 what control records mean: :class:`BarrierAlignment` for barriers,
 :class:`~streamiter.runtime.gate_epochs.GateEpochs` for watermarks and ends of data,
-:class:`~streamiter.runtime.feedback.FeedbackLog` for barriers on feedback ports.
+:class:`~streamiter.runtime.feedback.FeedbackLog` for barriers on feedback ports. With event time,
+:class:`~streamiter.runtime.gate_times.GateTimes` does so for event-time watermarks.
 :class:`~streamiter.runtime.port.WantedInputs` keeps which inputs the operator wants.
 
 A port is *parked* while its input is not wanted. Records are *set aside* after they were taken from the channel and
@@ -31,11 +32,14 @@ from streamiter.records import (
     EndOfData,
     EndOfInput,
     EpochWatermark,
+    EventTimeWatermark,
     Idle,
 )
 from streamiter.runtime.feedback import BarrierReturned, FeedbackLog
 from streamiter.runtime.gate_epochs import EpochsAside, GateEpochs, InputEnded, RestHandled
+from streamiter.runtime.gate_times import GateTimes
 from streamiter.runtime.port import BLOCKED, Port, ReadyPorts, WantedInputs
+from streamiter.times import MAX_TIME
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.disk_queue import SpillQueue
@@ -67,10 +71,12 @@ class Gate:
         *,
         epochs_aside: EpochsAside | None = None,
         make_feedback_queue: Callable[[], SpillQueue] | None = None,
+        timed_ports: Sequence[int] = (),
     ) -> None:
         """``epochs_aside``: the task handles epochs in order, and records of later epochs wait there.
 
         ``make_feedback_queue`` makes a queue with the limits of the feedback, if any port brings feedback.
+        ``timed_ports`` bring event-time watermarks, by index.
         """
         self.ports = list(ports)
         self._ready = ReadyPorts(len(self.ports))
@@ -79,6 +85,8 @@ class Gate:
         self._alignment = BarrierAlignment(self.ports)
         self._feedback = FeedbackLog(self.ports, make_feedback_queue)
         self._epochs = self._make_epochs(epochs_aside)
+        self.times = GateTimes(timed_ports) if timed_ports else None
+        """The event time of the ports; None if none brings any. Others only read it."""
         self.sets_aside = epochs_aside is not None
         self._in_order = self.sets_aside
         self._reads = Reads.ALL
@@ -151,8 +159,14 @@ class Gate:
         """Post what waited until the records of a port were handled."""
         assert self._served is not None
         served, self._served = self._served, None
-        # It comes first: a snapshot at a barrier that is posted already has the watermark that it brings.
-        self._posted.extendleft(reversed(self._epochs.settle(served)))
+        settled: list[Control] = []
+        if self.times is not None and self.times.waits(served.index) and not self.times.is_behind_epoch(served.index):
+            settled += self.times.settle(served.index, self._epochs.lowest_pending(served))
+        settled += self._epochs.settle(served)
+        if self.times is not None and self.times.waits(served.index):
+            settled += self.times.settle(served.index, self._epochs.lowest_pending(served))
+        # They come first: a snapshot at a barrier that is posted already has the watermark that they bring.
+        self._posted.extendleft(reversed(settled))
         self.reconsider_wanted()
 
     def _poll_feedback(self) -> tuple[Port, CheckpointBarrier | EndOfInput] | None:
@@ -182,13 +196,16 @@ class Gate:
         return following, self._take_batch(following)
 
     def _take_batch(self, port: Port) -> DataBatch | SourceBatch:
-        self._served = port if self.sets_aside and self._epochs.is_withheld(port) else None
+        self._served = port if self.sets_aside and self._is_withheld(port) else None
         if self._epochs.idle:
             self._epochs.end_idleness(port)
         batch = port.take_batch()
         self._in_hand = port if port.has_in_hand else None
         self._ready.add(port)
         return batch
+
+    def _is_withheld(self, port: Port) -> bool:
+        return self._epochs.is_withheld(port) or (self.times is not None and self.times.waits(port.index))
 
     async def wait(self) -> None:
         """Wait until ``poll`` may return something."""
@@ -291,15 +308,17 @@ class Gate:
             if self._in_order:
                 self.reconsider_wanted()
             return events
+        if isinstance(control, EventTimeWatermark):
+            return self._bring_time(port, control)
         if isinstance(control, CheckpointBarrier):
             if not port.is_feedback:
                 return self._align(port, control)
             self._feedback.barrier_returned(port, control)
             return self._returned()
         if isinstance(control, EndOfData):
-            return self._epochs.bring_end_of_data(port, control.epoch)
+            return [*self._end_time(port), *self._epochs.bring_end_of_data(port, control.epoch)]
         if isinstance(control, EndOfInput):
-            events = self._input_ended(port, control)
+            events = [*self._end_time(port), *self._input_ended(port, control)]
             if port.is_feedback:  # A task before it was told of the iteration's end earlier than this one.
                 self._feedback.ended(port)
                 events += self._returned()
@@ -308,7 +327,8 @@ class Gate:
             return self._epochs.bring_idle(port)
         if isinstance(control, RestHandled):
             ended = [event for other in self.ports for event in self._epochs.finish_data(other)]
-            return [*(event for event in ended if isinstance(event, InputEnded)), control.end]
+            times = [] if self.times is None else self.times.settle_all()
+            return [*times, *(event for event in ended if isinstance(event, InputEnded)), control.end]
         raise TypeError(f"gate: expected a control record of a channel, given {control!r}")
 
     def accept_trigger(self, barrier: CheckpointBarrier) -> list[Control]:
@@ -388,6 +408,9 @@ class Gate:
         for port in self._feedback.ports:
             self._ready.add(port)
         self._epochs.report_due()
+        for port in self.ports:
+            if port.has_ended:  # The other ports are told of event time again.
+                self._posted.extend(self._end_time(port))
 
     # -- inside --------------------------------------------------------------------------------------
 
@@ -421,6 +444,17 @@ class Gate:
         port.channel.take()
         self._ready.add(port)
         return item
+
+    def _bring_time(self, port: Port, watermark: EventTimeWatermark) -> list[Control]:
+        """Note an event-time watermark; it waits for the records of its port that are set aside."""
+        if self.times is None:
+            return []
+        pending = self._epochs.highest_pending(port) if self.sets_aside else None
+        behind = self._epochs.is_withheld(port)
+        return [*self.times.bring(port.index, watermark, pending=pending, is_behind_epoch=behind)]
+
+    def _end_time(self, port: Port) -> list[Control]:
+        return self._bring_time(port, EventTimeWatermark(MAX_TIME))
 
     def _unpark(self) -> None:
         for port in self._ready.unpark():

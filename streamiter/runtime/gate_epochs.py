@@ -200,6 +200,14 @@ class GateEpochs:
         epochs = [item.epoch for item in port.held if isinstance(item, DataBatch)]
         return min(epochs if aside is None else [*epochs, aside], default=None)
 
+    def highest_pending(self, port: Port) -> int | None:
+        """Return the highest epoch of the records of this port that are held or set aside, or None."""
+        if self.lowest_pending(port) is None:
+            return None
+        assert self._aside is not None
+        held = [item.epoch for item in port.held if isinstance(item, DataBatch)]
+        return max([*held, *self._aside.epochs(port.index)])
+
     def is_complete(self, port: Port, epoch: int) -> bool:
         """Return whether all records of this port up to this epoch have been handled."""
         lowest = self.lowest_pending(port)
@@ -323,6 +331,10 @@ class EpochsAside:
     def lowest_epoch(self, port: int) -> int | None:
         batches = self._batches.get(port)
         return min(batches) if batches else None
+
+    def epochs(self, port: int) -> Iterable[int]:
+        """Return the epochs of the batches of a port."""
+        return self._batches.get(port, {})
 
     def first(self) -> tuple[int, int] | None:
         """Return the lowest epoch of all, and the lowest port that has batches of it; None if there are none."""

@@ -7,7 +7,7 @@ the body of an iteration refers to its *loop*; ``StepLoop`` states what a runnin
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -56,6 +56,10 @@ class Step:
     """Whether its output ends by itself."""
     stamped: bool = False
     """Whether its records carry epochs that they were given outside an iteration."""
+    timed: bool = False
+    """Whether its records have timestamps."""
+    watermarked: bool = False
+    """Whether it passes on event-time watermarks."""
     emits_at_end: bool = False
     """Whether it emits only when its inputs have ended: in the body of an iteration, when the iteration ends."""
     topic: Topic | None = None
@@ -74,6 +78,16 @@ class Step:
     def hears_of_epochs(self) -> bool:
         """Whether epochs end at this step: in the body of an iteration, and behind stamped records."""
         return self.loop is not None or any(edge.upstream.stamped for edge in self.edges)
+
+    @property
+    def reads_times(self) -> bool:
+        """Whether records with timestamps arrive at it."""
+        return has_timestamps(self.inputs)
+
+    @property
+    def has_event_time(self) -> bool:
+        """Whether its operators hear of event time: from its inputs or, in a part of a body, in each round."""
+        return has_watermarks(self.edges) or (self.round_scope is not None and self.reads_times)
 
     @property
     def per_round(self) -> bool:
@@ -242,6 +256,16 @@ class Savepoint(NamedTuple):
 
     steps: int
     numbered_names: int
+
+
+def has_timestamps(edges: Iterable[Edge]) -> bool:
+    """Return whether any of these edges brings records with timestamps."""
+    return any(edge.upstream.timed for edge in edges)
+
+
+def has_watermarks(edges: Iterable[Edge]) -> bool:
+    """Return whether any of these edges brings event-time watermarks."""
+    return any(edge.upstream.watermarked for edge in edges)
 
 
 def leaves_loop(edge: Edge, reader: Step) -> bool:

@@ -9,22 +9,35 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar, final
 
 from streamiter.channels import Channel, Intake
+from streamiter.checkpoints.keys import key_groups, normalize_key
 from streamiter.clock import Clock, TimerHandle
 from streamiter.deferred import Encode, PlainValue
 from streamiter.errors import ConfigurationError, shortened
+from streamiter.operators.event_time import AssignEventTime, PartState
+from streamiter.operators.event_timers import StepTimes
 from streamiter.operators.functions import rows_if_table
 from streamiter.operators.keyed_state import KeyedState
-from streamiter.operators.operator import Context, IterationListener, JobScope, Operator, OperatorStatistics, Progress
-from streamiter.operators.output import DEAD_LETTERS, Output, RecordFailure
+from streamiter.operators.operator import (
+    Boundary,
+    Context,
+    IterationListener,
+    JobScope,
+    Operator,
+    OperatorStatistics,
+    Progress,
+)
+from streamiter.operators.output import DEAD_LETTERS, Output, RecordFailure, TimedOutput
 from streamiter.operators.source import Positions, Source, SourceBatch
-from streamiter.records import Batch, Control, EndOfInput
+from streamiter.records import Batch, Control, EndOfInput, EventTimeWatermark, untimed
 from streamiter.runtime.entries import AsyncEntry, Entry, by_batch, handler_of, is_awaited, make_async_entry, make_entry
 from streamiter.runtime.graph import Step
 from streamiter.runtime.statistics import SourceStatistics
+from streamiter.runtime.timed_entries import make_async_timed_entry, make_timed_entry
+from streamiter.times import MIN_TIME
 from streamiter.topics.source_and_sink import TopicSink
 
 T = TypeVar("T")
@@ -69,7 +82,16 @@ class OperatorInstance:
         self.step = step
         self.operator = operator
         self.subtask = subtask
+        self.times: StepTimes | None = None
+        """The event time of a step whose records have timestamps, or come with them."""
+        if (step.timed or step.reads_times) and not isinstance(operator, Boundary):
+            self.times = StepTimes(encode)
         self.out = Output(step.name, step.policy)
+        if self.times is not None and step.timed:
+            self.out = TimedOutput(step.name, step.policy, self.times)
+        self._holds_back: Callable[[int, Output], int | None] | None = None
+        """Asks an operator that keeps records which watermark may pass."""
+        self._bind_event_time()
         self.progress = progress
         self._clock = clock
         self._post = post
@@ -102,25 +124,43 @@ class OperatorInstance:
             in_iteration=step.loop is not None or step.stamped,
             keyed=self.keyed,
             encode=encode,
+            times=self.times,
+            takes_event_timers=hasattr(operator, "on_event_timer"),
         )
+
+    def _bind_event_time(self) -> None:
+        self._holds_back = getattr(self.operator, "on_event_time_watermark", None)
 
     def renew(self, operator: Operator) -> None:
         """Replace the operator, which has been closed, by a new one without state."""
         self.operator = operator
         self.is_listener = isinstance(operator, IterationListener)
         self._takes_timers = True
+        self._bind_event_time()
+        if self.times is not None:
+            self.times.clear()
         if self.keyed is not None:
             self.keyed.clear()
 
     def entry(self, input_name: str) -> Entry:
         """Return the function that the step before calls with a batch."""
-        return self._counted(make_entry(self.operator, input_name, self.out, self.context, self._key_of))
+        given = self.operator, input_name, self.out, self.context, self._key_of
+        if self.times is None:
+            return self._counted(make_entry(*given))
+        if not isinstance(self.out, TimedOutput):
+            return self._counted(_without_times(make_entry(*given)))
+        timed = self.operator, input_name, self.out, self.context, self._key_of, self.times
+        return self._counted(make_timed_entry(*timed, self._fire, self._after_batch))
 
     def async_entry(self, input_name: str) -> AsyncEntry:
         """Return the same function for an operator whose calls are awaited."""
-        return self._counted(
-            make_async_entry(self.operator, input_name, self.out, self.context, self._key_of, self.progress)
-        )
+        given = self.operator, input_name, self.out, self.context, self._key_of
+        if self.times is None:
+            return self._counted(make_async_entry(*given, self.progress))
+        if not isinstance(self.out, TimedOutput):
+            return self._counted(_without_times(make_async_entry(*given, self.progress)))
+        timed = self.operator, input_name, self.out, self.context, self._key_of, self.times
+        return self._counted(make_async_timed_entry(*timed, self._fire_awaited, self._after_batch, self.progress))
 
     def takes_batches(self, input_name: str) -> bool:
         """Return whether the operator handles whole batches of this input, not single records."""
@@ -154,6 +194,8 @@ class OperatorInstance:
             if inspect.isawaitable(result):
                 result = await unless_cancelled(result, self.step.name)
         self.out.flush()
+        if self._holds_back is not None:
+            self._after_batch()
         return result
 
     async def input_ended(self, input_name: str) -> None:
@@ -174,6 +216,94 @@ class OperatorInstance:
         if self._is_open:
             self._is_open = False
             await self.call("close")
+
+    # -- event time ------------------------------------------------------------------------------------
+
+    def advance(self, control: EventTimeWatermark) -> None:
+        """Handle an event-time watermark of the input: let timers fire, then pass it on."""
+        if self.operator.assigns_event_time:
+            return
+        if self._reach(control):
+            self._fire()
+        self._pass_event_time()
+
+    async def advance_awaited(self, control: EventTimeWatermark) -> None:
+        """Do the same for an operator that may be awaited."""
+        if self.operator.assigns_event_time:
+            return
+        if self._reach(control):
+            await self._fire_awaited()
+        self._pass_event_time()
+
+    def end_event_time(self) -> None:
+        """Send the last watermark, if event time begins at this step: its input has ended."""
+        if isinstance(self.operator, AssignEventTime):
+            self.operator.end()
+
+    def announce(self) -> None:
+        """Tell the readers the watermark that they were told before the job was restored."""
+        if self.times is not None and self.times.passed != MIN_TIME and self.step.watermarked:
+            self.out.pass_watermark(EventTimeWatermark(self.times.passed))
+
+    def _reach(self, control: EventTimeWatermark) -> bool:
+        """Note a watermark; return whether it is new."""
+        times = self.times
+        assert times is not None
+        times.is_idle = control.is_idle
+        if control.time <= times.watermark:
+            return False
+        times.reach(control.time)
+        return True
+
+    def _fire(self) -> None:
+        """Call the operator for each timer that is due."""
+        for payload in self._due():
+            with FailuresOf(self.step.name):
+                self.operator.on_event_timer(payload, self.out)  # type: ignore[attr-defined]
+
+    async def _fire_awaited(self) -> None:
+        for payload in self._due():
+            await self.call("on_event_timer", payload, self.out)
+
+    def _due(self) -> Iterator[Any]:
+        """Give the payload of each timer that is due, while its time and its key are at hand."""
+        times = self.times
+        assert times is not None
+        if times.next_at > times.watermark:
+            return
+        if isinstance(self.out, TimedOutput):
+            self.out.end_batch()
+        while (timer := times.take_due()) is not None:
+            times.due = times.timestamp = timer.at
+            self.context.key = timer.key
+            try:
+                yield timer.payload
+            finally:
+                times.due = None
+                times.timestamp = MIN_TIME
+        self.out.flush()
+
+    def _after_batch(self) -> None:
+        """Pass on a watermark that the operator has held back, as far as it lets it pass now."""
+        if self._holds_back is not None and self.times is not None and self.times.passed < self.times.watermark:
+            self._pass_event_time()
+
+    def _pass_event_time(self) -> None:
+        times = self.times
+        assert times is not None
+        watermark = times.watermark
+        if self._holds_back is not None:
+            with FailuresOf(self.step.name):
+                held_back = self._holds_back(watermark, self.out)
+            self.out.flush()
+            watermark = watermark if held_back is None else min(watermark, held_back)
+        times.passed = max(times.passed, watermark)
+        # A step that keeps records is not idle: they would be late for a reader that did not wait for them.
+        now = EventTimeWatermark(times.passed, times.is_idle and times.passed == times.watermark)
+        told = self.out.passed
+        is_new = told is None or (told.time, told.is_idle) != (now.time, now.is_idle)
+        if is_new and self.step.watermarked:
+            self.out.pass_watermark(now)
 
     # -- timers ---------------------------------------------------------------------------------------
 
@@ -239,6 +369,7 @@ class OperatorInstance:
             "keyed": None if self.keyed is None else self.keyed.snapshot(),
             "timers": [timer for timer in self._timers.values() if timer[2] is not _SWEEP],
             "takes timers": self._takes_timers,
+            "event time": None if self.times is None else self.times.snapshot(),
         }
 
     async def restore(self, state: dict[str, PlainValue]) -> None:
@@ -253,6 +384,17 @@ class OperatorInstance:
         for due_ms, key, payload in state["timers"]:
             self._set_timer((due_ms - now_ms) / 1000, key, payload)
         self._takes_timers = state["takes timers"]
+        if self.times is not None and state.get("event time") is not None:
+            self.times.restore(state["event time"], _group_of)
+
+
+def _group_of(key: Any) -> int:
+    return int(key_groups([normalize_key(key)])[0])
+
+
+def _without_times(entry: Callable[[Batch], T]) -> Callable[[Batch], T]:
+    """Return the entry of a step whose output has no timestamps, for batches that have."""
+    return lambda batch: entry(untimed(batch))
 
 
 def _in_event_loop() -> bool:
@@ -380,6 +522,14 @@ class Feeder:
         """Return the positions for another number of subtasks, or None if the source cannot give them."""
         redistribute = getattr(self.source, "redistribute", None)
         return None if redistribute is None else redistribute(positions, parallelism)
+
+    def parts(self, handled: Positions) -> Mapping[int | None, PartState]:
+        """Return how far each partition has been read; ``handled`` are the positions behind the handled records."""
+        parts = self.source.parts(handled)
+        if parts is None:
+            is_at_end = self._is_reading and self.channel.peek() is None and not any(self.source.lag().values())
+            return {None: PartState.AT_END if is_at_end else PartState.READING}
+        return parts
 
     def statistics(self) -> SourceStatistics:
         """Return the state of the source now, or before it was closed."""

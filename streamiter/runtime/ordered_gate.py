@@ -148,12 +148,15 @@ class OrderedGate(Gate):
         epochs_aside: EpochsAside,
         epochs_in_order: bool,
         make_feedback_queue: Callable[[], SpillQueue] | None = None,
+        timed_ports: Sequence[int] = (),
     ) -> None:
         """``epochs_in_order``: a wanted input has ended when it has no more records of the current epoch.
 
         Records before their turn wait in ``epochs_aside``.
         """
-        super().__init__(ports, epochs_aside=epochs_aside, make_feedback_queue=make_feedback_queue)
+        super().__init__(
+            ports, epochs_aside=epochs_aside, make_feedback_queue=make_feedback_queue, timed_ports=timed_ports
+        )
         self._in_order = epochs_in_order
 
     def _make_epochs(self, aside: EpochsAside | None) -> GateEpochs:

@@ -31,9 +31,11 @@ from streamiter.records import (
     EndOfData,
     EndOfInput,
     EpochWatermark,
+    EventTimeWatermark,
     estimated_bytes,
     slice_batch,
     take,
+    untimed,
 )
 from streamiter.runtime.feedback import FeedbackEntrance
 
@@ -132,7 +134,7 @@ class ByKey:
         key_of, whole_batches = self.key_of, self.whole_batches
 
         def split(batch: Batch) -> Iterable[tuple[int, Batch]]:
-            keys = key_of(batch) if whole_batches else [key_of(record) for record in batch]
+            keys = key_of(untimed(batch)) if whole_batches else [key_of(record) for record in batch]
             if len(keys) != len(batch):
                 raise ConfigurationError(
                     f"key_by_batch: expected the function to give a key for each of {len(batch)} records, "
@@ -266,9 +268,9 @@ class EdgeWriter:
         """``split`` is None if there is only one channel; ``step`` is the step that reads the channels.
 
         ``leaves_loop``: the reader is outside the iteration of the task. It receives all records in epoch 0, and of the
-        control records only barriers and the end. ``keeps_origin``: whether emitted records have the origin of the
-        batch that the task handles. ``encode`` is given for a sink in another process: the channels get what it
-        returns.
+        control records only barriers, event-time watermarks and the end. ``keeps_origin``: whether emitted records have
+        the origin of the batch that the task handles. ``encode`` is given for a sink in another process: the channels
+        get what it returns.
         """
         self._keeps_origin = keeps_origin
         self._encode = encode
@@ -285,7 +287,7 @@ class EdgeWriter:
             self.lanes[0].put(DataBatch(batch, epoch, origin))
             return
         for subtask, part in ((0, batch),) if self.split is None else _split(self.split, batch, self._step):
-            for records in (part,) if self._encode is None else self._encode(part):
+            for records in (part,) if self._encode is None else self._encode(untimed(part)):
                 self.lanes[subtask].put(DataBatch(records, epoch, origin))
 
     def control(self, control: Control) -> None:
@@ -293,7 +295,7 @@ class EdgeWriter:
         if self._leaves_loop:
             if isinstance(control, EndOfInput):
                 control = EndOfInput()  # Without the epoch in which the iteration has ended.
-            elif not isinstance(control, CheckpointBarrier):
+            elif not isinstance(control, (CheckpointBarrier, EventTimeWatermark)):
                 return
         for lane in self.lanes:
             lane.put_control(control)
@@ -322,6 +324,8 @@ class FeedbackWriter:
             raise RecordFailure(self._step) from error
 
     def control(self, control: Control) -> None:
+        if isinstance(control, EventTimeWatermark):
+            return  # Feedback may be late in the body; its records keep their timestamps.
         if isinstance(control, (EpochWatermark, EndOfData)):
             control = type(control)(control.epoch + 1)
         for channel in self._channels:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, final
 
 from streamiter.channels import LIMIT_BYTES, LIMIT_RECORDS, Channel, Intake
 from streamiter.checkpoints.plain_data import PlainData
@@ -17,13 +17,14 @@ from streamiter.checkpoints.replay_cache import ReplayCache
 from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import GraphError, StreamiterError
+from streamiter.operators.event_time import AssignEventTime, PartState
 from streamiter.operators.operator import Boundary, JobScope, Operator, Progress
 from streamiter.operators.output import DeadLetter
 from streamiter.operators.source import Source
 from streamiter.runtime.chain import Rounds
 from streamiter.runtime.checkpointing.restore import Restore
 from streamiter.runtime.checkpointing.task_barriers import Acknowledge
-from streamiter.runtime.entries import SOURCE_METHODS, check_can_listen, check_handlers, check_methods
+from streamiter.runtime.entries import SOURCE_METHODS, check_can_listen, check_event_time, check_handlers, check_methods
 from streamiter.runtime.feedback import (
     AttachedBoundary,
     FeedbackChannel,
@@ -44,7 +45,7 @@ from streamiter.runtime.port import Port, PortOrigin
 from streamiter.runtime.task import Task
 from streamiter.runtime.topic_feedback import TopicFeedback, Worker, check_shared_operator
 from streamiter.runtime.watchdog import STALL_AFTER_S
-from streamiter.topics.source_and_sink import TopicSink
+from streamiter.topics.source_and_sink import DecodeValues, TopicSink
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -324,7 +325,7 @@ class Planner:
         rounds = None
         if self._placed[head].traits.per_round:
             rounds = Rounds(instances[head], gate, progress, lambda: _operator_of(head))
-        return Task(
+        task = Task(
             name=name,
             gate=gate,
             instances=list(instances.values()),
@@ -339,6 +340,17 @@ class Planner:
             rounds=rounds,
             cuts_by_time=self._cuts_by_time,
         )
+        for step, instance in instances.items():
+            if isinstance(instance.operator, AssignEventTime):
+                given = _EventTimeInput(task, self._decoder(instances, step), by_partition=self._knows_origin(step))
+                instance.operator.attach(given, instance.out)
+        return task
+
+    def _decoder(self, instances: Mapping[Step, OperatorInstance], step: Step) -> DecodeValues | None:
+        """Return the operator that decodes the topic right before a step of the same task, if there is one."""
+        edge = self._chained_to.get(step)
+        operator = None if edge is None else instances[edge.upstream].operator
+        return operator if isinstance(operator, DecodeValues) else None
 
     def _make_gate(self, head: Step, name: str, ports: Sequence[Port]) -> Gate:
         def feedback_queue() -> SpillQueue:
@@ -346,12 +358,22 @@ class Planner:
 
         traits, merges_in_order = self._placed[head].traits, self._merges_in_order(head, ports)
         in_order = traits.epochs_in_order and not traits.boundary
+        timed = self._timed_ports(head, ports)
         if not in_order and not merges_in_order:
-            return Gate(ports, make_feedback_queue=feedback_queue)
+            return Gate(ports, make_feedback_queue=feedback_queue, timed_ports=timed)
         aside = EpochsAside(lambda: spill_queue(name, head.limits, self.plain_data))
         if not merges_in_order:
-            return Gate(ports, epochs_aside=aside, make_feedback_queue=feedback_queue)
-        return OrderedGate(ports, epochs_aside=aside, epochs_in_order=in_order, make_feedback_queue=feedback_queue)
+            return Gate(ports, epochs_aside=aside, make_feedback_queue=feedback_queue, timed_ports=timed)
+        return OrderedGate(
+            ports, epochs_aside=aside, epochs_in_order=in_order, make_feedback_queue=feedback_queue, timed_ports=timed
+        )
+
+    def _timed_ports(self, head: Step, ports: Sequence[Port]) -> list[int]:
+        """Return the ports that bring event-time watermarks for the step: not feedback, and none in rounds."""
+        edges = {edge_key(head, edge): edge for edge in head.edges if edge.upstream.watermarked}
+        if self._placed[head].traits.per_round:
+            return []
+        return [port.index for port in ports if port.origin is not None and port.origin[:4] in edges]
 
     def _attach(self, head: Step, subtask: int, name: str, feedback: Sequence[FeedbackChannel]) -> None:
         operator = self._operators[head][subtask]
@@ -440,10 +462,13 @@ class Planner:
             for reader, edge in self._readers[step]:
                 if self._chained_to.get(reader) is edge:
                     instance.out.connect(instances[reader].entry(SINGLE_INPUT), edge.tag)
+                    if instances[reader].times is not None:
+                        instance.out.follow(instances[reader].advance)
                 else:
                     writer = self._writer(edge, subtask, progress, reader)
                     writers.append(writer)
                     instance.out.connect(writer, edge.tag)
+                    instance.out.follow(writer.control)
         return writers
 
     def _writer(self, edge: Edge, subtask: int, progress: Progress, reader: Step) -> Writer:
@@ -493,6 +518,28 @@ class Planner:
                 channel.shut_intakes(sources, way[task.first.step] + 1)
 
 
+@final
+class _EventTimeInput:
+    """What a step that assigns event time knows of the input of its task."""
+
+    def __init__(self, task: Task, decoder: DecodeValues | None, *, by_partition: bool) -> None:
+        """``by_partition``: the partition of a record is known, since all steps before are record by record."""
+        self._task = task
+        self._decoder = decoder
+        self._by_partition = by_partition
+
+    def parts(self) -> Mapping[int | None, PartState]:
+        parts = self._task.parts()
+        if self._by_partition or not parts:
+            return parts
+        return {None: PartState.READING if PartState.READING in parts.values() else PartState.AT_END}
+
+    def timestamps_ms(self) -> Sequence[int]:
+        assert self._decoder is not None, "the flow checks it"
+        assert self._decoder.decoded is not None
+        return self._decoder.decoded.timestamps_ms
+
+
 def _adds_up_in_order(step: Step) -> bool:
     """Return whether a step adds up numbers of several tasks in a fixed order, so that runs are equal to the bit.
 
@@ -518,6 +565,7 @@ def _check_operator(step: Step, operator: Operator) -> None:
     if step.source is None and not isinstance(operator, Boundary):
         check_handlers(operator, step.input_names(), step=step.name, keyed=step.keys is not None, where=step.where)
     check_can_listen(operator, step.hears_of_epochs, step=step.name, where=step.where)
+    check_event_time(operator, step.has_event_time, step=step.name, where=step.where)
     if step.loop is not None:
         step.loop.check_operator(step, operator)
 

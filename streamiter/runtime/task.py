@@ -8,7 +8,7 @@ are handled by :class:`~streamiter.runtime.checkpointing.task_barriers.TaskBarri
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, final
 
@@ -16,11 +16,23 @@ from streamiter.channels import Channel
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock
 from streamiter.errors import StreamiterError
+from streamiter.operators.event_time import PartState
 from streamiter.operators.functions import refuse
-from streamiter.operators.operator import Boundary, BoundaryOutput, Progress, ServiceWorker
+from streamiter.operators.operator import Boundary, BoundaryOutput, Look, Progress, ServiceWorker
 from streamiter.operators.output import RecordFailure
 from streamiter.operators.source import Positions, SourceBatch
-from streamiter.records import Batch, BatchOrigin, CheckpointBarrier, Control, DataBatch, EndOfInput, Idle, slice_batch
+from streamiter.records import (
+    Batch,
+    BatchOrigin,
+    CheckpointBarrier,
+    Control,
+    DataBatch,
+    EndOfInput,
+    EventTimeWatermark,
+    Idle,
+    slice_batch,
+    untimed,
+)
 from streamiter.runtime.chain import Chain, Rounds
 from streamiter.runtime.checkpointing.task_barriers import (
     Acknowledge,
@@ -197,6 +209,8 @@ class Task:
             self._update_wanted_inputs()
             if self.feeder is not None and self.feeder.is_idle:
                 self.chain.write_control(Idle())
+            for instance in self.instances:
+                instance.announce()
         while not self.ended:
             if not await self._turn():
                 if self.gate.has_parked:
@@ -252,6 +266,13 @@ class Task:
 
     def post(self, control: Control) -> None:
         self.gate.post(control)
+
+    def parts(self) -> Mapping[int | None, PartState]:
+        """Return how far the partitions of the source have been read; without a source, the input is one part."""
+        if self.feeder is None:
+            waits = any(port.peek() is not None for port in self.gate.ports)
+            return {None: PartState.READING if waits else PartState.AT_END}
+        return self.feeder.parts(self.positions)
 
     # -- one turn --------------------------------------------------------------------------------------
 
@@ -441,9 +462,15 @@ class Task:
             self.ended = self.suspended
         elif isinstance(event, CheckpointAbandoned):
             self.barriers.abandon(event.checkpoint)
+        elif isinstance(event, Look):
+            event.look()
         elif self._boundary is not None:
             try:
-                await self._boundary.on_control(event, self._boundary_out)
+                if isinstance(event, EventTimeWatermark):
+                    if self.first.step.watermarked:
+                        await self._boundary.on_event_time(event, self._boundary_out)
+                else:
+                    await self._boundary.on_control(event, self._boundary_out)
             except RecordFailure:
                 raise
             except Exception as error:
@@ -507,7 +534,7 @@ class _TaskBoundaryOutput(BoundaryOutput):
     def emit_batch(self, records: Batch, epoch: int) -> None:
         task = self._task
         task.progress.epoch = epoch
-        task.first.out.emit_batch(records)
+        task.first.out.emit_batch(records if task.first.step.timed else untimed(records))
 
     def refuse(self, record: Any, error: Exception, epoch: int, origin: BatchOrigin | None) -> None:
         out, progress = self._task.first.out, self._task.progress

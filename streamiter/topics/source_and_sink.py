@@ -16,6 +16,7 @@ import orjson
 
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, DecodeError, EncodeError, safe_repr
+from streamiter.operators.event_time import PartState
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import DeadLetter, Origin, Output
 from streamiter.operators.source import Positions, Source, SourceBatch
@@ -176,6 +177,20 @@ class TopicSource(Source):
     def timestamps_ms(self) -> Mapping[int, int]:
         return self._timestamps_ms
 
+    def parts(self, handled: Positions) -> Mapping[int | None, PartState]:
+        if self._reader is None:
+            return {}
+        lag, parts = self._reader.lag(), dict[int | None, PartState]()
+        for partition, position in self._reader.positions().items():
+            waits = partition in self._returned and self._returned[partition] != handled.get(partition)
+            if waits or lag.get(partition, 1):
+                parts[partition] = PartState.READING
+            else:
+                stops = self.stop.get(partition, 0) if isinstance(self.stop, Mapping) else position
+                ended = self.stop is not None and position >= stops
+                parts[partition] = PartState.ENDED if ended else PartState.AT_END
+        return parts
+
     def unanswered_since_s(self) -> float | None:
         return None if self._reader is None else self._reader.unanswered_since_s()
 
@@ -231,6 +246,8 @@ class DecodeValues(Operator):
     def __init__(self, topic: Topic, decoder: Decoder) -> None:
         self._url = topic.url
         self._decoder = decoder
+        self.decoded: TopicBatch | None = None
+        """The records that are emitted now, as they came from the topic."""
 
     def process_batch(self, batch: TopicBatch, out: Output) -> None:
         try:
@@ -238,6 +255,7 @@ class DecodeValues(Operator):
         except DecodeError as error:
             self._refuse(batch, error, out)
             return
+        self.decoded = batch
         out.emit_batch(records)
 
     def _refuse(self, batch: TopicBatch, error: DecodeError, out: Output) -> None:

@@ -1,0 +1,114 @@
+"""The step that gives a stream event time, and the check of steps that need it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import tzinfo
+from typing import Any, Literal, get_args
+
+from streamiter.errors import ConfigurationError, GraphError, shortened
+from streamiter.flow.building import Outlets, StepOptions, StepOutput, add_next_step, check_options
+from streamiter.flow.graph_checks import check_field_or_function, check_seconds
+from streamiter.operators.event_time import AssignEventTime, EventTimeSettings
+from streamiter.runtime.graph import SINGLE_INPUT
+from streamiter.times import UNIT_NAMES, TimeUnit, duration_ms
+
+
+def add_event_time(
+    stream: Outlets,
+    of: str | Callable[[Any], Any] | None,
+    unit: TimeUnit | None,
+    out_of_orderness_s: float,
+    idle_after_s: float | None,
+    time_zone: str | None,
+    when_idle: Literal["wait", "advance"],
+    check_unit: bool,
+    max_ahead_s: float | None,
+    options: StepOptions,
+) -> StepOutput:
+    """Add the step of ``Stream.event_time``."""
+    check_options("event_time", options)
+    label = options.get("name") or "event_time"
+    if of is None:
+        _check_behind_topic(stream, unit, time_zone, options, label)
+        unit, check_unit = "ms", False
+    else:
+        check_field_or_function(of, "event_time", step=options.get("name"))
+    if unit is not None and unit not in get_args(TimeUnit):
+        raise GraphError(
+            f'step {label!r}: expected unit="s", "ms", "us", "ns" or "iso", given {unit!r}; leave it out for datetimes'
+        )
+    if when_idle not in ("wait", "advance"):
+        raise GraphError(f'step {label!r}: expected when_idle="wait" or "advance", given {when_idle!r}; choose one')
+    check_seconds(idle_after_s, "idle_after_s", "wait 60 s, or write None to wait for ever", step=label)
+    settings = EventTimeSettings(
+        of=of,
+        unit=unit,
+        time_zone=_zone(time_zone, unit, label),
+        bound_ms=_duration("out_of_orderness_s", out_of_orderness_s, label),
+        idle_after_s=idle_after_s,
+        when_idle=when_idle,
+        check_unit=check_unit,
+        max_ahead_ms=None if max_ahead_s is None else _duration("max_ahead_s", max_ahead_s, label),
+    )
+    return add_next_step(
+        {SINGLE_INPUT: stream}, "event_time", lambda: AssignEventTime(settings), options, begins_event_time=True
+    )
+
+
+def check_event_time(stream: Outlets, method: str) -> None:
+    """Raise GraphError unless the whole stream has event time, which ``method`` needs."""
+    for outlet in stream.outlets:
+        if not (outlet.step.watermarked or (outlet.step.timed and stream.flow.round_scope is not None)):
+            raise GraphError(
+                f"{method}: expected a stream with event time, given {outlet.step.name!r} without; put "
+                ".event_time(…) before it"
+            )
+
+
+def _check_behind_topic(stream: Outlets, unit: object, time_zone: object, options: StepOptions, label: str) -> None:
+    if unit is not None or time_zone is not None:
+        raise GraphError(
+            f"step {label!r}: expected unit= and time_zone= only together with the name of a field or a function, "
+            "given neither of them; write event_time(lambda record: …, unit=…)"
+        )
+    [outlet, *others] = stream.outlets
+    step = outlet.step
+    is_straight = outlet.partitioning is None and outlet.tag is None and not others
+    if step.source is None or step.topic is None or not is_straight:
+        raise GraphError(
+            f"step {label!r}: expected a stream that comes directly from a topic, since without a field or a function "
+            f"the topic's timestamps are used, given {stream.name!r}; write event_time(lambda record: …), or put "
+            "event_time() right behind flow.source(…)"
+        )
+    if options.get("parallelism") not in (None, step.parallelism):
+        raise GraphError(
+            f"step {label!r}: expected the parallelism {step.parallelism} of its source, since it uses the topic's "
+            f"timestamps, given {options['parallelism']}; leave parallelism= out"
+        )
+
+
+def _duration(option: str, seconds: object, label: str) -> int:
+    try:
+        return duration_ms(option, seconds)
+    except ConfigurationError as error:
+        raise GraphError(f"step {label!r}: {error}") from None
+
+
+def _zone(name: object, unit: TimeUnit | None, label: str) -> tzinfo | None:
+    if name is None:
+        return None
+    if unit in UNIT_NAMES:
+        raise GraphError(
+            f"step {label!r}: expected no time_zone= for numbers, which count from 1970 UTC, given {name!r}; "
+            "leave it out"
+        )
+    import zoneinfo  # Few flows need it.
+
+    try:
+        return zoneinfo.ZoneInfo(name)  # type: ignore[arg-type]
+    except Exception:
+        raise GraphError(
+            f"step {label!r}: expected the name of a time zone of the IANA, given {shortened(name)}; write "
+            'time_zone="Europe/Berlin", or "UTC"'
+        ) from None

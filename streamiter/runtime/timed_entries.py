@@ -1,0 +1,191 @@
+"""The entries of operators in a stream with event time.
+
+They do what the entries of :mod:`streamiter.runtime.entries` do, and tell the output which timestamp is at hand. After
+each call they let event timers fire that are due. Streams without event time do not use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import repeat
+from typing import Any
+
+from streamiter.operators.event_timers import StepTimes
+from streamiter.operators.functions import refuse
+from streamiter.operators.operator import Context, Operator, Progress
+from streamiter.operators.output import Output, RecordFailure, TimedOutput
+from streamiter.records import Batch, TimedBatch, slice_batch, untimed
+from streamiter.runtime.entries import (
+    AsyncEntry,
+    Entry,
+    KeyOf,
+    awaitable,
+    check_result,
+    handler_of,
+    keyed_records,
+    rejection,
+    without_rejected,
+)
+from streamiter.times import MIN_TIME
+
+Handle = Callable[[Any, Output], object]
+
+
+def make_timed_entry(
+    operator: Operator,
+    input_name: str,
+    out: TimedOutput,
+    context: Context,
+    key_of: KeyOf | None,
+    times: StepTimes,
+    fire: Callable[[], None],
+    after_batch: Callable[[], None],
+) -> Entry:
+    """Return the entry of an operator that the engine calls directly. ``fire`` lets the timers fire that are due.
+
+    ``after_batch`` is called after each batch.
+    """
+    method, whole_batches = handler_of(operator, input_name, step=context.name, keyed=key_of is not None)
+    handle = getattr(operator, method)
+    if not whole_batches:
+        return _by_record(handle, out, context, key_of, times, fire, after_batch)
+    when = operator.one_by_one
+    if when == "always" or (when == "if tolerant" and out.tolerates_rejections):
+        return _one_by_one(handle, out, times)
+    return _by_batch(handle, out, times, fire, after_batch, whole=operator.takes_timed_batches)
+
+
+def make_async_timed_entry(
+    operator: Operator,
+    input_name: str,
+    out: TimedOutput,
+    context: Context,
+    key_of: KeyOf | None,
+    times: StepTimes,
+    fire: Callable[[], Awaitable[None]],
+    after_batch: Callable[[], None],
+    progress: Progress,
+) -> AsyncEntry:
+    """Return the entry of an operator that the engine awaits."""
+    method, whole_batches = handler_of(operator, input_name, step=context.name, keyed=key_of is not None)
+    handle = awaitable(getattr(operator, method))
+
+    async def by_batch(batch: Batch) -> None:
+        while len(batch):
+            out.begin_batch(batch)
+            try:
+                await handle(untimed(batch), out)
+            except Exception as error:
+                batch = without_rejected(batch, rejection(error, RecordFailure(out.step)), out, times)
+                continue
+            break
+        if times.next_at <= times.watermark:
+            await fire()
+        out.end_batch()
+        out.flush()
+        after_batch()
+
+    async def by_record(batch: Batch) -> None:
+        for record, key in _moments(batch, context, key_of, times, out):
+            context.key = key
+            progress.handled += 1
+            try:
+                await handle(record, out)
+            except Exception as error:
+                refuse(out, record, rejection(error, RecordFailure(out.step, record, has_record=True)))
+            if times.next_at <= times.watermark:
+                await fire()
+        out.end_batch()
+        out.flush()
+        after_batch()
+
+    return by_batch if whole_batches else by_record
+
+
+def _by_record(
+    handle: Handle,
+    out: TimedOutput,
+    context: Context,
+    key_of: KeyOf | None,
+    times: StepTimes,
+    fire: Callable[[], None],
+    after_batch: Callable[[], None],
+) -> Entry:
+    def entry(batch: Batch) -> None:
+        for record, key in _moments(batch, context, key_of, times, out):
+            context.key = key
+            try:
+                if (result := handle(record, out)) is not None:
+                    check_result(result)
+            except Exception as error:
+                refuse(out, record, rejection(error, RecordFailure(out.step, record, has_record=True)))
+            if times.next_at <= times.watermark:
+                fire()
+        out.end_batch()
+        out.flush()
+        after_batch()
+
+    return entry
+
+
+def _by_batch(
+    handle: Handle,
+    out: TimedOutput,
+    times: StepTimes,
+    fire: Callable[[], None],
+    after_batch: Callable[[], None],
+    *,
+    whole: bool,
+) -> Entry:
+    """``whole``: the operator takes the timed batch itself."""
+
+    def entry(batch: Batch) -> None:
+        while len(batch):
+            out.begin_batch(batch)
+            try:
+                if (result := handle(batch if whole else untimed(batch), out)) is not None:
+                    check_result(result)
+            except Exception as error:
+                batch = without_rejected(batch, rejection(error, RecordFailure(out.step)), out, times)
+                continue
+            break
+        if times.next_at <= times.watermark:
+            fire()
+        out.end_batch()
+        out.flush()
+        after_batch()
+
+    return entry
+
+
+def _one_by_one(handle: Handle, out: TimedOutput, times: StepTimes) -> Entry:
+    out.gathers = True
+
+    def entry(batch: Batch) -> None:
+        records = untimed(batch)
+        for index, timestamp in enumerate(_timestamps(batch)):
+            times.timestamp = timestamp
+            try:
+                handle(slice_batch(records, index, index + 1), out)
+            except Exception as error:
+                raise rejection(error, RecordFailure(out.step, records[index], has_record=True)) from error
+        out.end_batch()
+        out.flush()
+
+    return entry
+
+
+def _moments(
+    batch: Batch, context: Context, key_of: KeyOf | None, times: StepTimes, out: TimedOutput
+) -> Iterator[tuple[Any, Any]]:
+    """Give each record with its key (None without keys), while its timestamp is at hand."""
+    keys: Any = repeat(None)
+    if key_of is not None:
+        batch, keys = keyed_records(batch, key_of, out, times)
+    for record, key, timestamp in zip(batch, keys, _timestamps(batch), strict=key_of is not None):
+        times.timestamp = timestamp
+        yield record, key
+
+
+def _timestamps(batch: Batch) -> Any:
+    return batch.times.tolist() if isinstance(batch, TimedBatch) else [MIN_TIME] * len(batch)
