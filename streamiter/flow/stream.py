@@ -303,7 +303,7 @@ class Stream(Outlets, Generic[Record]):
 
         - ``of`` is the name of a field or column, or a function of the record. Right behind ``flow.source(topic)`` it
           may be left out: the time is the topic's timestamp of the record.
-        - The time is a ``datetime64`` (UTC), a ``datetime`` (one without a time zone needs ``time_zone="Europe/Rome"``),
+        - The time is a ``datetime64`` (UTC), a ``datetime`` (one without a time zone needs ``time_zone="Asia/Tokyo"``),
           a number in ``unit="s"``, ``"ms"``, ``"us"`` or ``"ns"`` since 1970 (a float only in seconds), or a text with
           ``unit="iso"``. A record without a valid time follows ``on_error``. If the first number of a subtask is a
           time of this century only in another unit, the job fails, unless ``check_unit=False``.

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from streamiter.checkpoints.disk_queue import SpillQueue
-from streamiter.checkpoints.keys import key_groups, normalize_key
+from streamiter.checkpoints.keys import KEY_GROUPS, key_groups, normalize_key
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock
 from streamiter.deferred import PlainValue, entries_of
@@ -47,6 +47,7 @@ from streamiter.runtime.output import subtask_of_group
 from streamiter.runtime.port import PortOrigin
 from streamiter.runtime.task import Task
 from streamiter.runtime.topic_inlets import fetch_ranges
+from streamiter.times import MAX_TIME, MIN_TIME
 from streamiter.topics.topic import Topic
 
 Timer = tuple[int, Any, Any]
@@ -77,14 +78,49 @@ def redistribute_operators(
     is_keyed = step.keys is not None
     timers = redistribute_timers([state["timers"] for state in states], step.parallelism, by_key=is_keyed)
     takes_timers = any(state["takes timers"] for state in states)
+    event_times = redistribute_event_times(
+        [state.get("event time") for state in states], len(subtasks), by_key=is_keyed
+    )
     return [
         {
             "operator": operators[subtask],
             "keyed": key_share(keyed, subtask, len(subtasks)) if is_keyed else None,
             "timers": timers[subtask],
             "takes timers": takes_timers,
+            "event time": event_times[subtask],
         }
         for subtask in subtasks
+    ]
+
+
+def redistribute_event_times(
+    states: Sequence[PlainValue], subtasks: int, *, by_key: bool
+) -> Sequence[dict[str, PlainValue] | None]:
+    """Return the event time of each new subtask: the least watermark, and its timers.
+
+    A group of keys whose subtask was further keeps that as its *floor*: no record of it is judged by less.
+    """
+    known = [state for state in states if state is not None]
+    if not known:
+        return [None] * subtasks
+    watermark = min(state["watermark"] for state in known)
+    timers = redistribute_timers([state["timers"] for state in known], subtasks, by_key=by_key)
+    floors: list[dict[int, int]] = [{} for _ in range(subtasks)]
+    for group in range(KEY_GROUPS) if by_key and len(known) == len(states) else ():
+        before = known[subtask_of_group(group, len(states))]
+        floor = max(before["watermark"], dict(before["floors"]).get(group, MIN_TIME))
+        if floor > watermark:
+            floors[subtask_of_group(group, subtasks)][group] = floor
+    return [
+        {
+            "watermark": watermark,
+            "passed": min(state["passed"] for state in known),
+            "last": max(state["last"] for state in known) if watermark == MAX_TIME else MAX_TIME,
+            "timers": timers[subtask],
+            "dropped": sum(state["dropped"] for state in known[subtask::subtasks]),
+            "floors": list(floors[subtask].items()),
+        }
+        for subtask in range(subtasks)
     ]
 
 

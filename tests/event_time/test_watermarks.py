@@ -1,0 +1,241 @@
+"""The pure cores of event time: watermarks of partitions and channels, and event timers."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from support.examples import random_examples
+
+from streamiter.errors import ConfigurationError
+from streamiter.operators.event_time import PartTimes, WatermarkGenerator
+from streamiter.operators.event_timers import StepTimes, checked_time
+from streamiter.records import EventTimeWatermark
+from streamiter.runtime.gate_times import GateTimes
+from streamiter.times import MAX_TIME, MIN_TIME
+
+# The cases 16 and 17 of the reference: a@time/partition, and behind it the watermark that follows from it.
+CASES = {
+    "two partitions": (
+        2,
+        2,
+        "a@10/0 a@5/1 >w=3 a@20/0 a@9/1 >w=7 a@6/1 idle/1 >w=18 a@12/1 a@30/0 a@25/1 >w=23 END >w=MAX",
+    ),
+    "a new and an ended one": (1, 0, "a@10 >w=10 new/1 a@20 a@12/1 >w=12 end/1 >w=20 END >w=MAX"),
+    "none is active": (2, 0, "a@10/0 idle/0 a@5/1 >w=5 idle/1 >w=10 a@7/1 idle/1 a@11/1 >w=11 END >w=MAX"),
+    "the order of falling idle": (2, 0, "a@10/0 a@5/1 >w=5 idle/0 idle/1 >w=10"),
+    "the other order of falling idle": (2, 0, "a@10/0 a@5/1 >w=5 idle/1 >w=10 idle/0"),
+    "an ended one does not count": (2, 0, "a@10/0 a@50/1 >w=10 end/1 idle/0 a@20/0 >w=20"),
+    "negative times": (1, 3, "a@-5 >w=-8 a@-9 a@0 >w=-3"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_watermark_follows_the_partitions(name: str) -> None:
+    partitions, bound_ms, events = CASES[name]
+    generator = WatermarkGenerator(bound_ms)
+    for partition in range(partitions):
+        generator.add(partition)
+    told: list[str] = []
+    for event in events.split():
+        if event.startswith(">"):
+            assert told.pop() == event
+            continue
+        assert not told, f"a watermark that is not expected before {event}"
+        before = generator.parts.watermark
+        _apply(generator, event)
+        generator.parts.settle()
+        if (now := generator.parts.watermark) != before:
+            told.append(f">w={'MAX' if now == MAX_TIME else now}")
+    assert not told
+
+
+def _apply(generator: WatermarkGenerator, event: str) -> None:
+    if event == "END":
+        for partition in (0, 1):
+            generator.parts.end(partition)
+    elif match := re.fullmatch(r"(idle|new|end)/(\d)", event):
+        {"idle": generator.parts.set_idle, "new": generator.add, "end": generator.parts.end}[match[1]](int(match[2]))
+    else:
+        time, _, partition = event.removeprefix("a@").partition("/")
+        number = int(partition or 0)
+        if not generator.parts.is_active(number):
+            generator.add(number)
+        generator.take(number, np.array([int(time)]))
+
+
+def streams(random: Random) -> tuple[int, list[tuple[int, list[int]]]]:
+    batches = []
+    for _ in range(random.randrange(8)):
+        spread = random.choice([0, 3, 30])
+        times = [random.randint(-spread, spread) + 3 * len(batches) for _ in range(random.randint(1, 9))]
+        batches.append((random.randrange(3), times))
+    return random.choice([0, 2, 10]), batches
+
+
+@random_examples(streams)
+def test_watermarks_are_as_if_sent_after_every_record(example: tuple[int, list[tuple[int, list[int]]]]) -> None:
+    """A record below the running watermark must find it: how batches are cut must make no difference."""
+    bound_ms, batches = example
+    generator, plain = WatermarkGenerator(bound_ms), dict.fromkeys(range(3), MIN_TIME)
+    for partition in plain:
+        generator.add(partition)
+    running = sent = MIN_TIME
+    for partition, times in batches:
+        pieces = generator.take(partition, np.array(times))
+        assert [piece.start for piece in pieces] == [0, *(piece.stop for piece in pieces[:-1])]
+        assert pieces[-1].stop == len(times)
+        for piece in pieces:
+            for time in times[piece.start : piece.stop]:
+                assert sent == running or time >= running
+                plain[partition] = max(plain[partition], time - bound_ms)
+                running = max(running, min(plain.values()))
+            if piece.watermark is not None:
+                assert piece.watermark == running > sent
+                sent = piece.watermark
+        assert sent == running == generator.parts.watermark
+    restored = WatermarkGenerator(bound_ms + 5)
+    restored.restore(generator.snapshot())
+    for partition in plain:
+        restored.add(partition)
+    restored.parts.settle()
+    assert restored.parts.watermark == running, "a larger bound takes no watermark back"
+
+
+def test_partitions_keep_their_maxima_when_other_subtasks_read_them() -> None:
+    before = [WatermarkGenerator(0), WatermarkGenerator(0)]
+    for number, time in enumerate((100, 200)):
+        before[number].add(number)
+        before[number].take(number, np.array([time]))
+    [joined] = WatermarkGenerator.redistribute([each.snapshot() for each in before], 1)
+    assert (joined["greatest"], joined["watermark"]) == ([(0, 100), (1, 200)], 100)
+    shared = WatermarkGenerator.redistribute([joined], 3)
+    assert [(each["greatest"], each["watermark"]) for each in shared] == [
+        ([(0, 100)], 100),
+        ([(1, 200)], 100),
+        ([], 100),
+    ]
+
+
+def changes(random: Random) -> list[tuple[str, int, int]]:
+    return [
+        (random.choice(["reach", "reach", "idle", "end"]), random.randrange(3), random.randrange(50)) for _ in range(20)
+    ]
+
+
+@random_examples(changes)
+def test_the_watermark_of_a_gate_is_that_of_its_definition(example: list[tuple[str, int, int]]) -> None:
+    parts, reached, idle, ended, watermark = (
+        PartTimes(range(3)),
+        dict.fromkeys(range(3), MIN_TIME),
+        set(),
+        set(),
+        MIN_TIME,
+    )
+    for what, part, time in example:
+        if what == "reach":
+            parts.reach(part, time)
+            reached[part] = max(time, reached[part]) if part not in ended else time
+            idle.discard(part)
+            ended.discard(part)
+        elif what == "idle":
+            parts.set_idle(part)
+            idle |= {part} - ended
+        else:
+            parts.end(part)
+            idle.discard(part)
+            ended.add(part)
+        active = [reached[part] for part in reached if part not in idle | ended]
+        asleep = [reached[part] for part in idle]
+        least = min(active) if active else max(asleep) if asleep else MAX_TIME
+        has_grown = parts.settle()
+        assert has_grown is (least > watermark)
+        watermark = max(watermark, least)
+        assert parts.watermark == watermark
+        assert parts.is_idle is (not active and bool(asleep))
+
+
+def test_a_gate_keeps_a_watermark_until_the_records_before_it_are_handled() -> None:
+    """A watermark that overtakes records of a later epoch would make them late."""
+    times = GateTimes([0, 1])
+    assert times.bring(1, EventTimeWatermark(100)) == []
+    assert times.bring(0, EventTimeWatermark(5), pending=2) == []
+    assert times.bring(0, EventTimeWatermark(7), pending=2) == []  # it replaces the other
+    assert times.bring(0, EventTimeWatermark(9), pending=3) == []
+    assert times.waits(0)
+    assert times.settle(0, lowest_pending=2) == []
+    assert repr(times.settle(0, lowest_pending=3)) == "[EventTimeWatermark(7)]"
+    assert repr(times.settle(0, lowest_pending=None)) == "[EventTimeWatermark(9)]"
+    assert not times.waits(0)
+    assert times.slowest == 0
+    assert times.bring(5, EventTimeWatermark(1)) == [], "a port without event time"
+    assert repr(times.bring(0, EventTimeWatermark(MAX_TIME))) == "[EventTimeWatermark(100)]"
+    assert repr(times.bring(1, EventTimeWatermark(100, True))) == "[EventTimeWatermark(100, idle)]"
+    assert repr(times.bring(1, EventTimeWatermark(MAX_TIME))) == f"[EventTimeWatermark({MAX_TIME})]"
+
+
+# -- timers ------------------------------------------------------------------------------------------------
+
+
+def operations(random: Random) -> list[tuple[str, int, str, Any]]:
+    kinds = ["set"] * 5 + ["delete", "reach", "reach"]
+    return [
+        (random.choice(kinds), random.randrange(40), random.choice("ab"), random.choice([None, 1, True, [1]]))
+        for _ in range(30)
+    ]
+
+
+@random_examples(operations)
+def test_timers_fire_by_time_and_then_in_the_order_of_setting(example: list[tuple[str, int, str, Any]]) -> None:
+    times, expected = StepTimes(repr), list[tuple[int, str, Any]]()
+    for number, (what, at, key, payload) in enumerate(example):
+        if number == 15:
+            restored = StepTimes(repr)
+            restored.restore(times.snapshot(), lambda key: 0)
+            times = restored
+        same = [timer for timer in expected if repr(timer) == repr((at, key, payload))]
+        if what == "set":
+            times.set_timer(at, key, payload)
+            expected += [] if same else [(at, key, payload)]
+        elif what == "delete":
+            times.delete_timer(at, key, payload)
+            expected = [timer for timer in expected if timer not in same or repr(timer) != repr((at, key, payload))]
+        else:
+            times.reach(max(times.watermark, at))
+            while (timer := times.take_due()) is not None:
+                first = min(expected, key=lambda each: each[0])
+                assert repr(tuple(timer)) == repr(first)
+                expected.remove(first)
+            assert all(at > times.watermark for at, _, _ in expected)
+        assert len(times) == len(expected)
+
+
+def test_at_the_end_a_timer_that_sets_itself_again_ends() -> None:
+    times = StepTimes()
+    for at in (5, 20):
+        times.set_timer(at, "a", None)
+    times.reach(MAX_TIME)
+    fired = []
+    while (timer := times.take_due()) is not None:
+        fired.append(timer.at)
+        times.set_timer(timer.at + 10, "a", None)
+    assert (fired, times.dropped) == ([5, 15, 20], 2)
+
+
+def test_groups_that_were_further_keep_their_event_time() -> None:
+    times = StepTimes()
+    times.restore({**times.snapshot(), "watermark": 10, "floors": [(0, 30), (1, 10)]}, {"a": 0, "b": 1}.__getitem__)
+    assert [times.event_time(key) for key in ("a", "b", None)] == [30, 10, 10]
+    times.reach(20)
+    assert [times.event_time(key) for key in ("a", "b")] == [30, 20]
+    times.reach(40)
+    assert times.snapshot()["floors"] == []
+
+
+@pytest.mark.parametrize("time", [True, 1.0, "1", None, 2**62, -(2**62)])
+def test_a_time_is_whole_milliseconds(time: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"^emit\(event_time\): expected whole milliseconds since 1970"):
+        checked_time("emit(event_time)", time)
