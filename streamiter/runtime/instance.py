@@ -240,6 +240,14 @@ class OperatorInstance:
         if isinstance(self.operator, AssignEventTime):
             self.operator.end()
 
+    @property
+    def event_time(self) -> int | None:
+        """The event-time watermark that it has passed on; if it passes on none, the one that has arrived."""
+        passed = MIN_TIME if self.out.passed is None else self.out.passed.time
+        if self.times is not None and not self.operator.assigns_event_time:
+            passed = max(self.times.passed, passed)
+        return None if passed == MIN_TIME else passed
+
     def announce(self) -> None:
         """Tell the readers the watermark that they were told before the job was restored."""
         if self.times is not None and self.times.passed != MIN_TIME and self.step.watermarked:

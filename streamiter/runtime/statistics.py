@@ -130,6 +130,14 @@ class TaskStatistics:
     """Whether the task has ended."""
     process: int = 0
     """The number of the process that the task is in."""
+    event_time: int | None = None
+    """The event-time watermark that the task has passed on, in milliseconds since 1970-01-01 UTC; None for none."""
+    event_time_lag_s: float | None = None
+    """How far the clock is ahead of it, in seconds; None without a watermark, and at the end of the input."""
+    event_time_held_by: str | None = None
+    """Who holds the watermark back: a partition, a channel, or a step of the task that keeps records."""
+    late_records: int = 0
+    """For a task where event time begins: records that were below the watermark when they arrived."""
 
 
 @dataclass(frozen=True, slots=True)

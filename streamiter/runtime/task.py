@@ -182,6 +182,16 @@ class Task:
         return self._held_s + (0.0 if self._held_since_s is None else self._now_s() - self._held_since_s)
 
     @property
+    def event_time(self) -> int | None:
+        """The event-time watermark that all steps of the task have passed on; None if it has none yet."""
+        known = [time for each in self.instances if (time := each.event_time) is not None]
+        return min(known, default=None)
+
+    def lag_of(self, time: int) -> float:
+        """Return the seconds by which the clock is ahead of a time."""
+        return (self._clock.now_ms() - time) / 1000
+
+    @property
     def suspended(self) -> bool:
         """Whether the task has ended at a barrier, and not at the end of its input."""
         return self.barriers.suspension is _STOPPED

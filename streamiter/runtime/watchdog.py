@@ -7,14 +7,16 @@ waits.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Final, Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal
 
 from streamiter.channels import Channel
 from streamiter.clock import Clock
+from streamiter.operators.event_time import AssignEventTime
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.statistics import StalledTask, StepStatistics, TaskStatistics
 from streamiter.runtime.task import Task
+from streamiter.times import MAX_TIME, MIN_TIME, shown_time
 from streamiter.topics.source_and_sink import TopicSink
 
 _log = logging.getLogger("streamiter.job")
@@ -127,6 +129,10 @@ class _Watched:
         self._looks_unmoved = 0
         self._looks_blocked = 0
         """The number of the last looks that found work and no progress."""
+        self._event_time: int | None = None
+        self._looks_in_the_same_time = 0
+        """The number of the last looks that found progress, but the same event time."""
+        self._has_event_time = any(True for _ in _assigning(task))
 
     @property
     def has_moved(self) -> bool:
@@ -144,6 +150,21 @@ class _Watched:
             self._looks_blocked, self.moved_at_s = 0, now_s
         else:
             self._looks_blocked += 1
+        if self._has_event_time and moved:
+            self._look_at_event_time()
+
+    def _look_at_event_time(self) -> None:
+        """Warn once if records arrive, but the event time does not advance."""
+        now = self.task.event_time
+        self._looks_in_the_same_time = self._looks_in_the_same_time + 1 if now == self._event_time else 0
+        self._event_time = now
+        if self._looks_in_the_same_time == _LOOKS and (held_by := event_time_held_by(self.task)) is not None:
+            _log.warning(
+                "the event time of %s stands at %s although records arrive: held back by %s",
+                self.task.name,
+                shown_time(MIN_TIME if now is None else now),
+                held_by,
+            )
 
 
 def _mark_of(task: Task) -> int:
@@ -194,4 +215,35 @@ def task_statistics(task: Task, loops: Sequence[object], process: int) -> TaskSt
         is_paused=task.feeder is not None and not task.ended and task.feeder.intake.is_shut,
         ended=task.ended,
         process=process,
+        **_event_time(task),
     )
+
+
+def _event_time(task: Task) -> dict[str, Any]:
+    """Return the fields of a task's statistics about event time."""
+    if (watermark := task.event_time) is None:
+        return {"event_time_held_by": event_time_held_by(task)}
+    is_over = watermark == MAX_TIME
+    return {
+        "event_time": watermark,
+        "event_time_lag_s": None if is_over else task.lag_of(watermark),
+        "event_time_held_by": None if is_over else event_time_held_by(task),
+        "late_records": sum(step.late for step in _assigning(task)),
+    }
+
+
+def _assigning(task: Task) -> Iterator[AssignEventTime]:
+    return (each.operator for each in task.instances if isinstance(each.operator, AssignEventTime))
+
+
+def event_time_held_by(task: Task) -> str | None:
+    """Return who holds back the event time of a task; None if nobody does, or the task has none."""
+    for instance in task.instances:
+        times = instance.times
+        if times is not None and times.passed < times.watermark and instance.step.watermarked:
+            return f"records that step {instance.step.name!r} keeps"
+    for operator in _assigning(task):
+        slowest = operator.slowest
+        return None if slowest is None else f"partition {slowest}"
+    slowest = None if task.gate.times is None else task.gate.times.slowest
+    return None if slowest is None else task.gate.ports[slowest].channel.name

@@ -15,6 +15,7 @@ from streamiter.operators.operator import Service
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step
 from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Rebalance
 from streamiter.runtime.statistics import JobStatistics, LoopStatistics
+from streamiter.times import shown_time
 
 LinkKind = Literal["data", "feedback", "criteria", "service"]
 """``feedback`` and ``criteria`` close a loop; ``service`` joins a step and the service that it uses, both ways."""
@@ -164,11 +165,12 @@ def _counts(step: Step, statistics: JobStatistics) -> Iterable[str]:
     if counts.rejected:
         shown.append(f"{counts.rejected:,} rejected")
     yield " · ".join(shown)
-    watermark = min(
-        task.epoch_watermark for task in statistics.tasks if any(instance.step == step.name for instance in task.steps)
-    )
+    tasks = [task for task in statistics.tasks if any(instance.step == step.name for instance in task.steps)]
+    watermark = min(task.epoch_watermark for task in tasks)
     if watermark >= 0:
         yield f"epoch watermark {watermark:,}"
+    if step.timed and (times := [task.event_time for task in tasks if task.event_time is not None]):
+        yield f"event time {shown_time(min(times))}"
     if processes := statistics.processes_of(step.name):
         yield f"in process {processes}"
 
