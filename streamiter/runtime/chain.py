@@ -15,9 +15,10 @@ from streamiter.errors import ConfigurationError, StreamiterError
 from streamiter.operators.operator import Boundary, Operator, Progress
 from streamiter.operators.output import RecordFailure
 from streamiter.records import Control, EndOfData, EndOfInput, EpochWatermark, EventTimeWatermark
+from streamiter.runtime.feeder import Feeder
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.graph import SINGLE_INPUT, Step
-from streamiter.runtime.instance import Feeder, OperatorInstance
+from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.output import Writer
 from streamiter.times import MAX_TIME
 

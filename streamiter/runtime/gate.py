@@ -1,7 +1,7 @@
 """The gate: the input side of a task, which decides what the task handles next.
 
 A :class:`Gate` reads its ports in turn, and skips an input while the operator does not want it. Helpers decide
-what control records mean: :class:`BarrierAlignment` for barriers,
+what control records mean: :class:`~streamiter.runtime.barrier_alignment.BarrierAlignment` for barriers,
 :class:`~streamiter.runtime.gate_epochs.GateEpochs` for watermarks and ends of data,
 :class:`~streamiter.runtime.feedback.FeedbackLog` for barriers on feedback ports. With event time,
 :class:`~streamiter.runtime.gate_times.GateTimes` does so for event-time watermarks.
@@ -35,6 +35,7 @@ from streamiter.records import (
     EventTimeWatermark,
     Idle,
 )
+from streamiter.runtime.barrier_alignment import BarrierAlignment
 from streamiter.runtime.feedback import BarrierReturned, FeedbackLog
 from streamiter.runtime.gate_epochs import EpochsAside, GateEpochs, InputEnded, RestHandled
 from streamiter.runtime.gate_times import GateTimes
@@ -549,69 +550,3 @@ def _from_plain(plain: Sequence[PlainValue]) -> DataBatch | Control:
         _, epoch, _, records = plain
         return DataBatch(records, epoch)
     return control_from_plain(plain)
-
-
-class BarrierAlignment:
-    """Waits until every channel has brought the barrier of a checkpoint; only then the task passes the barrier on.
-
-    Feedback ports take no part: their barrier returns later.
-    """
-
-    def __init__(self, ports: Sequence[Port]) -> None:
-        self._ports = [port for port in ports if not port.is_feedback]
-        self._barrier: CheckpointBarrier | None = None
-        self._announced: CheckpointBarrier | None = None
-        self._last = 0
-        """The last barrier that a port brought, or that started here."""
-        self._triggered: CheckpointBarrier | None = None
-
-    @property
-    def is_due(self) -> bool:
-        """Whether a port has brought a barrier, or will bring one."""
-        return self._barrier is not None or self._announced is not None
-
-    def awaited(self) -> list[str]:
-        if self._barrier is None:
-            return []
-        return [port.channel.name for port in self._ports if not port.is_aligned]
-
-    def announce(self, barrier: CheckpointBarrier) -> None:
-        # A channel from another process may have brought it before.
-        if barrier.checkpoint > self._last:
-            self._announced = barrier
-
-    def trigger(self, barrier: CheckpointBarrier) -> None:
-        """Note a barrier that the ports will bring, and that starts here if no port can bring it."""
-        if barrier.checkpoint > self._last:
-            self._triggered = self._announced = barrier
-
-    def bring(self, port: Port, barrier: CheckpointBarrier) -> bool:
-        """Note that a port has brought the barrier; return whether it is the first port."""
-        is_first = self._barrier is None
-        if is_first:
-            self._barrier = barrier
-            self._last = barrier.checkpoint
-            self._announced = self._triggered = None
-        port.block()
-        return is_first
-
-    def complete(self) -> CheckpointBarrier | None:
-        """Return the barrier if no port delays it any more, and end the alignment; otherwise return None.
-
-        A barrier that starts here is complete when no port can bring it. The ends of the inputs may still be held
-        behind data that is not wanted, because the wanted input may wait for this barrier.
-        """
-        if self._triggered is not None and all(port.brings_no_barrier for port in self._ports):
-            return self.inputs_ended()
-        barrier = self._barrier
-        if barrier is None or not all(port.is_aligned for port in self._ports):
-            return None
-        self._barrier = None
-        return barrier
-
-    def inputs_ended(self) -> CheckpointBarrier | None:
-        """Note that no port can bring a barrier; return the barrier that starts here instead, if there is one."""
-        triggered = self._triggered
-        self._last = self._last if triggered is None else triggered.checkpoint
-        self._announced = self._triggered = None
-        return triggered

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias, final
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from streamiter.channels import LIMIT_BYTES, LIMIT_RECORDS, Channel, Intake
 from streamiter.checkpoints.plain_data import PlainData
@@ -17,7 +17,7 @@ from streamiter.checkpoints.replay_cache import ReplayCache
 from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import GraphError, StreamiterError
-from streamiter.operators.event_time import AssignEventTime, PartState
+from streamiter.operators.event_time import AssignEventTime
 from streamiter.operators.operator import Boundary, JobScope, Operator, Progress
 from streamiter.operators.output import DeadLetter
 from streamiter.operators.source import Source
@@ -33,10 +33,11 @@ from streamiter.runtime.feedback import (
     Surroundings,
     spill_queue,
 )
+from streamiter.runtime.feeder import EventTimeInput, Feeder, SinkEncoding
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import EpochsAside
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_key, leaves_loop
-from streamiter.runtime.instance import Feeder, OperatorInstance, SinkEncoding
+from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.messages import Messages
 from streamiter.runtime.ordered_gate import OrderedGate
 from streamiter.runtime.output import ChannelOutput, EdgeWriter, FeedbackWriter, Writer
@@ -342,7 +343,7 @@ class Planner:
         )
         for step, instance in instances.items():
             if isinstance(instance.operator, AssignEventTime):
-                given = _EventTimeInput(task, self._decoder(instances, step), by_partition=self._knows_origin(step))
+                given = EventTimeInput(task, self._decoder(instances, step), by_partition=self._knows_origin(step))
                 instance.operator.attach(given, instance.out)
         return task
 
@@ -516,28 +517,6 @@ class Planner:
             for channel in (lane.channel for writer in task.writers for lane in writer.lanes):
                 intakes[channel] = sources
                 channel.shut_intakes(sources, way[task.first.step] + 1)
-
-
-@final
-class _EventTimeInput:
-    """What a step that assigns event time knows of the input of its task."""
-
-    def __init__(self, task: Task, decoder: DecodeValues | None, *, by_partition: bool) -> None:
-        """``by_partition``: the partition of a record is known, since all steps before are record by record."""
-        self._task = task
-        self._decoder = decoder
-        self._by_partition = by_partition
-
-    def parts(self) -> Mapping[int | None, PartState]:
-        parts = self._task.parts()
-        if self._by_partition or not parts:
-            return parts
-        return {None: PartState.READING if PartState.READING in parts.values() else PartState.AT_END}
-
-    def timestamps_ms(self) -> Sequence[int]:
-        assert self._decoder is not None, "the flow checks it"
-        assert self._decoder.decoded is not None
-        return self._decoder.decoded.timestamps_ms
 
 
 def _adds_up_in_order(step: Step) -> bool:

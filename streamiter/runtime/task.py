@@ -46,9 +46,10 @@ from streamiter.runtime.checkpointing.task_barriers import (
 )
 from streamiter.runtime.entries import AsyncEntry, Entry
 from streamiter.runtime.feedback import BarrierReturned, FeedbackChannel
+from streamiter.runtime.feeder import Feeder
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import InputEnded
-from streamiter.runtime.instance import DrainInput, Feeder, OperatorInstance, TimerDue
+from streamiter.runtime.instance import DrainInput, OperatorInstance, TimerDue
 from streamiter.runtime.output import Writer, restore_turns, turns_of
 from streamiter.runtime.port import TURN_S, Port
 

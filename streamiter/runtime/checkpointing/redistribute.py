@@ -40,9 +40,10 @@ from streamiter.runtime.checkpointing.old_job import (
 )
 from streamiter.runtime.checkpointing.task_barriers import TaskStates
 from streamiter.runtime.feedback import TopicRange, spill_queue
+from streamiter.runtime.feeder import Feeder
 from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
 from streamiter.runtime.graph import Step, edge_key, leaves_loop
-from streamiter.runtime.instance import Feeder, OperatorInstance
+from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.output import subtask_of_group
 from streamiter.runtime.port import PortOrigin
 from streamiter.runtime.task import Task
