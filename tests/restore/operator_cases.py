@@ -11,6 +11,8 @@ from restore.case import Case, fed
 from streamiter import Columns, Flow, Operator, Stream, connect, epochs_every
 from streamiter.operators import Context, Output
 from streamiter.operators.calls import MapAsync
+from streamiter.operators.event_time import AssignEventTime, WatermarkGenerator
+from streamiter.operators.event_timers import StepTimes
 from streamiter.operators.holding import HeldInput, Join, MiniBatch, ReduceAll, Sort, _Timeouts
 from streamiter.operators.keyed import KeyedOperator
 from streamiter.operators.keyed_state import KeyedState
@@ -46,6 +48,23 @@ class CountsWithTimers(Operator):
 
     def on_timer(self, payload: Any, out: Output) -> None:
         out.emit((self.context.key, payload, list(self.context.state.get("seen", ()))))
+
+
+class EventTimers(Operator):
+    """Sets timers ahead of each record and behind the watermark, and deletes some."""
+
+    def open(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Any, out: Output) -> None:
+        timestamp = self.context.timestamp or 0
+        self.context.set_event_timer(timestamp + 25, [record])
+        self.context.set_event_timer(timestamp - 1, "behind")
+        self.context.delete_event_timer(timestamp + 20, [record - 2])
+        out.emit((record, timestamp, self.context.event_time))
+
+    def on_event_timer(self, payload: Any, out: Output) -> None:
+        out.emit((self.context.key, payload, self.context.event_time, self.context.timestamp))
 
 
 class Zip(Operator):
@@ -256,6 +275,32 @@ class Tagged(Operator):
         out.emit((self.subtask, record))
 
 
+def timed(flow: Flow) -> Stream:
+    records = [(7 * number) % 10 + 3 * number for number in range(12)]
+    stream = fed(flow, records)
+    return stream.event_time(lambda n: 10 * n, unit="ms", check_unit=False, out_of_orderness_s=0.03, name="times")
+
+
+def event_time(flow: Flow) -> dict[str, Stream]:
+    """Timers with and without keys, mini-batches that hold the watermark back, and a second event time."""
+    stream = timed(flow)
+    return {
+        "keyed": stream.key_by(lambda n: n % 3).process(EventTimers, name="keyed"),
+        "plain": stream.process(EventTimers, name="plain"),
+        "batches": stream.batch(5, name="fives").map(list),
+        "again": stream.event_time(lambda n: 5 * n, unit="ms", check_unit=False, name="other times").process(
+            EventTimers, name="again"
+        ),
+    }
+
+
+def event_time_over_channels(flow: Flow) -> dict[str, Stream]:
+    """Watermarks of several channels; no record may be needed to know them again."""
+    stream = timed(flow).rebalance().map(lambda n: n, parallelism=2, name="two")
+    keyed = stream.key_by(lambda n: n % 3).process(EventTimers, parallelism=1, name="keyed")
+    return {"keyed": keyed, "batches": stream.batch(3, name="threes").map(list)}
+
+
 CASES = [
     Case(keyed_reduce, (KeyedOperator,)),
     Case(keyed_reduce_batch, (KeyedOperator,)),
@@ -268,6 +313,8 @@ CASES = [
     Case(mini_batches_of_epochs, (MiniBatch, _Timeouts)),
     Case(at_the_end, (ReduceAll, Sort, Join), {"cuts": 8}),
     Case(collected, (Collect,)),
+    Case(event_time, (AssignEventTime, WatermarkGenerator, StepTimes), {"cuts": 8}),
+    Case(event_time_over_channels, (StepTimes, HeldInput), {"cuts": 4}),
     # The input that the gate holds depends on the time of the barrier.
     Case(wanted_inputs, (Gate,), {"compare_state": False}),
     Case(timers_of_a_step, (OperatorInstance,)),

@@ -22,7 +22,7 @@ from streamiter.deferred import Deferred, PlainValue
 from streamiter.errors import PlainDataError, shortened
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
-from streamiter.records import Columns
+from streamiter.records import Columns, TimedBatch
 from streamiter.runtime.checkpointing.task_barriers import held_in_memory
 from streamiter.runtime.graph import Step
 
@@ -224,6 +224,8 @@ def first_difference(expected: PlainValue, given: PlainValue, path: str = "") ->
         return _of_arrays(expected, given, path)
     if isinstance(expected, Columns):
         return _of_dicts(dict(expected.arrays), dict(given.arrays), path)
+    if isinstance(expected, TimedBatch):
+        return _of_sequences([expected.records, expected.times], [given.records, given.times], path)
     if isinstance(expected, msgspec.Struct):
         return _of_dicts(_fields(expected), _fields(given), path, "{path}.{key}")
     if isinstance(expected, (float, np.generic)):
