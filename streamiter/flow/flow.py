@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Un
 import numpy as np
 
 from streamiter.errors import ConfigurationError, GraphError, shortened, user_line
-from streamiter.flow.building import FlowUnderConstruction, add_dead_letters, add_operator, check_same_flow
+from streamiter.flow.building import (
+    FlowUnderConstruction,
+    add_dead_letters,
+    add_operator,
+    check_same_flow,
+    label_of,
+)
 from streamiter.flow.graph_checks import (
     check_codec,
     check_count,
@@ -23,17 +29,18 @@ from streamiter.flow.graph_checks import (
     check_input_names,
     check_name,
     check_policy,
+    check_seconds,
     check_start,
     check_stop,
 )
 from streamiter.flow.options import ProcessOptions, RunOptions, SourceOptions, StepOptions, check_options
-from streamiter.flow.stream import Stream
+from streamiter.flow.stream import KeyedStream, Stream
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.output import RejectionPolicy
 from streamiter.operators.source import ItemsSource, Source, SourceFactory
 from streamiter.operators.steps import Identity
 from streamiter.records import Batch, Columns, rows_of_table
-from streamiter.runtime.graph import Step
+from streamiter.runtime.graph import KeySelector, Step
 from streamiter.sparse_rows import SparseRows, is_scipy_sparse
 from streamiter.topics.formats import Json, Text, Typed
 from streamiter.topics.source_and_sink import DecodeValues, TopicSource
@@ -466,15 +473,43 @@ class ConnectedStreams:
     def __init__(self, streams: dict[str, Stream]) -> None:
         self._streams = streams
 
-    def process(self, factory: OperatorFactory, **options: Unpack[ProcessOptions]) -> Stream:
+    def process(
+        self, factory: OperatorFactory, *, time_to_live_s: float | None = None, **options: Unpack[ProcessOptions]
+    ) -> Stream:
         """Add an operator with a method for each input.
+
+        If all streams have keys, ``connect(left=a.key_by(f), right=b.key_by(g))``, and the operator handles single
+        records, the step has ``context.key``, ``context.state`` and timers by key, as ``key_by(f).process``; a state
+        that was not used for ``time_to_live_s`` seconds is dropped.
 
         The method is ``process_<input>(record, out)`` or ``process_<input>_batch(batch, out)``. Records of different
         inputs arrive in any order, unless the operator chooses one with ``wanted_inputs()``, or the step is in a
         synchronous iteration; see :class:`~streamiter.Operator`, and :func:`connect` for an example.
         """
-        flow = next(iter(self._streams.values())).flow
-        return Stream(flow, add_operator(self._streams, factory, options))
+        flow, label = next(iter(self._streams.values())).flow, options.get("name") or label_of(factory)
+        keyed = self._keyed(factory)
+        if not keyed:
+            if time_to_live_s is not None:
+                raise GraphError(
+                    f"step {label!r}: expected time_to_live_s= only if all inputs have keys and a method for single "
+                    "records, given another step; write connect(left=a.key_by(f), right=b.key_by(g))"
+                )
+            return Stream(flow, add_operator(self._streams, factory, options))
+        check_factory(factory, list(keyed), step=label, keyed=True)
+        check_seconds(time_to_live_s, "time_to_live_s", "keep states for ever", step=label)
+        keys = KeySelector({name: stream.record_key("process") for name, stream in keyed.items()}, time_to_live_s)
+        inputs = {name: stream.tolerant(options) for name, stream in keyed.items()}
+        return Stream(flow, add_operator(inputs, factory, options, keys))
+
+    def _keyed(self, factory: OperatorFactory) -> dict[str, KeyedStream]:
+        """Return the streams if the step has keys; a class that only handles whole batches has none."""
+        keyed = {
+            name: stream
+            for name, stream in self._streams.items()
+            if isinstance(stream, KeyedStream) and stream.has_record_keys
+        }
+        has_methods = not isinstance(factory, type) or all(hasattr(factory, f"process_{name}") for name in keyed)
+        return keyed if len(keyed) == len(self._streams) and has_methods else {}
 
 
 def connect(**streams: Stream) -> ConnectedStreams:

@@ -613,7 +613,7 @@ class KeyedStream(Stream[Record], Generic[Key, Record]):
                 f"given {f!r}; use key_by(f) for other functions"
             )
         kind: Any = KeyedReduceBatch if self._whole_batches else KeyedReduce
-        key_of, keyed = self._key_of, self._tolerant(options)
+        key_of, keyed = self._key_of, self.tolerant(options)
         return keyed._add("reduce", lambda: kind(key_of, f, check_keys=check_keys), options)
 
     @overload
@@ -644,8 +644,8 @@ class KeyedStream(Stream[Record], Generic[Key, Record]):
         check_function(f, "stateful_map", ["state", "record"], step=options.get("name"))
         if callable(initial):
             check_function(initial, "stateful_map(initial=)", [], step=options.get("name"))
-        key_of = self._record_key("stateful_map")
-        return self._tolerant(options)._add(
+        key_of = self.record_key("stateful_map")
+        return self.tolerant(options)._add(
             "stateful_map", lambda: StatefulMap(key_of, f, initial, check_keys=check_keys), options
         )
 
@@ -674,16 +674,25 @@ class KeyedStream(Stream[Record], Generic[Key, Record]):
         label = options.get("name") or label_of(factory)
         check_factory(factory, [SINGLE_INPUT], step=label, keyed=True)
         check_seconds(time_to_live_s, "time_to_live_s", "keep states for ever", step=label)
-        keys = KeySelector(self._record_key("process"), time_to_live_s)
-        inputs = {SINGLE_INPUT: self._tolerant(options)}
+        keys = KeySelector({SINGLE_INPUT: self.record_key("process")}, time_to_live_s)
+        inputs = {SINGLE_INPUT: self.tolerant(options)}
         return Stream(self._flow, add_operator(inputs, factory, options, keys))
 
-    def _tolerant(self, options: StepOptions) -> Stream[Record]:
-        """Return the stream to a keyed step; a step that survives refused records also receives those without a key."""
+    @property
+    def has_record_keys(self) -> bool:
+        """For the engine: whether the keys are those of single records."""
+        return not self._whole_batches
+
+    def tolerant(self, options: StepOptions) -> Stream[Record]:
+        """For the engine: return the stream to a keyed step.
+
+        A step that survives refused records also receives those without a key.
+        """
         survives = options.get("on_error", "fail") != "fail" or options.get("dead_letter") is not None
         return self._partitioned(ByKey(self._key_of, self._whole_batches, survives and not self._whole_batches))
 
-    def _record_key(self, method: str) -> Callable[[Any], Key]:
+    def record_key(self, method: str) -> Callable[[Any], Key]:
+        """For the engine: return the function that gives the key of a record."""
         if self._whole_batches:
             raise GraphError(f"{method}: expected a stream keyed record by record, given key_by_batch; use key_by(f)")
         return self._key_of

@@ -300,7 +300,7 @@ class Context:
     def _keyed_state(self) -> KeyedState:
         if self._keyed is None:
             raise ConfigurationError(
-                "context.state: expected a step behind .key_by(f), given one without keys or with several inputs; "
+                "context.state: expected a step behind .key_by(f), of which all inputs have keys, given one without; "
                 "write stream.key_by(f).process(…), or keep a dict of your own and return it from snapshot"
             )
         return self._keyed

@@ -126,8 +126,8 @@ class Edge:
 class KeySelector:
     """How a keyed step finds the key of a record."""
 
-    key_of: Callable[[Any], Any]
-    """Returns the key of a record, or an array of keys for a batch."""
+    by_input: Mapping[str, Callable[[Any], Any]]
+    """By input: returns the key of a record, or an array of keys for a batch."""
     time_to_live_s: float | None = None
     """The state of a key is dropped when it was not used for so many seconds; None keeps it."""
 

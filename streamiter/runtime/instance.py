@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar, final
 
 from streamiter.checkpoints.keys import key_groups, normalize_key
@@ -99,7 +99,7 @@ class OperatorInstance:
         self.batches_in = 0
         self._is_open = False
         self.is_listener = isinstance(operator, IterationListener)
-        self._key_of = None if step.keys is None else step.keys.key_of
+        self._keys: Mapping[str, Callable[[Any], Any]] = {} if step.keys is None else step.keys.by_input
         self.keyed: KeyedState | None = None
         if step.keys is not None:
             self.keyed = KeyedState(
@@ -139,22 +139,22 @@ class OperatorInstance:
 
     def entry(self, input_name: str) -> Entry:
         """Return the function that the step before calls with a batch."""
-        given = self.operator, input_name, self.out, self.context, self._key_of
+        given = self.operator, input_name, self.out, self.context, self._keys.get(input_name)
         if self.times is None:
             return self._counted(make_entry(*given))
         if not isinstance(self.out, TimedOutput):
             return self._counted(_without_times(make_entry(*given)))
-        timed = self.operator, input_name, self.out, self.context, self._key_of, self.times
+        timed = self.operator, input_name, self.out, self.context, self._keys.get(input_name), self.times
         return self._counted(make_timed_entry(*timed, self._fire, self._after_batch))
 
     def async_entry(self, input_name: str) -> AsyncEntry:
         """Return the same function for an operator whose calls are awaited."""
-        given = self.operator, input_name, self.out, self.context, self._key_of
+        given = self.operator, input_name, self.out, self.context, self._keys.get(input_name)
         if self.times is None:
             return self._counted(make_async_entry(*given, self.progress))
         if not isinstance(self.out, TimedOutput):
             return self._counted(_without_times(make_async_entry(*given, self.progress)))
-        timed = self.operator, input_name, self.out, self.context, self._key_of, self.times
+        timed = self.operator, input_name, self.out, self.context, self._keys.get(input_name), self.times
         return self._counted(make_async_timed_entry(*timed, self._fire_awaited, self._after_batch, self.progress))
 
     def takes_batches(self, input_name: str) -> bool:

@@ -20,6 +20,7 @@ from streamiter import (
     Stream,
     connect,
     epochs_every,
+    feedback_through,
     for_each_round,
     iterate_bounded_streams_until_termination,
     iterate_unbounded_streams,
@@ -27,8 +28,10 @@ from streamiter import (
     topic,
 )
 from streamiter.errors import GraphError, JobFailed, RejectRecords
+from streamiter.iteration import FeedbackRecords
 from streamiter.operators import Context, Output
 from streamiter.times import MAX_TIME
+from streamiter.topics import MemoryBroker
 
 SIDE = OutputTag("side")
 
@@ -293,6 +296,51 @@ def test_an_input_without_event_time_does_not_hold_back_the_others() -> None:
     )
 
 
+class Matched(Operator):
+    """Emits each left record with the number of right records of its key, when their time has come."""
+
+    def open(self, context: Context) -> None:
+        self.context = context
+
+    def process_left(self, record: dict[str, int], out: Output) -> None:
+        self.context.set_event_timer(record["at"], "left")
+
+    def process_right(self, record: dict[str, int], out: Output) -> None:
+        state = self.context.state
+        state["right"] = state.get("right", 0) + 1
+        self.context.set_timer(1e6, "never")
+
+    def on_event_timer(self, payload: str, out: Output) -> None:
+        out.emit((self.context.key, self.context.event_time, self.context.state.get("right", 0)))
+
+    def on_timer(self, payload: str, out: Output) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_a_step_with_several_inputs_has_state_and_timers_by_key(parallelism: int) -> None:
+    def build(flow: Flow) -> Stream:
+        left = flow.from_items([{"user": n % 3, "at": 1000 + n} for n in range(6)])
+        right = flow.from_items([{"id": n % 3, "at": n} for n in range(7)])
+        both = {
+            "left": left.event_time("at", unit="ms", check_unit=False).key_by(lambda record: record["user"]),
+            "right": right.event_time("at", unit="ms", check_unit=False).key_by(lambda record: record["id"]),
+        }
+        return connect(**both).process(Matched, time_to_live_s=3600)
+
+    expected = [(n % 3, 1000 + n, 3 if n % 3 == 0 else 2) for n in range(6)]
+    assert sorted(results(build, parallelism)) == sorted(expected)
+
+
+def test_a_step_of_which_one_input_has_no_keys_has_none() -> None:
+    def build(flow: Flow) -> object:
+        keyed = flow.from_items([1]).key_by(lambda n: n)
+        return connect(left=keyed, right=flow.from_items([2])).process(Inputs, time_to_live_s=1)
+
+    with pytest.raises(GraphError, match=r"expected time_to_live_s= only if all inputs have keys"):
+        build(Flow("test"))
+
+
 def test_finish_comes_behind_the_last_watermark() -> None:
     class Last(Countdown):
         def process(self, record: int, out: Output) -> None:  # type: ignore[override]
@@ -319,6 +367,28 @@ def test_in_a_loop_data_and_initial_values_have_event_time_and_feedback_keeps_ti
 
     seen = [(inner[0], inner[1], time) for inner, time, _ in results(build)]
     assert sorted(seen) == [(n + k * 100, n, n) for k in (1, 2, 3) for n in (1, 2, 3)]
+
+
+async def test_feedback_through_a_topic_keeps_timestamps() -> None:
+    broker = MemoryBroker()
+    await broker.topic("loop").create()
+    flow = Flow("test")
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[Any]:
+        counted = variables[0].map(lambda n: n + 100)
+        back = feedback_through(counted.filter(lambda n: n < 300), broker.topic("loop"))
+        return IterationBodyResult([back], [counted.process(Stamped)])
+
+    [seen] = iterate_unbounded_streams([timed(flow, [1, 2])], [], body)
+    collected = seen.collect()
+    job = await flow.start()
+    await job.wait()
+    assert sorted(row[:2] for row in collected.items) == [(n + k * 100, n) for k in (1, 2, 3) for n in (1, 2)]
+    watching = Flow("watch")
+    told = watching.source(broker.topic("loop"), decode=FeedbackRecords(), stop="latest").collect()
+    job = await watching.start()
+    await job.wait()
+    assert [n for each in told.items for n in each["records"]] == [101, 102, 201, 202]
 
 
 def test_feedback_loses_its_timestamp_if_the_initial_stream_has_none() -> None:

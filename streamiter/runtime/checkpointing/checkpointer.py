@@ -477,7 +477,7 @@ def _check_names(unnamed: Sequence[Step]) -> None:
 
 def _keeps_state(instance: OperatorInstance) -> bool:
     step, operator = instance.step, instance.operator
-    if step.source is not None or step.keys is not None:
+    if step.source is not None or step.keys is not None or hasattr(operator, "on_event_timer"):
         return True
     if operator.is_stateless or type(operator) is TopicSink:
         return False

@@ -157,7 +157,7 @@ def check_one_source_of_each_topic(tasks: Sequence[Task]) -> None:
 
 
 # The methods of operators that hold something between two batches.
-_HOLDING: Final = ("snapshot", "finish", "on_timer", "wanted_inputs")
+_HOLDING: Final = ("snapshot", "finish", "on_timer", "on_event_timer", "wanted_inputs")
 
 
 def _check_without_state(instance: OperatorInstance, source: str) -> None:
