@@ -138,7 +138,7 @@ class Channel:
         A watermark replaces a watermark of its kind that is last in the channel. It has the same meaning as both
         together, and a consumer that is late does not find one for each epoch.
         """
-        if isinstance(control, WATERMARKS) and self._items and type(self._items[-1]) is type(control):
+        if self._items and type(self._items[-1]) is type(control) and isinstance(control, WATERMARKS):
             self._items[-1] = control
             return
         self._append(control)

@@ -56,15 +56,15 @@ class Chain:
     async def pass_on(self, control: Control, *, after_first: bool) -> None:
         """Pass a control record on. With ``after_first`` the first operator has sent it, and is not told of it."""
         instances = self._instances[1:] if after_first else self._instances
-        if isinstance(control, EventTimeWatermark):
-            await self._pass_event_time(control, after_first=after_first)
-            return
         if isinstance(control, EpochWatermark):
             await self._pass_watermark(control, instances)
         elif isinstance(control, EndOfInput):
             await self._end(control, instances)
         elif isinstance(control, EndOfData):
             await self._pass_end_of_data(control, instances)
+        elif isinstance(control, EventTimeWatermark):
+            await self._pass_event_time(control, after_first=after_first)
+            return
         self.write_control(control)
 
     def write_control(self, control: Control) -> None:

@@ -197,16 +197,15 @@ class Gate:
         return following, self._take_batch(following)
 
     def _take_batch(self, port: Port) -> DataBatch | SourceBatch:
-        self._served = port if self.sets_aside and self._is_withheld(port) else None
+        epochs, times = self._epochs, self.times
+        withheld = self.sets_aside and (epochs.is_withheld(port) or (times is not None and times.waits(port.index)))
+        self._served = port if withheld else None
         if self._epochs.idle:
             self._epochs.end_idleness(port)
         batch = port.take_batch()
         self._in_hand = port if port.has_in_hand else None
         self._ready.add(port)
         return batch
-
-    def _is_withheld(self, port: Port) -> bool:
-        return self._epochs.is_withheld(port) or (self.times is not None and self.times.waits(port.index))
 
     async def wait(self) -> None:
         """Wait until ``poll`` may return something."""

@@ -324,10 +324,10 @@ class FeedbackWriter:
             raise RecordFailure(self._step) from error
 
     def control(self, control: Control) -> None:
-        if isinstance(control, EventTimeWatermark):
-            return  # Feedback may be late in the body; its records keep their timestamps.
         if isinstance(control, (EpochWatermark, EndOfData)):
             control = type(control)(control.epoch + 1)
+        elif isinstance(control, EventTimeWatermark):
+            return  # Feedback may be late in the body; its records keep their timestamps.
         for channel in self._channels:
             channel.put_control(control)
 

@@ -541,11 +541,13 @@ class _TaskBoundaryOutput(BoundaryOutput):
 
     def __init__(self, task: Task) -> None:
         self._task = task
+        step = task.first.step
+        self._drops_times = step.reads_times and not step.timed
 
     def emit_batch(self, records: Batch, epoch: int) -> None:
         task = self._task
         task.progress.epoch = epoch
-        task.first.out.emit_batch(records if task.first.step.timed else untimed(records))
+        task.first.out.emit_batch(untimed(records) if self._drops_times else records)
 
     def refuse(self, record: Any, error: Exception, epoch: int, origin: BatchOrigin | None) -> None:
         out, progress = self._task.first.out, self._task.progress
