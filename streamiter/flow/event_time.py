@@ -7,8 +7,9 @@ from datetime import tzinfo
 from typing import Any, Literal, get_args
 
 from streamiter.errors import ConfigurationError, GraphError, shortened
-from streamiter.flow.building import Outlets, StepOptions, StepOutput, add_next_step, check_options
+from streamiter.flow.building import Outlets, StepOutput, add_next_step
 from streamiter.flow.graph_checks import check_field_or_function, check_seconds
+from streamiter.flow.options import StepOptions, check_options
 from streamiter.operators.event_time import AssignEventTime, EventTimeSettings
 from streamiter.runtime.graph import SINGLE_INPUT
 from streamiter.times import UNIT_NAMES, TimeUnit, duration_ms

@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Un
 import numpy as np
 
 from streamiter.errors import ConfigurationError, GraphError, shortened, user_line
-from streamiter.flow.building import (
-    FlowUnderConstruction,
-    add_dead_letters,
-    add_operator,
-    check_same_flow,
-    label_of,
-)
+from streamiter.flow.building import FlowUnderConstruction, add_dead_letters, add_operator, check_same_flow, label_of
 from streamiter.flow.graph_checks import (
     check_codec,
     check_count,

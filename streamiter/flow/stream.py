@@ -288,7 +288,7 @@ class Stream(Outlets, Generic[Record]):
 
     def event_time(
         self,
-        of: str | Callable[[Any], Any] | None = None,
+        of: str | Callable[[Record], Any] | None = None,
         *,
         unit: TimeUnit | None = None,
         out_of_orderness_s: float = 0.0,
@@ -298,7 +298,7 @@ class Stream(Outlets, Generic[Record]):
         check_unit: bool = True,
         max_ahead_s: float | None = None,
         **options: Unpack[StepOptions],
-    ) -> Stream:
+    ) -> Stream[Record]:
         """Give each record a timestamp, and let the stream have event time: timers, windows and joins work by it.
 
         - ``of`` is the name of a field or column, or a function of the record. Right behind ``flow.source(topic)`` it

@@ -10,15 +10,29 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from itertools import groupby, takewhile
+from itertools import groupby, repeat, takewhile
 from typing import Any, Final, cast, final
+
+import numpy as np
 
 from streamiter.errors import ConfigurationError, RejectRecords, shortened
 from streamiter.operators.functions import asynchronous_kind
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, Sharing
-from streamiter.records import Batch, BatchOrigin, Control, EndOfData, EndOfInput, EpochWatermark, Idle
+from streamiter.records import (
+    Batch,
+    BatchOrigin,
+    Control,
+    EndOfData,
+    EndOfInput,
+    EpochWatermark,
+    EventTimeWatermark,
+    Idle,
+    TimedBatch,
+    untimed,
+)
+from streamiter.times import MIN_TIME
 
-_IN_ORDER: Final = (EpochWatermark, EndOfData, EndOfInput, Idle)
+_IN_ORDER: Final = (EpochWatermark, EventTimeWatermark, EndOfData, EndOfInput, Idle)
 """The control records that keep their place among the records: none overtakes a record in flight."""
 
 _KINDS: Final[dict[str, type[Control]]] = {kind.kind: kind for kind in _IN_ORDER}
@@ -43,11 +57,13 @@ class CallsFinished(Control):
 class _Call:
     """A record, and what its call has brought."""
 
-    __slots__ = ("epoch", "error", "group", "is_done", "origin", "record", "result")
+    __slots__ = ("epoch", "error", "group", "is_done", "origin", "record", "result", "time")
 
-    def __init__(self, record: Any, epoch: int, origin: BatchOrigin | None, group: int) -> None:
+    def __init__(self, record: Any, epoch: int, origin: BatchOrigin | None, group: int, time: int | None) -> None:
         self.record = record
         self.epoch = epoch
+        self.time = time
+        """The timestamp of the record, in a stream with event time."""
         self.origin = origin
         self.group = group
         """The number of control records that have arrived before it."""
@@ -66,7 +82,8 @@ class _Call:
     def plain(self) -> tuple[Any, ...]:
         """Return it as an entry of the state. A call that has failed is made again."""
         is_kept = self.is_done and self.error is None
-        return ("result", self.epoch, self.record, self.result) if is_kept else ("record", self.epoch, self.record)
+        given = self.epoch, self.record, self.time
+        return ("result", *given, self.result) if is_kept else ("record", *given)
 
 
 class MapAsync(Boundary):
@@ -150,8 +167,14 @@ class MapAsync(Boundary):
 
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         group, origin = self._groups_in, out.origin
-        self._waiting.extend(_Call(record, epoch, origin, group) for record in records)
+        self._waiting.extend(_Call(record, epoch, origin, group, time) for record, time in _with_times(records))
         await self._continue(out)
+
+    async def on_event_time(self, control: EventTimeWatermark, out: BoundaryOutput) -> None:
+        if self._waiting and isinstance(self._waiting[-1], EventTimeWatermark):
+            self._waiting[-1] = control
+        else:
+            await self.on_control(control, out)
 
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
         if isinstance(control, CallsFinished):
@@ -177,7 +200,7 @@ class MapAsync(Boundary):
                         assert call.error is not None
                         out.refuse(call.record, call.error, epoch, call.origin)
                 else:
-                    out.emit_batch([call.result for call in calls], epoch)
+                    out.emit_batch(_results(list(calls)), epoch)
             control = next(iter(self._started), None)
             if not isinstance(control, Control):
                 break
@@ -306,8 +329,8 @@ class MapAsync(Boundary):
                 self._waiting.append(_control(kind, *fields))
                 self._groups_in += 1
                 continue
-            epoch, record, *result = fields
-            call = _Call(record, epoch, None, self._groups_in)
+            epoch, record, time, *result = fields
+            call = _Call(record, epoch, None, self._groups_in, time)
             if result:
                 call.finish(*result)
             self._waiting.append(call)
@@ -323,9 +346,9 @@ class MapAsync(Boundary):
         records = [[entry for entry in state["entries"] if entry[0] not in _KINDS] for state in states]
         entries: list[list[tuple[Any, ...]]] = [[] for _ in range(sharing.parallelism)]
         for epoch in sorted({entry[1] for of_subtask in records for entry in of_subtask}):
-            kept = [[[entry[2] for entry in of_subtask if entry[1] == epoch]] for of_subtask in records]
+            kept = [[_batch_of([entry for entry in of_subtask if entry[1] == epoch])] for of_subtask in records]
             for subtask, batches in enumerate(sharing.records("input", kept)):
-                entries[subtask] += [("record", epoch, record) for batch in batches for record in batch]
+                entries[subtask] += [("record", epoch, *each) for batch in batches for each in _with_times(batch)]
         furthest = max(state["watermark"] for state in states)
         watermark = min((state["watermark"] for state in states if not state["ends"]), default=furthest)
         ends = min((state["ends"] for state in states), key=len)
@@ -345,4 +368,27 @@ def _plain(entry: _Call | Control) -> tuple[Any, ...]:
 
 
 def _control(kind: str, *fields: Any) -> Control:
-    return _KINDS[kind](*fields)
+    made: Any = _KINDS[kind]
+    control: Control = made(**dict(zip(made.__slots__, fields, strict=True)))
+    return control
+
+
+def _results(calls: Sequence[_Call]) -> Batch:
+    """Return the results as a batch, with the timestamps of their records if these have any."""
+    results = [call.result for call in calls]
+    return _timed(results, [call.time for call in calls])
+
+
+def _timed(records: list[Any], times: list[int | None]) -> Batch:
+    if all(time is None for time in times):
+        return records
+    return TimedBatch(records, np.array([MIN_TIME if time is None else time for time in times], np.int64))
+
+
+def _batch_of(entries: Sequence[tuple[Any, ...]]) -> Batch:
+    return _timed([entry[2] for entry in entries], [entry[3] for entry in entries])
+
+
+def _with_times(batch: Batch) -> Iterable[tuple[Any, int | None]]:
+    times = batch.times.tolist() if isinstance(batch, TimedBatch) else repeat(None)
+    return zip(untimed(batch), times, strict=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from event_time.operators import Countdown, NeverLate, WindowCounts, events
@@ -18,6 +19,12 @@ from streamiter import (
 from streamiter.testing import Simulation
 
 COUNT = 90
+
+
+async def ask(event: Any) -> int:
+    for _ in range(event["id"] % 3):
+        await asyncio.sleep(0)
+    return int(event["id"])
 
 
 def user_of(event: Any) -> int:
@@ -42,6 +49,8 @@ def windows_over_partitions(simulation: Simulation) -> Flow:
     """Return a flow with windows by timers, behind everything that watermarks must not overtake records in."""
     flow = Flow("windows", parallelism=2)
     spread = timed(simulation, flow).rebalance().process(NeverLate, parallelism=3, name="rebalanced")
+    asked = spread.map_async(ask, concurrency=5, ordered=False, name="asked").process(NeverLate, name="answers")
+    asked.sink(simulation.output("answers", order="any"), parallelism=1)
     kept = spread.batch(4, name="fours").process(NeverLate, name="batches").flat_map(lambda batch: batch)
     kept.map(lambda event: event["id"]).sink(simulation.output("ids", order="any"), parallelism=1)
     counts = spread.key_by(user_of).process(WindowCounts, name="counts")

@@ -124,6 +124,23 @@ def test_records_keep_their_timestamps(name: str, is_chained: bool) -> None:
     assert [(record, time) for record, time, _ in results(build)] == expected
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_watermark_waits_for_calls_in_flight(ordered: bool) -> None:
+    """A record whose call is slow would be late behind it."""
+
+    async def call(number: int) -> int:
+        for _ in range(number * 7 % 5):
+            await asyncio.sleep(0)
+        return -number
+
+    def build(flow: Flow) -> Stream:
+        source = flow.from_source(lambda: Singles(list(range(50))))
+        stream = source.event_time(lambda n: n, unit="ms", check_unit=False)
+        return stream.map_async(call, concurrency=10, ordered=ordered).process(NeverLate).process(Stamped)
+
+    assert sorted((-record, time) for record, time, _ in results(build)) == [(n, n) for n in range(50)]
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_operators_see_timestamps_and_may_give_others(is_async: bool) -> None:
     class Shifting(Operator):
