@@ -207,3 +207,35 @@ async def test_late_records_are_counted_and_the_task_that_holds_back_is_named() 
     await write(broker, [14], 0)
     await until(lambda: job.statistics().tasks[0].late_records == 1)
     await job.stop("abort")
+
+
+async def test_the_watchdog_names_the_partition_that_stops_time(caplog: pytest.LogCaptureFixture) -> None:
+    """Windows stayed open for days, because one of 50 partitions had no records."""
+    broker, clock = await broker_with(2), VirtualClock()
+    flow, seen = stamping(broker, idle_after_s=None)
+    job = await flow.start(clock=clock, stall_after_s=4)
+    for number in range(8):
+        await write(broker, [number], 0)
+        await until(lambda: len(seen) == number + 1)  # noqa: B023
+        await clock.advance(1)
+    await job.stop("abort")
+    messages = [record.getMessage() for record in caplog.records if "event time" in record.getMessage()]
+    assert messages == [
+        "the event time of events[0] stands at before all times although records arrive: held back by partition 1"
+    ]
+
+
+async def test_a_restarted_job_knows_its_watermark_without_new_records(tmp_path: Path) -> None:
+    """After a restart no window closed until every partition had a new record."""
+    broker = await broker_with(2)
+    await write(broker, [10], 0)
+    await write(broker, [20], 1)
+    for start in range(2):
+        flow = Flow("test", parallelism=2)
+        source = flow.source(broker.topic("events"), name="events")
+        timed = source.event_time("at", unit="ms", check_unit=False, name="times")
+        timed.rebalance().process(Stamped, name="seen", parallelism=1).collect(name="all")
+        job = await flow.start(checkpoints=Checkpoints(str(tmp_path), interval_s=100))
+        await until(lambda: {task.name: task.event_time for task in job.statistics().tasks}.get("seen[0]") == 10)  # noqa: B023
+        assert job.statistics().step("seen").records_in == (2 if not start else 0)
+        await job.stop("suspend")
