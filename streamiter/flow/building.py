@@ -31,7 +31,7 @@ from streamiter.operators.operator import IterationListener, Operator, OperatorF
 from streamiter.operators.output import DEAD_LETTERS
 from streamiter.operators.source import Collect, Collected
 from streamiter.records import OutputTag
-from streamiter.runtime.entries import check_can_listen, check_event_time
+from streamiter.runtime.entries import check_can_listen, check_event_timers
 from streamiter.runtime.feedback import FeedbackLimits
 from streamiter.runtime.graph import (
     SINGLE_INPUT,
@@ -421,7 +421,7 @@ def label_of(factory: OperatorFactory) -> str:
 def _check_class(operator: type[Operator], step: Step) -> None:
     """Raise GraphError if the class of an operator shows that it cannot work in this step."""
     check_can_listen(operator, step.hears_of_epochs, step=step.name)
-    check_event_time(operator, step.has_event_time, step=step.name)
+    check_event_timers(operator, step.has_event_time, step=step.name)
     if step.loop is not None:
         step.loop.check_operator(step, operator)
 

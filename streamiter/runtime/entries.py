@@ -153,7 +153,7 @@ def check_can_listen(
         )
 
 
-def check_event_time(
+def check_event_timers(
     operator: Operator | type[Operator], has_event_time: bool, *, step: str, where: str | None = None
 ) -> None:
     """Raise GraphError for an operator, or its class, with event timers in a step without event time."""

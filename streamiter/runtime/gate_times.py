@@ -46,11 +46,6 @@ class GateTimes:
         self._withheld: dict[int, list[WithheldTime]] = {}
 
     @property
-    def watermark(self) -> int:
-        """The watermark of the task."""
-        return self._parts.watermark
-
-    @property
     def slowest(self) -> int | None:
         """The port that holds back the watermark."""
         slowest = self._parts.slowest

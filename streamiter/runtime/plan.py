@@ -24,7 +24,13 @@ from streamiter.operators.source import Source
 from streamiter.runtime.chain import Rounds
 from streamiter.runtime.checkpointing.restore import Restore
 from streamiter.runtime.checkpointing.task_barriers import Acknowledge
-from streamiter.runtime.entries import SOURCE_METHODS, check_can_listen, check_event_time, check_handlers, check_methods
+from streamiter.runtime.entries import (
+    SOURCE_METHODS,
+    check_can_listen,
+    check_event_timers,
+    check_handlers,
+    check_methods,
+)
 from streamiter.runtime.feedback import (
     AttachedBoundary,
     FeedbackChannel,
@@ -544,7 +550,7 @@ def _check_operator(step: Step, operator: Operator) -> None:
     if step.source is None and not isinstance(operator, Boundary):
         check_handlers(operator, step.input_names(), step=step.name, keyed=step.keys is not None, where=step.where)
     check_can_listen(operator, step.hears_of_epochs, step=step.name, where=step.where)
-    check_event_time(operator, step.has_event_time, step=step.name, where=step.where)
+    check_event_timers(operator, step.has_event_time, step=step.name, where=step.where)
     if step.loop is not None:
         step.loop.check_operator(step, operator)
 
