@@ -277,6 +277,11 @@ class TestEstimatedBytes:
         assert estimated_bytes([{"a": 1, "b": "x"}]) == size({"a": 1, "b": "x"}) + size(1) + size("x")
         assert estimated_bytes([(1, 2)]) == size((1, 2)) + 2 * size(1)
 
+    def test_counts_all_parts_of_pairs(self) -> None:
+        """Pairs of a key and 50 KB counted as 112 bytes, so only the limit in records bounded their channel."""
+        assert 50_000 <= estimated_bytes([(7, bytes(50_000))]) <= 50_200
+        assert 50_000 <= estimated_bytes([["key", [bytes(50_000)]]]) <= 50_300
+
     def test_counts_lists_in_lists_down_to_a_limit(self) -> None:
         """A thousand nested lists, or a list that contains itself, exceeded the depth of the stack."""
         nested: list[Any] = []
