@@ -23,6 +23,8 @@ SPEED_DECIDES = {
     "keyed_reduce",
     "stateful_map",
     "timers_of_a_step",
+    "event_time",
+    "event_time_over_channels",
     "awaited_steps",
     "online_training-asynchronous",
     "online_training_from_a_start",
