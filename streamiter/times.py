@@ -159,7 +159,7 @@ def read_time(value: Any, unit: TimeUnit | None = None, time_zone: tzinfo | None
 
 
 def unit_of(value: float, unit: str) -> str | None:
-    """Return the unit in which a number lies in the years 2000 to 2099, if it does not in ``unit``; otherwise None.
+    """Return the unit in which a number is a time of the years 2000 to 2099, if it is none in ``unit``; otherwise None.
 
     >>> unit_of(1_700_000_000_000, "s"), unit_of(1_700_000_000, "s"), unit_of(5, "s")
     ('ms', None, None)

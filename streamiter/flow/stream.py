@@ -310,7 +310,7 @@ class Stream(Outlets, Generic[Record]):
         - Records may arrive ``out_of_orderness_s`` later than the latest record of their partition. Those that come
           even later are *late*, and the steps that need event time say what happens to them.
         - A partition that is read to its end and brings nothing for ``idle_after_s`` does not hold back the others.
-          When all are silent, time stands still, or goes on with the clock (``when_idle="advance"``).
+          When all are silent, time stops, or advances with the clock (``when_idle="advance"``).
         - ``max_ahead_s`` refuses times so far ahead of the clock. One such record would make all others late.
 
         A second ``event_time`` replaces the first one. See docs/event-time.md.

@@ -94,7 +94,7 @@ class PartTimes:
         active = [part for part in self._reached if part not in self._idle]
         return min(active, key=self._reached.__getitem__, default=None)
 
-    def least_beside(self, part: Hashable) -> int:
+    def least_of_others(self, part: Hashable) -> int:
         """Return the least that the other active parts have reached; ``MAX_TIME`` if there is none."""
         others = (time for other, time in self._reached.items() if other != part and other not in self._idle)
         return min(others, default=MAX_TIME)
@@ -155,7 +155,7 @@ class WatermarkGenerator:
         parts, before = self.parts, self.parts.watermark
         greatest = np.maximum(np.maximum.accumulate(times), self._greatest.get(partition, MIN_TIME))
         reached = greatest - self._bound_ms
-        running = np.maximum(np.minimum(reached, parts.least_beside(partition)), before)
+        running = np.maximum(np.minimum(reached, parts.least_of_others(partition)), before)
         below = np.flatnonzero(times[1:] < running[:-1]) + 1
         self.late += len(below) + int(times[0] < before)
         at_cuts = running[below - 1]
@@ -241,7 +241,7 @@ class EventTimeSettings:
     idle_after_s: float | None = 60.0
     """After so many seconds without a record, a partition that is read to its end does not hold back the watermark."""
     when_idle: Literal["wait", "advance"] = "wait"
-    """Whether time stands still, or goes on with the clock, while no partition is active."""
+    """Whether time stops, or advances with the clock, while no partition is active."""
     check_unit: bool = True
     """Whether the first number of a subtask must not be of another unit."""
     max_ahead_ms: int | None = None
@@ -269,8 +269,8 @@ class AssignEventTime(Operator):
         """By active partition: the last moment with a record, or with records still to read."""
         self._told = MIN_TIME, False
         """The watermark and the idleness that were sent last."""
-        self._stood: tuple[int, int] | None = None
-        """While no partition is active: the watermark at which time stood still, and the clock then."""
+        self._stopped_at: tuple[int, int] | None = None
+        """While no partition is active: the watermark at which time stopped, and the clock at that moment."""
         self._handle: TimerHandle | None = None
 
     def attach(self, task_input: TaskInput, out: Output) -> None:
@@ -405,11 +405,11 @@ class AssignEventTime(Operator):
         parts = self._generator.parts
         parts.settle()
         if not parts.is_idle:
-            self._stood = None
+            self._stopped_at = None
         elif self.settings.when_idle == "advance" and parts.watermark != MIN_TIME:
             now_ms = self._clock.now_ms()
-            stood, since_ms = self._stood = self._stood or (parts.watermark, now_ms)
-            parts.watermark = max(parts.watermark, min(stood + now_ms - since_ms, TIME_LIMIT))
+            stopped, since_ms = self._stopped_at = self._stopped_at or (parts.watermark, now_ms)
+            parts.watermark = max(parts.watermark, min(stopped + now_ms - since_ms, TIME_LIMIT))
         self._send(parts.watermark, is_idle=parts.is_idle)
 
     def _send(self, watermark: int, *, is_idle: bool) -> None:

@@ -65,7 +65,7 @@ class StepTimes:
         self.clear()
 
     def clear(self) -> None:
-        """Begin anew: without watermark and timers."""
+        """Reset it: no watermark, no timers."""
         self.watermark = MIN_TIME
         """The watermark that the step has reached."""
         self.is_idle = False

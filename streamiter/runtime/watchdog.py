@@ -160,7 +160,7 @@ class _Watched:
         self._event_time = now
         if self._looks_in_the_same_time == _LOOKS and (held_by := event_time_held_by(self.task)) is not None:
             _log.warning(
-                "the event time of %s stands at %s although records arrive: held back by %s",
+                "the event time of %s stays at %s although records arrive: held back by %s",
                 self.task.name,
                 shown_time(MIN_TIME if now is None else now),
                 held_by,
@@ -237,7 +237,7 @@ def _assigning(task: Task) -> Iterator[AssignEventTime]:
 
 
 def event_time_held_by(task: Task) -> str | None:
-    """Return who holds back the event time of a task; None if nobody does, or the task has none."""
+    """Return what holds back the event time of a task; None if nothing does, or the task has none."""
     for instance in task.instances:
         times = instance.times
         if times is not None and times.passed < times.watermark and instance.step.watermarked:

@@ -70,7 +70,7 @@ async def test_a_silent_partition_holds_back_the_others_only_for_a_while() -> No
 
 
 @pytest.mark.parametrize(("when_idle", "expected"), [("wait", 10), ("advance", 3_010)])
-async def test_while_all_are_silent_time_stands_or_goes_on_with_the_clock(when_idle: Any, expected: int) -> None:
+async def test_while_all_are_silent_time_stops_or_advances_with_the_clock(when_idle: Any, expected: int) -> None:
     broker, clock = await broker_with(2), VirtualClock()
     await write(broker, [10], 0)
     flow, _ = stamping(broker, idle_after_s=2, when_idle=when_idle)
@@ -221,7 +221,7 @@ async def test_the_watchdog_names_the_partition_that_stops_time(caplog: pytest.L
     await job.stop("abort")
     messages = [record.getMessage() for record in caplog.records if "event time" in record.getMessage()]
     assert messages == [
-        "the event time of events[0] stands at before all times although records arrive: held back by partition 1"
+        "the event time of events[0] stays at before all times although records arrive: held back by partition 1"
     ]
 
 
