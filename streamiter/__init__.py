@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from streamiter.processes.on_ray import Ray
     from streamiter.records import Columns, OutputTag
     from streamiter.runtime.feedback import FeedbackLimits
+    from streamiter.states.rocks_state import RocksState
     from streamiter.topics.formats import Json
     from streamiter.topics.urls import topic
 else:
@@ -37,6 +38,7 @@ else:
             "streamiter.processes.on_ray": "Ray",
             "streamiter.records": "Columns OutputTag",
             "streamiter.runtime.feedback": "FeedbackLimits",
+            "streamiter.states.rocks_state": "RocksState",
             "streamiter.topics.formats": "Json",
             "streamiter.topics.urls": "topic",
         },
@@ -57,6 +59,7 @@ __all__ = [
     "OperatorLifeCycle",
     "OutputTag",
     "Ray",
+    "RocksState",
     "Stream",
     "connect",
     "epochs_every",

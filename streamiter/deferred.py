@@ -9,7 +9,9 @@ megabyte, with other work between two frames. Here are the base class, the two k
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Container, Generator, Iterable, Iterator
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, final
 
 import msgspec
@@ -51,6 +53,44 @@ class Deferred(abc.ABC):
     @abc.abstractmethod
     def release(self) -> None:
         """Free the state: it is written, or will not be. May be called more than once, and at any time."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A file on this machine that belongs to a piece of state, and never changes."""
+
+    name: str
+    """Its name, unique in the state of a step over all its snapshots in one run."""
+    path: Path
+    """Where it is until the piece is released."""
+
+
+class DeferredFiles(Deferred):
+    """A large piece of state that is files, most of which earlier snapshots of the same state have, too.
+
+    A store keeps such files once (:class:`~streamiter.checkpoints.snapshot.SharedFile`). ``frames`` gives the same
+    state without files, for a snapshot that is kept elsewhere.
+    """
+
+    @abc.abstractmethod
+    def wait(self) -> None:
+        """Block until the files are there. Raises the error of their making, such as ``StorageFull``."""
+
+    @abc.abstractmethod
+    def files(self) -> Sequence[LocalFile]:
+        """Return the files, in a fixed order; called after ``wait``."""
+
+    @abc.abstractmethod
+    def stored(self, name: str) -> object | None:
+        """Return what :meth:`note_stored` was told of a file of that name, also by an earlier snapshot."""
+
+    @abc.abstractmethod
+    def note_stored(self, name: str, shared: object) -> None:
+        """Remember where a store keeps the file of that name."""
+
+    @abc.abstractmethod
+    def rest(self) -> bytes:
+        """Return the state besides the files, as one small frame; called after ``files``."""
 
 
 # The limits of one frame. Each frame costs its writer a checksum and a turn of the event loop; encoding a megabyte,

@@ -9,14 +9,19 @@ from __future__ import annotations
 import abc
 import contextlib
 import io
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import IO, BinaryIO, ClassVar, Final, ParamSpec, TypeVar
 
 from streamiter.errors import CheckpointError
 from streamiter.files import in_thread
+
+COPIED_BYTES: Final = 8 << 20
+"""Files are copied in pieces of this size: over a network, each has the delay of an answer."""
 
 
 class BlobChanged(Exception):
@@ -116,6 +121,29 @@ class Blobs(abc.ABC):
     def peek(self, name: str) -> BlobReader:
         """Open a large blob of which only the start and the end are read."""
         return self.open(name)
+
+    def adopt(self, path: Path, name: str) -> None:
+        """Make a blob of a file that nobody changes any more: a copy, or another name of the file.
+
+        The content of the file is durable. The name is, when the next blob is published in the same folder.
+        """
+        file, is_published = self.create(name), False
+        try:
+            with open(path, "rb") as source:
+                shutil.copyfileobj(source, file, COPIED_BYTES)
+            self.complete(file)
+            self.publish(file, name)
+            is_published = True
+            file.close()
+        except BaseException:
+            self.abandon(file, name, is_published=is_published)
+            raise
+
+    def fetch(self, name: str, path: Path) -> None:
+        """Make ``path`` a copy of a blob, or another name of it, which nobody may change."""
+        with contextlib.closing(self.peek(name)) as reader, open(path, "wb") as file:
+            while piece := reader.read(file.tell(), COPIED_BYTES):
+                file.write(piece)
 
     @abc.abstractmethod
     def delete(self, name: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from types import NoneType
 from typing import Any, Final
 
@@ -30,8 +30,10 @@ from streamiter.checkpoints.plain_format import (
     StructRegistry,
     dtype_refusal,
     extension,
+    joined,
     pack,
     pack_dtype,
+    pack_each,
     unpack,
     unpack_dtype,
 )
@@ -91,6 +93,33 @@ def _encode_parts(
         return [bytes((plain_format.PLAIN,)), packed]
     head = bytes((plain_format.WITH_BUFFERS,)) + plain_format.OBJECT_LENGTH.pack(len(packed))
     return [head, packed, *_with_gaps(encoder.buffers, len(head) + len(packed))]
+
+
+_PLAIN_BYTE: Final = bytes((plain_format.PLAIN,))
+
+
+def encode_frames(values: list[PlainValue], structs: StructRegistry) -> list[bytes]:
+    """Return the frame of each value; with many small values several times faster than one by one.
+
+    Raises as :func:`encode_parts` does, and also :class:`NotPlain` for values with arrays.
+    """
+    encoder = _PlainDataEncoder(structs, None)
+    packed = list(pack_each(values, encoder.default))
+    if encoder.buffers or holds_foreign(values, structs.openings):
+        raise NotPlain
+    return [_PLAIN_BYTE + each for each in packed]
+
+
+def decode_frames(frames: Sequence[bytes], structs: StructRegistry) -> list[PlainValue]:
+    """Return the value of each frame; the reverse of :func:`encode_frames`, and as fast. Raises ``ValueError``, or an
+    error of msgpack, also for frames with arrays.
+    """
+    if any(frame[0] != plain_format.PLAIN for frame in frames):
+        raise ValueError("some have arrays")
+    values = decode_frame(_PLAIN_BYTE + joined([frame[1:] for frame in frames]), structs)
+    if type(values) is not list or len(values) != len(frames):
+        raise ValueError("they are not one value each")
+    return values
 
 
 def _with_gaps(buffers: Parts, position: int) -> Parts:

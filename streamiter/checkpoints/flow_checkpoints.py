@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Final
 
-from streamiter.checkpoints.blobs import BlobChanged, BlobReader, Blobs
+from streamiter.checkpoints.blobs import COPIED_BYTES, BlobChanged, BlobReader, Blobs
 from streamiter.checkpoints.flow_record import (
     RECORD_FORMAT,
     STORAGE_NAME_CHARACTERS,
@@ -16,6 +17,9 @@ from streamiter.checkpoints.flow_record import (
     is_shortened,
     name_of,
     pack_record,
+    removable_shared,
+    shared_name,
+    shared_of,
     shortened_name,
     snapshot_name,
     storage_name,
@@ -26,10 +30,12 @@ from streamiter.checkpoints.snapshot import (
     Damage,
     OtherFormat,
     PartsFile,
+    SharedFile,
     SnapshotHeader,
     SnapshotWriter,
     StoredSnapshot,
 )
+from streamiter.deferred import DeferredFiles, LocalFile
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError, StreamiterError
 
 RECORD_NAME: Final = "record.json"
@@ -39,14 +45,14 @@ _TRIES: Final = 100
 
 
 class FlowCheckpoints:
-    """The checkpoints of one flow in a store: ``record.json``, and a blob for each snapshot.
+    """The checkpoints of one flow in a store: ``record.json``, a blob for each snapshot, and shared files.
 
     Every call blocks, except on blobs in memory. :meth:`claim` creates the folder of the flow.
 
     The record is replaced only in the version that was read, so no claim or commit is lost, whichever runs make them at
     the same time. What is not in the record is checked against it afterward: a snapshot is published, and removed again
     if another run has claimed the flow; snapshots to be pruned are listed before the record is read, so that none of
-    a newer run is among them.
+    a newer run is among them. What a snapshot shares is stored before it is published.
     """
 
     def __init__(self, blobs: Blobs, flow: str) -> None:
@@ -153,6 +159,30 @@ class FlowCheckpoints:
         with self._explained():
             writer.write()
 
+    def share(self, checkpoint: CheckpointId, process: int, writer: SnapshotWriter, piece: DeferredFiles) -> None:
+        """Store the files of a deferred piece that are not stored yet, and add the piece to the writer.
+
+        The new files belong to nothing until a snapshot is published that names them.
+        """
+        piece.wait()
+        with self._explained():
+            for file in piece.files():
+                shared = piece.stored(file.name)
+                is_new = not isinstance(shared, SharedFile)
+                if not isinstance(shared, SharedFile):
+                    shared = self._shared(file, shared_name(checkpoint, process, writer.shared_files))
+                    piece.note_stored(file.name, shared)
+                writer.add_shared(shared, is_new=is_new)
+        writer.add_frame(piece.rest())
+
+    def _shared(self, file: LocalFile, blob: str) -> SharedFile:
+        crc32 = size_bytes = 0
+        with open(file.path, "rb") as content:
+            while piece := content.read(COPIED_BYTES):
+                crc32, size_bytes = zlib.crc32(piece, crc32), size_bytes + len(piece)
+        self._blobs.adopt(file.path, f"{self._folder}/{blob}")
+        return SharedFile(file.name, blob, size_bytes, crc32)
+
     def publish(self, header: SnapshotHeader, writer: SnapshotWriter, others: Sequence[PartsFile] = ()) -> int:
         """Write the rest of the snapshot and give it its name; return the size of the file in bytes."""
         with self._explained():
@@ -178,8 +208,9 @@ class FlowCheckpoints:
     def prune(self, *, keep: int, newer: bool, run: str | None = None) -> list[CheckpointId]:
         """Remove the snapshots that ``FlowRecord.removable`` returns, and files of dead writers; return the snapshots.
 
-        ``run`` must own the flow. Without ``run``, for a tool, ``newer`` is refused while a run is alive. With
-        ``newer``, no snapshot is being written: so parts of other processes without one are removed, too.
+        Shared files that no kept snapshot names are removed, too (``removable_shared``). ``run`` must own the flow.
+        Without ``run``, for a tool, ``newer`` is refused while a run is alive. With ``newer``, no snapshot is being
+        written: so parts of other processes without one are removed, too.
         """
         with self._explained():
             names = self._blobs.names(self._folder)
@@ -194,13 +225,32 @@ class FlowCheckpoints:
             if run is not None:
                 record = self._owned(record, run, "remove checkpoints")
             removed = record.removable(found, keep=keep, newer=newer) if record else []
+            needless = self._needless_files(names, record, [each for each in found if each not in removed])
             for checkpoint in removed:
                 self._blobs.delete(self._name_of(checkpoint))
+            for name in needless:
+                self._blobs.delete(f"{self._folder}/{name}")
             for name, (checkpoint, process) in ((name, file) for name in names if (file := file_of(name)) is not None):
                 if process and (checkpoint in removed or (newer and checkpoint not in found)):
                     self._blobs.delete(f"{self._folder}/{name}")
-            self._blobs.remove_remains(self._folder, lambda name: file_of(name) is not None)
+            self._blobs.remove_remains(self._folder, lambda name: (file_of(name) or shared_of(name)) is not None)
         return removed
+
+    def _needless_files(
+        self, names: Sequence[str], record: FlowRecord | None, kept: Sequence[CheckpointId]
+    ) -> Sequence[str]:
+        """Return the shared files that no kept snapshot names; none if a snapshot cannot be read."""
+        committed = None if record is None else record.committed
+        if committed is None or committed not in kept or not any(map(shared_of, names)):
+            return ()
+        needed: set[str] = set()
+        try:
+            for checkpoint in kept:
+                with contextlib.closing(self.peek(checkpoint)) as snapshot:
+                    needed.update(file.blob for file in snapshot.shared())
+        except CheckpointError:
+            return ()
+        return removable_shared(names, needed, committed)
 
     # ---- inside
 
@@ -299,7 +349,7 @@ class FlowCheckpoints:
                     f"{self._what}: expected checkpoint {checkpoint} in {self._place}, given {there or 'none'}; "
                     f"{'choose one of these, or ' if there else ''}give the store that the last run had"
                 )
-            snapshot = StoredSnapshot(opener(self._name_of(checkpoint)), self._blobs.place)
+            snapshot = StoredSnapshot(opener(self._name_of(checkpoint)), self._blobs.place, (self._blobs, self._folder))
         try:
             snapshot.check_identity(self.flow, checkpoint)
             for other in snapshot.others if with_others else ():
@@ -319,7 +369,7 @@ class FlowCheckpoints:
                     f"{self._blobs.place_of(name)}: expected the parts of checkpoint {checkpoint} that process "
                     f"{process} wrote, given no such file; put it back from a backup, or start from another checkpoint"
                 )
-            return StoredSnapshot(opener(name), self._blobs.place)
+            return StoredSnapshot(opener(name), self._blobs.place, (self._blobs, self._folder))
 
 
 def _snapshots_in(names: Iterable[str]) -> list[CheckpointId]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -226,6 +226,40 @@ def file_of(file_name: str) -> tuple[CheckpointId, int] | None:
         return None
     checkpoint, process = CheckpointId(int(match["number"]), run), int(match["process"] or 0)
     return (checkpoint, process) if snapshot_name(checkpoint, process) == file_name else None
+
+
+_SHARED_FILE: Final = re.compile(r"(?P<number>[0-9]{10,})-(?P<run>.+)\.(?P<process>[0-9]+)-(?P<count>[0-9]+)\.shared")
+
+
+def shared_name(checkpoint: CheckpointId, process: int, count: int) -> str:
+    """Return the name of a shared file: the checkpoint and the process that stored it first, and its number there.
+
+    >>> shared_name(CheckpointId(7, "a1"), 2, 0)
+    '0000000007-a1.2-0.shared'
+    """
+    return f"{checkpoint.number:010d}-{storage_name(checkpoint.run)}.{process}-{count}.shared"
+
+
+def shared_of(file_name: str) -> CheckpointId | None:
+    """Return the checkpoint that stored a shared file first, by its name; None for another file."""
+    match = _SHARED_FILE.fullmatch(file_name)
+    run = name_of(match["run"]) if match else None
+    return None if match is None or not run else CheckpointId(int(match["number"]), run)
+
+
+def removable_shared(names: Iterable[str], needed: Container[str], committed: CheckpointId) -> list[str]:
+    """Return the shared files among ``names`` that nobody needs.
+
+    ``needed`` are those that the kept snapshots name. A file that was stored for a checkpoint after the committed one
+    may belong to a snapshot that is being written. A file that a run stored for an earlier checkpoint cannot: if it
+    still were a part of the state, the committed snapshot would name it.
+
+    >>> files = [shared_name(CheckpointId(number, "a"), 0, 0) for number in (6, 7, 8)]
+    >>> removable_shared(files, needed={files[1]}, committed=CheckpointId(7, "a"))
+    ['0000000006-a.0-0.shared']
+    """
+    owners = ((name, shared_of(name)) for name in names if name not in needed)
+    return [name for name, owner in owners if owner is not None and owner.number <= committed.number]
 
 
 RECORD_FORMAT: Final = 1

@@ -16,7 +16,7 @@ from io import FileIO
 from pathlib import Path
 from typing import IO, BinaryIO, Final
 
-from streamiter.checkpoints.blobs import Blob, BlobReader, Blobs
+from streamiter.checkpoints.blobs import Blob, BlobReader, Blobs, missing
 from streamiter.errors import CheckpointError, ConfigurationError, StorageFull
 from streamiter.files import FULL_DISK, alone, is_free, shared, sync_folder
 
@@ -25,6 +25,9 @@ _IN_USE: Final = "in-use"
 _PARTIAL: Final = ".partial"
 
 _BUFFER_BYTES: Final = 1 << 20
+
+# Another disk, a file system without hard links, one that links only the user's own files, too many links.
+_NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
 
 
 class FolderBlobs(Blobs):
@@ -111,6 +114,24 @@ class FolderBlobs(Blobs):
 
     def open(self, name: str) -> BlobReader:
         return FileReader(str(self.root / name), self.root / name)
+
+    def adopt(self, path: Path, name: str) -> None:
+        try:
+            os.link(path, self.root / name)
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            super().adopt(path, name)
+
+    def fetch(self, name: str, path: Path) -> None:
+        try:
+            os.link(self.root / name, path)
+        except FileNotFoundError:
+            raise missing(self.place_of(name)) from None
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            super().fetch(name, path)
 
     def delete(self, name: str) -> None:
         (self.root / name).unlink(missing_ok=True)

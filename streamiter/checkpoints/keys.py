@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.checkpoints.plain_data import shown, type_name
-from streamiter.checkpoints.plain_format import BIG_INT, Extension, extension, pack, pack_each
+from streamiter.checkpoints.plain_format import BIG_INT, Extension, extension, joined, pack, pack_each, unpack
 from streamiter.errors import PlainDataError
 
 Key = int | str | bytes | tuple[Any, ...]
@@ -103,6 +103,30 @@ def encode_key(key: object) -> bytes:
     ['01', '01', 'a1 31', 'c4 01 31', '91 01']
     """
     return _encode(normalize_key(key))
+
+
+def encode_each_key(keys: Sequence[Key]) -> list[bytes]:
+    """Return the bytes of each of these keys, which ``check_keys`` has returned."""
+    try:
+        return list(pack_each(keys, _pack_instead))
+    except ValueError as error:
+        raise _too_large(str(error)) from error
+
+
+def decode_keys(encoded: Sequence[bytes]) -> list[Key]:
+    """Return the keys of these bytes.
+
+    >>> decode_keys(encode_each_key([1, "a", (2, b"b"), 2**70]))
+    [1, 'a', (2, b'b'), 1180591620717411303424]
+    """
+    keys: list[Key] = unpack(joined(encoded), _unpack_big, tuple)
+    return list(keys)
+
+
+def _unpack_big(code: int, content: bytes) -> int:
+    if code != BIG_INT:
+        raise ValueError(f"a key holds extension {code}")
+    return int.from_bytes(content, "big", signed=True)
 
 
 def _encode(key: Key) -> bytes:

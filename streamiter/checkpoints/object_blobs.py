@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias, cast
 from urllib.parse import parse_qsl, urlsplit
 
@@ -213,6 +214,10 @@ class ObjectBlobs(Blobs):
     def publish(self, file: BinaryIO, name: str) -> None:
         file.seek(0)
         obstore.put(self._client, name, file, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
+
+    def adopt(self, path: Path, name: str) -> None:
+        with open(path, "rb") as file:  # Without a temporary file.
+            self.publish(file, name)
 
     def abandon(self, file: BinaryIO, name: str, *, is_published: bool) -> None:
         with contextlib.suppress(OSError):  # a full disk, for the bytes in the buffer

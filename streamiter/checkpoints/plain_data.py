@@ -25,7 +25,7 @@ bytes is in :mod:`streamiter.checkpoints.plain_format`.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType, NoneType
 from typing import Any, Final
@@ -33,7 +33,15 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from streamiter.checkpoints.encoding import Parts, Resolve, decode_frame, encode_frame, encode_parts
+from streamiter.checkpoints.encoding import (
+    Parts,
+    Resolve,
+    decode_frame,
+    decode_frames,
+    encode_frame,
+    encode_frames,
+    encode_parts,
+)
 from streamiter.checkpoints.plain_format import DEPTH_MAX, SCALAR_TYPES, StructRegistry, dtype_refusal
 from streamiter.deferred import Deferred, PlainValue, release_all
 from streamiter.errors import InternalError, PlainDataError
@@ -107,6 +115,25 @@ class PlainData:
         checksum. Decoding never allocates more memory than a small multiple of the size of ``data``.
         """
         return self._decoded(data if type(data) is bytes else bytes(memoryview(data)))
+
+    def encode_each(self, values: list[PlainValue], *, name_of: Callable[[int], str]) -> list[bytes]:
+        """Return what :meth:`encode` returns for each value, faster; an error calls the i-th value ``name_of(i)``.
+
+        >>> plain = PlainData()
+        >>> plain.decode_each(plain.encode_each([1, {"seen": [2]}], name_of=str))
+        [1, {'seen': [2]}]
+        """
+        try:
+            return encode_frames(values, self._structs)
+        except Exception:  # One of them has an array, or is not plain data.
+            return [self.encode(value, name=name_of(index)) for index, value in enumerate(values)]
+
+    def decode_each(self, frames: Sequence[bytes]) -> list[PlainValue]:
+        """Return what :meth:`decode` returns for each value, faster. Raises as :meth:`decode` does."""
+        try:
+            return decode_frames(frames, self._structs)
+        except Exception:
+            return [self.decode(frame) for frame in frames]
 
     def encode_state(self, state: PlainValue, *, name: str = "state") -> tuple[bytes, list[Deferred]]:
         """Encode state that may contain ``Deferred`` pieces; return its bytes, and the pieces in order.

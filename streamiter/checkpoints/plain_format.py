@@ -37,7 +37,7 @@ lengths, the registered structs, and the text of numpy dtypes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from struct import Struct
 from typing import Any, Final, TypeAlias
 
@@ -128,6 +128,20 @@ def pack(value: PlainValue, default: Replace | None = None, *, unicode_errors: s
 def pack_each(values: Iterable[PlainValue], default: Replace | None = None) -> Iterator[bytes]:
     """Give the msgpack object of each value; faster than :func:`pack` for many small ones."""
     return map(_packer(default, UNICODE_ERRORS).pack, values)
+
+
+def joined(packed: Sequence[bytes]) -> bytes:
+    """Return the msgpack object of the list of these values, each the msgpack object of one.
+
+    >>> unpack(joined([pack(1), pack("a")]), lambda code, payload: None)
+    [1, 'a']
+    """
+    return b"".join((_LIST_HEAD.pack(_LIST, len(packed)), *packed))
+
+
+# msgpack's "array 32": its code, then the number of items.
+_LIST_HEAD: Final = Struct(">BI")
+_LIST: Final = 0xDD
 
 
 def _packer(default: Replace | None, unicode_errors: str) -> msgpack.Packer:

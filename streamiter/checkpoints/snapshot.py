@@ -12,16 +12,18 @@ Here are the data types, the conversion of each piece of the format to bytes and
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from struct import Struct, error
-from typing import Annotated, BinaryIO, Final
+from typing import Annotated, BinaryIO, Final, ParamSpec, TypeVar
 
 import msgspec
 
-from streamiter.checkpoints.blobs import BlobReader, run_call
+from streamiter.checkpoints.blobs import BlobReader, Blobs, run_call
 from streamiter.deferred import Deferred
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError
 
@@ -81,10 +83,18 @@ class SnapshotPart:
     """The deferred pieces, in the order of their numbers."""
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 FORMAT: Final = 1
 
 FORMAT_WITH_OTHERS: Final = 2
 """Of a file whose manifest names the files of other processes, which a reader of format 1 would miss."""
+
+FORMAT_WITH_SHARED: Final = 3
+"""Of a file whose manifest names shared files; it may name files of other processes, too."""
+
+_FORMATS: Final = (FORMAT, FORMAT_WITH_OTHERS, FORMAT_WITH_SHARED)
 
 # The first byte is not text, and the line ends show whether a transfer as text has changed the file.
 _MAGIC: Final = b"\x93streamiter checkpoint\r\n"
@@ -116,8 +126,21 @@ class OtherFormat(Exception):
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Section(msgspec.Struct, frozen=True):
-    """The place of consecutive frames in the file."""
+class SharedFile(msgspec.Struct, frozen=True):
+    """A file of a deferred piece, which the snapshots of several checkpoints may name."""
+
+    name: str
+    """The name that its owner gave it."""
+    blob: str
+    """The name of the blob, in the folder of the flow."""
+    bytes: Count
+    """Its size."""
+    crc32: Count
+    """The CRC-32 of its content."""
+
+
+class Section(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The place of consecutive frames in the file, and the shared files that belong to them."""
 
     offset: Count
     """The position of the first frame."""
@@ -125,6 +148,8 @@ class Section(msgspec.Struct, frozen=True):
     """The length of all frames, with their heads."""
     frames: Count
     """The number of frames."""
+    files: tuple[SharedFile, ...] = ()
+    """The shared files of a deferred piece that is files; then the frames have what is not in the files."""
 
 
 class PartEntry(msgspec.Struct, frozen=True):
@@ -135,7 +160,7 @@ class PartEntry(msgspec.Struct, frozen=True):
     deferred: list[Section]
 
 
-class PartsFile(msgspec.Struct, frozen=True):
+class PartsFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """The file with the parts of another process than 0."""
 
     process: Count
@@ -144,6 +169,8 @@ class PartsFile(msgspec.Struct, frozen=True):
     """The size of the file."""
     manifest_crc32: Count
     """The CRC-32 of its manifest, so that no other file can replace it."""
+    new_bytes: Count = 0
+    """The bytes of the shared files that were stored with it."""
 
 
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -178,7 +205,7 @@ def check_preamble(preamble: bytes) -> None:
         raise Damage(f"expected a file that begins with {_MAGIC!r}, given {magic!r}")
     if crc32 != zlib.crc32(preamble[:-_CRC32_BYTES]):
         raise Damage("its version does not match its checksum")
-    if version not in (FORMAT, FORMAT_WITH_OTHERS):
+    if version not in _FORMATS:
         raise OtherFormat(version)
 
 
@@ -259,10 +286,14 @@ class StoredSnapshot:
     damaged, or of another version of the format. Content and frames may be read in any order.
     """
 
-    def __init__(self, reader: BlobReader, root: str) -> None:
-        """``root`` is the store, for messages. If the file is damaged, the reader is closed."""
+    def __init__(self, reader: BlobReader, root: str, shared: tuple[Blobs, str] | None = None) -> None:
+        """``root`` is the store, for messages. If the file is damaged, the reader is closed.
+
+        ``shared`` says where its shared files are: the blobs and their folder. None for a reader of the header alone.
+        """
         self._reader = reader
         self._root = root
+        self._shared = shared
         self._added: list[StoredSnapshot] = []
         try:
             with self._explained_damage():
@@ -280,8 +311,16 @@ class StoredSnapshot:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all its files."""
-        return self._reader.size_bytes + sum(other.bytes for other in self.others)
+        """The bytes of all its files, shared ones included."""
+        own = self._reader.size_bytes + sum(other.bytes for other in self.others)
+        return own + sum(file.bytes for file in self.shared())
+
+    def shared(self) -> Iterator[SharedFile]:
+        """Give the shared files that its manifests name."""
+        for each in (self, *self._added):
+            for part in each._manifest.parts:
+                for section in part.deferred:
+                    yield from section.files
 
     def add(self, expected: PartsFile, file: StoredSnapshot) -> None:
         """Add the parts of another process; they are closed with this snapshot."""
@@ -307,9 +346,10 @@ class StoredSnapshot:
         return [name for file in (self, *self._added) for name in file._parts]
 
     def part_bytes(self, part: str) -> int:
-        """Return the bytes of a part with its deferred pieces."""
+        """Return the bytes of a part with its deferred pieces, shared files included."""
         entry = self._file(part)._parts[part]
-        return sum(section.bytes for section in (entry.content, *entry.deferred))
+        sections = (entry.content, *entry.deferred)
+        return sum(section.bytes + sum(file.bytes for file in section.files) for section in sections)
 
     async def content(self, part: str) -> bytes:
         """Return the content of a part."""
@@ -319,13 +359,42 @@ class StoredSnapshot:
     def frames(self, part: str, deferred: int) -> Iterator[bytes]:
         """Return the frames of a part's deferred piece number ``deferred``; each is read when it is needed."""
         file = self._file(part)
-        pieces = file._parts[part].deferred
+        return file._frames(part, file._piece(part, deferred))
+
+    def files(self, part: str, deferred: int) -> Sequence[SharedFile]:
+        """Return the shared files of a deferred piece; none if it has frames only."""
+        return self._file(part)._piece(part, deferred).files
+
+    def fetch(self, file: SharedFile, path: Path) -> None:
+        """Make ``path`` a copy of a shared file, or another name of it, which nobody may change. It blocks."""
+        blobs, name = self._blob(file)
+        with blobs.explained(f"flow {self.header.flow!r}"):
+            blobs.fetch(name, path)
+        if (size_bytes := path.stat().st_size) != file.bytes:
+            raise CheckpointError(
+                f"{blobs.place_of(name)}: expected the {file.bytes} bytes that checkpoint {self.header.id} names, "
+                f"given {size_bytes}; put the file back from a backup, or start from another checkpoint"
+            )
+
+    def _blob(self, file: SharedFile) -> tuple[Blobs, str]:
+        """Return the blobs that have a shared file, and its full name."""
+        if self._shared is None:
+            raise InternalError(f"{self._reader.place}: the shared file {file.blob} is read without the store")
+        blobs, folder = self._shared
+        return blobs, f"{folder}/{file.blob}"
+
+    def _piece(self, part: str, deferred: int) -> Section:
+        pieces = self._parts[part].deferred
         if not 0 <= deferred < len(pieces):
             raise CheckpointError(
-                f"{file._reader.place}: expected deferred piece {deferred} of part {part!r}, given {len(pieces)} of "
+                f"{self._reader.place}: expected deferred piece {deferred} of part {part!r}, given {len(pieces)} of "
                 "them; it was written by another version of the program"
             )
-        return file._frames(part, pieces[deferred])
+        return pieces[deferred]
+
+    async def run_call(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a call that reads this snapshot and blocks, as ``blobs.run_call`` does."""
+        return await run_call(self._reader, call, *args, **kwargs)
 
     def verify(self) -> None:
         """Read the whole snapshot. Raises ``CheckpointError`` if anything is damaged or missing."""
@@ -333,6 +402,8 @@ class StoredSnapshot:
             for part in file._manifest.parts:
                 for section in (part.content, *part.deferred):
                     file._verify_section(part.name, section)
+        for shared in {each.blob: each for each in self.shared()}.values():
+            self._verify_shared(shared)
 
     def close(self) -> None:
         """Close the snapshot. May be called more than once."""
@@ -388,6 +459,18 @@ class StoredSnapshot:
                 _compare(number, crc32, expected)
             reader.check_end()
 
+    def _verify_shared(self, file: SharedFile) -> None:
+        (blobs, name), crc32, position = self._blob(file), 0, 0
+        with blobs.explained(f"flow {self.header.flow!r}"), contextlib.closing(blobs.peek(name)) as reader:
+            while piece := reader.read(position, _CHECKED_BYTES):
+                crc32 = zlib.crc32(piece, crc32)
+                position += len(piece)
+        if (position, crc32) != (file.bytes, file.crc32):
+            raise CheckpointError(
+                f"{blobs.place_of(name)}: the checkpoint is damaged: a file of {file.bytes} bytes that it shares does "
+                "not match its checksum; start from an older one, or put the file back from a backup"
+            )
+
     def _read(self, offset: int, length: int) -> bytes:
         """Return exactly these bytes. Raises ``Damage`` if the file ends before."""
         pieces: list[bytes] = []
@@ -412,10 +495,10 @@ class StoredSnapshot:
                 f"(`streamiter checkpoints list {self._root}` shows them), or put the file back from a backup"
             ) from damage
         except OtherFormat as other:
-            by = "a newer" if other.given > FORMAT_WITH_OTHERS else "another"
+            by = "a newer" if other.given > max(_FORMATS) else "another"
             raise CheckpointError(
-                f"{where}written by {by} streamiter (format {other.given}), expected format {FORMAT} or "
-                f"{FORMAT_WITH_OTHERS}; use that version, or start from an older one "
+                f"{where}written by {by} streamiter (format {other.given}), expected a format from {FORMAT} to "
+                f"{max(_FORMATS)}; use that version, or start from an older one "
                 f"(`streamiter checkpoints list {self._root}` shows them)"
             ) from other
 
@@ -476,6 +559,10 @@ class SnapshotWriter:
         """Whether the file has become a snapshot; its owner sets it."""
         self.manifest_crc32 = 0
         """The checksum of the manifest, after ``finish``."""
+        self.new_bytes = 0
+        """The bytes of the shared files that were stored with it."""
+        self.shared_files = 0
+        """The number of its shared files."""
         self._version = version
         self.pending_bytes = 0
         self._file: BinaryIO | None = None
@@ -502,7 +589,15 @@ class SnapshotWriter:
         self._add(content)
         deferred = self._parts[-1].deferred
         section = deferred[-1]
-        deferred[-1] = Section(section.offset, self._position - section.offset, section.frames + 1)
+        deferred[-1] = Section(section.offset, self._position - section.offset, section.frames + 1, section.files)
+
+    def add_shared(self, file: SharedFile, *, is_new: bool) -> None:
+        """Add a shared file to the deferred piece, which has no frames yet; ``is_new``: it was stored just now."""
+        deferred = self._parts[-1].deferred
+        section = deferred[-1]
+        deferred[-1] = Section(section.offset, 0, 0, (*section.files, file))
+        self.new_bytes += file.bytes if is_new else 0
+        self.shared_files += 1
 
     def _add(self, content: bytes) -> None:
         self._contents.append(content)

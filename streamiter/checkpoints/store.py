@@ -27,6 +27,7 @@ from streamiter.checkpoints.snapshot import (
     BATCH_BYTES,
     FORMAT,
     FORMAT_WITH_OTHERS,
+    FORMAT_WITH_SHARED,
     CheckpointId,
     PartsFile,
     SnapshotHeader,
@@ -34,6 +35,7 @@ from streamiter.checkpoints.snapshot import (
     SnapshotWriter,
     StoredSnapshot,
 )
+from streamiter.deferred import DeferredFiles
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError
 from streamiter.numbers import positive, whole_number
 from streamiter.topics.urls import shown_url
@@ -83,12 +85,13 @@ class CheckpointStore:
         return record.pointer if record else None
 
     async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
-        """Store a snapshot durably, as a whole or not at all; return its size in bytes.
+        """Store a snapshot durably, as a whole or not at all; return the bytes that were stored for it.
 
         The frames of deferred pieces are made in the event loop, one at a time, with other work in between. If the call
         fails or is cancelled, the store has no such snapshot. The caller releases the deferred pieces.
         """
-        return (await self._save(header, parts, SnapshotWriter(snapshot_name(header.id)))).bytes
+        own = await self._save(header, parts)
+        return own.bytes + own.new_bytes
 
     async def save_manifest(
         self,
@@ -96,12 +99,12 @@ class CheckpointStore:
         parts: Iterable[SnapshotPart],
         others: Callable[[], Awaitable[Sequence[PartsFile]]],
     ) -> int:
-        """Store a snapshot as ``save`` does, with the files of other processes; return the size of all files.
+        """Store a snapshot as ``save`` does, with the files of other processes; return the bytes of all.
 
         ``others`` is awaited when the own parts are written: the other processes write theirs at the same time.
         """
-        own = await self._save(header, parts, SnapshotWriter(snapshot_name(header.id), FORMAT_WITH_OTHERS), others)
-        return own.bytes + sum(other.bytes for other in await others())
+        own = await self._save(header, parts, others)
+        return sum(file.bytes + file.new_bytes for file in (own, *await others()))
 
     async def follow(self, flow: str, run: str, process: int) -> None:
         """Let this process store parts for ``run``, which has claimed the flow in process 0.
@@ -113,24 +116,26 @@ class CheckpointStore:
 
     async def save_parts(self, header: SnapshotHeader, parts: Iterable[SnapshotPart], process: int) -> PartsFile:
         """Store the parts of one process durably. They belong to a snapshot when the manifest of process 0 has them."""
-        return await self._save(header, parts, SnapshotWriter(snapshot_name(header.id, process), FORMAT), None, process)
+        return await self._save(header, parts, None, process)
 
     async def _save(
         self,
         header: SnapshotHeader,
         parts: Iterable[SnapshotPart],
-        writer: SnapshotWriter,
         others: Callable[[], Awaitable[Sequence[PartsFile]]] | None = None,
         process: int = 0,
     ) -> PartsFile:
         self._run_of(header.flow)
-        flow = self._of(header.flow)
+        flow, parts = self._of(header.flow), list(parts)
+        has_files = any(isinstance(piece, DeferredFiles) for part in parts for piece in part.deferred)
+        version = FORMAT if others is None else FORMAT_WITH_OTHERS
+        writer = SnapshotWriter(snapshot_name(header.id, process), FORMAT_WITH_SHARED if has_files else version)
         try:
             await run_call(self._blobs, flow.begin, header.id, writer)
-            await self._write(flow, writer, parts)
+            await self._write(flow, writer, parts, header.id, process)
             found = () if others is None else await others()
             size_bytes = await run_call(self._blobs, flow.publish, header, writer, found)
-            return PartsFile(process, size_bytes, writer.manifest_crc32)
+            return PartsFile(process, size_bytes, writer.manifest_crc32, writer.new_bytes)
         except BaseException:
             await run_call(self._blobs, flow.abandon, writer)
             raise
@@ -182,15 +187,26 @@ class CheckpointStore:
                     headers.append(each.header(checkpoint))
         return headers
 
-    async def _write(self, flow: FlowCheckpoints, writer: SnapshotWriter, parts: Iterable[SnapshotPart]) -> None:
+    async def _write(
+        self,
+        flow: FlowCheckpoints,
+        writer: SnapshotWriter,
+        parts: Iterable[SnapshotPart],
+        checkpoint: CheckpointId,
+        process: int,
+    ) -> None:
         """Write the parts: frames are made one at a time, with other work between, and written a megabyte at a time."""
         for part in parts:
             writer.add_part(part.name, part.content)
             for deferred in part.deferred:
                 writer.begin_deferred()
-                for frame in deferred.frames():
-                    writer.add_frame(frame)
-                    await self._write_if_enough(flow, writer)
+                if isinstance(deferred, DeferredFiles):
+                    # In one call: the event loop may be slow to notice the end of each.
+                    await run_call(self._blobs, flow.share, checkpoint, process, writer, deferred)
+                else:
+                    for frame in deferred.frames():
+                        writer.add_frame(frame)
+                        await self._write_if_enough(flow, writer)
             await self._write_if_enough(flow, writer)
 
     async def _write_if_enough(self, flow: FlowCheckpoints, writer: SnapshotWriter) -> None:

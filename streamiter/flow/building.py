@@ -25,6 +25,7 @@ from streamiter.flow.graph_checks import (
     check_name,
     check_policy,
     check_service,
+    check_state,
 )
 from streamiter.flow.options import ProcessOptions, StepOptions, check_options
 from streamiter.operators.operator import IterationListener, Operator, OperatorFactory, Service
@@ -44,6 +45,7 @@ from streamiter.runtime.graph import (
     has_watermarks,
 )
 from streamiter.runtime.output import Forward, Partitioning, Rebalance
+from streamiter.states.backends import StateBackend
 from streamiter.topics.formats import Json
 from streamiter.topics.record_functions import RecordFunctions
 from streamiter.topics.source_and_sink import DeadLetterEncoder, TopicSink
@@ -54,11 +56,13 @@ from streamiter.topics.urls import shown_given
 class FlowUnderConstruction:
     """The part of a flow that its streams and iterations change: the graph, and what belongs to it."""
 
-    def __init__(self, name: str, parallelism: int = 1) -> None:
+    def __init__(self, name: str, parallelism: int = 1, *, state: StateBackend | None = None) -> None:
         if not name or not isinstance(name, str):
             raise GraphError(f"Flow: expected a name, given {name!r}; it keys checkpoints and transactions")
         self.name = name
         self.parallelism = check_count(parallelism, "a parallelism", step=name)
+        self.state = check_state(name, state)
+        """For the engine: where the states of keys are kept; None: in memory."""
         self.plain_data = PlainData()
         self.graph = Graph()
         """For the engine: the steps and their names."""

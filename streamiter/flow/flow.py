@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
@@ -60,7 +61,8 @@ class Flow(FlowUnderConstruction):
     """A graph of sources, steps and sinks that is built step by step, and then run.
 
     ``name`` identifies the flow in logs, checkpoints and transactions. ``parallelism`` is the default number of
-    subtasks of a source, and of a step behind a repartitioned stream.
+    subtasks of a source, and of a step behind a repartitioned stream. ``state`` is where the states of keys are kept:
+    by default in memory; ``RocksState("folder")`` keeps them on disk, more of them than there is memory for.
 
     >>> flow = Flow("squares")
     >>> squares = flow.from_items([1, 2, 3]).map(lambda x: x * x).collect()
@@ -337,7 +339,7 @@ class Flow(FlowUnderConstruction):
         from streamiter.runtime.job import Job
 
         self.register(ModelSnapshot)
-        return Job(self.name, self.steps, self.plain_data, options, own)
+        return Job(self.name, self.steps, self.plain_data, replace(options, state=self.state), own)
 
     def _check_complete(self, method: str) -> None:
         if self.loop is not None:

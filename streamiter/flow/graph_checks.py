@@ -19,6 +19,7 @@ from streamiter.operators.functions import asynchronous_kind, misfit
 from streamiter.operators.operator import Operator, Service
 from streamiter.operators.output import RejectionPolicy
 from streamiter.runtime.entries import SOURCE_METHODS, check_handlers, check_methods
+from streamiter.states.backends import StateBackend
 from streamiter.topics.topic import SourceStart, StartPosition, StopPosition, Topic
 from streamiter.topics.urls import shown_given
 
@@ -67,6 +68,16 @@ def check_service(given: Any, *, step: str) -> Service | None:
     raise GraphError(
         f"step {step!r}: expected a ParameterServer as parameter_server=, given {what}; make one before the flow, and "
         "give it to every step that works with it"
+    )
+
+
+def check_state(flow: str, given: Any) -> StateBackend | None:
+    """Return the argument ``state=`` of a flow. Raises GraphError unless it keeps states, or is None."""
+    if given is None or (isinstance(given, StateBackend) and not isinstance(given, type)):
+        return given
+    raise GraphError(
+        f"flow {flow!r}: expected state= to be None (in memory) or a RocksState, given {shortened(given)}; write "
+        'Flow(…, state=RocksState("folder"))'
     )
 
 

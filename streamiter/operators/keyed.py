@@ -6,17 +6,18 @@ with numpy: it groups them by key first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from streamiter.clock import SystemClock
 from streamiter.deferred import Deferred
-from streamiter.errors import ConfigurationError, RejectRecords, shortened
+from streamiter.errors import ConfigurationError, InternalError, RejectRecords, shortened
 from streamiter.operators.functions import FunctionResultError, apply_to_each, plain_function, refuse
-from streamiter.operators.keyed_state import FrozenStates, StateFrame, independent_copy
+from streamiter.operators.keyed_state import KeyedState, KeyedStates, StateFrame, in_turns, independent_copy
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch
@@ -34,27 +35,20 @@ def any_keys(keys: list[Any]) -> list[Any]:
 
 
 class KeyedOperator(Operator):
-    """Base class of the operators with a state for each key.
-
-    Before a subclass changes states, it calls :meth:`about_to_change`: a snapshot is encoded while further records are
-    handled, and copies these states first.
-    """
+    """Base class of the operators with a state for each key, which never expires."""
 
     one_by_one = "if tolerant"
 
     def __init__(self, key_of: Callable[[Any], Any], check_keys: CheckKeys) -> None:
         self._key_of = plain_function(f"{type(self).__name__}(key_of)", key_of)
         self._check_keys = check_keys
-        self._states: dict[Any, Any] = {}
-        self._unfinished: list[FrozenStates] = []
-        """The snapshots that are not encoded yet; each keeps the states that are about to change."""
-        self._context: Context | None = None
+        self._states: KeyedStates = KeyedState(SystemClock(), name=type(self).__name__, encode=_before_open)
 
     def open(self, context: Context) -> None:
-        self._context = context
+        self._states = context.keyed_states()
 
     def keyed(self, batch: Batch, out: Output) -> tuple[list[Any], list[Any]]:
-        """Return the records and their keys, whose states may change now; refuse records without a valid key."""
+        """Return the records and their keys; refuse records without a valid key."""
         records = batch if isinstance(batch, list) else list(batch)
         accepted, keys = apply_to_each(self._key_of, records, out)
         records = accepted if isinstance(accepted, list) else list(accepted)
@@ -62,7 +56,6 @@ class KeyedOperator(Operator):
             keys = self._check_keys(keys)
         except Exception:
             records, keys = self._checked_one_by_one(records, keys, out)
-        self.about_to_change(keys)
         return records, keys
 
     def _checked_one_by_one(self, records: list[Any], keys: list[Any], out: Output) -> tuple[list[Any], list[Any]]:
@@ -77,29 +70,17 @@ class KeyedOperator(Operator):
                 accepted.append(record)
         return accepted, checked
 
-    def about_to_change(self, keys: list[Any]) -> None:
-        """Keep the states of these keys for unfinished snapshots, since they are about to change."""
-        if self._unfinished:
-            # A copy of the list: a snapshot that is done leaves it, maybe from another thread.
-            for frozen in tuple(self._unfinished):
-                frozen.keep(keys)
-
     def snapshot(self) -> Deferred:
-        """Return the states as they are now, in order, to be encoded later."""
-        assert self._context is not None
-        return FrozenStates(
-            self._states,
-            name=self._context.name,
-            encode=self._context.encode,
-            unfinished=self._unfinished,
-            in_thread=self.runs_in_thread,
-        )
+        """Return the states as they are now, to be encoded later."""
+        return self._states.snapshot()
 
-    def restore(self, state: Iterable[StateFrame]) -> None:
+    def restore(self, state: Iterable[StateFrame]) -> Awaitable[None] | None:
         """Take over the decoded frames of a snapshot; the states are kept as they are given."""
-        self._states, self._unfinished = {}, []
-        for keys, states in state:
-            self._states.update(zip(keys, states, strict=True))
+        return self._states.restore(state)
+
+
+def _before_open(value: object, /, *, name: str = "") -> bytes:
+    raise InternalError(f"{name}: a snapshot was taken before the operator was opened")
 
 
 class KeyedReduce(KeyedOperator):
@@ -128,11 +109,14 @@ class KeyedReduce(KeyedOperator):
 
     def process_batch(self, batch: Batch, out: Output) -> None:
         records, keys = self.keyed(batch, out)
-        out.emit_batch(running_reduce(self._f, self._states, keys, records, out))
+        results: list[Any] = []
+        for some, of_some in in_turns(self._states, keys, records):
+            results += running_reduce(self._f, self._states.load(some), some, of_some, out)
+        out.emit_batch(results)
 
 
 def running_reduce(
-    f: Callable[[Any, Any], Any], states: dict[Any, Any], keys: list[Any], records: list[Any], out: Output
+    f: Callable[[Any, Any], Any], states: dict[Any, Any], keys: list[Any], records: Batch, out: Output
 ) -> list[Any]:
     """Return for each record the new value of its key, and store it in ``states``."""
     results: list[Any] = []
@@ -187,8 +171,13 @@ class StatefulMap(KeyedOperator):
 
     def process_batch(self, batch: Batch, out: Output) -> None:
         records, keys = self.keyed(batch, out)
-        f, states = self._f, self._states
         results: list[Any] = []
+        for some, of_some in in_turns(self._states, keys, records):
+            results += self._mapped(self._states.load(some), some, of_some, out)
+        out.emit_batch(results)
+
+    def _mapped(self, states: dict[Any, Any], keys: list[Any], records: Batch, out: Output) -> list[Any]:
+        f, results = self._f, list[Any]()
         for key, record in zip(keys, records, strict=True):
             try:
                 # Faster than get for known keys; a key is new once, and the exception costs 0.1 µs then.
@@ -205,7 +194,7 @@ class StatefulMap(KeyedOperator):
                 refuse(out, record, error)
             else:
                 results.append(output)
-        out.emit_batch(results)
+        return results
 
     def _new_state(self) -> Any:
         return self._initial() if callable(self._initial) else independent_copy(self._initial)
@@ -260,15 +249,22 @@ class KeyedReduceBatch(KeyedOperator):
             return
         groups = RecordsByKey(_checked_keys(self._key_of(batch), len(batch)))
         keys = self._checked_group_keys(groups)
-        self.about_to_change(keys)
-        carried = list(map(self._states.get, keys, repeat(NO_STATE)))
+        states = self._states.load(keys)
+        carried = list(map(states.get, keys, repeat(NO_STATE)))
         if isinstance(batch, np.ndarray) and _reduces_arrays(self._ufunc, batch, carried):
-            out.emit_batch(self._reduced(batch, groups, keys, carried))
-            return
+            results: Batch = self._reduced(batch, groups, states, keys, carried)
+        else:
+            results = self._reduced_in_loop(batch, groups, states, keys, out)
+        self._states.store()
+        out.emit_batch(results)
+
+    def _reduced_in_loop(
+        self, batch: Batch, groups: RecordsByKey, states: dict[Any, Any], keys: list[Any], out: Output
+    ) -> list[Any]:
         keys_of_records = np.empty(len(batch), dtype=object)
         keys_of_records[groups.order] = np.repeat(np.array(keys, dtype=object), groups.counts)
         records = batch if isinstance(batch, list) else list(batch)
-        out.emit_batch(running_reduce(self._ufunc, self._states, keys_of_records.tolist(), records, out))
+        return running_reduce(self._ufunc, states, keys_of_records.tolist(), records, out)
 
     def _checked_group_keys(self, groups: RecordsByKey) -> list[Any]:
         keys = groups.keys.tolist()
@@ -285,15 +281,17 @@ class KeyedReduceBatch(KeyedOperator):
         except Exception as error:
             raise RejectRecords(groups[group].tolist(), str(error)) from error
 
-    def _reduced(self, batch: Array, groups: RecordsByKey, keys: list[Any], carried: list[Any]) -> Array:
+    def _reduced(
+        self, batch: Array, groups: RecordsByKey, states: dict[Any, Any], keys: list[Any], carried: list[Any]
+    ) -> Array:
         values = batch[groups.order]
         known = [group for group, state in enumerate(carried) if state is not NO_STATE]
         if known:
             first = groups.starts[known]
-            states = np.array([carried[group] for group in known], dtype=batch.dtype)
-            values[first] = self._ufunc(states, values[first])
+            before = np.array([carried[group] for group in known], dtype=batch.dtype)
+            values[first] = self._ufunc(before, values[first])
         accumulate_segments(self._ufunc, values, groups.starts, groups.counts)
-        self._states.update(zip(keys, values[groups.starts + groups.counts - 1], strict=True))
+        states.update(zip(keys, values[groups.starts + groups.counts - 1], strict=True))
         results = np.empty_like(values)
         results[groups.order] = values
         return results

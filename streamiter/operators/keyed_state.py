@@ -1,24 +1,26 @@
-"""State by key: the states of one subtask, and their snapshots.
+"""State by key: the interface of the states of one subtask, states in memory, and their snapshots.
 
-A snapshot is encoded while further records are handled. `FrozenStates` keeps the states as they were at the barrier:
-the owner of the states calls `FrozenStates.keep` before it changes one, and only then the state is copied (copy on
-write). So a barrier costs a list of the keys, and later one copy of the state of each key that gets a record.
+`KeyedStates` is what a step asks of its states. `KeyedState` has them in memory; `states/` has them on disk. A snapshot
+of states in memory is encoded while further records are handled. `FrozenStates` keeps the states as they were at the
+barrier: the owner of the states calls `FrozenStates.keep` before it changes one, and only then the state is copied
+(copy on write). So a barrier costs a list of the keys, and later one copy of the state of each key that gets a record.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import compress
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
 import numpy as np
 
-from streamiter.clock import Clock
 from streamiter.deferred import Deferred, Encode
 from streamiter.errors import InternalError, PlainDataError, shortened
+from streamiter.records import Batch, slice_batch
 
 # Values of these types cannot change, so they need no copy. numpy's structured scalars can change.
 _IMMUTABLE: Final[frozenset[type[Any]]] = frozenset(
@@ -55,18 +57,90 @@ def independent_copy(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-class KeyedState:
-    """The states of the keys that one subtask owns, with an optional time to live.
+class KeyedStates(Protocol):
+    """The states of the keys that one step has in one subtask, wherever they are kept.
+
+    The states that `load` or `get` has returned may be changed in place, until `store`: it keeps what has changed. The
+    engine calls it when a call of the operator has returned. A state is plain data, and each key has one of its own:
+    what two keys or a record share with it may be a copy or not.
 
     With a time to live, the state of a key that was neither read nor written for that time expires: it is dropped
-    when it is requested next, or by :meth:`drop_expired`.
-
-    A state that `get` has returned may be changed until the current call of the operator returns, and not later: a
-    snapshot is encoded while further records are handled, and copies a state when `get` returns it the next time.
+    when it is requested next, or by `drop_expired`. `load` is for states without a time to live.
     """
 
+    keys_at_once: int | None
+    """The number of keys whose states should be loaded at once; None for any number."""
+
+    @property
+    def time_to_live_s(self) -> float | None:
+        """The time in seconds after its last use at which a state expires; None for never."""
+
+    def prefetch(self, keys: Sequence[Any]) -> None:
+        """Read the states of keys that `get` is about to ask for; has no other effect."""
+
+    def load(self, keys: Sequence[Any]) -> dict[Any, Any]:
+        """Return a dict with the states of these keys and perhaps of others; changes of it are kept by `store`."""
+
+    def store(self) -> None:
+        """Keep all changes of the states. Raises ``PlainDataError`` for one that cannot be stored."""
+
+    def get(self, key: Any) -> Any:
+        """Return the state of ``key``; a new empty dict where there is none."""
+
+    def set(self, key: Any, value: Any) -> None:
+        """Replace the state of ``key``."""
+
+    def delete(self, key: Any) -> None:
+        """Delete the state of ``key``."""
+
+    def clear(self) -> None:
+        """Delete all states. Unfinished snapshots keep the states that they need."""
+
+    def drop_expired(self) -> float:
+        """Delete expired states, as many as take some milliseconds; return the seconds until the next call."""
+
+    def snapshot(self) -> Deferred:
+        """Return the current states, to be encoded later; with a time to live also their idle times."""
+
+    def restore(self, state: Iterable[StateFrame]) -> Awaitable[None] | None:
+        """Replace the states by those of a snapshot. They are kept as they are given."""
+
+
+def in_turns(states: KeyedStates, keys: list[Any], records: Batch) -> Iterator[tuple[list[Any], Batch]]:
+    """Give the keys and records of a batch in pieces, whose states are loaded; after each piece they are stored."""
+    size = states.keys_at_once or max(1, len(keys))
+    for start in range(0, len(keys), size):
+        some, of_some = keys, records
+        if size < len(keys):
+            some, of_some = keys[start : start + size], slice_batch(records, start, start + size)
+        states.prefetch(some)
+        yield some, of_some
+        states.store()
+
+
+class HasMonotonic(Protocol):
+    """A clock, of which the times of last use need no more."""
+
+    def monotonic_s(self) -> float:
+        """Return seconds that only grow."""
+
+
+class KeyedState:
+    """States in memory, in a dict: they are the objects themselves, and need no `store`.
+
+    A snapshot is encoded while further records are handled, and copies a state when `get` returns it the next time.
+    """
+
+    keys_at_once: int | None = None
+
     def __init__(
-        self, clock: Clock, time_to_live_s: float | None = None, *, name: str, encode: Encode, in_thread: bool = False
+        self,
+        clock: HasMonotonic,
+        time_to_live_s: float | None = None,
+        *,
+        name: str,
+        encode: Encode,
+        in_thread: bool = False,
     ) -> None:
         """``name`` is the name of the step. ``in_thread``: another thread than the event loop's uses the states."""
         self._clock = clock
@@ -74,94 +148,95 @@ class KeyedState:
         self._name = name
         self._encode = encode
         self._in_thread = in_thread
-        self._states: dict[Any, Any] = {}
-        self._used_at_s: dict[Any, float] = {}
+        self.states: dict[Any, Any] = {}
+        """For backends that load states into this one."""
+        self.used_at_s: dict[Any, float] = {}
+        """The times of last use, by key, with a time to live."""
         self._unfinished: list[FrozenStates] = []
         """The snapshots that are not encoded yet; each keeps the states that are about to change."""
 
     @property
     def time_to_live_s(self) -> float | None:
-        """The time in seconds after its last use at which a state expires; None for never."""
         return self._time_to_live_s
 
-    def get(self, key: Any) -> Any:
-        """Return the state of ``key``; a new empty dict where there is none."""
+    def prefetch(self, keys: Sequence[Any]) -> None:
+        pass
+
+    def load(self, keys: Sequence[Any]) -> dict[Any, Any]:
         if self._unfinished:
-            self._keep(key, may_change=True)
+            self._keep(keys, may_change=True)
+        return self.states
+
+    def store(self) -> None:
+        pass
+
+    def get(self, key: Any) -> Any:
+        if self._unfinished:
+            self._keep((key,), may_change=True)
         if self._time_to_live_s is not None:
             self._use(key)
-        state = self._states.get(key)
-        if state is None and key not in self._states:
-            state = self._states[key] = {}
+        state = self.states.get(key)
+        if state is None and key not in self.states:
+            state = self.states[key] = {}
         return state
 
     def set(self, key: Any, value: Any) -> None:
-        """Replace the state of ``key``."""
         if self._unfinished:
-            self._keep(key, may_change=False)
+            self._keep((key,), may_change=False)
         if self._time_to_live_s is not None:
             self._use(key)
-        self._states[key] = value
+        self.states[key] = value
 
     def delete(self, key: Any) -> None:
-        """Delete the state of ``key``."""
         if self._unfinished:
-            self._keep(key, may_change=False)
-        self._states.pop(key, None)
-        self._used_at_s.pop(key, None)
+            self._keep((key,), may_change=False)
+        self.states.pop(key, None)
+        self.used_at_s.pop(key, None)
 
     def clear(self) -> None:
-        """Delete all states. Unfinished snapshots keep the states that they need."""
-        self._states, self._used_at_s, self._unfinished = {}, {}, []
+        self.states, self.used_at_s, self._unfinished = {}, {}, []
 
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def drop_expired(self) -> int:
-        """Delete the expired states; return their number."""
+    def drop_expired(self) -> float:
         if self._time_to_live_s is None:
-            return 0
+            return math.inf
         oldest_s = self._clock.monotonic_s() - self._time_to_live_s
-        expired = [key for key, used_at_s in self._used_at_s.items() if used_at_s < oldest_s]
-        for key in expired:
+        for key in [key for key, used_at_s in self.used_at_s.items() if used_at_s < oldest_s]:
             self.delete(key)
-        return len(expired)
+        return self._time_to_live_s
 
     def _use(self, key: Any) -> None:
         assert self._time_to_live_s is not None
         now_s = self._clock.monotonic_s()
-        used_at_s = self._used_at_s.get(key)
+        used_at_s = self.used_at_s.get(key)
         if used_at_s is not None and now_s - used_at_s > self._time_to_live_s:
-            self._states.pop(key, None)
-        self._used_at_s[key] = now_s
+            self.states.pop(key, None)
+        self.used_at_s[key] = now_s
 
-    def _keep(self, key: Any, *, may_change: bool) -> None:
+    def _keep(self, keys: Iterable[Any], *, may_change: bool) -> None:
         # A copy of the list: a snapshot that is done leaves it, maybe from another thread.
         for frozen in tuple(self._unfinished):
-            frozen.keep((key,), may_change=may_change)
+            frozen.keep(keys, may_change=may_change)
 
     def snapshot(self) -> Deferred:
-        """Return the current states, in order, to be encoded later; with a time to live also their idle times."""
         return FrozenStates(
-            self._states,
+            self.states,
             name=self._name,
             encode=self._encode,
             unfinished=self._unfinished,
-            used_at_s=None if self._time_to_live_s is None else self._used_at_s,
+            used_at_s=None if self._time_to_live_s is None else self.used_at_s,
             now_s=self._clock.monotonic_s(),
             in_thread=self._in_thread,
         )
 
-    def restore(self, frames: Iterable[StateFrame]) -> None:
-        """Take over the decoded frames of a snapshot; the states are kept as they are given."""
+    def restore(self, state: Iterable[StateFrame]) -> None:
         self.clear()
         now_s = self._clock.monotonic_s()
-        for keys, states, *idle_s in frames:
-            self._states.update(zip(keys, states, strict=True))
+        for keys, states, *idle_s in state:
+            self.states.update(zip(keys, states, strict=True))
             if self._time_to_live_s is not None:
                 # Frames without idle times are of a step without a time to live, which begins now.
                 idle = idle_s[0] if idle_s else [0.0] * len(keys)
-                self._used_at_s.update((key, now_s - one_s) for key, one_s in zip(keys, idle, strict=True))
+                self.used_at_s.update((key, now_s - one_s) for key, one_s in zip(keys, idle, strict=True))
 
 
 StateFrame = list[list[Any]]

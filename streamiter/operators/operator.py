@@ -16,7 +16,7 @@ from streamiter.clock import Clock
 from streamiter.deferred import Encode
 from streamiter.errors import CheckpointError, ConfigurationError
 from streamiter.operators.event_timers import StepTimes, checked_time
-from streamiter.operators.keyed_state import KeyedState
+from streamiter.operators.keyed_state import KeyedState, KeyedStates
 from streamiter.records import Batch, BatchOrigin, Control, EventTimeWatermark
 from streamiter.times import MIN_TIME
 
@@ -156,10 +156,11 @@ class Context:
         post: Callable[[Control], None],
         set_timer: Callable[[float, Any, Any], None],
         in_iteration: bool,
-        keyed: KeyedState | None,
+        keyed: KeyedStates | None,
         encode: Encode,
         times: StepTimes | None = None,
         takes_event_timers: bool = False,
+        make_states: MakeStates | None = None,
     ) -> None:
         self.name = name
         self.subtask_index = subtask_index
@@ -173,7 +174,9 @@ class Context:
         self._statistics = statistics
         self._set_timer = set_timer
         self._in_iteration = in_iteration
-        self._keyed = keyed
+        self.keyed = keyed
+        """For the engine: the states behind ``state``; None in a step without keys."""
+        self._make_states = make_states
         self._times = times
         self.takes_event_timers = takes_event_timers
         """For the engine: whether the operator can be told of event timers."""
@@ -297,13 +300,23 @@ class Context:
             )
         return self._times
 
-    def _keyed_state(self) -> KeyedState:
-        if self._keyed is None:
+    def keyed_states(self) -> KeyedStates:
+        """For the engine: return the states of an operator that finds the keys itself; called once, in ``open``."""
+        if self._make_states is None:
+            return KeyedState(self.clock, name=self.name, encode=self.encode)
+        return self._make_states()
+
+    def _keyed_state(self) -> KeyedStates:
+        if self.keyed is None:
             raise ConfigurationError(
                 "context.state: expected a step behind .key_by(f), of which all inputs have keys, given one without; "
                 "write stream.key_by(f).process(…), or keep a dict of your own and return it from snapshot"
             )
-        return self._keyed
+        return self.keyed
+
+
+MakeStates = Callable[[], KeyedStates]
+"""Makes the states of one subtask of a step."""
 
 
 @dataclass(frozen=True, slots=True)

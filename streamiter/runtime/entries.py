@@ -8,13 +8,14 @@ directly or awaited, is one small closure, so that the choice is not made again 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from streamiter.checkpoints.keys import check_keys, normalize_key
-from streamiter.errors import ConfigurationError, GraphError, RejectRecords
+from streamiter.errors import ConfigurationError, GraphError, RejectRecords, StreamiterError
 from streamiter.operators.event_timers import StepTimes
 from streamiter.operators.functions import misfit, refuse
+from streamiter.operators.keyed_state import in_turns
 from streamiter.operators.operator import Context, IterationListener, Operator, Progress
 from streamiter.operators.output import Output, RecordFailure
 from streamiter.records import Batch, TimedBatch, take
@@ -240,16 +241,28 @@ def by_batch(handle: Callable[[Batch, Output], object], out: Output) -> Entry:
 def _keyed(handle: Callable[[Any, Output], object], out: Output, context: Context, key_of: KeyOf) -> Entry:
     def entry(batch: Batch) -> None:
         records, keys = keyed_records(batch, key_of, out)
-        for key, record in zip(keys, records, strict=True):
-            context.key = key
-            try:
-                if (result := handle(record, out)) is not None:
-                    check_result(result)
-            except Exception as error:
-                refuse(out, record, rejection(error, RecordFailure(out.step, record, has_record=True)))
+        for some, of_some in keys_in_turns(context, keys, records):
+            for key, record in zip(some, of_some, strict=True):
+                context.key = key
+                try:
+                    if (result := handle(record, out)) is not None:
+                        check_result(result)
+                except Exception as error:
+                    refuse(out, record, rejection(error, RecordFailure(out.step, record, has_record=True)))
         out.flush()
 
     return entry
+
+
+def keys_in_turns(context: Context, keys: list[Any], records: Batch) -> Iterator[tuple[list[Any], Batch]]:
+    """Give the keys and records of a batch in pieces whose states are loaded, and are stored afterward."""
+    if context.keyed is None:
+        yield keys, records
+        return
+    try:
+        yield from in_turns(context.keyed, keys, records)
+    except StreamiterError as error:  # Of the states, and not of the records, whose errors do not pass here.
+        raise RecordFailure(context.name) from error
 
 
 def _awaited_by_batch(handle: Callable[[Batch, Output], Awaitable[None]], out: Output) -> AsyncEntry:
@@ -275,13 +288,14 @@ def _awaited_by_record(
 ) -> AsyncEntry:
     async def entry(batch: Batch) -> None:
         records, keys = (batch, [None] * len(batch)) if key_of is None else keyed_records(batch, key_of, out)
-        for key, record in zip(keys, records, strict=True):
-            context.key = key
-            progress.handled += 1
-            try:
-                await handle(record, out)
-            except Exception as error:
-                refuse(out, record, rejection(error, RecordFailure(out.step, record, has_record=True)))
+        for some, of_some in keys_in_turns(context, keys, records):
+            for key, record in zip(some, of_some, strict=True):
+                context.key = key
+                progress.handled += 1
+                try:
+                    await handle(record, out)
+                except Exception as error:
+                    refuse(out, record, rejection(error, RecordFailure(out.step, record, has_record=True)))
         out.flush()
 
     return entry

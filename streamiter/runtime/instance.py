@@ -18,7 +18,7 @@ from streamiter.deferred import Encode, PlainValue
 from streamiter.errors import ConfigurationError
 from streamiter.operators.event_time import AssignEventTime
 from streamiter.operators.event_timers import StepTimes
-from streamiter.operators.keyed_state import KeyedState
+from streamiter.operators.keyed_state import KeyedStates
 from streamiter.operators.operator import (
     Boundary,
     Context,
@@ -33,6 +33,7 @@ from streamiter.records import Batch, Control, EventTimeWatermark, untimed
 from streamiter.runtime.entries import AsyncEntry, Entry, handler_of, is_awaited, make_async_entry, make_entry
 from streamiter.runtime.graph import Step
 from streamiter.runtime.timed_entries import make_async_timed_entry, make_timed_entry
+from streamiter.states.backends import JobStates
 from streamiter.times import MIN_TIME
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class OperatorInstance:
         scope: JobScope,
         post: Callable[[Control], None],
         encode: Encode,
+        states: JobStates,
         numbers: tuple[int, int] | None = None,
     ) -> None:
         """``numbers``: that of the subtask, and of all subtasks, if other processes have subtasks of the step."""
@@ -100,11 +102,11 @@ class OperatorInstance:
         self._is_open = False
         self.is_listener = isinstance(operator, IterationListener)
         self._keys: Mapping[str, Callable[[Any], Any]] = {} if step.keys is None else step.keys.by_input
-        self.keyed: KeyedState | None = None
+        self._states = states
+        self._operator_states: KeyedStates | None = None
+        self.keyed: KeyedStates | None = None
         if step.keys is not None:
-            self.keyed = KeyedState(
-                clock, step.keys.time_to_live_s, name=step.name, encode=encode, in_thread=operator.runs_in_thread
-            )
+            self.keyed = self._make_states(step.keys.time_to_live_s)
         index, parallelism = numbers or (subtask, step.parallelism)
         self.context = Context(
             name=step.name,
@@ -121,7 +123,21 @@ class OperatorInstance:
             encode=encode,
             times=self.times,
             takes_event_timers=hasattr(operator, "on_event_timer"),
+            make_states=self._states_of_operator,
         )
+
+    def _make_states(self, time_to_live_s: float | None) -> KeyedStates:
+        return self._states.of_subtask(
+            self.step.name, clock=self._clock, time_to_live_s=time_to_live_s, in_thread=self.operator.runs_in_thread
+        )
+
+    def _states_of_operator(self) -> KeyedStates:
+        """Return the states of an operator that finds the keys itself; empty ones for that of a new round."""
+        if self._operator_states is None:
+            self._operator_states = self._make_states(None)
+        else:
+            self._operator_states.clear()
+        return self._operator_states
 
     def _bind_event_time(self) -> None:
         self._holds_back = getattr(self.operator, "on_event_time_watermark", None)
@@ -189,9 +205,16 @@ class OperatorInstance:
             if inspect.isawaitable(result):
                 result = await unless_cancelled(result, self.step.name)
         self.out.flush()
+        self._store_states()
         if self._holds_back is not None:
             self._after_batch()
         return result
+
+    def _store_states(self) -> None:
+        """Keep the changes of states by key: a call of the operator has returned."""
+        if self.keyed is not None:
+            with FailuresOf(self.step.name):
+                self.keyed.store()
 
     async def input_ended(self, input_name: str) -> None:
         """Tell the operator that one of its inputs has ended."""
@@ -203,7 +226,7 @@ class OperatorInstance:
         self._loop = asyncio.get_running_loop()
         await self.call("open", self.context)
         if self.keyed is not None and self.keyed.time_to_live_s is not None:
-            self._sweep_later()
+            self._sweep_later(self.keyed.time_to_live_s)
 
     async def close(self) -> None:
         """Cancel all timers and close the operator."""
@@ -220,6 +243,7 @@ class OperatorInstance:
             return
         if self._reach(control):
             self._fire()
+            self._store_states()
         self._pass_event_time()
 
     async def advance_awaited(self, control: EventTimeWatermark) -> None:
@@ -299,6 +323,7 @@ class OperatorInstance:
             with FailuresOf(self.step.name):
                 held_back = self._holds_back(watermark, self.out)
             self.out.flush()
+            self._store_states()
             watermark = watermark if held_back is None else min(watermark, held_back)
         times.passed = max(times.passed, watermark)
         # A step that keeps records is not idle: they would be late for a reader that did not wait for them.
@@ -352,16 +377,13 @@ class OperatorInstance:
             return
         _, key, payload = timer
         if self.keyed is not None and payload is _SWEEP:
-            self.keyed.drop_expired()
-            self._sweep_later()
+            self._sweep_later(self.keyed.drop_expired())
             return
         self.context.key = key
         await self.call("on_timer", payload, self.out)
 
-    def _sweep_later(self) -> None:
-        assert self.keyed is not None
-        assert self.keyed.time_to_live_s is not None
-        self._set_timer(self.keyed.time_to_live_s, None, _SWEEP)
+    def _sweep_later(self, delay_s: float) -> None:
+        self._set_timer(delay_s, None, _SWEEP)
 
     # -- state ----------------------------------------------------------------------------------------
 
@@ -380,9 +402,11 @@ class OperatorInstance:
         self._cancel_timers()
         await self.call("restore", state["operator"])
         if self.keyed is not None and state["keyed"] is not None:
-            self.keyed.restore(state["keyed"])
+            with FailuresOf(self.step.name):
+                if (restoring := self.keyed.restore(state["keyed"])) is not None:
+                    await restoring
             if self.keyed.time_to_live_s is not None:
-                self._sweep_later()
+                self._sweep_later(self.keyed.time_to_live_s)
         now_ms = self._clock.now_ms()
         for due_ms, key, payload in state["timers"]:
             self._set_timer((due_ms - now_ms) / 1000, key, payload)

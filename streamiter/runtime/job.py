@@ -37,6 +37,7 @@ from streamiter.runtime.statistics import JobState, JobStatistics
 from streamiter.runtime.task import Task
 from streamiter.runtime.topic_feedback import check_shared
 from streamiter.runtime.watchdog import Watchdog, task_statistics
+from streamiter.states.backends import MemoryStates
 from streamiter.topics.source_and_sink import ConsumerGroup
 
 if TYPE_CHECKING:
@@ -91,12 +92,14 @@ class Job:
             )
         self._checkpoint_messages = CheckpointMessages(own.messages, own.number, self._processes)
         self._barriers = Barriers(options.clock, self._checkpoint_messages)
+        self._states = MemoryStates(plain_data) if options.state is None else options.state.of_job(flow, plain_data)
         planner = Planner(
             own=own,
             steps=steps,
             options=options,
             scope=self._scope,
             plain_data=plain_data,
+            states=self._states,
             acknowledge=self._barriers.acknowledge,
             executor=self._executor,
         )
@@ -475,6 +478,7 @@ class Job:
         Raises the first of the failures, or the first error of another process.
         """
         self._has_closed = True
+        self._states.close()
         error, *others = failures or (None,)
         if error is not None:
             for other in others:

@@ -52,6 +52,7 @@ from streamiter.runtime.port import Port, PortOrigin
 from streamiter.runtime.task import Task
 from streamiter.runtime.topic_feedback import TopicFeedback, Worker, check_shared_operator
 from streamiter.runtime.watchdog import STALL_AFTER_S
+from streamiter.states.backends import JobStates, StateBackend
 from streamiter.topics.source_and_sink import DecodeValues, TopicSink
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ class JobOptions:
     """Called with each record that a step refuses and survives, also in a thread of the step."""
     on_restore: Callable[[int], None] | None = None
     """Called with the number of the checkpoint that the job starts from, before its state is read."""
+    state: StateBackend | None = None
+    """Where keyed states are kept; None: in memory."""
 
 
 class RemoteChannels(Protocol):
@@ -167,6 +170,8 @@ class Planner:
     """Objects that operators of the job share."""
     plain_data: PlainData
     """The encoding of the flow."""
+    states: JobStates
+    """Where keyed states are kept."""
     acknowledge: Acknowledge
     """Called by each task that has passed a barrier."""
     executor: Executor | None = None
@@ -438,6 +443,7 @@ class Planner:
                 scope=self.scope,
                 post=gate.post,
                 encode=self.plain_data.encode,
+                states=self.states,
                 # All workers share the input of a source.
                 numbers=None if step.source is None else self._numbers(step, subtask),
             )

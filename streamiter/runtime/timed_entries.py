@@ -7,7 +7,6 @@ each call they let event timers fire that are due. Streams without event time do
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from itertools import repeat
 from typing import Any
 
 from streamiter.operators.event_timers import StepTimes
@@ -23,6 +22,7 @@ from streamiter.runtime.entries import (
     check_result,
     handler_of,
     keyed_records,
+    keys_in_turns,
     rejection,
     without_rejected,
 )
@@ -179,12 +179,13 @@ def _moments(
     batch: Batch, context: Context, key_of: KeyOf | None, times: StepTimes, out: TimedOutput
 ) -> Iterator[tuple[Any, Any]]:
     """Give each record with its key (None without keys), while its timestamp is at hand."""
-    keys: Any = repeat(None)
+    keys: list[Any] = [None] * len(batch)
     if key_of is not None:
         batch, keys = keyed_records(batch, key_of, out, times)
-    for record, key, timestamp in zip(batch, keys, _timestamps(batch), strict=key_of is not None):
-        times.timestamp = timestamp
-        yield record, key
+    for some, of_some in keys_in_turns(context, keys, batch):
+        for record, key, timestamp in zip(of_some, some, _timestamps(of_some), strict=True):
+            times.timestamp = timestamp
+            yield record, key
 
 
 def _timestamps(batch: Batch) -> Any:

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
-from operators.operator_harness import ManualClock
+from operators.operator_harness import ManualClock, frozen
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import Deferred
 from streamiter.operators import KeyedState
 from streamiter.operators import keyed_state as frozen_states
+from streamiter.operators.keyed_state import KeyedStates
 
-__all__ = ["PLAIN", "CopiedState", "items_of", "keyed_state", "restored", "small_slices"]
+__all__ = [
+    "PLAIN",
+    "CopiedState",
+    "MakeStates",
+    "by_key",
+    "items_of",
+    "keyed_state",
+    "restore",
+    "restored",
+    "small_slices",
+]
 
 PLAIN = PlainData()
+
+MakeStates = Callable[..., KeyedStates]
+"""Makes the states of one subtask: ``make(clock, time_to_live_s=None)``."""
 
 
 def small_slices(monkeypatch: pytest.MonkeyPatch, *, remember: bool = False) -> None:
@@ -30,6 +45,18 @@ def small_slices(monkeypatch: pytest.MonkeyPatch, *, remember: bool = False) -> 
 
 def keyed_state(clock: ManualClock, time_to_live_s: float | None = None, *, in_thread: bool = False) -> KeyedState:
     return KeyedState(clock, time_to_live_s, name="count", encode=PLAIN.encode, in_thread=in_thread)
+
+
+def by_key(items: Iterable[tuple[Any, ...]]) -> Any:
+    """Return the items in an order that does not depend on the backend, frozen."""
+    return frozen(sorted(items, key=lambda item: repr(item[0])))
+
+
+def restore(states: KeyedStates, state: Any) -> None:
+    """Restore, also where the backend does it in a coroutine."""
+    restoring: Any = states.restore(state)
+    if restoring is not None:
+        asyncio.run(restoring)
 
 
 def items_of(frames: Iterable[bytes]) -> list[tuple[Any, ...]]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.operators import DEAD_LETTERS, Context, JobScope, Operator, Output, Progress
+from streamiter.operators.keyed_state import KeyedStates
 from streamiter.operators.operator import OperatorStatistics
 from streamiter.records import Batch, Columns
 
@@ -48,6 +49,7 @@ class Driven:
         clock: ManualClock | None = None,
         subtask: int = 0,
         parallelism: int = 1,
+        make_states: Callable[..., KeyedStates] | None = None,
     ) -> None:
         self.operator: Any = operator
         self.clock = clock or ManualClock()
@@ -72,6 +74,7 @@ class Driven:
             in_iteration=in_iteration,
             keyed=None,
             encode=PlainData().encode,
+            make_states=None if make_states is None else lambda: make_states(self.clock),
         )
         self.operator.open(self.context)
 

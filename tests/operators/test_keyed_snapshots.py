@@ -15,12 +15,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
-from operators.keyed_snapshots import PLAIN, CopiedState, items_of, keyed_state, restored, small_slices
-from operators.operator_harness import Driven, ManualClock, frozen, quick, stored
+from operators.keyed_snapshots import (
+    PLAIN,
+    CopiedState,
+    MakeStates,
+    by_key,
+    items_of,
+    keyed_state,
+    restore,
+    restored,
+    small_slices,
+)
+from operators.operator_harness import Driven, ManualClock, frozen, quick
 
 from streamiter.errors import InternalError, PlainDataError
 from streamiter.operators import KeyedReduce, KeyedReduceBatch, Operator, StatefulMap
-from streamiter.operators.keyed_state import FrozenStates, select_keys
+from streamiter.operators.keyed_state import FrozenStates, in_turns, select_keys
+from streamiter.states import rocks_state
 
 TIME_TO_LIVE_S = 10.0
 KEYS = st.integers(0, 11) | st.sampled_from(["a", "b", ("a", 1)])
@@ -31,11 +42,12 @@ class AnyInterleaving(RuleBasedStateMachine):
     """A keyed state, and a reference that copies everything at each barrier, receive the same calls."""
 
     time_to_live_s: float | None = None
+    make: MakeStates
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock()
-        self.state = keyed_state(self.clock, self.time_to_live_s)
+        self.state = self.make(self.clock, self.time_to_live_s)
         self.oracle = CopiedState(self.clock, self.time_to_live_s)
         self.under_way: list[tuple[Any, Iterator[bytes], list[bytes], Any]] = []
 
@@ -45,11 +57,18 @@ class AnyInterleaving(RuleBasedStateMachine):
             state = states.get(key)
             if isinstance(state, dict):
                 state.setdefault("seen", []).append(number)
+        self.end_call(number)
+
+    def end_call(self, number: int) -> None:
+        """Keep the changes, mostly at once: a call may use several keys."""
+        if number % 3:
+            self.state.store()
 
     @rule(key=KEYS, value=VALUES)
     def replace(self, key: Any, value: Any) -> None:
         for states in (self.state, self.oracle):
             states.set(key, PLAIN.decode(PLAIN.encode(value)))
+        self.state.store()
 
     @rule(keys=st.lists(KEYS, min_size=4), value=VALUES)
     def fill(self, keys: list[Any], value: Any) -> None:
@@ -60,6 +79,7 @@ class AnyInterleaving(RuleBasedStateMachine):
     def delete(self, key: Any) -> None:
         for states in (self.state, self.oracle):
             states.delete(key)
+        self.state.store()
 
     @rule(seconds=st.sampled_from([1.0, 6.0]))
     def wait(self, seconds: float) -> None:
@@ -67,8 +87,10 @@ class AnyInterleaving(RuleBasedStateMachine):
 
     @rule()
     def drop_expired(self) -> None:
-        for states in (self.state, self.oracle):
-            states.drop_expired()
+        self.state.store()
+        for _ in range(8):  # A sweep of the database has several parts.
+            self.state.drop_expired()
+        self.oracle.drop_expired()
 
     @rule()
     def clear(self) -> None:
@@ -78,8 +100,9 @@ class AnyInterleaving(RuleBasedStateMachine):
     @precondition(lambda self: len(self.under_way) < 3)
     @rule()
     def barrier(self) -> None:
+        self.state.store()
         snapshot = self.state.snapshot()
-        self.under_way.append((snapshot, snapshot.frames(), [], frozen(self.oracle.snapshot())))
+        self.under_way.append((snapshot, snapshot.frames(), [], by_key(self.oracle.snapshot())))
 
     @precondition(lambda self: self.under_way)
     @rule(which=st.integers(0, 2), slices=st.integers(1, 3))
@@ -97,23 +120,28 @@ class AnyInterleaving(RuleBasedStateMachine):
     def finish(self, which: int) -> None:
         _, frames, taken, expected = self.under_way.pop(which % len(self.under_way))
         taken += frames
-        assert frozen(items_of(taken)) == expected
+        assert by_key(items_of(taken)) == expected
 
     def teardown(self) -> None:
         while self.under_way:
             self.finish(0)
-        assert frozen(items_of(self.state.snapshot().frames())) == frozen(self.oracle.snapshot())
+        assert by_key(items_of(self.state.snapshot().frames())) == by_key(self.oracle.snapshot())
 
 
 @pytest.mark.parametrize("remember", [False, True])
 @pytest.mark.parametrize("time_to_live_s", [None, TIME_TO_LIVE_S])
 def test_a_snapshot_is_the_state_at_its_barrier_whatever_happens_meanwhile(
-    monkeypatch: pytest.MonkeyPatch, time_to_live_s: float | None, remember: bool
+    monkeypatch: pytest.MonkeyPatch, time_to_live_s: float | None, remember: bool, make_states: MakeStates
 ) -> None:
     """If a count changed between barrier and encoding, the replayed records would count twice."""
     small_slices(monkeypatch, remember=remember)
-    machine = type("Machine", (AnyInterleaving,), {"time_to_live_s": time_to_live_s})
-    run_state_machine_as_test(machine, settings=settings(max_examples=50, stateful_step_count=40, deadline=None))
+    monkeypatch.setattr(rocks_state, "_SWEPT_AT_ONCE", 3)
+    monkeypatch.setattr(rocks_state, "_SWEEP_MIN_S", 0.0)
+    given = {"time_to_live_s": time_to_live_s, "make": staticmethod(make_states)}
+    machine = type("Machine", (AnyInterleaving,), given)
+    # A database for each example takes longer than its steps.
+    examples = 50 if make_states is keyed_state else 3
+    run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=40, deadline=None))
 
 
 def remember_all(seen: list[int], record: int) -> tuple[list[int], int]:
@@ -170,27 +198,28 @@ def test_keys_are_restored_in_their_order(time_to_live_s: float | None) -> None:
     )
 
 
-def test_a_time_to_live_may_be_added_or_removed_between_two_runs() -> None:
+def test_a_time_to_live_may_be_added_or_removed_between_two_runs(make_states: MakeStates) -> None:
     """A flow that gains or loses its time to live must still start from its stored state."""
     clock = ManualClock()
-    without, with_one = keyed_state(clock), keyed_state(clock, TIME_TO_LIVE_S)
+    without, with_one = make_states(clock), make_states(clock, TIME_TO_LIVE_S)
     without.set("a", 1)
-    with_one.restore(restored(without.snapshot()))
+    restore(with_one, restored(without.snapshot()))
     clock.now_s += TIME_TO_LIVE_S - 1
     assert with_one.get("a") == 1
-    without.restore(restored(with_one.snapshot()))
+    restore(without, restored(with_one.snapshot()))
     clock.now_s += TIME_TO_LIVE_S + 1
     assert (without.get("a"), with_one.get("a")) == (1, {})
 
 
-def test_the_states_of_a_restore_are_distributed_by_key() -> None:
+def test_the_states_of_a_restore_are_distributed_by_key(make_states: MakeStates) -> None:
     """With another parallelism, a subtask receives some keys of each earlier subtask."""
-    state = keyed_state(ManualClock(), TIME_TO_LIVE_S)
+    state = make_states(ManualClock(), TIME_TO_LIVE_S)
     for key in range(40):
         state.set(key, {"of": key})
-    other = keyed_state(ManualClock(), TIME_TO_LIVE_S)
-    other.restore(select_keys(restored(state.snapshot()), lambda keys: [key % 3 == 1 for key in keys]))
-    assert len(other) == 13
+    other = make_states(ManualClock(), TIME_TO_LIVE_S)
+    other.set("from before", 1)
+    restore(other, select_keys(restored(state.snapshot()), lambda keys: [key % 3 == 1 for key in keys]))
+    assert len(items_of(other.snapshot().frames())) == 13
     assert all(other.get(key) == {"of": key} for key in range(1, 40, 3))
 
 
@@ -353,12 +382,88 @@ def test_states_that_change_in_a_thread_are_whole_in_the_snapshot() -> None:
     assert all(one["first"] == one["second"] for one in changed)
 
 
-def test_two_snapshots_at_once_are_independent() -> None:
+def test_two_snapshots_at_once_are_independent(make_states: MakeStates) -> None:
     """A second snapshot during the first one ended the first early, or used its states."""
-    driven = Driven(OPERATORS["StatefulMap"]()).feed([1, 2, 3])
+    driven = Driven(OPERATORS["StatefulMap"](), make_states=make_states).feed([1, 2, 3])
     first = driven.operator.snapshot()
     driven.feed([1, 2, 3])
     second = driven.operator.snapshot()
     driven.feed([1, 2, 3])
-    assert stored(second)() == [[[1, 2, 3], [[1, 1], [2, 2], [3, 3]]]]
-    assert stored(first)() == [[[1, 2, 3], [[1], [2], [3]]]]
+    assert by_key(items_of(second.frames())) == by_key([(1, [1, 1]), (2, [2, 2]), (3, [3, 3])])
+    assert by_key(items_of(first.frames())) == by_key([(1, [1]), (2, [2]), (3, [3])])
+
+
+# ---- what a state is, wherever it is kept
+
+ODD_KEYS = [0, -1, 2**63, 2**70, -(2**70), "", "1", b"1", ("1",), (1, ("a", b"")), "\ud800", 1]
+ODD_STATES = [
+    None, True, 2**80, -0.0, float("nan"), "\ud800", (1, [2, (3,)]), {(1, "a"): {"b": [b""]}}, np.float32(0.1),
+    np.arange(6, dtype=">i2").reshape(2, 3), [np.zeros(0), np.zeros(5000)],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("keys_at_once", [1, 3, 8192])
+def test_all_keys_and_states_are_kept_exactly(
+    make_states: MakeStates, keys_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tuple became a list, or the keys 1 and "1" shared a state."""
+    monkeypatch.setattr(rocks_state, "_KEYS_AT_ONCE", keys_at_once)
+    states = make_states(ManualClock())
+    expected = [(key, (key, state)) for key, state in zip(ODD_KEYS, [*ODD_STATES, 0], strict=True)]
+    for key, value in expected:
+        states.set(key, value)
+    states.store()
+    assert [frozen(states.get(key)) for key in ODD_KEYS] == [frozen(value) for _, value in expected]
+    states.store()
+    other = make_states(ManualClock())
+    restore(other, restored(states.snapshot()))
+    assert by_key(items_of(other.snapshot().frames())) == by_key(expected)
+    for keys, _ in in_turns(other, ODD_KEYS, [*ODD_KEYS]):
+        for key in keys:
+            other.load(keys)[key] = "new"
+    assert {other.get(key) for key in ODD_KEYS} == {"new"}
+
+
+def test_a_state_is_the_object_that_was_changed_in_place_until_the_call_returns(make_states: MakeStates) -> None:
+    """A state was read a second time within a call, and the first change was lost."""
+    states = make_states(ManualClock())
+    first = states.get("a")
+    first["n"] = 1
+    assert states.get("a") is first
+    states.prefetch(["a", "b"])
+    assert states.get("a") is states.load(["a"])["a"] is first
+    first["n"] += 1
+    states.store()
+    assert states.get("a") == {"n": 2}
+    states.set("a", [1])
+    states.get("a").append(2)
+    states.delete("b")
+    states.store()
+    assert (states.get("a"), states.get("b")) == ([1, 2], {})
+    states.store()
+    assert by_key(items_of(states.snapshot().frames())) == by_key([("a", [1, 2]), ("b", {})])
+
+
+def test_a_record_that_is_refused_leaves_only_what_it_has_changed_in_place(make_states: MakeStates) -> None:
+    """With states on disk, a change before the error was lost, so a restart changed the results."""
+
+    def count(state: list[int], record: int) -> tuple[list[int], list[int]]:
+        state.append(record)
+        if record % 3 == 0:
+            raise ValueError(record)
+        return state, list(state)
+
+    def results(make: MakeStates) -> Any:
+        operator = StatefulMap(lambda record: record % 2, count, list)
+        driven = Driven(operator, policy="skip", make_states=make).feed([3, 1], [3, 6], [5, 2])
+        return driven.records, by_key(items_of(operator.snapshot().frames()))
+
+    assert results(make_states) == results(keyed_state)
+    assert results(make_states)[0] == [[1], [1, 3, 5], [2]]
+
+
+def test_a_state_that_is_not_plain_data_is_named_at_the_latest_in_the_snapshot(make_states: MakeStates) -> None:
+    """The error did not name the key."""
+    driven = Driven(StatefulMap(lambda record: record, lambda state, record: ({record}, 0)), make_states=make_states)
+    with pytest.raises(PlainDataError, match=r"^state of step '.*', key 7: state: expected plain data .* given set"):
+        list(driven.feed([7]).operator.snapshot().frames())

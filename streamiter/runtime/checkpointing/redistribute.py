@@ -24,7 +24,7 @@ from streamiter.clock import Clock
 from streamiter.deferred import PlainValue, entries_of
 from streamiter.errors import StreamiterError
 from streamiter.operators.keyed import KeyedOperator
-from streamiter.operators.keyed_state import StateFrame, select_keys
+from streamiter.operators.keyed_state import StateFrame
 from streamiter.operators.operator import Boundary, Operator, Sharing
 from streamiter.runtime.chain import is_per_round
 from streamiter.runtime.checkpointing.checkpoint_messages import Agreement, AllProgress
@@ -48,6 +48,7 @@ from streamiter.runtime.output import subtask_of_group
 from streamiter.runtime.port import PortOrigin
 from streamiter.runtime.task import Task
 from streamiter.runtime.topic_inlets import fetch_ranges
+from streamiter.states.stored import KeyShare
 from streamiter.times import MAX_TIME, MIN_TIME
 from streamiter.topics.topic import Topic
 
@@ -55,18 +56,14 @@ Timer = tuple[int, Any, Any]
 """The time it is due in milliseconds, its key, its payload."""
 
 
-def key_share(states: Sequence[Iterable[StateFrame]], subtask: int, subtasks: int) -> RepeatedFrames:
-    """Return the states of the keys of one new subtask, selected from all old states."""
+def key_share(states: Sequence[Iterable[StateFrame]], subtask: int, subtasks: int) -> KeyShare:
+    """Return the states of the keys of one new subtask, selected from all old states.
 
-    def owned(keys: list[Any]) -> list[bool]:
-        chosen: list[bool] = (subtask_of_group(key_groups(keys), subtasks) == subtask).tolist()
-        return chosen
-
-    def share() -> Iterator[StateFrame]:
-        for frames in states:
-            yield from (frame for frame in select_keys(frames, owned) if frame[0])
-
-    return RepeatedFrames(share)
+    >>> key_share([], 1, 3).groups
+    range(43, 86)
+    """
+    groups = [group for group in range(KEY_GROUPS) if subtask_of_group(group, subtasks) == subtask]
+    return KeyShare(states, range(groups[0], groups[-1] + 1) if groups else range(0))
 
 
 def redistribute_operators(

@@ -27,6 +27,7 @@ from streamiter.runtime.checkpointing.old_job import OldJob, RepeatedFrames
 from streamiter.runtime.checkpointing.redistribute import fetch_topic_batches, has_same_tasks, redistribute_states
 from streamiter.runtime.checkpointing.task_barriers import SERVICE, TASK, PartName, TaskStates, task_state
 from streamiter.runtime.task import Task
+from streamiter.states.stored import StoredDatabase
 
 Restore = Literal["last"] | int | None
 """The last committed checkpoint (none in the first run), a checkpoint by its number, or None for no checkpoint."""
@@ -206,8 +207,13 @@ async def states_of_tasks(
     return found
 
 
-def _frames_of(stored: StoredSnapshot, part: str, plain_data: PlainData) -> Callable[[int], RepeatedFrames]:
-    return lambda number: RepeatedFrames(lambda: map(plain_data.decode, stored.frames(part, number)))
+def _frames_of(stored: StoredSnapshot, part: str, plain_data: PlainData) -> Callable[[int], Iterable[PlainValue]]:
+    def resolve(number: int) -> Iterable[PlainValue]:
+        if stored.files(part, number):
+            return StoredDatabase(stored, part, number, plain_data)
+        return RepeatedFrames(lambda: map(plain_data.decode, stored.frames(part, number)))
+
+    return resolve
 
 
 _log = logging.getLogger("streamiter.job")

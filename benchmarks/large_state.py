@@ -1,0 +1,171 @@
+"""Measure states on disk compared with states in memory; and, as a program, more states than fit into memory.
+
+``python -m benchmarks.large_state KEYS UPDATES FOLDER`` makes KEYS states in a job with checkpoints, updates them at
+random, and starts the job again from its last checkpoint. It prints updates/s, resident memory, the bytes of
+checkpoints, and the seconds of the restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import uvloop
+
+from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
+from benchmarks.session import PROJECT, Session
+from streamiter import Checkpoints, Flow, RocksState, Stream
+from streamiter.operators import Context, Positions, Source, SourceBatch
+from streamiter.runtime.job import Job
+
+__all__ = ["main", "state_backends"]
+
+RECORDS = "records/s"
+_BATCH = 8192
+# A permutation of all keys in arithmetic: an odd number, coprime to the usual numbers of keys.
+_STRIDE = 1_000_003
+
+
+def state_backends(session: Session) -> Iterator[Figure]:
+    """A keyed step counts each of a million keys, ten times in random order; the states are in memory or on disk."""
+    keys, updates = session.size(1_000_000, 20_000), session.size(10_000_000, 100_000)
+    contenders = {
+        "in memory": _measured(keys, updates, on_disk=False),
+        "on disk": _measured(keys, updates, on_disk=True),
+    }
+    series = alternate(contenders, repeat=session.repeat)
+    yield series.figure("in memory", RECORDS)
+    yield series.figure("on disk", RECORDS, compared_with="in memory", target=Target("figure", above=100_000))
+
+
+def _measured(keys: int, updates: int, *, on_disk: bool) -> Contender:
+    def run() -> Trial:
+        records = np.random.default_rng(1).integers(0, keys, updates).tolist()
+        with tempfile.TemporaryDirectory() as folder:
+            flow = Flow("states", state=RocksState(folder) if on_disk else None)
+            sums = _counted(flow.from_items(records, name="keys")).reduce_all(lambda a, b: a + b, name="sum").collect()
+            with Stopwatch() as watch:
+                flow.run()
+        return Trial(watch.rates(updates, "records"), tuple(sums.items))
+
+    return run
+
+
+def _counted(keys: Stream) -> Stream:
+    return keys.key_by(_itself).stateful_map(_count, 0, name="counts")
+
+
+def _itself(key: int) -> int:
+    return key
+
+
+def _count(count: int, key: int) -> tuple[int, int]:
+    return count + 1, count + 1
+
+
+# ---- more states than fit into memory
+
+
+class AllThenRandom(Source):
+    """Each key once, then random keys for ever."""
+
+    bounded = False
+
+    def __init__(self, keys: int) -> None:
+        self._keys = keys
+        self._at = 0
+
+    def open(self, context: Context, positions: Positions | None) -> None:
+        self._at = int((positions or {}).get("at", 0))
+
+    async def read(self) -> SourceBatch:
+        begin, end = self._at, self._at + _BATCH
+        if begin < self._keys:
+            end = min(end, self._keys)
+            numbers = [number * _STRIDE % self._keys for number in range(begin, end)]
+        else:
+            numbers = np.random.default_rng(begin).integers(0, self._keys, end - begin).tolist()
+        self._at = end
+        return SourceBatch(numbers, {"at": end})
+
+
+def _flow(keys: int, folder: Path) -> Flow:
+    flow = Flow("large state", state=RocksState(folder / "state"))
+    flow_keys = flow.from_source(lambda: AllThenRandom(keys), name="keys")
+    _counted(flow_keys).filter(lambda count: False, name="nothing").collect(name="results")
+    return flow
+
+
+def _resident_mb(name: str = "VmRSS") -> float:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) / 1024
+    raise LookupError(name)
+
+
+async def _rate(job: Job, records: int) -> float:
+    """Wait until the job has counted so many more records; return how many it counts in a second."""
+    began_s, before = time.perf_counter(), _counted_by(job)
+    while _counted_by(job) < before + records:  # noqa: ASYNC110 (no event signals it)
+        await asyncio.sleep(0.02)
+    return (_counted_by(job) - before) / (time.perf_counter() - began_s)
+
+
+def _counted_by(job: Job) -> int:
+    return job.statistics().step("counts").records_in
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+async def _fill(keys: int, updates: int, folder: Path) -> None:
+    job = await _flow(keys, folder).start(checkpoints=Checkpoints(folder / "checkpoints", interval_s=3600))
+    _say(f"{await _rate(job, keys):,.0f} new keys/s; resident {_resident_mb():,.0f} MB")
+    await _checkpoint(job, "first checkpoint")
+    for _ in range(3):
+        _say(f"{await _rate(job, updates):,.0f} updates/s; resident {_resident_mb():,.0f} MB")
+        await _checkpoint(job, f"checkpoint after {updates:,} updates and more")
+    _say(f"resident at most {_resident_mb('VmHWM'):,.0f} MB")
+    await job.stop("abort")
+
+
+async def _checkpoint(job: Job, what: str) -> None:
+    began_s, records = time.perf_counter(), _counted_by(job)
+    await job.checkpoint()
+    seconds, meanwhile = time.perf_counter() - began_s, _counted_by(job) - records
+    taken = job.statistics().checkpoints
+    assert taken is not None
+    _say(f"{what}: {taken.last_size_bytes / 1e6:,.1f} MB stored in {seconds:.1f} s, {meanwhile:,} records meanwhile")
+
+
+async def _restart(keys: int, updates: int, folder: Path) -> None:
+    began_s = time.perf_counter()
+    job = await _flow(keys, folder).start(checkpoints=Checkpoints(folder / "checkpoints", interval_s=3600))
+    started_s = time.perf_counter() - began_s
+    await _rate(job, 1)
+    _say(f"restart: open after {started_s:.2f} s, first batch after {time.perf_counter() - began_s:.2f} s")
+    _say(f"{await _rate(job, updates):,.0f} updates/s; resident {_resident_mb('VmHWM'):,.0f} MB at most")
+    await job.stop("abort")
+
+
+def main() -> None:
+    """Fill in one process and restart in another, as the command line says."""
+    keys, updates, folder, *phase = sys.argv[1:]
+    if phase:
+        run = _fill if phase == ["fill"] else _restart
+        uvloop.run(run(int(keys), int(updates), Path(folder)))
+        return
+    for each in ("fill", "restart"):
+        command = [sys.executable, "-m", "benchmarks.large_state", keys, updates, folder, each]
+        subprocess.run(command, cwd=PROJECT, check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""Where the states of keys are kept.
+
+``backends`` has what a job asks of a backend, and the default, memory. ``rocks_state`` keeps states in RocksDB:
+``RocksState`` are its settings, ``database`` is one database, and ``stored`` reads databases of a snapshot.
+"""
