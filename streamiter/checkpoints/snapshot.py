@@ -148,8 +148,9 @@ class Section(msgspec.Struct, frozen=True, omit_defaults=True):
     """The length of all frames, with their heads."""
     frames: Count
     """The number of frames."""
-    files: tuple[SharedFile, ...] = ()
-    """The shared files of a deferred piece that is files; then the frames have what is not in the files."""
+    files: tuple[SharedFile, ...] | None = None
+    """The shared files of a deferred piece that is files, perhaps none; then the frames have what is not in the files.
+    None for a piece that is frames."""
 
 
 class PartEntry(msgspec.Struct, frozen=True):
@@ -320,7 +321,7 @@ class StoredSnapshot:
         for each in (self, *self._added):
             for part in each._manifest.parts:
                 for section in part.deferred:
-                    yield from section.files
+                    yield from section.files or ()
 
     def add(self, expected: PartsFile, file: StoredSnapshot) -> None:
         """Add the parts of another process; they are closed with this snapshot."""
@@ -349,7 +350,7 @@ class StoredSnapshot:
         """Return the bytes of a part with its deferred pieces, shared files included."""
         entry = self._file(part)._parts[part]
         sections = (entry.content, *entry.deferred)
-        return sum(section.bytes + sum(file.bytes for file in section.files) for section in sections)
+        return sum(section.bytes + sum(file.bytes for file in section.files or ()) for section in sections)
 
     async def content(self, part: str) -> bytes:
         """Return the content of a part."""
@@ -361,8 +362,8 @@ class StoredSnapshot:
         file = self._file(part)
         return file._frames(part, file._piece(part, deferred))
 
-    def files(self, part: str, deferred: int) -> Sequence[SharedFile]:
-        """Return the shared files of a deferred piece; none if it has frames only."""
+    def files(self, part: str, deferred: int) -> Sequence[SharedFile] | None:
+        """Return the shared files of a deferred piece; None if it is frames."""
         return self._file(part)._piece(part, deferred).files
 
     def fetch(self, file: SharedFile, path: Path) -> None:
@@ -580,9 +581,9 @@ class SnapshotWriter:
         self._add(content)
         self._parts.append(PartEntry(name, Section(start, self._position - start, 1), []))
 
-    def begin_deferred(self) -> None:
-        """Start the next deferred piece of the part; its frames follow."""
-        self._parts[-1].deferred.append(Section(self._position, 0, 0))
+    def begin_deferred(self, *, has_files: bool = False) -> None:
+        """Start the next deferred piece of the part; its frames follow, after the shared files if it has such."""
+        self._parts[-1].deferred.append(Section(self._position, 0, 0, () if has_files else None))
 
     def add_frame(self, content: bytes) -> None:
         """Add a frame to the deferred piece."""
@@ -595,7 +596,7 @@ class SnapshotWriter:
         """Add a shared file to the deferred piece, which has no frames yet; ``is_new``: it was stored just now."""
         deferred = self._parts[-1].deferred
         section = deferred[-1]
-        deferred[-1] = Section(section.offset, 0, 0, (*section.files, file))
+        deferred[-1] = Section(section.offset, 0, 0, (*(section.files or ()), file))
         self.new_bytes += file.bytes if is_new else 0
         self.shared_files += 1
 

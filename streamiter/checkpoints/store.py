@@ -199,7 +199,7 @@ class CheckpointStore:
         for part in parts:
             writer.add_part(part.name, part.content)
             for deferred in part.deferred:
-                writer.begin_deferred()
+                writer.begin_deferred(has_files=isinstance(deferred, DeferredFiles))
                 if isinstance(deferred, DeferredFiles):
                     # In one call: the event loop may be slow to notice the end of each.
                     await run_call(self._blobs, flow.share, checkpoint, process, writer, deferred)

@@ -100,7 +100,7 @@ class DatabaseMemory:
 
 
 class DatabaseHome:
-    """What the databases of one job in one process share: a folder, memory, and threads. It is made by the first use."""
+    """What the databases of a job share in one process: a folder, memory, threads. They are made by the first use."""
 
     def __init__(self, place: Path, memory_bytes: int, *, flow: str) -> None:
         """``place`` is the folder of the flow, in which each job has a folder of its own."""
@@ -196,7 +196,7 @@ class Database:
         with self._explained():
             values: list[bytes | None] = rows.get(keys)  # type: ignore[assignment, arg-type]
         if waiting:
-            return [waiting[key] if key in waiting else value for key, value in zip(keys, values, strict=True)]
+            return [waiting.get(key, value) for key, value in zip(keys, values, strict=True)]
         return values
 
     def write(self, changes: Sequence[Change]) -> None:

@@ -36,8 +36,8 @@ from streamiter.states.stored import (
 if TYPE_CHECKING:
     from streamiter.states.database import Change, Database, DatabaseHome
 
-# States that are read and held at once. The more keys are read in their order, the fewer blocks are searched: a key costs
-# a third less than with 1,024 at once. Large states must not take more memory than the database itself.
+# States that are read and held at once. The more keys are read in their order, the nearer is the next one: a key costs
+# half of what it costs with 1,024 at once. Large states must not take more memory than the database itself.
 _KEYS_AT_ONCE: Final = 8192
 _BYTES_AT_ONCE: Final = 8 << 20
 

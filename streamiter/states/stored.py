@@ -73,19 +73,19 @@ class StatesClock(msgspec.Struct, frozen=True):
 class StoredDatabase(Iterable[StateFrame]):
     """The states of one subtask in a snapshot: a database. It is also an iterable of frames, by key group."""
 
-    def __init__(self, stored: StoredSnapshot, part: str, number: int, plain_data: PlainData) -> None:
+    def __init__(
+        self, stored: StoredSnapshot, part: str, number: int, files: Sequence[SharedFile], plain_data: PlainData
+    ) -> None:
+        """``number`` is that of the deferred piece in its part, which has these ``files``."""
         self._stored = stored
         self._part = part
         self._number = number
+        self.files = files
+        """The files in the store."""
         self._plain_data = plain_data
         clock, self._small = self._rest()
         self.clock: StatesClock = clock
         """The clock of its times of last use."""
-
-    @property
-    def files(self) -> Sequence[SharedFile]:
-        """The files in the store."""
-        return self._stored.files(self._part, self._number)
 
     def _rest(self) -> tuple[StatesClock, dict[str, bytes]]:
         frames = map(self._plain_data.decode, self._stored.frames(self._part, self._number))

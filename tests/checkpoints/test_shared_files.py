@@ -216,6 +216,7 @@ class SharedFilesContract:
         snapshot = await make_store().open("clicks", CheckpointId(4, "a"))
         snapshot.verify()
         files = snapshot.files("counts/0", 0)
+        assert files is not None
         assert [file.name for file in files] == ["lasting", "last"]
         assert list(snapshot.frames("counts/0", 0)) == [b"rest"]
         for file in files:
@@ -250,7 +251,7 @@ class TestInFolder(SharedFilesContract):
         await store.claim("clicks", "a")
         await self.save(store, tmp_path, 1, ["one"])
         snapshot = await store.open("clicks", CheckpointId(1, "a"))
-        [file] = snapshot.files("counts/0", 0)
+        [file] = snapshot.files("counts/0", 0) or ()
         path = tmp_path / "made" / "here" / "clicks" / file.blob
         path.write_bytes(path.read_bytes()[:-1] + b"?")
         with pytest.raises(CheckpointError, match=rf"{file.blob}: the checkpoint is damaged: a file of 3000 bytes"):

@@ -186,6 +186,26 @@ async def check_at_least_once(case: Case, kills: int) -> None:
     assert ranks == sorted(set(ranks))
 
 
+async def check_sums_on_disk(case: Case, kills: int) -> None:
+    """Check that the running sums of a flow with states on disk equal those of a run that was never killed."""
+    await create(case, "events", "read-killed", "read-whole")
+    events = EVENTS_PER_LIFE * kills
+    options = {"mode": "asynchronous", "parallelism": 1, "kind": "sums", "on_disk": True}
+    program = KilledProgram(
+        trainer(case, "killed", **options),
+        trainer(case, "killed", **options, stop="latest"),
+        Feed(case.topic("events"), training_pieces(events, partitions=1)),
+        seed(),
+        case.commit,
+    )
+    await program.kill_and_finish(kills)
+    await ended(trainer(case, "whole", **{**options, "on_disk": False}, stop="latest"))
+    expected = [record.value for record in await committed(case.topic("read-whole"))]
+    assert len(expected) == events
+    assert [record.value for record in await committed(case.topic("read-killed"))] == expected
+    assert list((case.folder / "state").glob("*/run-*")) == []
+
+
 # ---- the tests
 
 
@@ -228,11 +248,16 @@ async def test_state_survives_kill_9_without_transactions(sqlite: Case) -> None:
     await check_at_least_once(sqlite, FEWER_KILLS)
 
 
+async def test_states_on_disk_survive_kill_9(sqlite: Case) -> None:
+    """The next run went on with the files of the killed one, which were newer than its checkpoint."""
+    await check_sums_on_disk(sqlite, FEWER_KILLS)
+
+
 # ---- soak
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("check", [check_synchronous, check_asynchronous, check_at_least_once])
+@pytest.mark.parametrize("check", [check_synchronous, check_asynchronous, check_at_least_once, check_sums_on_disk])
 async def test_training_on_sqlite_survives_any_number_of_kills(sqlite: Case, check: Check) -> None:
     """A kill at a rare moment, one of a thousand, lost or doubled records."""
     await check(sqlite, soak_kills())

@@ -138,10 +138,11 @@ async def check_counts(case: Case) -> None:
     assert max(count for _, count in read) == EVENTS
 
 
-async def test_sums_survive_the_loss_of_each_process(kafka: Case) -> None:
+@pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
+async def test_sums_survive_the_loss_of_each_process(kafka: Case, on_disk: bool) -> None:
     """A process was lost between its file and the commit, and the sums of its keys had records twice."""
     strikes = [(OTHER_TAKES, 1), (FIRST_HAS_SAVED, 2), (OTHER_RESTORES, 1)]
-    await killed(kafka, [Life(strikes, kills_program=True)], kind="sums")
+    await killed(kafka, [Life(strikes, kills_program=True)], kind="sums", on_disk=on_disk)
     await check_sums(kafka)
 
 
@@ -222,11 +223,20 @@ async def test_a_flow_without_a_store_survives_the_loss_of_a_process(
         (NUMBERS, check_order),
         (NUMBERS_AT_LEAST_ONCE, check_none_is_lost),
         ({"kind": "sums"}, check_sums),
+        ({"kind": "sums", "on_disk": True}, check_sums),
         ({"kind": "counts"}, check_counts),
         ({"mode": "synchronous"}, check_training),
         ({"mode": "asynchronous"}, check_training),
     ],
-    ids=["no store", "no store, at least once", "sums", "parameter server", "synchronous loop", "asynchronous loop"],
+    ids=[
+        "no store",
+        "no store, at least once",
+        "sums",
+        "sums on disk",
+        "parameter server",
+        "synchronous loop",
+        "asynchronous loop",
+    ],
 )
 async def test_processes_survive_any_kills(
     kafka: Case, options: dict[str, Any], check: Callable[[Case], Awaitable[None]]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from streamiter import Checkpoints, Flow, LocalProcesses, Operator, Ray, topic
+from streamiter import Checkpoints, Flow, LocalProcesses, Operator, Ray, RocksState, topic
 from streamiter.learn import Examples, LogisticRegression, train_online
 from streamiter.operators import Context, Output
 from streamiter.parameter_server import ASP, ParameterServer
@@ -47,6 +47,8 @@ class Options(msgspec.Struct):
     stop: Literal["latest"] | None = None
     delivery: Literal["at_least_once"] | None = None
     kind: Literal["training", "sums", "numbers", "counts"] = "training"
+    on_disk: bool = False
+    """Whether the states of keys are on disk."""
     processes: int | None = None
     ray: str | None = None
     """The address of the cluster on which these processes are; None: they are on this machine."""
@@ -76,7 +78,8 @@ def training_flow(options: Options) -> Flow:
 
 def running_sums(options: Options) -> Flow:
     """Return a flow that publishes the number of events of each key so far, and their sum."""
-    flow = Flow(options.flow, parallelism=options.parallelism)
+    state = RocksState(Path(options.folder, "state")) if options.on_disk else None
+    flow = Flow(options.flow, parallelism=options.parallelism, state=state)
     events = flow.source(topic(options.events), decode=Typed(Example), stop=options.stop, name="events")
     ones = events.map(lambda event: (event.n % 7, 1, event.n))
     sums = ones.key_by(lambda one: one[0]).reduce(lambda a, b: (a[0], a[1] + b[1], a[2] + b[2]), name="sums")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from restore.case import Case, fed
 
-from streamiter import Columns, Flow, Operator, Stream, connect, epochs_every
+from streamiter import Columns, Flow, Operator, RocksState, Stream, connect, epochs_every
 from streamiter.operators import Context, Output
 from streamiter.operators.calls import MapAsync
 from streamiter.operators.event_time import AssignEventTime, WatermarkGenerator
@@ -21,6 +25,7 @@ from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import GateEpochs, WatermarkTracker
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.task import Task
+from streamiter.states.rocks_state import RocksStates
 
 # In a set, the order of these keys differs between processes; the numbers are easily stored inexactly.
 WORDS = ["to", "be", "or", "not", "to", "be", "that", "is", "the", "question", "or", "to"]
@@ -189,6 +194,18 @@ def keyed_over_two_subtasks(flow: Flow) -> Stream:
     return words.key_by(lambda word: word).process(CountsWithTimers, name="count", parallelism=2)
 
 
+# -- keyed, on disk ----------------------------------------------------------------------------------------
+
+
+def on_disk(build: Callable[[Flow], Stream], flow: Flow) -> Stream:
+    flow.state = RocksState(Path(tempfile.gettempdir(), "streamiter-restore"), memory_bytes=16 << 20)
+    return build(flow)
+
+
+ON_DISK = [functools.partial(on_disk, build) for build in (keyed_reduce_batch, keyed_process_with_time_to_live)]
+"""An operator that finds the keys itself, and one with ``context.state``; others differ in nothing."""
+
+
 # -- records held until a batch is full, or until the end ------------------------------------------------------
 
 
@@ -308,6 +325,7 @@ CASES = [
     Case(keyed_process, (KeyedState, OperatorInstance, Task, Gate, GateEpochs, WatermarkTracker)),
     Case(keyed_process_with_time_to_live, (KeyedState,)),
     Case(keyed_over_two_subtasks, (KeyedState,), {"cuts": 4}),
+    *(Case(build, (RocksStates,), {"cuts": 4}) for build in ON_DISK),
     Case(mini_batches, (MiniBatch, HeldInput), {"cuts": 8}),
     Case(mini_batches_with_a_timeout, (MiniBatch, _Timeouts)),
     Case(mini_batches_of_epochs, (MiniBatch, _Timeouts)),

@@ -209,8 +209,8 @@ async def states_of_tasks(
 
 def _frames_of(stored: StoredSnapshot, part: str, plain_data: PlainData) -> Callable[[int], Iterable[PlainValue]]:
     def resolve(number: int) -> Iterable[PlainValue]:
-        if stored.files(part, number):
-            return StoredDatabase(stored, part, number, plain_data)
+        if (files := stored.files(part, number)) is not None:
+            return StoredDatabase(stored, part, number, files, plain_data)
         return RepeatedFrames(lambda: map(plain_data.decode, stored.frames(part, number)))
 
     return resolve

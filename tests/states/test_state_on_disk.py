@@ -1,0 +1,288 @@
+"""Flows with states on disk: restarts with other settings, stores of any kind, files, and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from operators.operator_harness import ManualClock
+
+from streamiter import Checkpoints, Flow, Operator, RocksState, Stream
+from streamiter.checkpoints.flow_checkpoints import flows_in
+from streamiter.checkpoints.folder_blobs import FolderBlobs
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.checkpoints.store import MemoryStore
+from streamiter.errors import CheckpointError, ConfigurationError, GraphError, StorageFull
+from streamiter.operators import Context, Output, Positions, Source, SourceBatch
+from streamiter.runtime.job import Job
+from streamiter.states import rocks_state
+from streamiter.states.database import Database, DatabaseHome
+
+SmallDisk = tuple[Path, Callable[[], bool]]
+
+RECORDS, BATCH, KEYS = 3_000, 100, 400
+
+
+class Paced(Source):
+    """Numbers in batches; it waits at ``limit``, until that is raised."""
+
+    limit = RECORDS
+
+    def open(self, context: Context, positions: Positions | None) -> None:
+        self._at = (positions or {}).get("at", 0)
+
+    async def read(self) -> SourceBatch | None:
+        if self._at == RECORDS:
+            return None
+        while self._at >= self.limit:
+            await asyncio.sleep(0.001)
+        self._at += BATCH
+        return SourceBatch([number * 7919 % KEYS for number in range(self._at - BATCH, self._at)], {"at": self._at})
+
+
+class Seen(Operator):
+    """Counts the records of a key in a dict, and their batches in a list that is changed in place."""
+
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    def process(self, record: int, out: Output) -> None:
+        state = self._context.state
+        state["n"] = state.get("n", 0) + 1
+        state.setdefault("last", []).append(record)
+        del state["last"][:-2]
+        out.emit((record, state["n"], len(state["last"])))
+
+
+class Run(NamedTuple):
+    """A run up to a checkpoint after so many records."""
+
+    parallelism: int
+    on_disk: bool
+    records: int = RECORDS
+
+
+def built(run: Run, folder: Path, limit: int) -> tuple[Flow, list[Any]]:
+    flow = Flow("restarts", state=RocksState(folder / "state", memory_bytes=16 << 20) if run.on_disk else None)
+    source = type("Limited", (Paced,), {"limit": limit, "bounded": True})
+    numbers = flow.from_source(source, name="numbers").key_by(lambda number: number)
+    options: Any = {"parallelism": run.parallelism}
+    streams: list[Stream] = [
+        numbers.stateful_map(lambda n, x: (n + 1, (x, n + 1)), 0, name="map", **options),
+        numbers.reduce(lambda a, b: a + b, name="reduce", **options),
+        numbers.process(Seen, name="seen", time_to_live_s=1000.0, **options),
+    ]
+    return flow, [stream.collect(name=f"results {at}") for at, stream in enumerate(streams)]
+
+
+async def resumed(run: Run, folder: Path, store: Any) -> list[list[Any]]:
+    """Resume from the last checkpoint, up to so many records; take a checkpoint there, and lose all after it."""
+    is_last = run.records == RECORDS
+    flow, results = built(run, folder, RECORDS if is_last else run.records + BATCH)
+    job = await flow.start(checkpoints=Checkpoints(store, interval_s=3600))
+    if is_last:
+        await job.wait()
+    else:
+        await counted(job, run.records)
+        await job.checkpoint()
+        await job.stop("abort")
+    return [sorted(collected.items) for collected in results]
+
+
+def read_by(job: Job) -> list[Positions]:
+    return [task.positions for task in job._tasks if task.feeder is not None]
+
+
+async def counted(job: Job, records: int) -> None:
+    """Wait until the job, which resumed anywhere before, has read so many records in all."""
+    while sum(positions.get("at", 0) for positions in read_by(job)) < records:
+        await asyncio.sleep(0.001)
+
+
+SEQUENCES = {
+    "empty": [Run(2, True, 0), Run(1, True, 0), Run(3, True)],
+    "same": [Run(2, True, 400), Run(2, True, 1200), Run(2, True)],
+    "more": [Run(1, True, 400), Run(3, True)],
+    "fewer": [Run(3, True, 800), Run(2, True)],
+    "from memory": [Run(2, False, 400), Run(1, True)],
+    "to memory": [Run(1, True, 400), Run(2, False)],
+}
+
+
+@pytest.mark.parametrize("runs", SEQUENCES.values(), ids=list(SEQUENCES))
+async def test_restarts_give_the_results_of_a_run_in_memory(runs: list[Run], tmp_path: Path) -> None:
+    """A key was lost or counted twice when its key group moved to another database."""
+    expected = await resumed(Run(1, False), tmp_path, tmp_path / "memory")
+    for run in runs:
+        results = await resumed(run, tmp_path, tmp_path / "checkpoints")
+    assert results == expected
+    assert runs_in(tmp_path / "state") == []
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the folders of runs that are alive, or were left behind."""
+    return sorted(folder.glob("*/run-*"))
+
+
+async def test_states_on_disk_in_an_object_store(s3_url: str, tmp_path: Path) -> None:
+    """Files were linked from a folder in tests, and the download did not work."""
+    expected = await resumed(Run(1, False), tmp_path, tmp_path / "memory")
+    for run in (Run(2, True, 400), Run(2, True, 1200), Run(3, True)):
+        results = await resumed(run, tmp_path, s3_url)
+    assert results == expected
+
+
+async def test_states_on_disk_in_a_store_in_memory(tmp_path: Path) -> None:
+    """Simulations have a store in memory."""
+    expected = await resumed(Run(1, False), tmp_path, tmp_path / "memory")
+    store = MemoryStore()
+    for run in (Run(2, True, 400), Run(2, True)):
+        results = await resumed(run, tmp_path, store.another())
+    assert results == expected
+
+
+# ---- what is written while a checkpoint is made
+
+
+def home_in(folder: Path) -> DatabaseHome:
+    return DatabaseHome(folder, 16 << 20, flow="tests")
+
+
+def test_rows_that_are_written_while_a_checkpoint_is_made_are_not_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint had records that came after its barrier, and a restart counted them twice."""
+    import threading
+
+    from rocksdict import Checkpoint
+
+    from streamiter.states import database as module
+
+    go_on = threading.Event()
+
+    class Slow:
+        def __init__(self, rows: Any) -> None:
+            self._checkpoint = Checkpoint(rows)
+
+        def create_checkpoint(self, path: str) -> None:
+            assert go_on.wait(30)
+            self._checkpoint.create_checkpoint(path)
+
+    monkeypatch.setattr(module, "Checkpoint", Slow)
+    home = home_in(tmp_path)
+    with contextlib.closing(home):
+        database = Database(home, 0, owner="step 'count'")
+        database.write([(b"\0a", b"1"), (b"\0b", b"1")])
+        folder, made = database.checkpoint()
+        database.write([(b"\0a", b"2"), (b"\0b", None), (b"\0c", b"2")])
+        assert database.read([b"\0a", b"\0b", b"\0c", b"\0d"]) == [b"2", None, b"2", None]
+        assert database.is_making_checkpoint
+        go_on.set()
+        assert list(database.rows(b"", b"\x80")) == [(b"\0a", b"2"), (b"\0c", b"2")]
+        assert made.done()
+        with module.opened(folder, owner="test") as frozen:
+            assert list(module.rows_in(frozen, b"", b"\x80")) == [(b"\0a", b"1"), (b"\0b", b"1")]
+        monkeypatch.setattr(module, "_WAITING_BYTES_MAX", 0)
+        go_on.clear()
+        threading.Timer(0.05, go_on.set).start()
+        _, made = database.checkpoint()
+        database.write([(b"\0a", b"3")])
+        assert made.done()  # The writer has waited, since too much would have waited in memory.
+        assert database.read([b"\0a"]) == [b"3"]
+        database.close()
+
+
+def test_large_states_are_loaded_a_few_at_a_time(tmp_path: Path) -> None:
+    """The states of one batch, a megabyte each, did not fit into memory."""
+    job = RocksState(tmp_path, memory_bytes=16 << 20).of_job("tests", PlainData())
+    states = job.of_subtask("count", clock=ManualClock())
+    assert states.keys_at_once == rocks_state._KEYS_AT_ONCE
+    for key in range(4):
+        states.set(key, bytes(1 << 20))
+    states.store()
+    states.prefetch(range(4))
+    assert states.keys_at_once == 7
+    job.close()
+
+
+# ---- folders and errors
+
+
+def test_a_start_deletes_the_folders_of_dead_runs_only(tmp_path: Path) -> None:
+    """After each crash, the states of the dead run stayed on the disk; or a start deleted those of another process."""
+    flow = tmp_path / "clicks"
+    kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    program = f"""
+from pathlib import Path
+from streamiter.states.database import Database, DatabaseHome
+home = DatabaseHome(Path({str(flow)!r}), 16 << 20, flow="clicks")
+Database(home, 0, owner="x").write([(b"a", b"b")])
+{kill}
+"""
+    subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
+    [dead] = flow.glob("run-*")
+    alive, other = home_in(flow), home_in(flow)
+    assert alive.folder.exists()
+    assert not dead.exists()
+    assert other.folder.exists()
+    assert alive.folder.exists()
+    alive.close()
+    other.close()
+    assert list(flow.glob("run-*")) == []
+
+
+def test_a_full_disk_is_named_with_the_step_and_what_to_do(small_disk: SmallDisk) -> None:
+    """The error of the database had neither the step nor the folder."""
+    disk, _ = small_disk
+    home = home_in(disk / "state")
+    database = Database(home, 0, owner="step 'count'")
+
+    def fill() -> None:
+        for number in range(10_000):
+            database.write([(number.to_bytes(4, "big") + bytes(row), bytes(5_000)) for row in range(200)])
+            _, made = database.checkpoint()
+            made.result()
+
+    with pytest.raises(StorageFull, match=r"^step 'count': expected room for its state in .*No space left.*start the"):
+        fill()
+    with contextlib.suppress(Exception):
+        database.close()
+    home.close()
+
+
+def test_settings_that_cannot_be_used_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty variable chose the current folder."""
+    with pytest.raises(ConfigurationError, match=r"^RocksState: expected a folder, given ''; write"):
+        RocksState("")
+    with pytest.raises(ConfigurationError, match=r"^RocksState: memory_bytes: expected"):
+        RocksState("state", memory_bytes=1)
+    with pytest.raises(GraphError, match=r"^flow 'f': expected state= to be None \(in memory\) or a RocksState, given"):
+        Flow("f", state="folder")  # type: ignore[arg-type]
+    (tmp_path / "file").write_text("no folder")
+    flow = Flow("f", state=RocksState(tmp_path / "file"))
+    flow.from_items([1]).key_by(lambda x: x).reduce(max).collect()
+    with pytest.raises(Exception, match=r"flow 'f': expected a folder for its state that this process may write to"):
+        flow.run()
+    monkeypatch.setitem(sys.modules, "streamiter.states.database", None)
+    with pytest.raises(ConfigurationError, match=r"^flow 'f': expected the package rocksdict .*'streamiter\[rocks\]'$"):
+        flow.run()
+
+
+async def test_a_damaged_database_ends_the_start_with_the_step(tmp_path: Path) -> None:
+    """A file with a damaged block was found by nobody, and states of some keys were lost."""
+    run = Run(1, True, 400)
+    await resumed(run, tmp_path, tmp_path / "checkpoints")
+    for path in (tmp_path / "checkpoints").glob("*/*.shared"):
+        path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(Exception, match=r"step '\w+'.*expected to read and write its state in .*given Corruption"):
+        await resumed(Run(1, True), tmp_path, tmp_path / "checkpoints")
+    [flow] = flows_in(FolderBlobs(tmp_path / "checkpoints"))
+    snapshot = flow.open(flow.snapshots()[-1])
+    with contextlib.closing(snapshot), pytest.raises(CheckpointError, match="is damaged: a file of"):
+        snapshot.verify()
