@@ -18,6 +18,7 @@ from benchmarks.in_memory import in_memory
 from benchmarks.json_lines import json_lines
 from benchmarks.k_means import k_means
 from benchmarks.kafka_map import kafka_map
+from benchmarks.large_state import state_backends
 from benchmarks.latency import latency, latency_of_updates
 from benchmarks.link import link
 from benchmarks.measuring import Figure
@@ -72,6 +73,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "latency-of-updates": latency_of_updates,
         "checkpoint-cost": checkpoint_cost,
         "snapshot-pause": snapshot_pause,
+        "state-backends": state_backends,
         "service-http": service_http,
         "recovery": recovery,
         "memory": memory,

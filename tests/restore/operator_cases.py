@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -197,13 +195,20 @@ def keyed_over_two_subtasks(flow: Flow) -> Stream:
 # -- keyed, on disk ----------------------------------------------------------------------------------------
 
 
-def on_disk(build: Callable[[Flow], Stream], flow: Flow) -> Stream:
-    flow.state = RocksState(Path(tempfile.gettempdir(), "streamiter-restore"), memory_bytes=16 << 20)
-    return build(flow)
+# An operator that finds the keys itself, and one with ``context.state``; others differ in nothing.
 
 
-ON_DISK = [functools.partial(on_disk, build) for build in (keyed_reduce_batch, keyed_process_with_time_to_live)]
-"""An operator that finds the keys itself, and one with ``context.state``; others differ in nothing."""
+def keyed_reduce_batch_on_disk(flow: Flow) -> Stream:
+    flow.state = ON_DISK
+    return keyed_reduce_batch(flow)
+
+
+def keyed_process_on_disk(flow: Flow) -> Stream:
+    flow.state = ON_DISK
+    return keyed_process_with_time_to_live(flow)
+
+
+ON_DISK = RocksState(Path(tempfile.gettempdir(), "streamiter-restore"), memory_bytes=16 << 20)
 
 
 # -- records held until a batch is full, or until the end ------------------------------------------------------
@@ -325,7 +330,8 @@ CASES = [
     Case(keyed_process, (KeyedState, OperatorInstance, Task, Gate, GateEpochs, WatermarkTracker)),
     Case(keyed_process_with_time_to_live, (KeyedState,)),
     Case(keyed_over_two_subtasks, (KeyedState,), {"cuts": 4}),
-    *(Case(build, (RocksStates,), {"cuts": 4}) for build in ON_DISK),
+    Case(keyed_reduce_batch_on_disk, (RocksStates,), {"cuts": 4}),
+    Case(keyed_process_on_disk, (RocksStates,), {"cuts": 4}),
     Case(mini_batches, (MiniBatch, HeldInput), {"cuts": 8}),
     Case(mini_batches_with_a_timeout, (MiniBatch, _Timeouts)),
     Case(mini_batches_of_epochs, (MiniBatch, _Timeouts)),

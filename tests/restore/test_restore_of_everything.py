@@ -60,6 +60,7 @@ NO_STATE = {
     "streamiter.learn.drift.DriftDetector": "the base of detectors",
     "streamiter.learn.training.StepRule": "the base of rules",
     "streamiter.learn.training._MiniBatchModel": "a Protocol of models, which have cases",
+    "streamiter.operators.keyed_state.KeyedStates": "a Protocol of states, whose classes have cases",
     "streamiter.topics.topic.TopicReader": "the base of readers",
     "streamiter.parameter_server.storage.block.Block": "the base of blocks",
     "streamiter.parameter_server.storage.block.GuardedBlock": "a block as users' functions receive it",
