@@ -33,7 +33,7 @@ _STRIDE = 1_000_003
 
 
 def state_backends(session: Session) -> Iterator[Figure]:
-    """A keyed step counts a million keys in three million records, in random order; the states are in memory or on disk."""
+    """A keyed step counts a million keys in three million records, in memory and on disk."""
     keys, updates = session.size(1_000_000, 20_000), session.size(3_000_000, 100_000)
     contenders = {
         "in memory": _measured(keys, updates, on_disk=False),

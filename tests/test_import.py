@@ -12,7 +12,10 @@ from support.processes import LIMIT_S
 import streamiter
 
 # These modules read files, serve, draw and fit; the building of a flow needs none of them.
-HEAVY = ["aiokafka", "obstore", "ray", "rocksdict", "typer", "rich", "pandas", "scipy", "uvloop", "difflib", "streamiter_kafka"]
+HEAVY = [
+    *("aiokafka", "obstore", "ray", "rocksdict", "typer", "rich", "pandas", "scipy", "uvloop", "difflib"),
+    "streamiter_kafka",
+]
 
 CHECK = """
 import gc, json, sys, threading, time, warnings

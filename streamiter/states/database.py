@@ -19,6 +19,7 @@ from typing import IO, Final
 
 from rocksdict import (
     AccessType,
+    BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
     Checkpoint,
@@ -83,6 +84,11 @@ class DatabaseMemory:
         blocks.set_cache_index_and_filter_blocks(True)
         blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
         blocks.set_bloom_filter(_FILTER_BITS_PER_KEY, False)
+        # A filter of a whole file has megabytes. One that is larger than a shard of the cache, of which there are up to
+        # 64, would be read again for each key.
+        blocks.set_index_type(BlockBasedIndexType.two_level_index_search())
+        blocks.set_partition_filters(True)
+        blocks.set_pin_top_level_index_and_filter(True)
         blocks.set_format_version(5)
         options = Options(raw_mode=True)
         options.create_if_missing(True)
