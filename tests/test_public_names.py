@@ -23,6 +23,7 @@ NAMES = {
         "OperatorLifeCycle",
         "OutputTag",
         "Ray",
+        "RocksState",
         "Stream",
         "connect",
         "epochs_every",
