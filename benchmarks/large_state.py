@@ -41,7 +41,7 @@ def state_backends(session: Session) -> Iterator[Figure]:
     }
     series = alternate(contenders, repeat=session.repeat)
     yield series.figure("in memory", RECORDS)
-    yield series.figure("on disk", RECORDS, compared_with="in memory", target=Target("figure", above=100_000))
+    yield series.figure("on disk", RECORDS, compared_with="in memory", target=Target("figure", at_least=100_000))
 
 
 def _measured(keys: int, updates: int, *, on_disk: bool) -> Contender:

@@ -286,3 +286,42 @@ async def test_a_damaged_database_ends_the_start_with_the_step(tmp_path: Path) -
     snapshot = flow.open(flow.snapshots()[-1])
     with contextlib.closing(snapshot), pytest.raises(CheckpointError, match="is damaged: a file of"):
         snapshot.verify()
+
+
+# ---- event time
+
+
+class Latest(Operator):
+    """Keeps the records of a key until an event timer, and changes the state also in the timer."""
+
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    def process(self, record: tuple[int, int], out: Output) -> None:
+        self._context.state.setdefault("kept", []).append(record)
+        self._context.set_event_timer(record[1] + 20, record[1])
+
+    def on_event_timer(self, payload: int, out: Output) -> None:
+        state = self._context.state
+        state["fired"] = state.get("fired", 0) + 1
+        out.emit((self._context.key, state["fired"], [record for record in state["kept"] if record[1] <= payload]))
+        state["kept"] = [record for record in state["kept"] if record[1] > payload]
+
+
+def test_states_on_disk_change_in_event_timers(tmp_path: Path) -> None:
+    """Timers read states that the records of the same batch had changed, without the changes."""
+
+    def results(state: RocksState | None) -> list[Any]:
+        flow = Flow("timers", state=state)
+        records = flow.from_items([(number * 7 % 5, number) for number in range(200)])
+        timed = records.event_time(lambda record: record[1], unit="ms", check_unit=False)
+        return run(flow, timed.key_by(lambda record: record[0]).process(Latest, name="latest"))
+
+    def run(flow: Flow, stream: Stream) -> list[Any]:
+        collected = stream.collect()
+        flow.run()
+        return list(collected.items)
+
+    expected = results(None)
+    assert len(expected) > 5
+    assert results(RocksState(tmp_path, memory_bytes=16 << 20)) == expected
