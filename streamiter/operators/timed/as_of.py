@@ -1,0 +1,280 @@
+"""What holds at the time of a record: versions of a table, events in a window before it, and copies of itself.
+
+These are pure data structures. ``add…`` takes a record, ``advance`` an event-time watermark; what they emit is appended
+to ``results`` with its timestamp.
+
+>>> prices = AsOfJoin()
+>>> for time, price in [(1, 10), (10, 12)]:
+...     prices.add_version("apple", time, price)
+>>> [prices.add("apple", time, f"sold at {time}") for time in (5, 10)]
+[True, True]
+>>> prices.advance(11)
+>>> prices.take_results()
+[(5, ('sold at 5', 10)), (10, ('sold at 10', 12))]
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort_right
+from collections.abc import Mapping
+from heapq import heappop, heappush
+from operator import itemgetter
+from typing import Any, Final, Literal
+
+from streamiter.operators.timed.joining import TimedRecords
+from streamiter.operators.timed.timed_states import TimedStates
+from streamiter.operators.timed.windowing import WindowContent
+
+_first: Final = itemgetter(0)
+
+TableHow = Literal["left", "inner"]
+"""Whether records without a version of the table are emitted, in a pair with None."""
+
+
+class WaitingRecords(TimedStates):
+    """Base class: records of one stream wait until all is known of the other stream at their time.
+
+    The state of a key is a list; its last item has the waiting records, as [time, arrival, record], by time.
+    """
+
+    def __init__(self, *, strict: bool) -> None:
+        """``strict``: what has the same time as a record does not count for it, so it waits less."""
+        super().__init__()
+        self.results: TimedRecords = []
+        self._strict = strict
+        self._arrived = 0
+        # The items of the heaps have a number of their own, so that they are never compared by key.
+        self._numbered = 0
+        self._due: list[tuple[int, int, int, Any]] = []
+        """A heap: time and arrival of the waiting records, a number, and their key."""
+        self._stale: list[tuple[int, int, Any]] = []
+        """A heap: when a part of the state of a key is not needed any more, a number, and the key."""
+
+    @property
+    def kept(self) -> int:
+        return len(self._due)
+
+    def add(self, key: Any, time: int, record: Any) -> bool:
+        """Add a record that asks; return False, and change nothing, if it is late."""
+        if time < self.watermark:
+            return False
+        state = self._state_of(key)
+        if self._is_known(time):
+            self._answer(state, time, record)
+            self._prune(key)
+            return True
+        self._arrived += 1
+        insort_right(state[-1], [time, self._arrived, record], key=_first)
+        self._wait(key, time, self._arrived)
+        return True
+
+    def advance(self, watermark: int) -> None:
+        self.watermark = max(watermark, self.watermark)
+        while self._due and self._is_known(self._due[0][0]):
+            _, _, _, key = heappop(self._due)
+            self._before_change([key])
+            state = self.states[key]
+            time, _, record = state[-1].pop(0)
+            self._answer(state, time, record)
+            self._prune(key)
+        while self._stale and self._stale[0][0] < self.watermark:
+            _, _, key = heappop(self._stale)
+            if key in self.states:
+                self._before_change([key])
+                self._prune(key)
+
+    def restore(self, states: Mapping[Any, Any]) -> None:
+        super().restore(states)
+        self._due, self._stale, self._arrived = [], [], 0
+        for key, state in self.states.items():
+            for time, arrival, _ in state[-1]:
+                self._arrived = max(self._arrived, arrival)
+                self._wait(key, time, arrival)
+            for time in self._stale_times(state):
+                self._stale_at(time, key)
+
+    def take_results(self) -> TimedRecords:
+        """Return what was emitted since the last call."""
+        taken, self.results = self.results, []
+        return taken
+
+    # -- what a subclass defines -------------------------------------------------------------------------
+
+    def _state_of(self, key: Any) -> list[Any]:
+        """Return the state of a key, which may be new."""
+        raise NotImplementedError
+
+    def _answer(self, state: list[Any], time: int, record: Any) -> None:
+        """Emit a record with what holds at its time."""
+        raise NotImplementedError
+
+    def _prune(self, key: Any) -> None:
+        """Remove what no record needs that is still to come."""
+        raise NotImplementedError
+
+    def _stale_times(self, state: list[Any]) -> list[int]:
+        """Return the times after which a part of a state is not needed."""
+        raise NotImplementedError
+
+    def _wait(self, key: Any, time: int, arrival: int) -> None:
+        self._numbered += 1
+        heappush(self._due, (time, arrival, self._numbered, key))
+
+    def _stale_at(self, time: int, key: Any) -> None:
+        self._numbered += 1
+        heappush(self._stale, (time, self._numbered, key))
+
+    def _is_known(self, time: int) -> bool:
+        """Return whether nothing is to come that counts for a record with this time."""
+        return self.watermark >= time if self._strict else self.watermark > time
+
+    def _least_time(self, waiting: list[Any]) -> int:
+        """Return the least time of the records of a key that wait or may still come."""
+        return min(self.watermark, waiting[0][0]) if waiting else self.watermark
+
+
+class AsOfJoin(WaitingRecords):
+    """Pairs of a record and the last version of the table at its time, or before it (``strict``).
+
+    The state of a key: the times of the versions, in order; the versions, of which None says that the table has none;
+    and the waiting records.
+    """
+
+    def __init__(self, how: TableHow = "left", *, strict: bool = False) -> None:
+        super().__init__(strict=strict)
+        self._how: TableHow = how
+
+    def add_version(self, key: Any, time: int, version: Any) -> None:
+        """Add a version of the table; one that is late counts for the records that are still to come."""
+        times, versions, _ = state = self._state_of(key)
+        at = bisect_right(times, time)
+        times.insert(at, time)
+        versions.insert(at, version)
+        self._prune(key)
+        for stale in self._stale_times(state)[-1:]:
+            self._stale_at(stale, key)
+
+    def _state_of(self, key: Any) -> list[Any]:
+        state: list[Any] = self.states.setdefault(key, [[], [], []])
+        return state
+
+    def _answer(self, state: list[Any], time: int, record: Any) -> None:
+        times, versions, _ = state
+        at = (bisect_left if self._strict else bisect_right)(times, time)
+        version = versions[at - 1] if at else None
+        if version is not None or self._how == "left":
+            self.results.append((time, (record, version)))
+
+    def _prune(self, key: Any) -> None:
+        times, versions, waiting = self.states[key]
+        needed = max(0, bisect_left(times, self._least_time(waiting)) - 1)
+        del times[:needed], versions[:needed]
+        if not (times or waiting):
+            del self.states[key]
+
+    def _stale_times(self, state: list[Any]) -> list[int]:
+        # When the watermark passes a version, the one before it is not needed.
+        times: list[int] = state[0][1:]
+        return times
+
+
+class AsOfWindow(WaitingRecords):
+    """Pairs of a record and the aggregate of the events in ``[time − size, time)``: strictly before it.
+
+    The state of a key: the times of the events, in order; their values, by (time, arrival); and the waiting records.
+    """
+
+    def __init__(self, size_ms: int, aggregates: WindowContent) -> None:
+        super().__init__(strict=True)
+        self._size_ms = size_ms
+        self._aggregates = aggregates
+
+    def add_event(self, key: Any, time: int, values: list[Any]) -> bool:
+        """Add an event with its values; return False, and change nothing, if it is too late for all windows to come."""
+        if time + self._size_ms < self.watermark:
+            return False
+        # Aggregates that refuse an event refuse it now.
+        self._aggregates.add(self._aggregates.initial(), time, values)
+        times, events, _ = self._state_of(key)
+        at = bisect_right(times, time)
+        times.insert(at, time)
+        events.insert(at, values)
+        self._stale_at(time + self._size_ms, key)
+        return True
+
+    def _state_of(self, key: Any) -> list[Any]:
+        state: list[Any] = self.states.setdefault(key, [[], [], []])
+        return state
+
+    def _answer(self, state: list[Any], time: int, record: Any) -> None:
+        times, events, _ = state
+        first, last = bisect_left(times, time - self._size_ms), bisect_left(times, time)
+        accumulators = self._aggregates.initial()
+        for at, values in zip(times[first:last], events[first:last], strict=True):
+            accumulators = self._aggregates.add(accumulators, at, values)
+        self.results.append((time, (record, self._aggregates.result(accumulators))))
+
+    def _prune(self, key: Any) -> None:
+        times, events, waiting = self.states[key]
+        gone = bisect_left(times, self._least_time(waiting) - self._size_ms)
+        del times[:gone], events[:gone]
+        if not (times or waiting):
+            del self.states[key]
+
+    def _stale_times(self, state: list[Any]) -> list[int]:
+        return [time + self._size_ms for time in state[0]]
+
+
+class Deduplication(TimedStates):
+    """Records of which none with the same key and id has passed less than ``within`` away.
+
+    The state of a key: for each id the times of the records that have passed, in order.
+    """
+
+    def __init__(self, within_ms: int) -> None:
+        super().__init__()
+        self._within_ms = within_ms
+        self._numbered = 0
+        self._stale: list[tuple[int, int, Any, Any]] = []
+        """A heap: when a time is not needed any more, a number, its key and id."""
+
+    @property
+    def kept(self) -> int:
+        return len(self._stale)
+
+    def add(self, key: Any, time: int, identity: Any) -> bool | None:
+        """Return whether a record passes; None if it is late."""
+        if time < self.watermark - self._within_ms:
+            return None
+        times: list[int] = self.states.get(key, {}).get(identity, [])
+        if bisect_right(times, time - self._within_ms) < bisect_left(times, time + self._within_ms):
+            return False
+        insort_right(times, time)
+        self.states.setdefault(key, {})[identity] = times
+        self._stale_at(time, key, identity)
+        return True
+
+    def advance(self, watermark: int) -> None:
+        self.watermark = max(watermark, self.watermark)
+        while self._stale and self._stale[0][0] <= self.watermark:
+            _, _, key, identity = heappop(self._stale)
+            self._before_change([key])
+            identities = self.states[key]
+            identities[identity].pop(0)
+            if not identities[identity]:
+                del identities[identity]
+            if not identities:
+                del self.states[key]
+
+    def restore(self, states: Mapping[Any, Any]) -> None:
+        super().restore(states)
+        self._stale = []
+        for key, identities in self.states.items():
+            for identity, times in identities.items():
+                for time in times:
+                    self._stale_at(time, key, identity)
+
+    def _stale_at(self, time: int, key: Any, identity: Any) -> None:
+        # The earliest record that is not late is ``within`` behind the watermark, and looks as far back.
+        self._numbered += 1
+        heappush(self._stale, (time + 2 * self._within_ms, self._numbered, key, identity))

@@ -1,0 +1,180 @@
+"""Several aggregates at once, as users name them: which value each takes of a record, and one dict of results.
+
+>>> several = Aggregates.of((), {"clicks": "count", "spent": ("sum", "price"), "pages": ("collect", "page")})
+>>> accumulators = several.initial()
+>>> for time, record in [(1, {"price": 2, "page": "/"}), (2, {"price": 3, "page": "/buy"})]:
+...     accumulators = several.add(accumulators, time, several.values_of(record))
+>>> several.result(accumulators)
+{'clicks': 2, 'spent': 5, 'pages': ['/', '/buy']}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from streamiter.errors import ConfigurationError, did_you_mean, shortened
+from streamiter.operators.functions import field_or_function, plain_function
+from streamiter.operators.timed.aggregates import BY_NAME, Aggregate, Indices
+from streamiter.records import Array, Columns
+
+ValueOf = Callable[[Any], Any]
+"""Returns the value of a record."""
+
+AggregateSpec = str | Aggregate | tuple[str | Aggregate, str | Callable[[Any], Any]]
+"""What users write: a name, or an aggregate, alone or in a pair with the value: a field's name or a function."""
+
+
+class Aggregates:
+    """Several aggregates of the same records. Without names there is one, whose result is not in a dict."""
+
+    def __init__(
+        self, names: Sequence[str] | None, aggregates: Sequence[Aggregate], values: Sequence[ValueOf | None]
+    ) -> None:
+        self._names = names
+        self._aggregates = tuple(aggregates)
+        self._values = tuple(values)
+        self._take_arrays = all(aggregate.takes_arrays for aggregate in aggregates)
+        # Those that change accumulators come last, so that a record is added to all or, if one raises, to none.
+        self._order = sorted(range(len(aggregates)), key=lambda number: aggregates[number].adds_in_place)
+
+    @staticmethod
+    def of(one: Sequence[AggregateSpec], named: Mapping[str, AggregateSpec]) -> Aggregates:
+        """Return the aggregates that a user has written; raise ConfigurationError for a wrong one."""
+        if len(one) + bool(named) != 1:
+            raise ConfigurationError(
+                f"aggregate: expected one aggregate, or several by name, given {len(one)} without a name and "
+                f'{len(named)} by name; write aggregate("count") or aggregate(clicks="count", spent=("sum", "price"))'
+            )
+        parsed = [_parsed(spec) for spec in (one or named.values())]
+        return Aggregates(tuple(named) or None, [each for each, _ in parsed], [value for _, value in parsed])
+
+    @property
+    def merge_is_missing(self) -> bool:
+        """Whether one of them cannot merge accumulators."""
+        return not all(aggregate.merges for aggregate in self._aggregates)
+
+    def values_of(self, record: Any) -> list[Any]:
+        """Return the value of a record for each aggregate; raise where one cannot take it."""
+        return [
+            aggregate.checked(record if value_of is None else value_of(record))
+            for aggregate, value_of in zip(self._aggregates, self._values, strict=True)
+        ]
+
+    def columns_of(self, batch: Sequence[Any] | Array | Columns) -> list[Array | None] | None:
+        """Return an array of values for each aggregate that needs one; None if arrays cannot do what ``add`` does."""
+        if not self._take_arrays:
+            return None
+        columns: list[Array | None] = []
+        for aggregate, value_of in zip(self._aggregates, self._values, strict=True):
+            column = None
+            if aggregate.needs_value or value_of is not None:
+                column = _column(batch, value_of)
+                if column is None:
+                    return None
+            columns.append(column)
+        return columns
+
+    def initial(self) -> list[Any]:
+        """Return the accumulators of a window without records."""
+        return [aggregate.initial() for aggregate in self._aggregates]
+
+    def add(self, accumulators: list[Any], time: int, values: list[Any]) -> list[Any]:
+        """Return the accumulators with a record, whose values ``values_of`` has returned."""
+        added = accumulators.copy()
+        for number in self._order:
+            added[number] = self._aggregates[number].add(accumulators[number], time, values[number])
+        return added
+
+    def add_groups(
+        self, accumulators: list[list[Any]], groups: Indices, counts: Indices, columns: list[Array | None]
+    ) -> list[list[Any]] | None:
+        """Return the accumulators of each group with arrays of records; None where records must be added one by one.
+
+        Nothing has changed then.
+        """
+        added: list[list[Any]] = []
+        for number, (aggregate, column) in enumerate(zip(self._aggregates, columns, strict=True)):
+            of_groups = aggregate.add_groups([each[number] for each in accumulators], groups, counts, column)
+            if of_groups is None:
+                return None
+            added.append(of_groups)
+        return [list(each) for each in zip(*added, strict=True)]
+
+    def merge(self, earlier: list[Any], later: list[Any]) -> list[Any]:
+        """Return the accumulators of two windows, all of whose records are one before the other's."""
+        return [
+            aggregate.merge(first, second)
+            for aggregate, first, second in zip(self._aggregates, earlier, later, strict=True)
+        ]
+
+    def result(self, accumulators: list[Any]) -> Any:
+        """Return the aggregate, or a dict with all by name."""
+        results = [
+            aggregate.result(accumulator) for aggregate, accumulator in zip(self._aggregates, accumulators, strict=True)
+        ]
+        return results[0] if self._names is None else dict(zip(self._names, results, strict=True))
+
+
+class FieldOf:
+    """Returns a field of a record, by key or by attribute; of ``Columns`` the column."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._of_record = field_or_function("aggregate(value)", name)
+
+    def __call__(self, record: Any, /) -> Any:
+        return self._of_record(record)
+
+
+def _column(batch: Sequence[Any] | Array | Columns, value_of: ValueOf | None) -> Array | None:
+    """Return the values of a batch if numpy's arithmetic with them is that of Python."""
+    column: Any = batch
+    if isinstance(batch, Columns):
+        if not isinstance(value_of, FieldOf) or value_of.name not in batch:
+            return None
+        column = batch[value_of.name]
+    elif isinstance(batch, list):
+        column = _array_of(batch if value_of is None else list(map(value_of, batch)))
+    elif value_of is not None:
+        return None
+    if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype not in _EXACT_TYPES:
+        return None
+    return column
+
+
+def _array_of(values: list[Any]) -> Array | None:
+    """Return floats, or ints of 64 bits, as an array."""
+    kinds = set(map(type, values))
+    if kinds != {float} and kinds != {int}:
+        return None
+    try:
+        return np.array(values, np.float64 if kinds == {float} else np.int64)
+    except OverflowError:
+        return None
+
+
+def _parsed(spec: AggregateSpec) -> tuple[Aggregate, ValueOf | None]:
+    kind, *value = spec if isinstance(spec, tuple) else (spec,)
+    if isinstance(kind, str):
+        if kind not in BY_NAME:
+            raise ConfigurationError(
+                f"aggregate: expected {', '.join(map(repr, BY_NAME))}, quantile(q) or fold(…), given {kind!r}"
+                f"{did_you_mean(kind, BY_NAME)}"
+            )
+        kind = BY_NAME[kind]()
+    if not isinstance(kind, Aggregate) or len(value) > 1:
+        raise ConfigurationError(
+            f'aggregate: expected a name such as "sum", or a pair with the field of the value, given '
+            f'{shortened(spec)}; write ("sum", "price"), or fold(initial, add) for functions'
+        )
+    if not value:
+        return kind, None
+    of = value[0]
+    return kind, FieldOf(of) if isinstance(of, str) else plain_function("aggregate(value)", of)
+
+
+_EXACT_TYPES: Final = frozenset(map(np.dtype, ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8"]))
+"""Types of values that are the same as numbers of Python."""

@@ -1,0 +1,145 @@
+"""Runs windows and joins as pure data: each record, and then the event-time watermark that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from event_time.cases import Action, Case, Record
+
+from streamiter.operators.timed.as_of import AsOfJoin, Deduplication
+from streamiter.operators.timed.joining import IntervalJoin
+from streamiter.operators.timed.kinds import Calendar, Hopping, Session, Sliding, WindowKind
+from streamiter.operators.timed.several_aggregates import Aggregates
+from streamiter.operators.timed.windowing import WindowResult, make_windows
+from streamiter.times import MAX_TIME, MIN_TIME
+
+
+class Partitions:
+    """The watermark of some partitions, as the engine computes it."""
+
+    def __init__(self, names: Iterable[Any], bound: int = 0) -> None:
+        self.reached: dict[Any, int] = dict.fromkeys(names, MIN_TIME)
+        self.active = set(self.reached)
+        self.bound = bound
+        self.watermark = MIN_TIME
+
+    def take(self, partition: Any, time: int) -> None:
+        self.active.add(partition)
+        self.reached[partition] = max(self.reached[partition], time - self.bound)
+        self._update()
+
+    def idle(self, partition: Any) -> None:
+        self.active.discard(partition)
+        self._update()
+
+    def _update(self) -> None:
+        reached = [self.reached[name] for name in self.active]
+        self.watermark = max(self.watermark, min(reached) if reached else max(self.reached.values()))
+
+
+def window_kind(case: Case) -> WindowKind | None:
+    match case.kind, case.arguments:
+        case "tumbling", (size,):
+            return Hopping(int(size), int(size))
+        case "tumbling", (size, offset):
+            return Hopping(int(size), int(size), int(offset))
+        case "hopping", (size, step):
+            return Hopping(int(size), int(step))
+        case "day", (zone,):
+            return Calendar("day", ZoneInfo(zone))
+        case "sliding", (size,):
+            return Sliding(int(size))
+        case "session", (gap,):
+            return Session(int(gap))
+    return None
+
+
+def shown(result: WindowResult) -> str:
+    """Return a result as cases have it."""
+    early = ":e" if result.is_early else ""
+    revision = f":r{result.revision}" if result.revision and not result.is_retraction else ""
+    sign = "-" if result.is_retraction else ""
+    return f"{sign}{result.key}[{result.start},{result.end})={result.value}{early}{revision}"
+
+
+class Run:
+    """A case at work: ``act`` returns what an action causes."""
+
+    def __init__(self, case: Case) -> None:
+        self.parts = Partitions(range(int(case.options.get("parts", 1))), int(case.options.get("bound", 0)))
+        self.state: Any
+        self.add: Callable[[Record], list[str]]
+        self.taken: Callable[[], list[str]] = self._pairs
+        if kind := window_kind(case):
+            options = {
+                "lateness_ms": int(case.options.get("late", 0)),
+                "retracting": "retract" in case.options,
+                "gives_early": any(action.name == "tick" for action in case.actions),
+            }
+            self.make = lambda: make_windows(kind, Aggregates.of(["sum"], {}), **options)
+            self.add, self.taken = self._add_to_window, lambda: [*map(shown, self.state.take_results())]
+        elif case.kind in ("inner", "left"):
+            lower, upper = map(int, case.arguments)
+            how: Any = case.kind
+            self.make = lambda: IntervalJoin(lower, upper, how)
+            self.add = self._add_to_join
+            self.parts = Partitions("LR")
+        elif case.kind == "asof":
+            self.make = lambda: AsOfJoin(strict="strict" in case.options)
+            self.add = self._add_to_table
+            self.taken = lambda: [
+                f"{record.key}@{record.time}={version}" for _, (record, version) in self.state.take_results()
+            ]
+            self.parts = Partitions("ST")
+        else:
+            self.make = lambda: Deduplication(int(case.arguments[0]))
+            self.add, self.taken = self._add_to_deduplication, list
+        self.state = self.make()
+
+    def act(self, action: Action) -> list[str]:
+        if action.record is not None:
+            caused = self.add(action.record)
+            self.parts.take(action.record.side or action.record.partition, action.record.time)
+        elif action.name == "tick":
+            self.state.early()
+            return self.taken()
+        elif action.name == "idle":
+            self.parts.idle(action.partition)
+            caused = []
+        else:
+            assert action.name == "END"
+            caused, self.parts.watermark = [], MAX_TIME
+        self.state.advance(self.parts.watermark)
+        return caused + self.taken()
+
+    def restart(self) -> None:
+        """Resume in a new instance from the states of the keys."""
+        other = self.make()
+        other.watermark = self.state.watermark
+        other.restore(self.state.states)
+        self.state = other
+
+    def _add_to_window(self, record: Record) -> list[str]:
+        return [] if self.state.add(record.key, record.time, [record.value]) else ["late"]
+
+    def _add_to_join(self, record: Record) -> list[str]:
+        side = "left" if record.side == "L" else "right"
+        return [] if self.state.add(side, record.key, record.time, record) else ["late"]
+
+    def _pairs(self) -> list[str]:
+        def time(record: Record | None) -> Any:
+            return "-" if record is None else record.time
+
+        return [f"{(one or other).key}({time(one)},{time(other)})" for _, (one, other) in self.state.take_results()]
+
+    def _add_to_table(self, record: Record) -> list[str]:
+        if record.side == "T":
+            self.state.add_version(record.key, record.time, record.value)
+            return []
+        return [] if self.state.add(record.key, record.time, record) else ["late"]
+
+    def _add_to_deduplication(self, record: Record) -> list[str]:
+        passes = self.state.add(record.key, record.time, record.value)
+        return {True: [f"{record.key}@{record.time}={record.value}"], False: [], None: ["late"]}[passes]

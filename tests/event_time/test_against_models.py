@@ -1,0 +1,407 @@
+"""Windows and joins against models that see all records at once.
+
+The records of each side arrive out of order, but within the bound and the allowed lateness. Batches are cut anywhere:
+an event-time watermark follows each batch, and precedes each record that it makes late. The instance resumes from its
+state at any of these places.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from operators.operator_harness import frozen, stored
+from support.examples import random_examples
+
+from streamiter.operators.timed.aggregates import fold, quantile
+from streamiter.operators.timed.as_of import AsOfJoin, AsOfWindow, Deduplication
+from streamiter.operators.timed.joining import IntervalJoin, WindowJoin
+from streamiter.operators.timed.kinds import Hopping, Session, Sliding
+from streamiter.operators.timed.several_aggregates import Aggregates
+from streamiter.operators.timed.timed_states import TimedStates
+from streamiter.operators.timed.windowing import AlignedWindows, make_windows
+from streamiter.records import Columns
+from streamiter.times import MAX_TIME, MIN_TIME
+
+Arrival = tuple[str, str, int, int]
+"""Side, key, time and value of a record; values are unique."""
+
+
+@dataclass
+class Example:
+    """Records in the order of their arrival, and what happens between them."""
+
+    kind: Any
+    arrivals: list[Arrival]
+    bound: int
+    lateness: int
+    cuts: set[int]
+    restarts: set[int]
+    choice: int
+
+    def drive(self, make: Callable[[], Any], add: Callable[[Any, Arrival], object]) -> Any:
+        """Return the instance after all records; all that it emitted is in its ``results``."""
+        state, emitted = make(), []
+        reached = dict.fromkeys({side for side, *_ in self.arrivals}, MIN_TIME)
+
+        def advance() -> None:
+            # A side waits for the other, so it may be far ahead.
+            state.advance(min(reached.values()))
+
+        for number, arrival in enumerate(self.arrivals):
+            side, _, time, _ = arrival
+            if number in self.cuts or time < reached[side]:
+                advance()
+            if number in self.restarts:
+                emitted += state.take_results() if hasattr(state, "take_results") else []
+                other = make()
+                other.watermark = state.watermark
+                other.restore(stored(state.states)())
+                state = other
+            add(state, arrival)
+            reached[side] = max(reached[side], time - self.bound)
+        state.advance(MAX_TIME)
+        if emitted:
+            state.results[:0] = emitted
+        return state
+
+
+def some_arrivals(random: Random, sides: str, disorder: int) -> list[Arrival]:
+    times = sorted(random.randrange(-20, 80) for _ in range(random.randrange(25)))
+    records = [(random.choice(sides), random.choice("ab"), time, number) for number, time in enumerate(times)]
+    return sorted(records, key=lambda record: record[2] + random.randint(0, disorder))
+
+
+def examples(sides: str, *kinds: Callable[[Random], Any], late: bool = False) -> Callable[[Random], Example]:
+    def make(random: Random) -> Example:
+        bound, lateness = random.choice([0, 3, 30]), random.choice([0, 4, 25]) if late else 0
+        arrivals = some_arrivals(random, sides, bound + lateness)
+        places = range(len(arrivals))
+        return Example(
+            random.choice(kinds)(random),
+            arrivals,
+            bound,
+            lateness,
+            {place for place in places if random.random() < 0.5},
+            {place for place in places if random.random() < 0.2},
+            random.randrange(12),
+        )
+
+    return make
+
+
+def hopping(random: Random) -> Hopping:
+    size = random.randint(1, 12)
+    return Hopping(size, random.choice([size, random.randint(1, 14)]), random.randint(-5, 5))
+
+
+def sliding(random: Random) -> Sliding:
+    return Sliding(random.randint(1, 12))
+
+
+def session(random: Random) -> Session:
+    return Session(random.randint(1, 12))
+
+
+Intervals = dict[tuple[str, int, int], list[Arrival]]
+
+
+def windows_of(kind: Any, arrivals: list[Arrival]) -> Intervals:
+    """Return the records of each key and window, by (time, arrival)."""
+    found: Intervals = defaultdict(list)
+    for key in sorted({arrival[1] for arrival in arrivals}):
+        records = sorted((arrival for arrival in arrivals if arrival[1] == key), key=lambda arrival: arrival[2])
+        for start, end in set(intervals_of(kind, [arrival[2] for arrival in records])):
+            found[key, start, end] = [arrival for arrival in records if start <= arrival[2] < end]
+    return found
+
+
+def intervals_of(kind: Any, times: list[int]) -> Iterator[tuple[int, int]]:
+    if isinstance(kind, Hopping):
+        for time in times:
+            for start in range(time - kind.size_ms + 1, time + 1):
+                if (start - kind.offset_ms) % kind.step_ms == 0:
+                    yield start, start + kind.size_ms
+    elif isinstance(kind, Sliding):
+        yield from ((time + 1 - kind.size_ms, time + 1) for time in times)
+    else:
+        start = 0
+        for place, time in enumerate(times):
+            if place == 0 or time - times[place - 1] >= kind.gap_ms:
+                start = time
+            if place == len(times) - 1 or times[place + 1] - time >= kind.gap_ms:
+                yield start, time + kind.gap_ms
+
+
+@random_examples(examples("x", hopping, sliding, session, late=True))
+def test_the_results_that_stand_are_those_of_all_records(example: Example) -> None:
+    aggregates = Aggregates.of((), {"all": "collect", "last": "last", "first": "first", "least": "min"})
+    options = {
+        "lateness_ms": example.lateness,
+        "retracting": example.choice % 2,
+        "gives_early": example.choice % 3 == 0,
+    }
+
+    def add(state: Any, arrival: Arrival) -> None:
+        _, key, time, value = arrival
+        if options["gives_early"] and value % 4 == 0:
+            state.early()
+        assert state.add(key, time, aggregates.values_of(value))
+
+    state = example.drive(lambda: make_windows(example.kind, aggregates, **options), add)
+    assert not state.states
+    expected = {
+        interval: {
+            "all": (values := [value for *_, value in records]),
+            "last": values[-1],
+            "first": values[0],
+            "least": min(values),
+        }
+        for interval, records in windows_of(example.kind, example.arrivals).items()
+    }
+    check_results(state.results, expected, retracting=bool(example.choice % 2))
+
+
+def check_results(results: list[Any], expected: dict[Any, Any], *, retracting: bool) -> None:
+    """Each window has one value more than retractions of it, and exactly those values that stand are expected."""
+    standing: dict[Any, Any] = {}
+    revisions: dict[Any, int] = {}
+    on_time = defaultdict(int)
+    for result in results:
+        interval = (result.key, result.start, result.end)
+        if result.is_retraction:
+            assert standing.pop(interval) == result.value
+            assert revisions[interval] == result.revision
+            continue
+        assert not (retracting and interval in standing)
+        assert revisions.get(interval, -1) < result.revision
+        standing[interval], revisions[interval] = result.value, result.revision
+        on_time[interval] += not result.is_early
+    assert standing == expected
+    assert all(on_time[interval] for interval in expected)
+
+
+@random_examples(examples("x", hopping, sliding, session))
+def test_final_results_do_not_depend_on_cuts_and_come_by_end(example: Example) -> None:
+    aggregates = Aggregates.of(["collect"], {})
+
+    def results(cuts: set[int]) -> list[Any]:
+        example.cuts = cuts
+        state = example.drive(
+            lambda: make_windows(example.kind, aggregates),
+            lambda state, arrival: state.add(arrival[1], arrival[2], [arrival[3]]),
+        )
+        emitted: list[Any] = state.results
+        return emitted
+
+    cut = results(example.cuts)
+    assert cut == results(set(range(len(example.arrivals))))
+    assert [result.end for result in cut] == sorted(result.end for result in cut)
+
+
+NUMBERS = [0, 1, -5, 2**62, 2**63 - 1, True, 0.1, -0.0, 1e300, float("nan"), float("inf"), float("-inf")]
+TYPES = ["?", "i1", "u2", "i8", "u8", "f4", "f8"]
+
+
+def some_columns(random: Random) -> tuple[Hopping, list[tuple[Any, list[int], Any]]]:
+    batches = []
+    for _ in range(random.randrange(4)):
+        length = random.randint(1, 12)
+        dtype = random.choice(TYPES)
+        with np.errstate(all="ignore"):
+            values = np.array([random.choice(NUMBERS) for _ in range(length)], "f8").astype(dtype)
+        keys = np.array([random.choice([3, 70_000]) for _ in range(length)], random.choice(["i8", "U5", "u8"]))
+        batches.append((keys, [random.randrange(100) for _ in range(length)], values))
+    return hopping(random), batches
+
+
+@random_examples(some_columns)
+def test_columns_have_the_results_of_single_records_to_the_bit(
+    example: tuple[Hopping, list[tuple[Any, list[int], Any]]],
+) -> None:
+    kind, batches = example
+    aggregates = Aggregates.of(
+        (),
+        {"n": "count"} | {each: (each, "x") for each in ("sum", "mean", "min", "max")},  # type: ignore[arg-type]
+    )
+    in_columns, one_by_one = AlignedWindows(kind, aggregates), AlignedWindows(kind, aggregates)
+    for keys, times, values in batches:
+        columns = Columns({"x": values})
+        as_list = [{"x": value} for value in values.tolist()]
+        arrays = aggregates.columns_of(as_list if len(values) % 2 else columns)
+        assert arrays is not None or len(values) % 2
+        added = arrays is not None and in_columns.add_batch(keys, np.array(times), arrays)
+        for key, time, record in zip(keys.tolist(), times, columns, strict=True):
+            one_by_one.add(key, time, aggregates.values_of(record))
+            if not added:
+                in_columns.add(key, time, aggregates.values_of(record))
+    for state in (in_columns, one_by_one):
+        state.advance(MAX_TIME)
+    assert [frozen(result.value) for result in in_columns.results] == [
+        frozen(result.value) for result in one_by_one.results
+    ]
+    assert [(each.key, each.start) for each in in_columns.results] == [
+        (each.key, each.start) for each in one_by_one.results
+    ]
+
+
+def some_numbers(random: Random) -> tuple[list[float], float]:
+    count, scale = random.randint(1, 30), random.choice([1e-3, 1.0, 1e9])
+    return [random.choice([0, random.gauss(0, scale), random.random()]) for _ in range(count)], random.random()
+
+
+@random_examples(some_numbers)
+def test_a_quantile_is_within_a_hundredth_of_a_value_of_that_rank(example: tuple[list[float], float]) -> None:
+    numbers, q = example
+    aggregate = quantile(q)
+    halves = [aggregate.initial(), aggregate.initial()]
+    for place, number in enumerate(numbers):
+        halves[place % 2] = aggregate.add(halves[place % 2], 0, aggregate.checked(number))
+    found = aggregate.result(stored(aggregate.merge(*halves))())
+    exact = sorted(numbers)[int(q * (len(numbers) - 1))]
+    assert abs(found - exact) <= 0.010001 * abs(exact)
+
+
+# -- joins -------------------------------------------------------------------------------------------------
+
+HOW: Any = ["inner", "left", "right", "full"]
+
+
+def pairs_of(results: list[Any]) -> list[Any]:
+    return sorted(results, key=repr)
+
+
+def sides_of(arrivals: list[Arrival], side: str) -> list[Arrival]:
+    return [arrival for arrival in arrivals if arrival[0] == side]
+
+
+def add_to_side(state: Any, arrival: Arrival) -> None:
+    side, key, time, _ = arrival
+    assert state.add("left" if side == "L" else "right", key, time, arrival)
+
+
+def bounds(random: Random) -> tuple[int, int]:
+    lower = random.randint(-12, 12)
+    return lower, lower + random.randint(0, 8)
+
+
+@random_examples(examples("LR", bounds))
+def test_interval_joins_have_all_pairs_of_the_interval(example: Example) -> None:
+    (lower, upper), how = example.kind, HOW[example.choice % 4]
+    state = example.drive(lambda: IntervalJoin(lower, upper, how), add_to_side)
+    left, right = sides_of(example.arrivals, "L"), sides_of(example.arrivals, "R")
+    pairs = [(a, b) for a in left for b in right if a[1] == b[1] and a[2] + lower <= b[2] <= a[2] + upper]
+    expected: list[Any] = [(max(a[2], b[2]), (a, b)) for a, b in pairs]
+    if how in ("left", "full"):
+        expected += [(a[2], (a, None)) for a in left if a not in [pair[0] for pair in pairs]]
+    if how in ("right", "full"):
+        expected += [(b[2], (None, b)) for b in right if b not in [pair[1] for pair in pairs]]
+    assert pairs_of(state.results) == pairs_of(expected)
+    assert not state.states
+
+
+@random_examples(examples("LR", bounds))
+def test_no_result_of_an_interval_join_is_behind_its_event_time_watermark(example: Example) -> None:
+    (lower, upper), how = example.kind, HOW[example.choice % 4]
+    passed_on = MIN_TIME
+
+    def add(state: Any, arrival: Arrival) -> None:
+        nonlocal passed_on
+        passed_on = max(passed_on, state.watermark - state.held_back_ms())
+        before = len(state.results)
+        add_to_side(state, arrival)
+        assert all(time >= passed_on for time, _ in state.results[before:])
+
+    example.restarts = set()
+    example.drive(lambda: IntervalJoin(lower, upper, how), add)
+
+
+@random_examples(examples("LR", hopping, session))
+def test_window_joins_have_all_pairs_of_each_window(example: Example) -> None:
+    how = HOW[example.choice % 4]
+    state = example.drive(lambda: WindowJoin(example.kind, how), add_to_side)
+    expected: list[Any] = []
+    for (_, _, end), records in windows_of(example.kind, example.arrivals).items():
+        left: list[Any] = sides_of(records, "L") or [None] * (how in ("right", "full"))
+        right: list[Any] = sides_of(records, "R") or [None] * (how in ("left", "full"))
+        expected += [(end - 1, (a, b)) for a in left for b in right]
+    assert pairs_of(state.results) == pairs_of(expected)
+    assert not state.states
+
+
+@random_examples(examples("ST", bounds))
+def test_a_record_is_joined_with_the_last_version_at_its_time(example: Example) -> None:
+    strict, how = bool(example.choice % 2), HOW[example.choice % 4 // 2]
+
+    def add(state: Any, arrival: Arrival) -> None:
+        side, key, time, value = arrival
+        if side == "T":
+            state.add_version(key, time, value or None)
+        else:
+            assert state.add(key, time, arrival)
+
+    state = example.drive(lambda: AsOfJoin(how, strict=strict), add)
+    expected: list[Any] = []
+    for record in sides_of(example.arrivals, "S"):
+        versions = sorted(sides_of(example.arrivals, "T"), key=lambda version: version[2])
+        known = [v[3] for v in versions if v[1] == record[1] and v[2] < record[2] + (not strict)]
+        if (version := (known or [0])[-1] or None) is not None or how == "left":
+            expected.append((record[2], (record, version)))
+    assert pairs_of(state.results) == pairs_of(expected)
+    assert all(len(versions) == 1 and not waiting for versions, _, waiting in state.states.values())
+
+
+@random_examples(examples("SE", sliding))
+def test_features_are_of_the_events_strictly_before_a_record(example: Example) -> None:
+    size = example.kind.size_ms
+    aggregates = Aggregates.of(["collect"], {})
+
+    def add(state: Any, arrival: Arrival) -> None:
+        side, key, time, value = arrival
+        assert state.add_event(key, time, [value]) if side == "E" else state.add(key, time, arrival)
+
+    state = example.drive(lambda: AsOfWindow(size, aggregates), add)
+    events = sorted(sides_of(example.arrivals, "E"), key=lambda event: event[2])
+    expected = [
+        (time, (record, [e[3] for e in events if e[1] == key and time - size <= e[2] < time]))
+        for record in sides_of(example.arrivals, "S")
+        for _, key, time, _ in [record]
+    ]
+    assert pairs_of(state.results) == pairs_of(expected)
+    assert not state.states
+
+
+@random_examples(examples("x", sliding))
+def test_a_duplicate_is_dropped_whatever_arrives_first(example: Example) -> None:
+    within, passed, expected = example.kind.size_ms, [], []
+
+    def add(state: Any, arrival: Arrival) -> None:
+        _, key, time, value = arrival
+        passes = state.add(key, time, value % 3)
+        assert passes is not None
+        passed.extend([arrival] * passes)
+        near = [e for e in expected if e[1] == key and e[3] % 3 == value % 3 and abs(e[2] - time) < within]
+        expected.extend([] if near else [arrival])
+
+    state: TimedStates = example.drive(lambda: Deduplication(within), add)
+    assert passed == expected
+    assert not state.states
+
+
+def test_a_refused_record_changes_no_aggregate() -> None:
+    def picky(total: int, value: int) -> int:
+        if value == 7:
+            raise ValueError("seven")
+        return total + value
+
+    windows = make_windows(Hopping(10, 5), Aggregates.of((), {"all": "collect", "sum": fold(0, picky)}))
+    windows.add("a", 7, [1, 1])
+    with pytest.raises(ValueError, match="seven"):
+        windows.add("a", 8, [7, 7])
+    windows.advance(MAX_TIME)
+    assert [result.value for result in windows.results] == [{"all": [1], "sum": 1}] * 2
