@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from streamiter.iteration.marked_streams import feedback_through, replayed
     from streamiter.iteration.stamping import epochs_every
     from streamiter.operators.operator import IterationListener, Operator
+    from streamiter.operators.timed.aggregates import fold, quantile
+    from streamiter.operators.timed.kinds import calendar, hopping, session, sliding, tumbling
+    from streamiter.operators.timed.windowing import WindowResult
     from streamiter.processes.local import LocalProcesses
     from streamiter.processes.on_ray import Ray
     from streamiter.records import Columns, OutputTag
@@ -34,6 +37,9 @@ else:
             "streamiter.iteration.marked_streams": "feedback_through replayed",
             "streamiter.iteration.stamping": "epochs_every",
             "streamiter.operators.operator": "IterationListener Operator",
+            "streamiter.operators.timed.aggregates": "fold quantile",
+            "streamiter.operators.timed.kinds": "calendar hopping session sliding tumbling",
+            "streamiter.operators.timed.windowing": "WindowResult",
             "streamiter.processes.local": "LocalProcesses",
             "streamiter.processes.on_ray": "Ray",
             "streamiter.records": "Columns OutputTag",
@@ -61,12 +67,20 @@ __all__ = [
     "Ray",
     "RocksState",
     "Stream",
+    "WindowResult",
+    "calendar",
     "connect",
     "epochs_every",
     "feedback_through",
+    "fold",
     "for_each_round",
+    "hopping",
     "iterate_bounded_streams_until_termination",
     "iterate_unbounded_streams",
+    "quantile",
     "replayed",
+    "session",
+    "sliding",
     "topic",
+    "tumbling",
 ]

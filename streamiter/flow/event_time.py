@@ -46,11 +46,11 @@ def add_event_time(
         of=of,
         unit=unit,
         time_zone=_zone(time_zone, unit, label),
-        bound_ms=_duration("out_of_orderness_s", out_of_orderness_s, label),
+        bound_ms=checked_duration("out_of_orderness_s", out_of_orderness_s, label),
         idle_after_s=idle_after_s,
         when_idle=when_idle,
         check_unit=check_unit,
-        max_ahead_ms=None if max_ahead_s is None else _duration("max_ahead_s", max_ahead_s, label),
+        max_ahead_ms=None if max_ahead_s is None else checked_duration("max_ahead_s", max_ahead_s, label),
     )
     return add_next_step(
         {SINGLE_INPUT: stream}, "event_time", lambda: AssignEventTime(settings), options, begins_event_time=True
@@ -89,9 +89,10 @@ def _check_behind_topic(stream: Outlets, unit: object, time_zone: object, option
         )
 
 
-def _duration(option: str, seconds: object, label: str) -> int:
+def checked_duration(option: str, seconds: object, label: str, least: float = 0.0) -> int:
+    """Return the seconds of an option as milliseconds; raise GraphError for anything else."""
     try:
-        return duration_ms(option, seconds)
+        return duration_ms(option, seconds, least)
     except ConfigurationError as error:
         raise GraphError(f"step {label!r}: {error}") from None
 

@@ -36,6 +36,7 @@ from streamiter.flow.graph_checks import (
     check_seconds,
 )
 from streamiter.flow.options import GatheringOptions, ProcessOptions, StepOptions, check_options
+from streamiter.flow.timed_steps import TimedSteps
 from streamiter.operators.calls import MapAsync
 from streamiter.operators.holding import Join, MiniBatch, ReduceAll, Sort
 from streamiter.operators.keyed import KeyedReduce, KeyedReduceBatch, StatefulMap
@@ -573,6 +574,13 @@ class Stream(Outlets, Generic[Record]):
         """Raise GraphError: only a stream with keys has this step."""
         raise self._without_keys("stateful_map")
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in vars(TimedSteps) and not name.startswith("_"):
+                raise self._without_keys(name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
     def _without_keys(self, method: str) -> GraphError:
         return GraphError(
             f"{method}: expected a stream with keys, given {self.name!r} without; put .key_by(f) right before "
@@ -584,7 +592,7 @@ class Stream(Outlets, Generic[Record]):
         return Stream(self._flow, add_next_step({SINGLE_INPUT: self}, method, factory, options))
 
 
-class KeyedStream(Stream[Record], Generic[Key, Record]):
+class KeyedStream(Stream[Record], TimedSteps[Record], Generic[Key, Record]):
     """A stream whose records have keys: the next step can keep a state for each key."""
 
     def __init__(self, stream: Stream[Record], key_of: Callable[[Any], Key], *, whole_batches: bool = False) -> None:
@@ -677,6 +685,9 @@ class KeyedStream(Stream[Record], Generic[Key, Record]):
         keys = KeySelector({SINGLE_INPUT: self.record_key("process")}, time_to_live_s)
         inputs = {SINGLE_INPUT: self.tolerant(options)}
         return Stream(self._flow, add_operator(inputs, factory, options, keys))
+
+    def _made(self, output: StepOutput) -> Stream[Any]:
+        return Stream(self._flow, output)
 
     @property
     def has_record_keys(self) -> bool:

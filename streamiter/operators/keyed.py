@@ -247,7 +247,7 @@ class KeyedReduceBatch(KeyedOperator):
     def process_batch(self, batch: Batch, out: Output) -> None:
         if not len(batch):
             return
-        groups = RecordsByKey(_checked_keys(self._key_of(batch), len(batch)))
+        groups = RecordsByKey(array_of_keys("KeyedReduceBatch(keys_of)", self._key_of(batch), len(batch)))
         keys = self._checked_group_keys(groups)
         states = self._states.load(keys)
         carried = list(map(states.get, keys, repeat(NO_STATE)))
@@ -326,12 +326,13 @@ def _result_type(ufunc: np.ufunc, dtype: np.dtype[Any]) -> np.dtype[Any] | None:
         return None
 
 
-def _checked_keys(keys: Any, length: int) -> Array:
+def array_of_keys(argument: str, keys: Any, length: int) -> Array:
+    """Return what a function of a batch has returned as its keys; ``argument`` names the function in the error."""
     if isinstance(keys, np.ndarray) and keys.shape == (length,) and keys.dtype.kind in "iuUS":
         return keys
     given = f"{keys.dtype} of shape {keys.shape}" if isinstance(keys, np.ndarray) else type(keys).__name__
     raise FunctionResultError(
-        f"KeyedReduceBatch(keys_of): expected an array with an integer, string or bytes for each of the "
+        f"{argument}: expected an array with an integer, string or bytes for each of the "
         f"{length} records, given {given}: {shortened(keys)}"
     )
 

@@ -74,6 +74,10 @@ class StepStatistics:
     """What happens to a record that the step refuses."""
     counts: OperatorStatistics
     """The records and batches that it has handled."""
+    late: int = 0
+    """For windows and joins by time: the late records since the start."""
+    kept: int = 0
+    """For windows: how many are open. For joins by time: the records that wait, or that may still be needed."""
 
 
 @dataclass(frozen=True, slots=True)

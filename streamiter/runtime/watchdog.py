@@ -13,6 +13,8 @@ from typing import Any, Final, Literal
 from streamiter.channels import Channel
 from streamiter.clock import Clock
 from streamiter.operators.event_time import AssignEventTime
+from streamiter.operators.operator import Operator
+from streamiter.operators.timed.steps import TimedOperator
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.statistics import StalledTask, StepStatistics, TaskStatistics
 from streamiter.runtime.task import Task
@@ -197,7 +199,13 @@ def task_statistics(task: Task, loops: Sequence[object], process: int) -> TaskSt
     return TaskStatistics(
         name=task.name,
         steps=tuple(
-            StepStatistics(instance.step.name, instance.subtask, instance.step.policy, instance.statistics())
+            StepStatistics(
+                instance.step.name,
+                instance.subtask,
+                instance.step.policy,
+                instance.statistics(),
+                *_kept(instance.operator),
+            )
             for instance in task.instances
         ),
         loop=None if task.first.step.loop is None else loops.index(task.first.step.loop),
@@ -217,6 +225,11 @@ def task_statistics(task: Task, loops: Sequence[object], process: int) -> TaskSt
         process=process,
         **_event_time(task),
     )
+
+
+def _kept(operator: Operator) -> tuple[int, int]:
+    """Return the late records of windows and joins, and how much they keep."""
+    return (operator.late, operator.kept) if isinstance(operator, TimedOperator) else (0, 0)
 
 
 def _event_time(task: Task) -> dict[str, Any]:

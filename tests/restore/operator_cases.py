@@ -10,7 +10,21 @@ from typing import Any
 import numpy as np
 from restore.case import Case, fed
 
-from streamiter import Columns, Flow, Operator, RocksState, Stream, connect, epochs_every
+from streamiter import (
+    Columns,
+    Flow,
+    Operator,
+    OutputTag,
+    RocksState,
+    Stream,
+    WindowResult,
+    connect,
+    epochs_every,
+    session,
+    sliding,
+    tumbling,
+)
+from streamiter.flow.stream import KeyedStream
 from streamiter.operators import Context, Output
 from streamiter.operators.calls import MapAsync
 from streamiter.operators.event_time import AssignEventTime, WatermarkGenerator
@@ -249,6 +263,43 @@ def collected(flow: Flow) -> dict[str, Any]:
     return {"stream": words, "items": lambda: items.items}
 
 
+# -- windows and joins by time --------------------------------------------------------------------------------
+
+VISITS = [{"user": n % 3, "at": n * 10 - n * 37 % 60, "id": n} for n in range(24)]
+
+
+def visits_by_user(flow: Flow, name: str, visits: list[dict[str, int]]) -> KeyedStream:
+    stream = fed(flow, visits, name=name).event_time("at", unit="ms", check_unit=False, name=f"times of {name}")
+    return stream.key_by(lambda visit: visit["user"])
+
+
+def timed_windows(flow: Flow) -> dict[str, Stream]:
+    keyed = visits_by_user(flow, "visits", VISITS)
+    windows = {"tumbling": tumbling(0.04), "session": session(0.04), "sliding": sliding(0.05)}
+    late = OutputTag("late")
+    results = {
+        name: keyed.window(
+            window, name=name, allowed_lateness_s=0.03, early_every_s=2, late=late, results="retracting"
+        ).aggregate(ids=("collect", "id"), mean=("mean", "at"), first="first")
+        for name, window in windows.items()
+    }
+    by_clock = keyed.window(tumbling(5), time="processing", early_every_s=2, name="clock").aggregate(("sum", "id"))
+    return {**results, "late": results["tumbling"].side_output(late), "clock": by_clock}
+
+
+def timed_joins(flow: Flow) -> dict[str, Stream]:
+    left, right = visits_by_user(flow, "left", VISITS), visits_by_user(flow, "right", VISITS[::-1])
+    table = fed(flow, VISITS[:6], name="table").key_by(lambda visit: visit["user"])
+    return {
+        "interval": left.interval_join(right, lower_s=-0.02, upper_s=0.03, how="full", name="interval"),
+        "window": left.window_join(right, session(0.02), how="full", name="window"),
+        "as of": left.join_table(right, value="id", allowed_lateness_s=0.05, name="as of"),
+        "now": left.join_table(table, time="processing", name="now"),
+        "before": left.as_of_window(right, 0.05, name="before").aggregate(("sum", "id")),
+        "once": left.deduplicate(lambda visit: visit["id"] % 2, within_s=0.03, name="once"),
+    }
+
+
 # -- several inputs, timers, waiting --------------------------------------------------------------------------
 
 
@@ -347,4 +398,8 @@ CASES = [
     Case(calls_of_a_service, (MapAsync,), {"compare_state": False}),
     Case(stateless_steps, (OperatorInstance,), {"cuts": 3}),
     Case(turns_of_a_rebalance, (Task,), {"cuts": 4}),
+    # Where no window is open at the cut, the numbers of windows begin anew.
+    Case(timed_windows, (KeyedOperator,), {"cuts": 8, "structs": (WindowResult,), "compare_state": False}),
+    # The records that the gates hold depend on the time of the barrier.
+    Case(timed_joins, (KeyedOperator,), {"cuts": 6, "compare_state": False}),
 ]

@@ -1,0 +1,263 @@
+"""The operators of joins by time: two keyed streams, or a keyed stream and a table. Pairs are tuples.
+
+Each has its inputs' names: ``left`` and ``right``, or ``stream`` and ``table`` (or ``events``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from streamiter.operators.functions import refuse
+from streamiter.operators.keyed import CheckKeys, KeyedOperator, any_keys
+from streamiter.operators.output import Output
+from streamiter.operators.timed.as_of import AsOfJoin, AsOfWindow, Deduplication, TableHow
+from streamiter.operators.timed.joining import IntervalJoin, Side, TimedRecords, WindowJoin
+from streamiter.operators.timed.several_aggregates import Aggregates
+from streamiter.operators.timed.steps import TimedOperator
+from streamiter.records import Batch, OutputTag, TimedBatch, untimed
+from streamiter.times import MAX_TIME, MIN_TIME
+
+KeyOf = Callable[[Any], Any]
+
+
+class JoinOperator(TimedOperator):
+    """Base class of the joins in event time: their watermark is that of the step minus the allowed lateness."""
+
+    def __init__(
+        self,
+        join: IntervalJoin | WindowJoin | AsOfJoin | AsOfWindow,
+        key_of: KeyOf,
+        other_key_of: KeyOf,
+        *,
+        lateness_ms: int = 0,
+        late: OutputTag | None = None,
+        check_keys: CheckKeys = any_keys,
+    ) -> None:
+        """``key_of`` is for the first input, ``other_key_of`` for the second one."""
+        super().__init__(join, key_of, check_keys, late)
+        self._join = join
+        self._other_key_of = other_key_of
+        self._lateness_ms = lateness_ms
+
+    def on_event_time_watermark(self, watermark: int, out: Output) -> int:
+        """Emit what is complete; hold back the watermark for what may still come."""
+        self._join.advance(self._own(watermark))
+        self._emit_results(out)
+        return self._passed_on(self._own(watermark))
+
+    def _own(self, watermark: int) -> int:
+        return watermark if watermark in (MIN_TIME, MAX_TIME) else watermark - self._lateness_ms
+
+    def _passed_on(self, watermark: int) -> int:
+        return watermark
+
+    def _reach_watermark(self) -> None:
+        """Take over the watermark that the engine has restored."""
+        if (watermark := self._opened().event_time) is not None:
+            self._join.watermark = max(self._join.watermark, self._own(watermark))
+
+    def _emit_results(self, out: Output) -> None:
+        if self._join.results:
+            emit_timed(out, self._join.take_results())
+
+
+def emit_timed(out: Output, results: TimedRecords) -> None:
+    """Emit records with their timestamps."""
+    out.emit_batch([record for _, record in results], event_time=[time for time, _ in results])
+
+
+class JoinSides(JoinOperator):
+    """Joins the inputs ``left`` and ``right`` by an interval between their times, or by windows.
+
+    State: for each key the records that wait for partners.
+    """
+
+    _join: IntervalJoin | WindowJoin
+
+    def process_left_batch(self, batch: Batch, out: Output) -> None:
+        self._process("left", batch, out, self._key_of)
+
+    def process_right_batch(self, batch: Batch, out: Output) -> None:
+        self._process("right", batch, out, self._other_key_of)
+
+    def _process(self, side: Side, batch: Batch, out: Output, key_of: KeyOf) -> None:
+        self._reach_watermark()
+        for record, key, time in self._moments(batch, out, key_of):
+            if not self._join.add(side, key, time, record):
+                self._emit_late(out, record, time)
+        self._emit_results(out)
+
+    def _passed_on(self, watermark: int) -> int:
+        if isinstance(self._join, WindowJoin) or watermark in (MIN_TIME, MAX_TIME):
+            return watermark
+        return watermark - self._join.held_back_ms()
+
+
+class JoinTableAsOf(JoinOperator):
+    """Joins the records of ``stream`` with the version of ``table`` at their time.
+
+    ``value_of`` returns the version in a record of the table; None says that the table has none from then on.
+
+    State: for each key the records that wait, and the versions that may be needed.
+    """
+
+    _join: AsOfJoin
+
+    def __init__(self, value_of: KeyOf, join: AsOfJoin, key_of: KeyOf, other_key_of: KeyOf, **options: Any) -> None:
+        super().__init__(join, key_of, other_key_of, **options)
+        self._value_of = value_of
+
+    def process_stream_batch(self, batch: Batch, out: Output) -> None:
+        self._reach_watermark()
+        for record, key, time in self._moments(batch, out):
+            if not self._join.add(key, time, record):
+                self._emit_late(out, record, time)
+        self._emit_results(out)
+
+    def process_table_batch(self, batch: Batch, out: Output) -> None:
+        self._reach_watermark()
+        for record, key, time in self._moments(batch, out, self._other_key_of):
+            try:
+                version = self._value_of(record)
+            except Exception as error:
+                refuse(out, record, error)
+            else:
+                self._join.add_version(key, time, version)
+
+
+class JoinWindowBefore(JoinOperator):
+    """Joins the records of ``stream`` with the aggregate of the ``events`` in a window that ends just before them.
+
+    State: for each key the records that wait, and the events that may be needed.
+    """
+
+    _join: AsOfWindow
+
+    def __init__(
+        self, size_ms: int, aggregates: Aggregates, key_of: KeyOf, other_key_of: KeyOf, **options: Any
+    ) -> None:
+        super().__init__(AsOfWindow(size_ms, aggregates), key_of, other_key_of, **options)
+        self._aggregates = aggregates
+
+    def process_stream_batch(self, batch: Batch, out: Output) -> None:
+        self._reach_watermark()
+        for record, key, time in self._moments(batch, out):
+            if not self._join.add(key, time, record):
+                self._emit_late(out, record, time)
+        self._emit_results(out)
+
+    def process_events_batch(self, batch: Batch, out: Output) -> None:
+        self._reach_watermark()
+        for event, key, time in self._moments(batch, out, self._other_key_of):
+            try:
+                is_in_time = self._join.add_event(key, time, self._aggregates.values_of(event))
+            except Exception as error:
+                refuse(out, event, error)
+                continue
+            if not is_in_time:
+                self._emit_late(out, event, time)
+
+
+class JoinTableNow(KeyedOperator):
+    """Joins the records of ``stream`` with the value that ``table`` has for their key when they arrive.
+
+    With ``waits`` the stream is read when the table has ended. ``value_of`` returns the value in a record of the table;
+    None deletes the value of the key.
+
+    State: the last value of each key.
+    """
+
+    takes_timed_batches = True
+
+    def __init__(
+        self,
+        value_of: KeyOf,
+        how: TableHow,
+        key_of: KeyOf,
+        table_key_of: KeyOf,
+        *,
+        waits: bool = True,
+        check_keys: CheckKeys = any_keys,
+    ) -> None:
+        super().__init__(key_of, check_keys)
+        self._table_key_of = table_key_of
+        self._value_of = value_of
+        self._how: TableHow = how
+        self._waits = waits
+
+    def wanted_inputs(self) -> list[str] | None:
+        return ["table"] if self._waits else None
+
+    def process_table_batch(self, batch: Batch, out: Output) -> None:
+        for record in untimed(batch):
+            try:
+                [key] = self._check_keys([self._table_key_of(record)])
+                value = self._value_of(record)
+            except Exception as error:
+                refuse(out, record, error)
+                continue
+            self.about_to_change([key])
+            if value is None:
+                self._states.pop(key, None)
+            else:
+                self._states[key] = value
+
+    def process_stream_batch(self, batch: Batch, out: Output) -> None:
+        records = untimed(batch)
+        joined: list[Any] = []
+        places: list[int] = []
+        for place, record in enumerate(records):
+            try:
+                [key] = self._check_keys([self._key_of(record)])
+            except Exception as error:
+                refuse(out, record, error)
+                continue
+            value = self._states.get(key)
+            if value is not None or self._how == "left":
+                joined.append((record, value))
+                places.append(place)
+        if isinstance(batch, TimedBatch):
+            out.emit_batch(joined, event_time=batch.times[places])
+        else:
+            out.emit_batch(joined)
+
+
+class Deduplicate(TimedOperator):
+    """Emits the records of which none with the same key and id has passed less than ``within_ms`` away.
+
+    State: for each key and id the times of the records that have passed, as long as they count.
+    """
+
+    def __init__(
+        self,
+        key_of: KeyOf,
+        id_of: KeyOf,
+        within_ms: int,
+        *,
+        late: OutputTag | None = None,
+        check_keys: CheckKeys = any_keys,
+    ) -> None:
+        self._passed = Deduplication(within_ms)
+        super().__init__(self._passed, key_of, check_keys, late)
+        self._id_of = id_of
+
+    def process_batch(self, batch: Batch, out: Output) -> None:
+        if (watermark := self._opened().event_time) is not None:
+            self._passed.watermark = max(self._passed.watermark, watermark)
+        for record, key, time in self._moments(batch, out):
+            try:
+                [identity] = self._check_keys([self._id_of(record)])
+            except Exception as error:
+                refuse(out, record, error)
+                continue
+            passes = self._passed.add(key, time, identity)
+            if passes:
+                out.emit(record, event_time=time)
+            elif passes is None:
+                self._emit_late(out, record, time)
+
+    def on_event_time_watermark(self, watermark: int, out: Output) -> int:
+        """Forget the records that do not count any more."""
+        self._passed.advance(watermark)
+        return watermark

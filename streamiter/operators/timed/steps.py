@@ -1,0 +1,300 @@
+"""The operators of windows, on keyed streams: by event time, or by the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from streamiter.operators.functions import refuse
+from streamiter.operators.keyed import CheckKeys, KeyedOperator, any_keys, array_of_keys
+from streamiter.operators.keyed_state import StateFrame
+from streamiter.operators.operator import Context
+from streamiter.operators.output import Output
+from streamiter.operators.timed.kinds import WindowKind
+from streamiter.operators.timed.several_aggregates import Aggregates
+from streamiter.operators.timed.timed_states import TimedStates
+from streamiter.operators.timed.windowing import AlignedWindows, OpenWindows, make_windows
+from streamiter.records import Array, Batch, OutputTag, TimedBatch, untimed
+from streamiter.times import MAX_TIME, MIN_TIME, Times
+
+
+class TimedOperator(KeyedOperator):
+    """Base class of operators whose states are :class:`TimedStates`."""
+
+    takes_timed_batches = True
+
+    def __init__(
+        self, states: TimedStates, key_of: Callable[[Any], Any], check_keys: CheckKeys, late: OutputTag | None = None
+    ) -> None:
+        """``late`` is the side output of late records; without it they are dropped."""
+        super().__init__(key_of, check_keys)
+        self.late = 0
+        """The number of late records since the start."""
+        self._late_tag = late
+        self._timed_states = states
+        self._states = states.states
+        states.call_before_changes(self.about_to_change)
+
+    @property
+    def kept(self) -> int:
+        """The number of open windows, or of records that wait or may be needed."""
+        return self._timed_states.kept
+
+    def restore(self, state: Iterable[StateFrame]) -> None:
+        self._unfinished = []
+        restored: dict[Any, Any] = {}
+        for keys, states in state:
+            restored.update(zip(keys, states, strict=True))
+        self._timed_states.restore(restored)
+
+    def _opened(self) -> Context:
+        assert self._context is not None
+        return self._context
+
+    def _times_of(self, batch: Batch) -> Times:
+        """Return the timestamps of a batch; ``MIN_TIME`` for records without one."""
+        if isinstance(batch, TimedBatch):
+            return batch.times
+        # The engine gives the records one by one, so that refused ones keep their timestamps.
+        timestamp = self._opened().timestamp
+        return np.full(len(batch), MIN_TIME if timestamp is None else timestamp, np.int64)
+
+    def _moments(
+        self, batch: Batch, out: Output, key_of: Callable[[Any], Any] | None = None
+    ) -> Iterator[tuple[Any, Any, int]]:
+        """Give each record with its key and its timestamp; its state may change. Refuse the records that lack one."""
+        records, times = untimed(batch), self._times_of(batch).tolist()
+        keys = self._keys_of_each(key_of or self._key_of, records)
+        for record, key, time in zip(records, keys, times, strict=True):
+            if isinstance(key, Exception) or time == MIN_TIME:
+                refuse(out, record, key if isinstance(key, Exception) else _no_timestamp())
+                continue
+            if self._unfinished:
+                self.about_to_change([key])
+            yield record, key, time
+
+    def _emit_late(self, out: Output, record: Any, time: int) -> None:
+        """Emit a late record as it came, if there is a side output for late records."""
+        self.late += 1
+        if self._late_tag is not None:
+            out.emit(record, tag=self._late_tag, event_time=time)
+
+    def _keys_of_each(self, key_of: Callable[[Any], Any], records: Batch) -> list[Any]:
+        """Return the key of each record, or the error for a record without a valid key."""
+        try:
+            return self._check_keys(list(map(key_of, records)))
+        except Exception:
+            return [self._key_or_error(key_of, record) for record in records]
+
+    def _key_or_error(self, key_of: Callable[[Any], Any], record: Any) -> Any:
+        try:
+            [key] = self._check_keys([key_of(record)])
+        except Exception as error:
+            return error
+        return key
+
+
+def _no_timestamp() -> ValueError:
+    return ValueError("expected a record with a timestamp, given one without; put .event_time(…) right before the step")
+
+
+class WindowStep(TimedOperator):
+    """Base class: emits the results of the windows of a keyed stream, as :class:`WindowResult`.
+
+    ``key_of`` takes a record, or a batch with ``whole_batches``; then columns are aggregated by numpy where the
+    aggregates allow it.
+
+    State: for each key its windows that are open.
+    """
+
+    def __init__(
+        self,
+        kind: WindowKind,
+        aggregates: Aggregates,
+        key_of: Callable[[Any], Any],
+        *,
+        lateness_ms: int = 0,
+        early_every_s: float | None = None,
+        late: OutputTag | None = None,
+        retracting: bool = False,
+        whole_batches: bool = False,
+        check_keys: CheckKeys = any_keys,
+    ) -> None:
+        self._windows: OpenWindows = make_windows(
+            kind, aggregates, lateness_ms=lateness_ms, retracting=retracting, gives_early=early_every_s is not None
+        )
+        super().__init__(self._windows, key_of, check_keys, late)
+        self._aggregates = aggregates
+        self._whole_batches = whole_batches
+        # With few records, a loop is faster than numpy.
+        self._records_least = 1 if whole_batches else _RECORDS_LEAST
+        self._early_every_s = early_every_s
+        self._early_at_s = _AT_ONCE_S
+        """By the clock: timers of early results that fire before do not count."""
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        self._set_early_timer()
+
+    def restore(self, state: Iterable[StateFrame]) -> None:
+        super().restore(state)
+        # The engine restores the timer. But after a change of the parallelism a subtask may have several, or none.
+        self._early_at_s = _AT_ONCE_S
+        self._set_early_timer()
+
+    def process_batch(self, batch: Batch, out: Output) -> None:
+        self._reach_watermark()
+        if not self._process_arrays(batch, out):
+            self._process_each(self._moments(batch, out), out)
+        self._emit_results(out)
+
+    def _reach_watermark(self) -> None:
+        """Let the windows know how far time is."""
+        raise NotImplementedError
+
+    def _emit_results(self, out: Output) -> None:
+        """Emit the results that the windows have given."""
+        raise NotImplementedError
+
+    def _process_each(self, moments: Iterable[tuple[Any, Any, int]], out: Output) -> None:
+        add, values_of = self._windows.add, self._aggregates.values_of
+        for record, key, time in moments:
+            try:
+                is_in_time = add(key, time, values_of(record))
+            except Exception as error:
+                refuse(out, record, error)
+                continue
+            if not is_in_time:
+                self._emit_late(out, record, time)
+
+    def _process_arrays(self, batch: Batch, out: Output) -> bool:
+        """Handle a batch by numpy; return False, and do nothing, if that is not possible."""
+        windows, records = self._windows, untimed(batch)
+        if not isinstance(windows, AlignedWindows) or len(records) < self._records_least:
+            return False
+        times = self._times_of(batch)
+        if int(times.min()) <= MIN_TIME:
+            return False
+        try:
+            columns = self._aggregates.columns_of(records)
+            if columns is None:
+                return False
+            keys = self._keys_of(records)
+        except Exception:
+            return False  # One by one, the records at fault are refused.
+        if self._unfinished:
+            self.about_to_change(list(dict.fromkeys(keys)))
+        return windows.add_batch(keys, times, columns)
+
+    def _keys_of(self, records: Batch) -> Sequence[Any] | Array:
+        if self._whole_batches:
+            return array_of_keys("key_by_batch", self._key_of(records), len(records))
+        return self._check_keys(list(map(self._key_of, records)))
+
+    def on_timer(self, payload: Any, out: Output) -> None:
+        """Emit early results."""
+        now_s = self._opened().clock.monotonic_s()
+        if self._early_every_s is None or now_s < self._early_at_s - _ROUNDING_S:
+            return
+        self._windows.early()
+        self._emit_results(out)
+        self._early_at_s = now_s + self._early_every_s
+        self._set_early_timer()
+
+    def _set_early_timer(self) -> None:
+        if self._early_every_s is not None:
+            self._opened().set_timer(self._early_every_s)
+
+    def _keys_of_each(self, key_of: Callable[[Any], Any], records: Batch) -> list[Any]:
+        if not self._whole_batches:
+            return super()._keys_of_each(key_of, records)
+        keys: list[Any] = array_of_keys("key_by_batch", key_of(records), len(records)).tolist()
+        return keys
+
+
+class EventWindowStep(WindowStep):
+    """Emits the results of windows in event time."""
+
+    def _reach_watermark(self) -> None:
+        # The engine restores the watermark.
+        if (watermark := self._opened().event_time) is not None:
+            self._windows.watermark = max(self._windows.watermark, watermark)
+
+    def on_event_time_watermark(self, watermark: int, out: Output) -> int:
+        """Emit the results of the windows that are complete."""
+        self._windows.advance(watermark)
+        self._emit_results(out)
+        return watermark
+
+    def _emit_results(self, out: Output) -> None:
+        if self._windows.results:
+            results = self._windows.take_results()
+            out.emit_batch(results, event_time=[result.end - 1 for result in results])
+
+
+# Below it, the fixed cost of arrays (50 µs a batch) is more than that of single records (3 µs each).
+_RECORDS_LEAST: Final = 16
+
+_AT_ONCE_S: Final = -1.0
+"""Earlier than all times of a clock."""
+
+# A timer counts as due when it is early by at most this: a rounding error of time plus delay must not delay it.
+_ROUNDING_S: Final = 1e-6
+
+
+class ClockWindowStep(WindowStep):
+    """Emits the results of the same windows in processing time: a record has the time of the clock when it arrives.
+
+    No record is late, and the windows that are open at the end of the input are given then.
+    """
+
+    takes_timed_batches = False
+
+    _armed_for: int = MAX_TIME
+    """The clock's time of the earliest timer, in milliseconds."""
+
+    def restore(self, state: Iterable[StateFrame]) -> None:
+        super().restore(state)
+        self._armed_for = MAX_TIME
+        self._arm()
+
+    def _times_of(self, batch: Batch) -> Times:
+        return np.full(len(batch), self._windows.watermark, np.int64)
+
+    def _reach_watermark(self) -> None:
+        self._windows.advance(self._opened().clock.now_ms())
+
+    def process_batch(self, batch: Batch, out: Output) -> None:
+        super().process_batch(batch, out)
+        self._arm()
+
+    def on_timer(self, payload: Any, out: Output) -> None:
+        # Whichever timer is first at a time: a window that is complete has no early result any more.
+        self._reach_watermark()
+        self._emit_results(out)
+        if payload == _DUE:
+            self._armed_for = MAX_TIME
+            self._arm()
+        else:
+            super().on_timer(payload, out)
+
+    def finish(self, out: Output) -> None:
+        self._windows.advance(MAX_TIME)
+        self._emit_results(out)
+
+    def _arm(self) -> None:
+        """Set a timer for the first window that will be complete, unless there is one."""
+        due = self._windows.next_due
+        if due is not None and due < self._armed_for:
+            self._armed_for = due
+            self._opened().set_timer(max(0, due - self._opened().clock.now_ms()) / 1000, _DUE)
+
+    def _emit_results(self, out: Output) -> None:
+        if self._windows.results:
+            out.emit_batch(self._windows.take_results())
+
+
+_DUE: Final = "due"
+"""The payload of the timer of windows that are complete; timers of early results have None."""

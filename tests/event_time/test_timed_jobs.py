@@ -1,0 +1,356 @@
+"""Windows and joins in flows: the cases of the pure states, columns, side outputs, clocks, and wrong settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from event_time.cases import Case, Record, read_cases
+from event_time.operators import Singles
+from event_time.pure_runs import shown
+from operators.operator_harness import frozen
+
+from streamiter import (
+    Columns,
+    Flow,
+    IterationBodyResult,
+    Operator,
+    OutputTag,
+    Stream,
+    calendar,
+    fold,
+    for_each_round,
+    hopping,
+    iterate_bounded_streams_until_termination,
+    quantile,
+    replayed,
+    session,
+    sliding,
+    tumbling,
+)
+from streamiter.errors import GraphError, JobFailed
+from streamiter.flow.stream import KeyedStream
+from streamiter.operators import Context, Output, Source, SourceBatch
+from streamiter.testing import VirtualClock
+
+LATE = OutputTag("late")
+
+
+def by_key(flow: Flow, records: list[Any], bound_s: float = 0.0) -> KeyedStream:
+    stream = flow.from_source(lambda: Singles(records)).event_time(
+        lambda record: record.time, unit="ms", check_unit=False, out_of_orderness_s=bound_s
+    )
+    return stream.key_by(lambda record: record.key)
+
+
+def windows_of_case(case: Case) -> Any:
+    sizes = [int(argument) / 1000 for argument in case.arguments if argument.isdigit()]
+    makers: dict[str, Callable[..., Any]] = {
+        "tumbling": tumbling,
+        "hopping": hopping,
+        "sliding": sliding,
+        "session": session,
+    }
+    return calendar("day", *case.arguments) if case.kind == "day" else makers[case.kind](*sizes)
+
+
+ONE_INPUT = [
+    case
+    for case in read_cases()
+    if case.kind in ("tumbling", "day", "hopping", "sliding", "session")
+    and "parts" not in case.options
+    and all(action.name != "tick" for action in case.actions)
+]
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+@pytest.mark.parametrize("case", ONE_INPUT, ids=lambda case: f"{case.number}-{case.kind}")
+def test_a_flow_does_what_the_case_says(case: Case, parallelism: int) -> None:
+    flow = Flow("case")
+    records = [action.record for action in case.actions if action.record is not None]
+    results = (
+        by_key(flow, records, int(case.options.get("bound", 0)) / 1000)
+        .window(
+            windows_of_case(case),
+            allowed_lateness_s=int(case.options.get("late", 0)) / 1000,
+            results="retracting" if "retract" in case.options else "accumulating",
+            late=LATE,
+            parallelism=parallelism,
+        )
+        .aggregate(("sum", "value"))
+    )
+    found, late = results.collect(), results.side_output(LATE).collect()
+    assert flow.run().state == "finished"
+    expected = [result for result in case.expected if result != "late"]
+    given = list(map(shown, found.items))
+    assert given == expected if parallelism == 1 else sorted(given) == sorted(expected)
+    assert len(late.items) == case.expected.count("late")
+    assert all(isinstance(record, Record) for record in late.items)
+
+
+def test_results_have_the_timestamp_of_the_end_of_their_window() -> None:
+    class Timestamps(Operator):
+        def open(self, context: Context) -> None:
+            self.context = context
+
+        def process(self, record: Any, out: Output) -> None:
+            out.emit(self.context.timestamp)
+
+    flow = Flow("timestamps")
+    found = by_key(flow, [Record("a", 1), Record("a", 25)]).window(tumbling(0.01)).aggregate("count")
+    timestamps = found.process(Timestamps).collect()
+    again = found.key_by(lambda result: 0).window(tumbling(0.1)).aggregate("count").collect()
+    assert flow.run().state == "finished"
+    assert timestamps.items == [9, 29]
+    assert [(result.end, result.value) for result in again.items] == [(100, 2)]
+
+
+def test_columns_and_single_records_have_the_same_results() -> None:
+    random = np.random.default_rng(3)
+    count = 2_000
+    columns = Columns(
+        {
+            "user": random.integers(0, 9, count),
+            "at": np.arange(count) - random.integers(0, 50, count),
+            "x": random.random(count),
+        }
+    )
+
+    def results(keyed: Callable[[Stream], Any]) -> list[Any]:
+        flow = Flow("columns", parallelism=2)
+        source = flow.from_items(columns, parallelism=1)
+        timed = source.event_time("at", unit="ms", check_unit=False, out_of_orderness_s=0.05)
+        aggregates: Any = {"n": "count", **{name: (name, "x") for name in ("sum", "mean", "min", "max")}}
+        found = keyed(timed).window(hopping(0.1, 0.05)).aggregate(**aggregates).collect()
+        assert flow.run().state == "finished"
+        return sorted(([each.key, each.start, frozen(each.value)] for each in found.items), key=repr)
+
+    in_columns = results(lambda stream: stream.key_by_batch(lambda batch: batch["user"]))
+    one_by_one = results(lambda stream: stream.key_by(lambda record: int(record["user"])))
+    assert in_columns == one_by_one
+    assert len(in_columns) > 300
+
+
+class Ticking(Source):
+    """Reads one record every 100 ms of the clock."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+
+    def open(self, context: Context, positions: Any) -> None:
+        self._clock = context.clock
+
+    async def read(self) -> SourceBatch | None:
+        if not self._left:
+            return None
+        await self._clock.sleep(0.1)
+        self._left -= 1
+        return SourceBatch([self._left], {})
+
+
+async def test_windows_of_the_clock_are_given_when_it_passes_their_end_and_at_the_end_of_the_input() -> None:
+    flow = Flow("clock")
+    windows = flow.from_source(lambda: Ticking(25)).key_by(lambda n: n % 2).window(tumbling(1), time="processing")
+    found = windows.aggregate("collect").collect()
+    clock = VirtualClock()
+    job = await flow.start(clock=clock)
+    await clock.advance(5)
+    await job.wait()
+    values = [result.value for result in found.items]
+    assert sorted(n for value in values for n in value) == list(range(25))
+    assert max(map(len, values)) == 5
+    assert len({result.end for result in found.items}) >= 3
+    assert not any(result.revision or result.is_early for result in found.items)
+
+
+async def test_early_results_come_by_the_clock_for_windows_that_have_changed() -> None:
+    flow = Flow("early")
+    timed = flow.from_source(lambda: Ticking(10)).event_time(lambda n: 10 - n, unit="ms", check_unit=False)
+    found = timed.key_by(lambda n: 0).window(tumbling(10), early_every_s=0.22).aggregate("count").collect()
+    clock = VirtualClock()
+    job = await flow.start(clock=clock)
+    await clock.advance(5)
+    await job.wait()
+    *early, last = found.items
+    assert [result.value for result in early] == [2, 4, 6, 8]
+    assert len(early) >= 3
+    assert all(result.is_early for result in early)
+    assert (last.value, last.is_early, last.revision) == (10, False, len(early))
+
+
+@pytest.mark.parametrize("how", ["left", "inner"])
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_a_table_of_the_clock_is_complete_before_the_stream_is_read(how: Any, is_timed: bool) -> None:
+    flow = Flow("table", parallelism=2)
+    changes = [{"id": n % 4, "name": f"{n}" if n < 7 else None} for n in range(8)]
+    table = flow.from_items(changes, parallelism=1).key_by(lambda change: change["id"])
+    stream = flow.from_items([0, 3, 2, 9])
+    if is_timed:
+        stream = stream.event_time(lambda n: n, unit="ms", check_unit=False)
+    joined = stream.key_by(lambda n: n).join_table(table, value="name", how=how, time="processing").collect()
+    assert flow.run().state == "finished"
+    expected = [(0, "4"), (2, "6")] + ([(3, None), (9, None)] if how == "left" else [])
+    assert sorted(joined.items, key=str) == sorted(expected, key=str)
+
+
+def test_each_round_has_windows_of_its_own() -> None:
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[Any]:
+        def in_round(streams: list[Stream]) -> list[Stream]:
+            keyed = streams[0].key_by(lambda n: n % 2)
+            pairs = keyed.interval_join(keyed, lower_s=0.002, upper_s=0.004, how="left")
+            return [keyed.window(tumbling(0.005)).aggregate(("sum", lambda n: n)).map(lambda r: r.value), pairs]
+
+        values, pairs = for_each_round([data[0]], in_round)
+        again = variables[0].map(lambda n: n + 1).filter(lambda n: n < 2)
+        return IterationBodyResult([again], [values, pairs])
+
+    flow = Flow("rounds")
+    numbers = flow.from_items([1, 3, 5, 7, 2]).event_time(
+        lambda n: n, unit="ms", check_unit=False, out_of_orderness_s=0.01
+    )
+    values, pairs = iterate_bounded_streams_until_termination([flow.from_items([0])], [replayed(numbers)], body)
+    sums, joined = values.collect(), pairs.collect()
+    assert flow.run().state == "finished"
+    assert sums.items == [4, 2, 12] * 2
+    assert sorted(joined.items, key=repr) == sorted(
+        [(1, 3), (1, 5), (3, 5), (3, 7), (5, 7), (7, None), (2, None)] * 2, key=repr
+    )
+
+
+def test_a_refused_record_follows_the_policy_and_has_no_part_in_any_aggregate() -> None:
+    flow = Flow("refused")
+    records = [Record("a", 1, 5), Record("a", 2, None), Record("a", 3, "x"), Record("b", 4, 7)]
+    found = (
+        by_key(flow, records)
+        .window(tumbling(1), on_error="skip", name="sums")
+        .aggregate(n="count", total=("sum", "value"))
+        .collect()
+    )
+    assert flow.run().step("sums").rejected == 2
+    assert [result.value for result in found.items] == [{"n": 1, "total": 5}, {"n": 1, "total": 7}]
+
+
+def test_a_value_that_is_no_number_ends_the_job_with_the_reason() -> None:
+    flow = Flow("text")
+    by_key(flow, [Record("a", 1, "x")]).window(tumbling(1)).aggregate(("sum", "value")).collect()
+    with pytest.raises(JobFailed, match="sum: expected a number, given 'x'; filter such records"):
+        flow.run()
+
+
+def timed(flow: Flow) -> KeyedStream:
+    return by_key(flow, [])
+
+
+def untimed(flow: Flow) -> KeyedStream:
+    return flow.from_items([1]).key_by(lambda n: n)
+
+
+WRONG: dict[str, tuple[Callable[[Flow], Any], str]] = {
+    "no keys": (
+        lambda flow: flow.from_items([1]).window(tumbling(1)),  # type: ignore[attr-defined]
+        "window: expected a stream with keys, given 'items' without; put .key_by(f) right before .window(…)",
+    ),
+    "no event time": (
+        lambda flow: untimed(flow).window(tumbling(1)),
+        "window: expected a stream with event time, given 'items' without; put .event_time(…) before it",
+    ),
+    "no window": (
+        lambda flow: timed(flow).window(60),  # type: ignore[arg-type]
+        "step 'window': expected a window such as tumbling(60), hopping, sliding, session or calendar, given 60",
+    ),
+    "results": (
+        lambda flow: timed(flow).window(tumbling(1), results="all"),  # type: ignore[arg-type]
+        "step 'window': expected results= to be one of \"accumulating\", \"retracting\", given 'all'; choose one",
+    ),
+    "lateness": (
+        lambda flow: timed(flow).window(tumbling(1), allowed_lateness_s=-1),
+        "step 'window': allowed_lateness_s: expected seconds of at least 0, in whole milliseconds, given -1",
+    ),
+    "late": (
+        lambda flow: timed(flow).window(tumbling(1), late="late"),  # type: ignore[arg-type]
+        "step 'window': expected late= to be an OutputTag, given 'late'; write OutputTag(\"late\")",
+    ),
+    "late by the clock": (
+        lambda flow: untimed(flow).window(tumbling(1), time="processing", late=LATE),
+        "step 'window': expected no allowed_lateness_s= and no late= in processing time, where nothing is late",
+    ),
+    "two aggregates": (
+        lambda flow: timed(flow).window(tumbling(1)).aggregate("count", "sum"),
+        "aggregate: expected one aggregate, or several by name, given 2 without a name and 0 by name",
+    ),
+    "no aggregate": (
+        lambda flow: timed(flow).window(tumbling(1)).collect(),  # type: ignore[attr-defined]
+        'collect: expected a stream, given windows without an aggregate; write .aggregate("count") before .collect(…)',
+    ),
+    "unknown aggregate": (
+        lambda flow: timed(flow).window(tumbling(1)).aggregate("summ"),
+        "quantile(q) or fold(…), given 'summ'; did you mean 'sum'?",
+    ),
+    "session without merge": (
+        lambda flow: timed(flow).window(session(1)).aggregate(fold(0, lambda a, b: a + b)),
+        "step 'window': expected an aggregate that merges, as sessions do, given a fold without; write fold(",
+    ),
+    "unkeyed partner": (
+        lambda flow: timed(flow).interval_join(flow.from_items([1]), lower_s=0, upper_s=1),
+        "step 'interval_join': expected a stream with keys as its input 'right', given Stream(",
+    ),
+    "partner without event time": (
+        lambda flow: timed(flow).interval_join(untimed(flow), lower_s=0, upper_s=1),
+        "interval_join: expected a stream with event time, given 'items' without",
+    ),
+    "empty interval": (
+        lambda flow: timed(flow).interval_join(timed(flow), lower_s=2, upper_s=1),
+        "step 'interval_join': expected lower_s of at most upper_s, given 2 and 1; exchange them",
+    ),
+    "sliding join": (
+        lambda flow: timed(flow).window_join(timed(flow), sliding(1)),
+        "step 'window_join': expected a window of both streams: tumbling, hopping, session or calendar, given Sliding(",
+    ),
+    "strict by the clock": (
+        lambda flow: untimed(flow).join_table(untimed(flow), time="processing", strict=True),
+        "step 'join_table': expected strict=, late= and allowed_lateness_s= only in event time",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_setting_is_refused_at_the_users_line(name: str) -> None:
+    build, message = WRONG[name]
+    flow = Flow("wrong")
+    with pytest.raises(GraphError) as refused:
+        build(flow)
+    assert message in str(refused.value)
+    assert "test_timed_jobs.py:" in str(refused.value)
+
+
+WRONG_WINDOWS: dict[str, tuple[Callable[[], Any], str]] = {
+    "size": (
+        lambda: tumbling(0),
+        "tumbling(size_s): expected seconds of at least 0.001, in whole milliseconds, given 0",
+    ),
+    "text": (lambda: session("1h"), "session(gap_s): expected seconds"),  # type: ignore[arg-type]
+    "quantile": (lambda: quantile(1.5), "quantile(q): expected a number from 0 to 1, given 1.5; 0.5 is the median"),
+    "unit": (lambda: calendar("year", "UTC"), 'calendar(unit): expected "day", "week" or "month", given \'year\''),  # type: ignore[arg-type]
+    "zone": (lambda: calendar("day", "Mars"), "calendar(time_zone): expected the name of a time zone such as 'Europe/"),
+    "fold": (lambda: fold(0, lambda a: a), "fold(add): expected a function of ['accumulator', 'value'], given"),  # type: ignore[arg-type, misc]
+}
+
+
+@pytest.mark.parametrize("name", WRONG_WINDOWS)
+def test_a_wrong_window_is_refused(name: str) -> None:
+    make, message = WRONG_WINDOWS[name]
+    with pytest.raises(Exception, match="expected") as refused:
+        make()
+    assert message in str(refused.value)
+
+
+def test_statistics_count_late_records_and_what_is_kept() -> None:
+    flow = Flow("statistics")
+    found = by_key(flow, [Record("a", 1), Record("a", 25), Record("b", 2), Record("b", 31)])
+    found.window(tumbling(0.01), name="windows").aggregate("count").collect()
+    found.interval_join(found, lower_s=0, upper_s=0, name="pairs", late=LATE).collect()
+    [windows, pairs] = [step for task in flow.run().tasks for step in task.steps if step.step in ("windows", "pairs")]
+    assert (windows.late, windows.kept) == (1, 0)
+    assert (pairs.late, pairs.kept) == (2, 0)

@@ -1,0 +1,80 @@
+"""Windows and joins under random cuts, orders, sizes of channels, crashes and restarts, in one to three processes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import pytest
+from event_time.test_against_models import windows_of
+from event_time.timed_flows import CLICKS, EVENTS, FLOWS, WINDOWS, joins, windows
+
+from streamiter import Flow
+from streamiter.testing import Faults, Simulation, simulate
+from streamiter.testing.simulation.simulate import Undisturbed
+
+MakeFlow = Callable[[Simulation], Flow]
+
+
+@functools.cache
+def undisturbed(flow: MakeFlow) -> Undisturbed:
+    return simulate(flow, 0, faults=Faults.none()).undisturbed
+
+
+@pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.__name__)
+@pytest.mark.parametrize("processes", [1, 3])
+def test_results_depend_on_no_cut_order_or_crash(flow: MakeFlow, processes: int) -> None:
+    if processes > 1 and flow is FLOWS[1]:
+        pytest.skip("all of its steps have one subtask")
+    for seed in range(4 if processes == 1 else 2):
+        simulate(flow, seed, processes=processes, undisturbed=undisturbed(flow))
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_the_undisturbed_windows_are_those_of_a_model(name: str) -> None:
+    found = [orjson.loads(record.value or b"") for record in undisturbed(windows).outputs[name]]
+    records = [("x", event["user"], event["at"], event["id"]) for event in EVENTS]
+    expected = {
+        interval: [record[3] for record in sorted(records, key=lambda record: (record[2], record[3]))]
+        for interval, records in windows_of(WINDOWS[name], records).items()  # type: ignore[arg-type]
+    }
+    assert {(key, start, end): sorted(value["ids"]) for key, start, end, value, *_ in found} == {
+        interval: sorted(ids) for interval, ids in expected.items()
+    }
+    assert len(found) == len(expected)
+
+
+def test_the_undisturbed_joins_are_those_of_a_model() -> None:
+    found = {
+        name: sorted(map(orjson.loads, (record.value or b"" for record in records)), key=repr)
+        for name, records in undisturbed(joins).outputs.items()
+    }
+    near = [
+        (view, click)
+        for view in EVENTS
+        for click in CLICKS
+        if view["user"] == click["user"] and view["at"] - 30 <= click["at"] <= view["at"] + 50
+    ]
+    paired = {view["id"] for view, _ in near}, {click["id"] for _, click in near}
+    interval = [[view["id"], click["id"]] for view, click in near]
+    interval += [[view["id"], None] for view in EVENTS if view["id"] not in paired[0]]
+    interval += [[None, click["id"]] for click in CLICKS if click["id"] not in paired[1]]
+    assert found["interval"] == sorted(interval, key=repr)
+    before = {
+        view["id"]: [click for click in CLICKS if click["user"] == view["user"] and click["at"] <= view["at"]]
+        for view in EVENTS
+    }
+    as_of = [[view, clicks[-1]["id"] if clicks else None] for view, clicks in before.items()]
+    assert found["as of"] == sorted(as_of, key=repr)
+    features = [
+        [view["id"], sum(view["at"] - 200 <= click["at"] < view["at"] for click in before[view["id"]])]
+        for view in EVENTS
+    ]
+    assert found["features"] == sorted(features, key=repr)
+    passed: list[Any] = []
+    for click in CLICKS:
+        same = [one for one in passed if (one["user"], one["id"] % 2) == (click["user"], click["id"] % 2)]
+        passed += [] if any(abs(one["at"] - click["at"]) < 300 for one in same) else [click]
+    assert found["once"] == sorted((click["id"] for click in passed), key=repr)

@@ -1,0 +1,115 @@
+"""Flows with windows and joins, for jobs and for the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from event_time.flows import COUNT, timed, user_of
+from event_time.operators import events
+
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    IterationConfig,
+    Stream,
+    WindowResult,
+    epochs_every,
+    hopping,
+    iterate_unbounded_streams,
+    quantile,
+    session,
+    sliding,
+    tumbling,
+)
+from streamiter.flow.stream import KeyedStream
+from streamiter.testing import Simulation
+
+OTHERS = 40
+CLICKS = [{"user": n % 5, "at": n * 23, "id": n} for n in range(OTHERS)]
+
+
+def clicks_of(simulation: Simulation, flow: Flow) -> Stream:
+    """Return a second stream of the same users, one partition, in order."""
+    source = flow.source(simulation.input("clicks", CLICKS, over_s=0.3), stop={0: OTHERS}, name="clicks")
+    return source.event_time("at", unit="ms", check_unit=False, name="times of clicks")
+
+
+def plain(result: WindowResult) -> list[Any]:
+    return [result.key, result.start, result.end, result.value, result.revision, result.is_retraction]
+
+
+WINDOWS = {"hopping": hopping(0.2, 0.1), "sessions": session(0.1), "sliding": sliding(0.15)}
+
+
+def windows(simulation: Simulation) -> Flow:
+    """Return a flow with all kinds of windows, over three partitions, and no late records."""
+    flow = Flow("all windows", parallelism=2)
+    keyed = timed(simulation, flow).key_by(user_of)
+    for name, window in WINDOWS.items():
+        results = keyed.window(window, name=name).aggregate(n="count", ids=("collect", "id"), mid=(quantile(0.5), "at"))
+        results.map(plain).sink(simulation.output(name, order="any"), parallelism=1)
+    return flow
+
+
+def late_windows(simulation: Simulation) -> Flow:
+    """Return a flow of one partition whose windows have late records: its whole output has a fixed order."""
+    flow = Flow("late windows")
+    given = [{"user": n % 2, "at": n * 10 - n * 37 % 120, "id": n} for n in range(60)]
+    source = flow.source(simulation.input("given", given, over_s=0.5), stop={0: 60}, name="given")
+    keyed = source.event_time("at", unit="ms", check_unit=False, name="times").key_by(user_of)
+    for name, window in {"tumbling": tumbling(0.1), **WINDOWS}.items():
+        results = keyed.window(window, allowed_lateness_s=0.05, results="retracting", name=name).aggregate(
+            ("sum", "id")
+        )
+        results.map(plain).sink(simulation.output(name))
+    return flow
+
+
+def joins(simulation: Simulation) -> Flow:
+    """Return a flow with all joins of two streams, and no late records."""
+    flow = Flow("all joins", parallelism=2)
+    views, clicks = timed(simulation, flow).key_by(user_of), clicks_of(simulation, flow).key_by(user_of)
+    for name, joined in join_steps(views, clicks).items():
+        joined.sink(simulation.output(name, order="any"), parallelism=1)
+    return flow
+
+
+def join_steps(views: KeyedStream, clicks: KeyedStream) -> dict[str, Stream]:
+    pairs = {
+        "interval": views.interval_join(clicks, lower_s=-0.03, upper_s=0.05, how="full", name="interval"),
+        "window": views.window_join(clicks, tumbling(0.1), how="left", name="window"),
+        "as of": views.join_table(clicks, value="id", name="as of"),
+    }
+    ids = {name: stream.map(lambda pair: [id_of(side) for side in pair]) for name, stream in pairs.items()}
+    features = views.as_of_window(clicks, 0.2, name="features").aggregate("count")
+    once = clicks.deduplicate(lambda click: click["id"] % 2, within_s=0.3, name="once")
+    return {**ids, "features": features.map(lambda pair: [pair[0]["id"], pair[1]]), "once": once.map(id_of)}
+
+
+def id_of(side: Any) -> Any:
+    return side["id"] if isinstance(side, dict) else side
+
+
+def in_a_loop(simulation: Simulation) -> Flow:
+    """Return a flow with windows and a join in a loop, whose gates set records of later epochs aside."""
+    flow = Flow("windows in a loop", parallelism=2)
+    data = epochs_every(timed(simulation, flow), records=7, name="sevens")
+    initial = flow.from_items([0], name="initial").filter(lambda n: False)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[Any]:
+        keyed = data[0].key_by(user_of)
+        counts = keyed.window(tumbling(0.1), name="counts").aggregate("count").map(plain)
+        pairs = keyed.interval_join(keyed, lower_s=0, upper_s=0.05, name="pairs")
+        ids = pairs.map(lambda pair: [pair[0]["id"], pair[1]["id"]])
+        nothing = counts.union(variables[0]).filter(lambda row: False, name="nothing")
+        return IterationBodyResult([nothing], [counts, ids])
+
+    counts, ids = iterate_unbounded_streams([initial], [data], body, IterationConfig(max_epochs_ahead=1))
+    counts.sink(simulation.output("counts", order="any"), parallelism=1)
+    ids.sink(simulation.output("ids", order="any"), parallelism=1)
+    return flow
+
+
+FLOWS: list[Callable[[Simulation], Flow]] = [windows, late_windows, joins, in_a_loop]
+EVENTS = events(COUNT)
