@@ -37,6 +37,7 @@ from benchmarks.service_http import service_http
 from benchmarks.session import PROJECT, Session
 from benchmarks.snapshot_pause import snapshot_pause
 from benchmarks.sparse_networks import networks_sparse
+from benchmarks.windows import interval_join, tumbling_count
 
 __all__ = ["BENCHMARKS", "main"]
 
@@ -45,6 +46,8 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "import": import_time,
         "in-memory": in_memory,
         "calls": calls,
+        "tumbling-count": tumbling_count,
+        "interval-join": interval_join,
         "feedback-throughput": feedback_throughput,
         "feedback-latency": feedback_latency,
         "bounded-rounds": bounded_rounds,
