@@ -10,6 +10,7 @@ from typing import Any
 
 from streamiter.operators.functions import refuse
 from streamiter.operators.keyed import CheckKeys, KeyedOperator, any_keys
+from streamiter.operators.keyed_state import in_turns
 from streamiter.operators.output import Output
 from streamiter.operators.timed.as_of import AsOfJoin, AsOfWindow, Deduplication, TableHow
 from streamiter.operators.timed.joining import IntervalJoin, Side, TimedRecords, WindowJoin
@@ -190,35 +191,45 @@ class JoinTableNow(KeyedOperator):
         return ["table"] if self._waits else None
 
     def process_table_batch(self, batch: Batch, out: Output) -> None:
+        keys: list[Any] = []
+        values: list[Any] = []
         for record in untimed(batch):
             try:
                 [key] = self._check_keys([self._table_key_of(record)])
-                value = self._value_of(record)
+                values.append(self._value_of(record))
             except Exception as error:
                 refuse(out, record, error)
-                continue
-            self.about_to_change([key])
-            if value is None:
-                self._states.pop(key, None)
             else:
-                self._states[key] = value
+                keys.append(key)
+        for some, of_some in in_turns(self._states, keys, values):
+            for key, value in zip(some, of_some, strict=True):
+                if value is None:
+                    self._states.delete(key)
+                else:
+                    self._states.set(key, value)
 
     def process_stream_batch(self, batch: Batch, out: Output) -> None:
         records = untimed(batch)
-        joined: list[Any] = []
+        keys: list[Any] = []
         places: list[int] = []
         for place, record in enumerate(records):
             try:
-                [key] = self._check_keys([self._key_of(record)])
+                keys += self._check_keys([self._key_of(record)])
             except Exception as error:
                 refuse(out, record, error)
-                continue
-            value = self._states.get(key)
-            if value is not None or self._how == "left":
-                joined.append((record, value))
+            else:
                 places.append(place)
+        joined: list[Any] = []
+        joined_places: list[int] = []
+        for some, of_some in in_turns(self._states, keys, places):
+            values = self._states.load(some)
+            for key, place in zip(some, of_some, strict=True):
+                value = values.get(key)
+                if value is not None or self._how == "left":
+                    joined.append((records[place], value))
+                    joined_places.append(place)
         if isinstance(batch, TimedBatch):
-            out.emit_batch(joined, event_time=batch.times[places])
+            out.emit_batch(joined, event_time=batch.times[joined_places])
         else:
             out.emit_batch(joined)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from streamiter.operators.functions import refuse
 from streamiter.operators.keyed import CheckKeys, KeyedOperator, any_keys, array_of_keys
-from streamiter.operators.keyed_state import StateFrame
+from streamiter.operators.keyed_state import KeyedState, StateFrame
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.operators.timed.kinds import WindowKind
@@ -34,8 +34,18 @@ class TimedOperator(KeyedOperator):
         """The number of late records since the start."""
         self._late_tag = late
         self._timed_states = states
-        self._states = states.states
-        states.call_before_changes(self.about_to_change)
+        states.call_before_changes(self._about_to_change)
+        self._context: Context | None = None
+
+    def open(self, context: Context) -> None:
+        self._context = context
+        # Always in memory: which keys are due by the watermark is known from the states.
+        self._states = self._memory = KeyedState(context.clock, name=context.name, encode=context.encode)
+        self._memory.states = self._timed_states.states
+
+    def _about_to_change(self, keys: Sequence[Any] | Array) -> None:
+        """Keep the states of these keys for unfinished snapshots."""
+        self._memory.load(keys if isinstance(keys, Sequence) else keys.tolist())
 
     @property
     def kept(self) -> int:
@@ -43,11 +53,9 @@ class TimedOperator(KeyedOperator):
         return self._timed_states.kept
 
     def restore(self, state: Iterable[StateFrame]) -> None:
-        self._unfinished = []
-        restored: dict[Any, Any] = {}
-        for keys, states in state:
-            restored.update(zip(keys, states, strict=True))
-        self._timed_states.restore(restored)
+        self._memory.restore(state)
+        self._timed_states.restore(self._memory.states)
+        self._memory.states = self._timed_states.states
 
     def _opened(self) -> Context:
         assert self._context is not None
@@ -71,8 +79,7 @@ class TimedOperator(KeyedOperator):
             if isinstance(key, Exception) or time == MIN_TIME:
                 refuse(out, record, key if isinstance(key, Exception) else _no_timestamp())
                 continue
-            if self._unfinished:
-                self.about_to_change([key])
+            self._memory.load((key,))
             yield record, key, time
 
     def _emit_late(self, out: Output, record: Any, time: int) -> None:
@@ -184,8 +191,7 @@ class WindowStep(TimedOperator):
             keys = self._keys_of(records)
         except Exception:
             return False  # One by one, the records at fault are refused.
-        if self._unfinished:
-            self.about_to_change(list(dict.fromkeys(keys)))
+        self._about_to_change(keys)
         return windows.add_batch(keys, times, columns)
 
     def _keys_of(self, records: Batch) -> Sequence[Any] | Array:
