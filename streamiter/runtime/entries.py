@@ -88,7 +88,7 @@ def check_handlers(
     for input_name in input_names:
         method, whole_batches = handler_of(operator, input_name, step=step, keyed=keyed, where=where)
         methods[method] = ["batch" if whole_batches else "record", "out"]
-        if keyed and whole_batches:
+        if keyed and whole_batches and input_name == SINGLE_INPUT:
             raise GraphError(
                 f"step {step!r}: expected {_class_of(operator)} to define process(record, out), since a keyed step "
                 "works record by record, given a method for whole batches; define process, or leave out key_by",
@@ -184,9 +184,9 @@ def make_entry(operator: Operator, input_name: str, out: Output, context: Contex
     """Return the entry of an operator that the engine calls directly."""
     method, whole_batches = handler_of(operator, input_name, step=context.name, keyed=key_of is not None)
     handle = getattr(operator, method)
-    if key_of is not None:
-        return _keyed(handle, out, context, key_of)
-    return by_batch(handle, out) if whole_batches else _by_record(handle, out)
+    if whole_batches:  # Of several inputs with keys, those that are handled by batches have none.
+        return by_batch(handle, out)
+    return _by_record(handle, out) if key_of is None else _keyed(handle, out, context, key_of)
 
 
 def make_async_entry(
