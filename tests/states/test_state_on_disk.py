@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,13 +16,19 @@ from operators.operator_harness import ManualClock
 from streamiter import Checkpoints, Flow, Operator, RocksState, Stream
 from streamiter.checkpoints.flow_checkpoints import flows_in
 from streamiter.checkpoints.folder_blobs import FolderBlobs
+from streamiter.checkpoints.keys import key_group
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.store import MemoryStore
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart
+from streamiter.checkpoints.store import CheckpointStore, MemoryStore
 from streamiter.errors import CheckpointError, ConfigurationError, GraphError, StorageFull
-from streamiter.operators import Context, Output, Positions, Source, SourceBatch
+from streamiter.operators import Context, KeyedState, Output, Positions, Source, SourceBatch
+from streamiter.operators.keyed_state import KeyedStates
 from streamiter.runtime.job import Job
 from streamiter.states import rocks_state
 from streamiter.states.database import Database, DatabaseHome
+from streamiter.states.stored import KeyShare, StoredDatabase
+
+PLAIN = PlainData()
 
 SmallDisk = tuple[Path, Callable[[], bool]]
 
@@ -200,7 +206,7 @@ def test_rows_that_are_written_while_a_checkpoint_is_made_are_not_in_it(
 
 def test_large_states_are_loaded_a_few_at_a_time(tmp_path: Path) -> None:
     """The states of one batch, a megabyte each, did not fit into memory."""
-    job = RocksState(tmp_path, memory_bytes=16 << 20).of_job("tests", PlainData())
+    job = RocksState(tmp_path, memory_bytes=16 << 20).of_job("tests", PLAIN)
     states = job.of_subtask("count", clock=ManualClock())
     assert states.keys_at_once == rocks_state._KEYS_AT_ONCE
     for key in range(4):
@@ -209,6 +215,82 @@ def test_large_states_are_loaded_a_few_at_a_time(tmp_path: Path) -> None:
     states.prefetch(range(4))
     assert states.keys_at_once == 7
     job.close()
+
+
+# ---- times of last use in files
+
+TTL_S = 10.0
+
+
+@pytest.fixture
+def make_states(tmp_path: Path) -> Iterator[Callable[..., KeyedStates]]:
+    """Return a maker of the states of one subtask."""
+    job = RocksState(tmp_path / "state", memory_bytes=16 << 20).of_job("tests", PLAIN)
+    yield lambda clock, time_to_live_s=None: job.of_subtask("count", clock=clock, time_to_live_s=time_to_live_s)
+    job.close()
+
+
+async def stored_databases(store: CheckpointStore, number: int, *states: KeyedStates) -> list[StoredDatabase]:
+    """Store snapshots of these states, as a checkpoint does."""
+    header = SnapshotHeader("clicks", CheckpointId(number, "a"), 0, {})
+    pieces = [SnapshotPart(f"count/{at}", b"", (each.snapshot(),)) for at, each in enumerate(states)]
+    await store.save(header, pieces)
+    stored = await store.open("clicks", header.id)
+    return [StoredDatabase(stored, part.name, 0, stored.files(part.name, 0) or (), PLAIN) for part in pieces]
+
+
+def key_of(first: bool) -> int:
+    """Return a key of the first or of the second of two subtasks."""
+    return next(key for key in range(100) if (key_group(key) < 64) == first)
+
+
+async def restored(make: Callable[..., KeyedStates], state: Any, now_s: float, ttl_s: float | None) -> Any:
+    clock = ManualClock()
+    clock.now_s = now_s
+    states = make(clock, ttl_s)
+    restoring = states.restore(state)
+    assert restoring is not None
+    await restoring
+    return states, clock
+
+
+async def test_the_time_to_live_goes_on_where_it_was_in_the_checkpoint(make_states: Callable[..., KeyedStates]) -> None:
+    """The clock of another machine showed less, so states lived for ever; or they died while the job was down."""
+    early, late = key_of(first=True), key_of(first=False)
+    clocks, olds = [ManualClock(), ManualClock()], []
+    for clock, key, start_s in zip(clocks, (early, late), (50.0, 9_000.0), strict=True):
+        clock.now_s = start_s
+        old = make_states(clock, TTL_S)
+        old.set(key, "state")
+        old.store()
+        clock.now_s += 4 if key == early else 7  # This is how long it is idle at the barrier.
+        olds.append(old)
+    store = MemoryStore()
+    await store.claim("clicks", "a")
+    databases = await stored_databases(store, 1, *olds)
+    for share in (databases[0], KeyShare(databases[:1], range(128)), KeyShare(databases, range(128))):
+        states, clock = await restored(make_states, share, 7.0, TTL_S)
+        clock.now_s += 5.5
+        assert states.get(early) == "state"
+    assert states.get(late) == {}
+    for seconds, expected in ((2.5, "state"), (3.5, {})):
+        states, clock = await restored(make_states, KeyShare(databases, range(128)), 1e6, TTL_S)
+        clock.now_s += seconds
+        assert states.get(late) == expected
+    # Without a time to live nothing expires; when it is there again, it begins then.
+    without, clock = await restored(make_states, KeyShare(databases, range(128)), 0.0, None)
+    clock.now_s += 100
+    again, clock = await restored(make_states, (await stored_databases(store, 2, without))[0], 3.0, TTL_S)
+    clock.now_s += 9
+    assert (again.get(early), again.get(late)) == ("state", "state")
+    clock.now_s += 11
+    again.store()
+    again.drop_expired()
+    assert list(again.snapshot().frames()) == []
+    in_memory = KeyedState(ManualClock(), TTL_S, name="count", encode=PLAIN.encode)
+    in_memory.restore(KeyShare(databases, range(128)))
+    [keys, _, idle_s] = PLAIN.decode(next(iter(in_memory.snapshot().frames())))
+    assert dict(zip(keys, idle_s, strict=True)) == {early: pytest.approx(4), late: pytest.approx(7)}
 
 
 # ---- folders and errors
@@ -221,6 +303,7 @@ def test_a_start_deletes_the_folders_of_dead_runs_only(tmp_path: Path) -> None:
     program = f"""
 from pathlib import Path
 from streamiter.states.database import Database, DatabaseHome
+from streamiter.states.stored import KeyShare, StoredDatabase
 home = DatabaseHome(Path({str(flow)!r}), 16 << 20, flow="clicks")
 Database(home, 0, owner="x").write([(b"a", b"b")])
 {kill}
