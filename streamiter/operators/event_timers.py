@@ -100,6 +100,11 @@ class StepTimes:
         if self._floors and watermark >= max(self._floors.values()):
             self._floors = {}
 
+    @property
+    def has_floors(self) -> bool:
+        """Whether some keys have a watermark that is further than that of the step."""
+        return bool(self._floors)
+
     def event_time(self, key: Any) -> int | None:
         """Return the event time as an operator sees it: the due time in a timer, else the watermark; None for none."""
         if self.due is not None:

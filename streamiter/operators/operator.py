@@ -260,6 +260,11 @@ class Context:
         return None if self._times is None else self._times.event_time(self.key)
 
     @property
+    def keys_are_further(self) -> bool:
+        """For the engine: whether the event time of some keys is further, since the step had another parallelism."""
+        return self._times is not None and self._times.has_floors
+
+    @property
     def timestamp(self) -> int | None:
         """The timestamp of the record or event timer at hand, in milliseconds; None if it has none.
 

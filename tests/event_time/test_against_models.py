@@ -393,6 +393,19 @@ def test_a_duplicate_is_dropped_whatever_arrives_first(example: Example) -> None
     assert not state.states
 
 
+@pytest.mark.parametrize("kind", [Hopping(10, 10), Sliding(10), Session(10)])
+def test_a_key_is_late_by_the_watermark_that_it_had_before(kind: Any) -> None:
+    """The step had other subtasks, one of which was further: a window that had been given was given again."""
+    windows = make_windows(kind, Aggregates.of(["count"], {}), lateness_ms=5)
+    windows.advance(10)
+    windows.floor_of = {"was further": 40, "was not": 0}.__getitem__
+    assert [windows.add(key, 22, [None]) for key in ("was further", "was not")] == [False, True]
+    assert windows.add("was further", 35, [None])
+    join = IntervalJoin(0, 5)
+    join.floor_of = windows.floor_of
+    assert [join.add("left", key, 22, None) for key in ("was further", "was not")] == [False, True]
+
+
 def test_a_refused_record_changes_no_aggregate() -> None:
     def picky(total: int, value: int) -> int:
         if value == 7:

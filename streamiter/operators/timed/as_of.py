@@ -56,7 +56,7 @@ class WaitingRecords(TimedStates):
 
     def add(self, key: Any, time: int, record: Any) -> bool:
         """Add a record that asks; return False, and change nothing, if it is late."""
-        if time < self.watermark:
+        if time < self.reached(key):
             return False
         state = self._state_of(key)
         if self._is_known(time):
@@ -191,7 +191,7 @@ class AsOfWindow(WaitingRecords):
 
     def add_event(self, key: Any, time: int, values: list[Any]) -> bool:
         """Add an event with its values; return False, and change nothing, if it is too late for all windows to come."""
-        if time + self._size_ms < self.watermark:
+        if time + self._size_ms < self.reached(key):
             return False
         # Aggregates that refuse an event refuse it now.
         self._aggregates.add(self._aggregates.initial(), time, values)
@@ -244,7 +244,7 @@ class Deduplication(TimedStates):
 
     def add(self, key: Any, time: int, identity: Any) -> bool | None:
         """Return whether a record passes; None if it is late."""
-        if time < self.watermark - self._within_ms:
+        if time < self.reached(key) - self._within_ms:
             return None
         times: list[int] = self.states.get(key, {}).get(identity, [])
         if bisect_right(times, time - self._within_ms) < bisect_left(times, time + self._within_ms):

@@ -53,11 +53,6 @@ class JoinOperator(TimedOperator):
     def _passed_on(self, watermark: int) -> int:
         return watermark
 
-    def _reach_watermark(self) -> None:
-        """Take over the watermark that the engine has restored."""
-        if (watermark := self._opened().event_time) is not None:
-            self._join.watermark = max(self._join.watermark, self._own(watermark))
-
     def _emit_results(self, out: Output) -> None:
         if self._join.results:
             emit_timed(out, self._join.take_results())
@@ -83,7 +78,7 @@ class JoinSides(JoinOperator):
         self._process("right", batch, out, self._other_key_of)
 
     def _process(self, side: Side, batch: Batch, out: Output, key_of: KeyOf) -> None:
-        self._reach_watermark()
+        self._take_over_watermark()
         for record, key, time in self._moments(batch, out, key_of):
             if not self._join.add(side, key, time, record):
                 self._emit_late(out, record, time)
@@ -110,14 +105,14 @@ class JoinTableAsOf(JoinOperator):
         self._value_of = value_of
 
     def process_stream_batch(self, batch: Batch, out: Output) -> None:
-        self._reach_watermark()
+        self._take_over_watermark()
         for record, key, time in self._moments(batch, out):
             if not self._join.add(key, time, record):
                 self._emit_late(out, record, time)
         self._emit_results(out)
 
     def process_table_batch(self, batch: Batch, out: Output) -> None:
-        self._reach_watermark()
+        self._take_over_watermark()
         for record, key, time in self._moments(batch, out, self._other_key_of):
             try:
                 version = self._value_of(record)
@@ -142,14 +137,14 @@ class JoinWindowBefore(JoinOperator):
         self._aggregates = aggregates
 
     def process_stream_batch(self, batch: Batch, out: Output) -> None:
-        self._reach_watermark()
+        self._take_over_watermark()
         for record, key, time in self._moments(batch, out):
             if not self._join.add(key, time, record):
                 self._emit_late(out, record, time)
         self._emit_results(out)
 
     def process_events_batch(self, batch: Batch, out: Output) -> None:
-        self._reach_watermark()
+        self._take_over_watermark()
         for event, key, time in self._moments(batch, out, self._other_key_of):
             try:
                 is_in_time = self._join.add_event(key, time, self._aggregates.values_of(event))
@@ -254,8 +249,7 @@ class Deduplicate(TimedOperator):
         self._id_of = id_of
 
     def process_batch(self, batch: Batch, out: Output) -> None:
-        if (watermark := self._opened().event_time) is not None:
-            self._passed.watermark = max(self._passed.watermark, watermark)
+        self._take_over_watermark()
         for record, key, time in self._moments(batch, out):
             try:
                 [identity] = self._check_keys([self._id_of(record)])

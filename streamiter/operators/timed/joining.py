@@ -73,7 +73,8 @@ class IntervalJoin(TimedStates):
 
     def add(self, side: Side, key: Any, time: int, record: Any) -> bool:
         """Add a record; return False, and change nothing, if it is late."""
-        if time < self.watermark:
+        reached = self.reached(key)
+        if time < reached:
             return False
         state = self.states.setdefault(key, [[], []])
         own, others = state if side == LEFT else reversed(state)
@@ -84,7 +85,7 @@ class IntervalJoin(TimedStates):
             pair = (record, other[RECORD]) if side == LEFT else (other[RECORD], record)
             self.results.append((max(time, other[TIME]), pair))
         self._arrived += 1
-        if self.watermark <= time + upper:
+        if reached <= time + upper:
             insort_right(own, [time, self._arrived, record, first < last], key=_time)
             self._wait(key, side, time, self._arrived)
         else:
@@ -169,7 +170,7 @@ class WindowJoin(TimedStates):
 
     def add(self, side: Side, key: Any, time: int, record: Any) -> bool:
         """Add a record; return False, and change nothing, if it is late."""
-        if time < self.watermark:
+        if time < self.reached(key):
             return False
         self._windows.add(key, time, [side, record])
         return True

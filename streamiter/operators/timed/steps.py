@@ -61,6 +61,23 @@ class TimedOperator(KeyedOperator):
         assert self._context is not None
         return self._context
 
+    def _take_over_watermark(self) -> None:
+        """Take over the watermark that the engine has restored, and those of keys that were further."""
+        context, states = self._opened(), self._timed_states
+        if (watermark := context.event_time) is not None:
+            states.watermark = max(states.watermark, self._own(watermark))
+        states.floor_of = self._floor if context.keys_are_further else None
+
+    def _floor(self, key: Any) -> int:
+        context = self._opened()
+        context.key = key
+        watermark, context.key = context.event_time, None
+        return MIN_TIME if watermark is None else self._own(watermark)
+
+    def _own(self, watermark: int) -> int:
+        """Return the watermark of the operator for that of the step."""
+        return watermark
+
     def _times_of(self, batch: Batch) -> Times:
         """Return the timestamps of a batch; ``MIN_TIME`` for records without one."""
         if isinstance(batch, TimedBatch):
@@ -224,9 +241,7 @@ class EventWindowStep(WindowStep):
     """Emits the results of windows in event time."""
 
     def _reach_watermark(self) -> None:
-        # The engine restores the watermark.
-        if (watermark := self._opened().event_time) is not None:
-            self._windows.watermark = max(self._windows.watermark, watermark)
+        self._take_over_watermark()
 
     def on_event_time_watermark(self, watermark: int, out: Output) -> int:
         """Emit the results of the windows that are complete."""

@@ -21,10 +21,16 @@ class TimedStates:
         self.watermark = MIN_TIME
         """No record with a lower time is expected."""
         self._before_change: Callable[[list[Any]], object] = lambda keys: None
+        self.floor_of: Callable[[Any], int] | None = None
+        """Returns the watermark that a key had before the step had another parallelism; None if none was further."""
 
     def call_before_changes(self, before_change: Callable[[list[Any]], object]) -> None:
         """Set the function that is called with keys whose states are about to change without a record."""
         self._before_change = before_change
+
+    def reached(self, key: Any) -> int:
+        """Return the watermark by which records of a key are late."""
+        return self.watermark if self.floor_of is None else max(self.watermark, self.floor_of(key))
 
     @property
     def kept(self) -> int:

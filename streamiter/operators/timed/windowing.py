@@ -136,7 +136,7 @@ class OpenWindows(TimedStates):
             self._before_change([key])
             self._give(key, window)
             window[IS_COMPLETE] = True
-            if self._is_over(window[END]):
+            if self._is_over(key, window[END]):
                 self._expire(key, start, creation)
             else:
                 self._keep(key, window)
@@ -207,7 +207,7 @@ class OpenWindows(TimedStates):
 
     def _has_record(self, key: Any, window: OpenWindow) -> None:
         """A record was added to a window: give a new result at once if it is complete already."""
-        if window[END] <= self.watermark:
+        if window[END] <= self.reached(key):
             self._give(key, window)
             if not window[IS_COMPLETE]:
                 window[IS_COMPLETE] = True
@@ -220,9 +220,9 @@ class OpenWindows(TimedStates):
         """Whether the last value of a window may have to be retracted."""
         return self._retracting
 
-    def _is_over(self, end: int) -> bool:
-        """Return whether the state of windows with this end has gone."""
-        return end + self._lateness_ms <= self.watermark
+    def _is_over(self, key: Any, end: int) -> bool:
+        """Return whether the state of windows of a key with this end has gone."""
+        return end + self._lateness_ms <= self.reached(key)
 
     def _give(self, key: Any, window: OpenWindow, *, is_early: bool = False) -> None:
         for start, end, value, revision in window[REPLACED]:
@@ -263,7 +263,7 @@ class AlignedWindows(OpenWindows):
 
     def add(self, key: Any, time: int, values: list[Any]) -> bool:
         intervals = self._kind.windows_of(time)
-        wanted = [interval for interval in intervals if not self._is_over(interval[1])]
+        wanted = [interval for interval in intervals if not self._is_over(key, interval[1])]
         if not wanted:
             return not intervals  # Between two windows a record is not late.
         state: dict[int, OpenWindow] = self.states.get(key) or {}
@@ -290,7 +290,8 @@ class AlignedWindows(OpenWindows):
         """
         kind = self._kind
         # A complete window gives a new result for each record.
-        if not isinstance(kind, Hopping) or (len(times) and int(times.min()) < self.watermark):
+        has_complete = self.floor_of is not None or (len(times) and int(times.min()) < self.watermark)
+        if has_complete or not isinstance(kind, Hopping):
             return False
         indices, starts = kind.windows_of_each(times)
         if not len(indices):
@@ -343,7 +344,7 @@ class SessionWindows(OpenWindows):
         state: list[OpenWindow] = self.states[key]
         window = self._find(state, start, creation)
         if window is not None and window[IS_COMPLETE]:
-            if self._is_over(window[END]):
+            if self._is_over(key, window[END]):
                 state[:] = [other for other in state if other is not window]
                 self._open -= 1
             else:  # It has grown since.
@@ -356,7 +357,7 @@ class SessionWindows(OpenWindows):
         state: list[OpenWindow] = self.states.get(key) or []
         parts = [window for window in state if window[START] < end and time < window[END]]
         if not parts:
-            if self._is_over(end):
+            if self._is_over(key, end):
                 return False
             accumulators = self._content.add(self._content.initial(), time, values)
             state.append(self._new_window(key, time, end, accumulators))
@@ -373,14 +374,14 @@ class SessionWindows(OpenWindows):
         gone = [part[CREATION] for part in parts[1:]]
         state[:] = [window for window in state if window[CREATION] not in gone]
         self._open -= len(gone)
-        session = self._joined(parts, time, end)
+        session = self._joined(parts, time, end, self.reached(key))
         session[VALUES] = accumulators
         if is_due_elsewhere and not session[IS_COMPLETE]:
             self._schedule(key, session)
         self._has_record(key, session)
         return True
 
-    def _joined(self, parts: list[OpenWindow], time: int, end: int) -> OpenWindow:
+    def _joined(self, parts: list[OpenWindow], time: int, end: int, reached: int) -> OpenWindow:
         """Return one session of these parts and a record."""
         session = parts[0]
         start, end = min(time, session[START]), max(end, parts[-1][END])
@@ -399,7 +400,7 @@ class SessionWindows(OpenWindows):
         session[REVISION] = max(part[REVISION] for part in parts)
         session[CREATION] = min(part[CREATION] for part in parts)
         session[START], session[END] = start, end
-        session[IS_COMPLETE] = end <= self.watermark
+        session[IS_COMPLETE] = end <= reached
         session[HAS_CHANGED] = False
         return session
 
@@ -434,7 +435,7 @@ class SlidingWindows(OpenWindows):
                 self._expire_at(key, time + self._size_ms + self._lateness_ms, time, -1)
 
     def add(self, key: Any, time: int, values: list[Any]) -> bool:
-        if self._is_over(time + 1):
+        if self._is_over(key, time + 1):
             return False
         # Aggregates that refuse a record refuse it now.
         self._content.add(self._content.initial(), time, values)
