@@ -388,7 +388,7 @@ def test_a_duplicate_is_dropped_whatever_arrives_first(example: Example) -> None
         near = [e for e in expected if e[1] == key and e[3] % 3 == value % 3 and abs(e[2] - time) < within]
         expected.extend([] if near else [arrival])
 
-    state: TimedStates = example.drive(lambda: Deduplication(within), add)
+    state: TimedStates[Any] = example.drive(lambda: Deduplication(within), add)
     assert passed == expected
     assert not state.states
 

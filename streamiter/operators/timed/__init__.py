@@ -2,4 +2,5 @@
 
 The pure part: `kinds` of windows, `aggregates` of their records, and the states of keys with what they emit:
 `windowing` (windows), `joining` (joins by an interval and by windows) and `as_of` (what holds at the time of a record).
+The operators around them: `steps` for windows, and `join_steps`.
 """

@@ -21,7 +21,7 @@ from heapq import heappop, heappush
 from operator import itemgetter
 from typing import Any, Final, Literal
 
-from streamiter.operators.timed.joining import TimedRecords
+from streamiter.operators.timed.joining import TimedRecord
 from streamiter.operators.timed.timed_states import TimedStates
 from streamiter.operators.timed.windowing import WindowContent
 
@@ -31,7 +31,7 @@ TableHow = Literal["left", "inner"]
 """Whether records without a version of the table are emitted, in a pair with None."""
 
 
-class WaitingRecords(TimedStates):
+class WaitingRecords(TimedStates[TimedRecord]):
     """Base class: records of one stream wait until all is known of the other stream at their time.
 
     The state of a key is a list; its last item has the waiting records, as [time, arrival, record], by time.
@@ -40,7 +40,6 @@ class WaitingRecords(TimedStates):
     def __init__(self, *, strict: bool) -> None:
         """``strict``: what has the same time as a record does not count for it, so it waits less."""
         super().__init__()
-        self.results: TimedRecords = []
         self._strict = strict
         self._arrived = 0
         # The items of the heaps have a number of their own, so that they are never compared by key.
@@ -92,11 +91,6 @@ class WaitingRecords(TimedStates):
                 self._wait(key, time, arrival)
             for time in self._stale_times(state):
                 self._stale_at(time, key)
-
-    def take_results(self) -> TimedRecords:
-        """Return what was emitted since the last call."""
-        taken, self.results = self.results, []
-        return taken
 
     # -- what a subclass defines -------------------------------------------------------------------------
 
@@ -225,7 +219,7 @@ class AsOfWindow(WaitingRecords):
         return [time + self._size_ms for time in state[0]]
 
 
-class Deduplication(TimedStates):
+class Deduplication(TimedStates[Any]):
     """Records of which none with the same key and id has passed less than ``within`` away.
 
     The state of a key: for each id the times of the records that have passed, in order.

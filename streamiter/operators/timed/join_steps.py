@@ -13,7 +13,7 @@ from streamiter.operators.keyed import CheckKeys, KeyedOperator, any_keys
 from streamiter.operators.keyed_state import in_turns
 from streamiter.operators.output import Output
 from streamiter.operators.timed.as_of import AsOfJoin, AsOfWindow, Deduplication, TableHow
-from streamiter.operators.timed.joining import IntervalJoin, Side, TimedRecords, WindowJoin
+from streamiter.operators.timed.joining import IntervalJoin, Side, TimedRecord, WindowJoin
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.steps import TimedOperator
 from streamiter.records import Batch, OutputTag, TimedBatch, untimed
@@ -58,7 +58,7 @@ class JoinOperator(TimedOperator):
             emit_timed(out, self._join.take_results())
 
 
-def emit_timed(out: Output, results: TimedRecords) -> None:
+def emit_timed(out: Output, results: list[TimedRecord]) -> None:
     """Emit records with their timestamps."""
     out.emit_batch([record for _, record in results], event_time=[time for time, _ in results])
 

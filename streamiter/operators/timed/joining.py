@@ -30,8 +30,8 @@ SIDES: Final[tuple[Side, Side]] = (LEFT, RIGHT)
 JoinHow = Literal["inner", "left", "right", "full"]
 """Which records without a partner are emitted, in a pair with None: none, or those of one side, or all."""
 
-TimedRecords = list[tuple[int, Any]]
-"""Records that are emitted, with their timestamps."""
+TimedRecord = tuple[int, Any]
+"""A record that is emitted, with its timestamp."""
 
 TIME, ARRIVAL, RECORD, IS_PAIRED = range(4)
 """A record that waits for partners is a list with these items, since it is part of the state."""
@@ -44,7 +44,7 @@ def keeps_unpaired(how: JoinHow, side: Side) -> bool:
     return how in (side, "full")
 
 
-class IntervalJoin(TimedStates):
+class IntervalJoin(TimedStates[TimedRecord]):
     """Pairs with ``left + lower ≤ right ≤ left + upper``. The state of a key: the waiting records of both sides.
 
     A pair is emitted when its second record arrives. A record without a partner is emitted when none can come.
@@ -52,7 +52,6 @@ class IntervalJoin(TimedStates):
 
     def __init__(self, lower_ms: int, upper_ms: int, how: JoinHow = "inner") -> None:
         super().__init__()
-        self.results: TimedRecords = []
         # From the time of a record to those of its partners on the other side.
         self._to_partners = {LEFT: (lower_ms, upper_ms), RIGHT: (-upper_ms, -lower_ms)}
         self._how: JoinHow = how
@@ -114,11 +113,6 @@ class IntervalJoin(TimedStates):
                     self._wait(key, side, record[TIME], record[ARRIVAL])
                     self._arrived = max(self._arrived, record[ARRIVAL])
 
-    def take_results(self) -> TimedRecords:
-        """Return what was emitted since the last call."""
-        taken, self.results = self.results, []
-        return taken
-
     def _wait(self, key: Any, side: Side, time: int, arrival: int) -> None:
         self._numbered += 1
         limit = time + self._to_partners[side][1]
@@ -151,12 +145,11 @@ class SidesOfWindow:
         return [[record for _, record in sorted(side, key=_time)] for side in accumulators]
 
 
-class WindowJoin(TimedStates):
+class WindowJoin(TimedStates[TimedRecord]):
     """All pairs of the records of a window, when it is complete. The state of a key is that of its windows."""
 
     def __init__(self, kind: Hopping | Calendar | Session, how: JoinHow = "inner") -> None:
         super().__init__()
-        self.results: TimedRecords = []
         self._how: JoinHow = how
         self._windows = make_windows(kind, SidesOfWindow())
         self.states = self._windows.states
@@ -184,11 +177,6 @@ class WindowJoin(TimedStates):
     def restore(self, states: Mapping[Any, Any]) -> None:
         self._windows.watermark = self.watermark
         self._windows.restore(states)
-
-    def take_results(self) -> TimedRecords:
-        """Return what was emitted since the last call."""
-        taken, self.results = self.results, []
-        return taken
 
     def _emit_pairs(self, window: WindowResult) -> None:
         left, right = window.value

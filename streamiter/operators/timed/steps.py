@@ -26,7 +26,11 @@ class TimedOperator(KeyedOperator):
     takes_timed_batches = True
 
     def __init__(
-        self, states: TimedStates, key_of: Callable[[Any], Any], check_keys: CheckKeys, late: OutputTag | None = None
+        self,
+        states: TimedStates[Any],
+        key_of: Callable[[Any], Any],
+        check_keys: CheckKeys,
+        late: OutputTag | None = None,
     ) -> None:
         """``late`` is the side output of late records; without it they are dropped."""
         super().__init__(key_of, check_keys)

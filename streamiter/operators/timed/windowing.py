@@ -79,14 +79,13 @@ class WindowContent(Protocol):
         """Return the value of a window."""
 
 
-class OpenWindows(TimedStates):
+class OpenWindows(TimedStates[WindowResult]):
     """Base class: the windows of the keys of one subtask, when they are due, and their results."""
 
     def __init__(
         self, content: WindowContent, *, lateness_ms: int = 0, retracting: bool = False, gives_early: bool = False
     ) -> None:
         super().__init__()
-        self.results: list[WindowResult] = []
         self._content = content
         self._lateness_ms = lateness_ms
         self._retracting = retracting
@@ -114,11 +113,6 @@ class OpenWindows(TimedStates):
     def next_due(self) -> int | None:
         """The least watermark at which a window may become complete or go; None if there is no window."""
         return min((heap[0][0] for heap in (self._due, self._expiring) if heap), default=None)
-
-    def take_results(self) -> list[WindowResult]:
-        """Return the results since the last call."""
-        taken, self.results = self.results, []
-        return taken
 
     def advance(self, watermark: int) -> None:
         """No record below ``watermark`` is expected any more: complete the windows that are due, by end and start."""
