@@ -25,6 +25,8 @@ SPEED_DECIDES = {
     "timers_of_a_step",
     "event_time",
     "event_time_over_channels",
+    "timed_windows",
+    "timed_joins",
     "awaited_steps",
     "online_training-asynchronous",
     "online_training_from_a_start",
