@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from streamiter.checkpoints.store import Checkpoints
     from streamiter.flow.flow import Flow, connect
-    from streamiter.flow.stream import KeyedStream, Stream
+    from streamiter.flow.keyed_stream import KeyedStream
+    from streamiter.flow.stream import Stream
     from streamiter.iteration.api import iterate_bounded_streams_until_termination, iterate_unbounded_streams
     from streamiter.iteration.config import IterationBodyResult, IterationConfig, OperatorLifeCycle
     from streamiter.iteration.loop import for_each_round
@@ -30,7 +31,8 @@ else:
         {
             "streamiter.checkpoints.store": "Checkpoints",
             "streamiter.flow.flow": "Flow connect",
-            "streamiter.flow.stream": "KeyedStream Stream",
+            "streamiter.flow.keyed_stream": "KeyedStream",
+            "streamiter.flow.stream": "Stream",
             "streamiter.iteration.api": "iterate_bounded_streams_until_termination iterate_unbounded_streams",
             "streamiter.iteration.config": "IterationBodyResult IterationConfig OperatorLifeCycle",
             "streamiter.iteration.loop": "for_each_round",

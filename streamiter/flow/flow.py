@@ -28,8 +28,9 @@ from streamiter.flow.graph_checks import (
     check_start,
     check_stop,
 )
+from streamiter.flow.keyed_stream import KeyedStream
 from streamiter.flow.options import ProcessOptions, RunOptions, SourceOptions, StepOptions, check_options
-from streamiter.flow.stream import KeyedStream, Stream
+from streamiter.flow.stream import Stream
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.output import RejectionPolicy
 from streamiter.operators.source import ItemsSource, Source, SourceFactory

@@ -1,18 +1,15 @@
 """The Stream: the output of a step, with the methods that add the next step.
 
-``KeyedStream`` is a stream whose records have keys. The methods check their own arguments; ``add_next_step`` of
-:mod:`streamiter.flow.building` does the rest.
+:class:`~streamiter.flow.keyed_stream.KeyedStream` is a stream whose records have keys. The methods check their own
+arguments; ``add_next_step`` of :mod:`streamiter.flow.building` does the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack
 
-import numpy as np
-
-from streamiter.checkpoints.keys import check_keys
 from streamiter.errors import GraphError
 from streamiter.flow.building import (
     Outlets,
@@ -24,34 +21,31 @@ from streamiter.flow.building import (
     add_sink,
     check_bounded,
     check_same_flow,
-    label_of,
 )
 from streamiter.flow.event_time import add_event_time
 from streamiter.flow.graph_checks import (
     check_count,
-    check_factory,
     check_field_or_function,
     check_function,
     check_retries,
     check_seconds,
 )
 from streamiter.flow.options import GatheringOptions, ProcessOptions, StepOptions, check_options
-from streamiter.flow.timed_steps import TimedSteps
 from streamiter.operators.calls import MapAsync
 from streamiter.operators.holding import Join, MiniBatch, ReduceAll, Sort
-from streamiter.operators.keyed import KeyedReduce, KeyedReduceBatch, StatefulMap
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.source import Collected
 from streamiter.operators.steps import Filter, FilterBatch, FlatMap, Map, MapBatch
-from streamiter.records import Batch, Key, OutputTag, Record
-from streamiter.runtime.graph import SINGLE_INPUT, KeySelector, Step
-from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Partitioning, Rebalance
+from streamiter.records import Batch, OutputTag, Record
+from streamiter.runtime.graph import SINGLE_INPUT, Step
+from streamiter.runtime.output import Broadcast, ByFunction, Partitioning, Rebalance
 from streamiter.times import TimeUnit
 from streamiter.topics.record_functions import HeadersFunction, KeyFunction, TimestampFunction
 from streamiter.topics.topic import Encoder, Topic
 
 if TYPE_CHECKING:
     from streamiter.flow.flow import Flow
+    from streamiter.flow.keyed_stream import KeyedStream
 
 
 T = TypeVar("T")
@@ -352,6 +346,8 @@ class Stream(Outlets, Generic[Record]):
         >>> flow.run().state, totals.items
         ('finished', [('ann', 1), ('bo', 5), ('ann', 3)])
         """
+        from streamiter.flow.keyed_stream import KeyedStream  # It derives from Stream.
+
         check_function(f, "key_by", ["record"])
         return KeyedStream(self, f)
 
@@ -368,6 +364,8 @@ class Stream(Outlets, Generic[Record]):
         >>> flow.run().state, [int(total) for total in sums.items]
         ('finished', [1, 2, 4, 6])
         """
+        from streamiter.flow.keyed_stream import KeyedStream
+
         check_function(f, "key_by_batch", ["batch"])
         return KeyedStream(self, f, whole_batches=True)
 
@@ -380,11 +378,11 @@ class Stream(Outlets, Generic[Record]):
         >>> flow.run().state, copies.items
         ('finished', [7, 7, 7])
         """
-        return self._partitioned(Broadcast())
+        return self.partitioned(Broadcast())
 
     def rebalance(self) -> Stream[Record]:
         """Send records to the subtasks of the next step in turn, so that all subtasks have as much work."""
-        return self._partitioned(Rebalance())
+        return self.partitioned(Rebalance())
 
     def partition_by(self, f: Callable[[Record], int]) -> Stream[Record]:
         """Send each record to the subtask ``f(record)`` (a whole number) modulo the number of subtasks.
@@ -392,7 +390,7 @@ class Stream(Outlets, Generic[Record]):
         An exception of ``f`` ends the job, and the error names the record.
         """
         check_function(f, "partition_by", ["record"])
-        return self._partitioned(ByFunction(f))
+        return self.partitioned(ByFunction(f))
 
     def union(self, *others: Stream[T]) -> Stream[Record | T]:
         """Bring the records of several streams together: the order within each is kept, between them it is any.
@@ -412,7 +410,7 @@ class Stream(Outlets, Generic[Record]):
         outlets = [outlet for stream in (self, *others) for outlet in stream.outlets]
         return Stream(self._flow, *outlets)
 
-    def _partitioned(self, partitioning: Partitioning) -> Stream[Record]:
+    def partitioned(self, partitioning: Partitioning) -> Stream[Record]:
         return Stream(self._flow, *(outlet._replace(partitioning=partitioning) for outlet in self._outlets))
 
     # -- bounded input -----------------------------------------------------------------------------------
@@ -566,18 +564,12 @@ class Stream(Outlets, Generic[Record]):
 
     # -- steps with keys ---------------------------------------------------------------------------------
 
-    def reduce(self, *_: Any, **__: Any) -> Stream:
-        """Raise GraphError: only a stream with keys has this step."""
-        raise self._without_keys("reduce")
-
-    def stateful_map(self, *_: Any, **__: Any) -> Stream:
-        """Raise GraphError: only a stream with keys has this step."""
-        raise self._without_keys("stateful_map")
-
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name in vars(TimedSteps) and not name.startswith("_"):
+            from streamiter.flow.keyed_stream import KeyedStream
+
+            if name in vars(KeyedStream) and not name.startswith("_"):
                 raise self._without_keys(name)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
@@ -590,120 +582,3 @@ class Stream(Outlets, Generic[Record]):
     def _add(self, method: str, factory: OperatorFactory, options: StepOptions) -> Stream:
         check_options(method, options)
         return Stream(self._flow, add_next_step({SINGLE_INPUT: self}, method, factory, options))
-
-
-class KeyedStream(Stream[Record], TimedSteps[Record], Generic[Key, Record]):
-    """A stream whose records have keys: the next step can keep a state for each key."""
-
-    def __init__(self, stream: Stream[Record], key_of: Callable[[Any], Key], *, whole_batches: bool = False) -> None:
-        super().__init__(stream.flow, *stream._partitioned(ByKey(key_of, whole_batches)).outlets)
-        self._key_of = key_of
-        self._whole_batches = whole_batches
-
-    def reduce(self, f: Callable[[Record, Record], Record], **options: Unpack[StepOptions]) -> Stream[Record]:
-        """Emit the key's running result for each record: first the record itself, then ``f(result, record)``.
-
-        ``f`` must return a new value and change neither argument: both have been emitted. A record that is refused
-        leaves the result of its key as it is. With ``key_by_batch`` and a numpy ufunc (``np.add``) arrays are reduced
-        without a Python loop. The state is one value for each key and is never dropped.
-
-        >>> from streamiter import Flow
-        >>> flow = Flow("highest by parity")
-        >>> highest = flow.from_items([3, 2, 1, 8]).key_by(lambda x: x % 2).reduce(max).collect()
-        >>> flow.run().state, highest.items
-        ('finished', [3, 2, 3, 8])
-        """
-        check_function(f, "reduce", ["result", "record"], step=options.get("name"))
-        is_ufunc = isinstance(f, np.ufunc) and (f.nin, f.nout) == (2, 1) and not f.signature
-        if self._whole_batches and not is_ufunc:
-            raise GraphError(
-                "reduce: after key_by_batch expected a numpy ufunc of two arguments and one result such as np.add, "
-                f"given {f!r}; use key_by(f) for other functions"
-            )
-        kind: Any = KeyedReduceBatch if self._whole_batches else KeyedReduce
-        key_of, keyed = self._key_of, self.tolerant(options)
-        return keyed._add("reduce", lambda: kind(key_of, f, check_keys=check_keys), options)
-
-    @overload
-    def stateful_map(
-        self, f: Callable[[S, Record], tuple[S, T]], initial: Callable[[], S], **options: Unpack[StepOptions]
-    ) -> Stream[T]: ...
-
-    @overload
-    def stateful_map(
-        self, f: Callable[[S, Record], tuple[S, T]], initial: S, **options: Unpack[StepOptions]
-    ) -> Stream[T]: ...
-
-    def stateful_map(
-        self, f: Callable[[Any, Record], tuple[Any, T]], initial: Any, **options: Unpack[StepOptions]
-    ) -> Stream[T]:
-        """Call ``f(state, record) -> (state, output)`` with a state for each key, which is ``initial`` at first.
-
-        ``initial`` is plain data, and each key receives a copy of its own, or a callable that makes it (``list``).
-        A state is never dropped; in ``process`` it can expire.
-
-        >>> from streamiter import Flow
-        >>> flow = Flow("count words")
-        >>> words = flow.from_items(["to", "be", "to"]).key_by(lambda word: word)
-        >>> counts = words.stateful_map(lambda count, word: (count + 1, (word, count + 1)), 0).collect()
-        >>> flow.run().state, counts.items
-        ('finished', [('to', 1), ('be', 1), ('to', 2)])
-        """
-        check_function(f, "stateful_map", ["state", "record"], step=options.get("name"))
-        if callable(initial):
-            check_function(initial, "stateful_map(initial=)", [], step=options.get("name"))
-        key_of = self.record_key("stateful_map")
-        return self.tolerant(options)._add(
-            "stateful_map", lambda: StatefulMap(key_of, f, initial, check_keys=check_keys), options
-        )
-
-    def process(
-        self, factory: OperatorFactory, *, time_to_live_s: float | None = None, **options: Unpack[ProcessOptions]
-    ) -> Stream:
-        """Add your own operator with ``context.key``, ``context.state`` and timers.
-
-        ``context.state`` is an empty dict for a new key; change it, or assign any plain data. A state that was not used
-        for ``time_to_live_s`` seconds is dropped. ``context.set_timer(delay_s, payload)`` calls
-        ``on_timer(payload, out)`` with the same key. When the input has ended, timers that are not due are dropped.
-
-        >>> from streamiter import Flow, Operator
-        >>> class Visits(Operator):
-        ...     def open(self, context):
-        ...         self.context = context
-        ...     def process(self, record, out):
-        ...         state = self.context.state
-        ...         state["visits"] = state.get("visits", 0) + 1
-        ...         out.emit((self.context.key, state["visits"]))
-        >>> flow = Flow("visits")
-        >>> visits = flow.from_items(["ann", "bo", "ann"]).key_by(str.upper).process(Visits).collect()
-        >>> flow.run().state, visits.items
-        ('finished', [('ANN', 1), ('BO', 1), ('ANN', 2)])
-        """
-        label = options.get("name") or label_of(factory)
-        check_factory(factory, [SINGLE_INPUT], step=label, keyed=True)
-        check_seconds(time_to_live_s, "time_to_live_s", "keep states for ever", step=label)
-        keys = KeySelector({SINGLE_INPUT: self.record_key("process")}, time_to_live_s)
-        inputs = {SINGLE_INPUT: self.tolerant(options)}
-        return Stream(self._flow, add_operator(inputs, factory, options, keys))
-
-    def _made(self, output: StepOutput) -> Stream[Any]:
-        return Stream(self._flow, output)
-
-    @property
-    def has_record_keys(self) -> bool:
-        """For the engine: whether the keys are those of single records."""
-        return not self._whole_batches
-
-    def tolerant(self, options: StepOptions) -> Stream[Record]:
-        """For the engine: return the stream to a keyed step.
-
-        A step that survives refused records also receives those without a key.
-        """
-        survives = options.get("on_error", "fail") != "fail" or options.get("dead_letter") is not None
-        return self._partitioned(ByKey(self._key_of, self._whole_batches, survives and not self._whole_batches))
-
-    def record_key(self, method: str) -> Callable[[Any], Key]:
-        """For the engine: return the function that gives the key of a record."""
-        if self._whole_batches:
-            raise GraphError(f"{method}: expected a stream keyed record by record, given key_by_batch; use key_by(f)")
-        return self._key_of

@@ -31,7 +31,7 @@ from streamiter import (
     tumbling,
 )
 from streamiter.errors import GraphError, JobFailed
-from streamiter.flow.stream import KeyedStream
+from streamiter.flow.keyed_stream import KeyedStream
 from streamiter.operators import Context, Output, Source, SourceBatch
 from streamiter.testing import VirtualClock
 

@@ -9,7 +9,7 @@ import pytest
 from checkpoints_jobs.parallelism_support import NUMBERS, numbers, outputs
 
 from streamiter import Flow, session, sliding, tumbling
-from streamiter.flow.stream import KeyedStream
+from streamiter.flow.keyed_stream import KeyedStream
 from streamiter.topics import MemoryBroker
 
 TURNS = 60

@@ -22,7 +22,7 @@ from streamiter import (
     sliding,
     tumbling,
 )
-from streamiter.flow.stream import KeyedStream
+from streamiter.flow.keyed_stream import KeyedStream
 from streamiter.testing import Simulation
 
 OTHERS = 40

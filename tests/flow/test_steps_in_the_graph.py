@@ -13,7 +13,7 @@ from flow.small_flows import CLICKS, Pass, stream
 from streamiter import Flow, IterationConfig, Operator, Stream, connect
 from streamiter.errors import GraphError
 from streamiter.flow.flow import ConnectedStreams
-from streamiter.flow.stream import KeyedStream
+from streamiter.flow.keyed_stream import KeyedStream
 from streamiter.operators import Output
 
 

@@ -24,7 +24,7 @@ from streamiter import (
     sliding,
     tumbling,
 )
-from streamiter.flow.stream import KeyedStream
+from streamiter.flow.keyed_stream import KeyedStream
 from streamiter.operators import Context, Output
 from streamiter.operators.calls import MapAsync
 from streamiter.operators.event_time import AssignEventTime, WatermarkGenerator

@@ -1,17 +1,21 @@
-"""The methods of keyed streams for windows and joins by time; ``KeyedStream`` derives from :class:`TimedSteps`."""
+"""The stream whose records have keys: steps with a state for each key, and windows and joins by time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, get_args, overload
+
+import numpy as np
 
 from streamiter.checkpoints.keys import check_keys
 from streamiter.errors import ConfigurationError, GraphError, shortened
-from streamiter.flow.building import Outlets, StepOutput, add_next_step, check_same_flow
+from streamiter.flow.building import Outlets, StepOutput, add_next_step, add_operator, check_same_flow, label_of
 from streamiter.flow.event_time import check_event_time, checked_duration
-from streamiter.flow.graph_checks import check_field_or_function, check_seconds
-from streamiter.flow.options import StepOptions, check_options
+from streamiter.flow.graph_checks import check_factory, check_field_or_function, check_function, check_seconds
+from streamiter.flow.options import ProcessOptions, StepOptions, check_options
+from streamiter.flow.stream import Stream
 from streamiter.operators.functions import field_or_function
+from streamiter.operators.keyed import KeyedReduce, KeyedReduceBatch, StatefulMap
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.timed.as_of import AsOfJoin, TableHow
 from streamiter.operators.timed.join_steps import Deduplicate, JoinSides, JoinTableAsOf, JoinTableNow, JoinWindowBefore
@@ -20,11 +24,12 @@ from streamiter.operators.timed.kinds import Session, Sliding, WindowKind
 from streamiter.operators.timed.several_aggregates import Aggregates, AggregateSpec
 from streamiter.operators.timed.steps import ClockWindowStep, EventWindowStep
 from streamiter.operators.timed.windowing import WindowResult
-from streamiter.records import OutputTag
-from streamiter.runtime.graph import SINGLE_INPUT
+from streamiter.records import Key, OutputTag, Record
+from streamiter.runtime.graph import SINGLE_INPUT, KeySelector
+from streamiter.runtime.output import ByKey
 
-if TYPE_CHECKING:
-    from streamiter.flow.stream import Stream
+T = TypeVar("T")
+S = TypeVar("S")
 
 TimeOf = Literal["event", "processing"]
 """Event time, or the time of the clock when a record arrives."""
@@ -35,9 +40,6 @@ Results = Literal["accumulating", "retracting"]
 # An interval may begin before the record or after it.
 _ANY_S = -1e12
 
-
-Record = TypeVar("Record", covariant=True)
-"""The type of the records of a stream."""
 
 Result = TypeVar("Result")
 """The type of the results of windows."""
@@ -87,8 +89,101 @@ class WindowedStream(Generic[Result]):
         return self._build(aggregates)
 
 
-class TimedSteps(Outlets, Generic[Record]):
-    """The steps by time of a keyed stream."""
+class KeyedStream(Stream[Record], Generic[Key, Record]):
+    """A stream whose records have keys: the next step can keep a state for each key."""
+
+    def __init__(self, stream: Stream[Record], key_of: Callable[[Any], Key], *, whole_batches: bool = False) -> None:
+        super().__init__(stream.flow, *stream.partitioned(ByKey(key_of, whole_batches)).outlets)
+        self._key_of = key_of
+        self._whole_batches = whole_batches
+
+    def reduce(self, f: Callable[[Record, Record], Record], **options: Unpack[StepOptions]) -> Stream[Record]:
+        """Emit the key's running result for each record: first the record itself, then ``f(result, record)``.
+
+        ``f`` must return a new value and change neither argument: both have been emitted. A record that is refused
+        leaves the result of its key as it is. With ``key_by_batch`` and a numpy ufunc (``np.add``) arrays are reduced
+        without a Python loop. The state is one value for each key and is never dropped.
+
+        >>> from streamiter import Flow
+        >>> flow = Flow("highest by parity")
+        >>> highest = flow.from_items([3, 2, 1, 8]).key_by(lambda x: x % 2).reduce(max).collect()
+        >>> flow.run().state, highest.items
+        ('finished', [3, 2, 3, 8])
+        """
+        check_function(f, "reduce", ["result", "record"], step=options.get("name"))
+        is_ufunc = isinstance(f, np.ufunc) and (f.nin, f.nout) == (2, 1) and not f.signature
+        if self._whole_batches and not is_ufunc:
+            raise GraphError(
+                "reduce: after key_by_batch expected a numpy ufunc of two arguments and one result such as np.add, "
+                f"given {f!r}; use key_by(f) for other functions"
+            )
+        kind: Any = KeyedReduceBatch if self._whole_batches else KeyedReduce
+        key_of, keyed = self._key_of, self.tolerant(options)
+        return keyed._add("reduce", lambda: kind(key_of, f, check_keys=check_keys), options)
+
+    @overload
+    def stateful_map(
+        self, f: Callable[[S, Record], tuple[S, T]], initial: Callable[[], S], **options: Unpack[StepOptions]
+    ) -> Stream[T]: ...
+
+    @overload
+    def stateful_map(
+        self, f: Callable[[S, Record], tuple[S, T]], initial: S, **options: Unpack[StepOptions]
+    ) -> Stream[T]: ...
+
+    def stateful_map(
+        self, f: Callable[[Any, Record], tuple[Any, T]], initial: Any, **options: Unpack[StepOptions]
+    ) -> Stream[T]:
+        """Call ``f(state, record) -> (state, output)`` with a state for each key, which is ``initial`` at first.
+
+        ``initial`` is plain data, and each key receives a copy of its own, or a callable that makes it (``list``).
+        A state is never dropped; in ``process`` it can expire.
+
+        >>> from streamiter import Flow
+        >>> flow = Flow("count words")
+        >>> words = flow.from_items(["to", "be", "to"]).key_by(lambda word: word)
+        >>> counts = words.stateful_map(lambda count, word: (count + 1, (word, count + 1)), 0).collect()
+        >>> flow.run().state, counts.items
+        ('finished', [('to', 1), ('be', 1), ('to', 2)])
+        """
+        check_function(f, "stateful_map", ["state", "record"], step=options.get("name"))
+        if callable(initial):
+            check_function(initial, "stateful_map(initial=)", [], step=options.get("name"))
+        key_of = self.record_key("stateful_map")
+        return self.tolerant(options)._add(
+            "stateful_map", lambda: StatefulMap(key_of, f, initial, check_keys=check_keys), options
+        )
+
+    def process(
+        self, factory: OperatorFactory, *, time_to_live_s: float | None = None, **options: Unpack[ProcessOptions]
+    ) -> Stream:
+        """Add your own operator with ``context.key``, ``context.state`` and timers.
+
+        ``context.state`` is an empty dict for a new key; change it, or assign any plain data. A state that was not used
+        for ``time_to_live_s`` seconds is dropped. ``context.set_timer(delay_s, payload)`` calls
+        ``on_timer(payload, out)`` with the same key. When the input has ended, timers that are not due are dropped.
+
+        >>> from streamiter import Flow, Operator
+        >>> class Visits(Operator):
+        ...     def open(self, context):
+        ...         self.context = context
+        ...     def process(self, record, out):
+        ...         state = self.context.state
+        ...         state["visits"] = state.get("visits", 0) + 1
+        ...         out.emit((self.context.key, state["visits"]))
+        >>> flow = Flow("visits")
+        >>> visits = flow.from_items(["ann", "bo", "ann"]).key_by(str.upper).process(Visits).collect()
+        >>> flow.run().state, visits.items
+        ('finished', [('ANN', 1), ('BO', 1), ('ANN', 2)])
+        """
+        label = options.get("name") or label_of(factory)
+        check_factory(factory, [SINGLE_INPUT], step=label, keyed=True)
+        check_seconds(time_to_live_s, "time_to_live_s", "keep states for ever", step=label)
+        keys = KeySelector({SINGLE_INPUT: self.record_key("process")}, time_to_live_s)
+        inputs = {SINGLE_INPUT: self.tolerant(options)}
+        return Stream(self._flow, add_operator(inputs, factory, options, keys))
+
+    # -- by time -----------------------------------------------------------------------------------------
 
     def window(
         self,
@@ -400,26 +495,30 @@ class TimedSteps(Outlets, Generic[Record]):
             )
         )
 
-    # -- what KeyedStream defines --------------------------------------------------------------------------
+    # -- for the engine ----------------------------------------------------------------------------------
 
-    _key_of: Callable[[Any], Any]
+    def _made(self, output: StepOutput) -> Stream[Any]:
+        """Return the stream of a step."""
+        return Stream(self._flow, output)
 
     @property
     def has_record_keys(self) -> bool:
         """For the engine: whether the keys are those of single records."""
-        raise NotImplementedError
+        return not self._whole_batches
 
     def tolerant(self, options: StepOptions) -> Stream[Record]:
-        """For the engine: return the stream to a keyed step."""
-        raise NotImplementedError
+        """For the engine: return the stream to a keyed step.
 
-    def record_key(self, method: str) -> Callable[[Any], Any]:
+        A step that survives refused records also receives those without a key.
+        """
+        survives = options.get("on_error", "fail") != "fail" or options.get("dead_letter") is not None
+        return self.partitioned(ByKey(self._key_of, self._whole_batches, survives and not self._whole_batches))
+
+    def record_key(self, method: str) -> Callable[[Any], Key]:
         """For the engine: return the function that gives the key of a record."""
-        raise NotImplementedError
-
-    def _made(self, output: StepOutput) -> Stream[Any]:
-        """Return the stream of a step."""
-        raise NotImplementedError
+        if self._whole_batches:
+            raise GraphError(f"{method}: expected a stream keyed record by record, given key_by_batch; use key_by(f)")
+        return self._key_of
 
     def _joined(
         self,
@@ -438,7 +537,7 @@ class TimedSteps(Outlets, Generic[Record]):
         keys: list[Callable[[Any], Any]] = []
         settings: dict[str, Any] = {"check_keys": check_keys}
         for name, stream in inputs.items():
-            if not isinstance(stream, TimedSteps):
+            if not isinstance(stream, KeyedStream):
                 raise GraphError(
                     f"step {label!r}: expected a stream with keys as its input {name!r}, given {shortened(stream)}; "
                     "write other.key_by(f)"
