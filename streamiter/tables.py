@@ -25,7 +25,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -370,3 +370,10 @@ def _check_numbers(where: str, array: Array) -> None:
         raise ModelError(
             f"{where}: expected numbers, given {array.dtype}; leave the column out, or convert it to numbers"
         )
+
+
+class ArrowTable(Protocol):
+    """A table of polars or Arrow, for type checkers: its iterator does not give its rows."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None, /) -> object:
+        """Return the table as a stream of Arrow."""

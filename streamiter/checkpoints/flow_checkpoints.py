@@ -25,16 +25,8 @@ from streamiter.checkpoints.flow_record import (
     storage_name,
     unpack_record,
 )
-from streamiter.checkpoints.snapshot import (
-    CheckpointId,
-    Damage,
-    OtherFormat,
-    PartsFile,
-    SharedFile,
-    SnapshotHeader,
-    SnapshotWriter,
-    StoredSnapshot,
-)
+from streamiter.checkpoints.snapshot import CheckpointId, Damage, OtherFormat, PartsFile, SharedFile, SnapshotHeader
+from streamiter.checkpoints.snapshot_file import SnapshotWriter, StoredSnapshot
 from streamiter.deferred import DeferredFiles, LocalFile
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError, StreamiterError
 

@@ -24,7 +24,6 @@ from streamiter.checkpoints.flow_checkpoints import FlowCheckpoints, flows_in
 from streamiter.checkpoints.flow_record import CommitPointer, FlowRecord, snapshot_name
 from streamiter.checkpoints.folder_blobs import FolderBlobs
 from streamiter.checkpoints.snapshot import (
-    BATCH_BYTES,
     FORMAT,
     FORMAT_WITH_OTHERS,
     FORMAT_WITH_SHARED,
@@ -32,9 +31,8 @@ from streamiter.checkpoints.snapshot import (
     PartsFile,
     SnapshotHeader,
     SnapshotPart,
-    SnapshotWriter,
-    StoredSnapshot,
 )
+from streamiter.checkpoints.snapshot_file import BATCH_BYTES, SnapshotWriter, StoredSnapshot
 from streamiter.deferred import DeferredFiles
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError
 from streamiter.numbers import positive, whole_number

@@ -12,7 +12,8 @@ import typer
 
 from streamiter.checkpoints.flow_checkpoints import FlowCheckpoints, flows_in
 from streamiter.checkpoints.folder_blobs import FolderBlobs
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState, StoredSnapshot
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState
+from streamiter.checkpoints.snapshot_file import StoredSnapshot
 from streamiter.checkpoints.store import blobs_at
 from streamiter.cli.figures import print_error, print_fields, print_json, print_rows, say
 from streamiter.cli.run import command_group

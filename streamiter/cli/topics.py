@@ -35,7 +35,7 @@ from streamiter.topics import (
     connector_for,
     topic,
 )
-from streamiter.topics.topic import last_records
+from streamiter.topics.connecting import last_records
 from streamiter.topics.urls import shown_url
 
 Url = Annotated[

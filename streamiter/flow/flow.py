@@ -38,6 +38,7 @@ from streamiter.operators.steps import Identity
 from streamiter.records import Batch, Columns, rows_of_table
 from streamiter.runtime.graph import KeySelector, Step
 from streamiter.sparse_rows import SparseRows, is_scipy_sparse
+from streamiter.tables import ArrowTable
 from streamiter.topics.formats import Json, Text, Typed
 from streamiter.topics.source_and_sink import DecodeValues, TopicSource
 from streamiter.topics.topic import Decoder, SourceStart, StartPosition, StopPosition, Topic
@@ -49,13 +50,6 @@ if TYPE_CHECKING:
     from streamiter.runtime.plan import JobOptions, OwnProcess
     from streamiter.runtime.running import OnInterrupt, WhileRunning
     from streamiter.runtime.statistics import JobStatistics
-
-
-class ArrowTable(Protocol):
-    """A table of polars or Arrow, for type checkers: its iterator does not give its rows."""
-
-    def __arrow_c_stream__(self, requested_schema: object | None = None, /) -> object:
-        """Return the table as a stream of Arrow."""
 
 
 class Flow(FlowUnderConstruction):

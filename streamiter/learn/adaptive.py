@@ -487,14 +487,8 @@ class AdaptiveLinearModel:
 
     def _repr_html_(self) -> str:
         """Return a table of the model, for notebooks."""
-        facts = {
-            "task": self.task,
-            "classes": self.classes,
-            "columns": self.columns,
-            "records": self.records,
-            "version": self.version,
-        }
-        return html_facts(type(self).__name__, facts)
+        names = ("task", "classes", "columns", "records", "version")
+        return html_facts(type(self).__name__, {name: getattr(self, name) for name in names})
 
     def parameters(self) -> dict[str, Any]:
         """Return the one linear model that is served: weights by field and place, centers, limits, intercept, link."""

@@ -33,7 +33,8 @@ from streamiter.models.reader import ModelUpdates, last_update, model_updates, u
 from streamiter.models.update import NO_RANK, ModelSnapshot, ModelUpdate, Rank, UpdateHeaders, rank_in, shown_rank
 from streamiter.numbers import Floats, whole_number_in
 from streamiter.records import Array
-from streamiter.topics.topic import ReadRequest, Topic, last_records, record_limit
+from streamiter.topics.connecting import last_records
+from streamiter.topics.topic import ReadRequest, Topic, record_limit
 
 Kept = TypeVar("Kept")
 

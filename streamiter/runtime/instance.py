@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, final
 from streamiter.checkpoints.keys import key_groups, normalize_key
 from streamiter.clock import Clock, TimerHandle
 from streamiter.deferred import Encode, PlainValue
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, GraphError, StreamiterError
 from streamiter.operators.event_time import AssignEventTime
 from streamiter.operators.event_timers import StepTimes
 from streamiter.operators.keyed_state import KeyedStates
@@ -29,8 +29,21 @@ from streamiter.operators.operator import (
     Progress,
 )
 from streamiter.operators.output import Output, RecordFailure, TimedOutput
+from streamiter.operators.source import Source
 from streamiter.records import Batch, Control, EventTimeWatermark, untimed
-from streamiter.runtime.entries import AsyncEntry, Entry, handler_of, is_awaited, make_async_entry, make_entry
+from streamiter.runtime.entries import (
+    SOURCE_METHODS,
+    AsyncEntry,
+    Entry,
+    check_can_listen,
+    check_event_timers,
+    check_handlers,
+    check_methods,
+    handler_of,
+    is_awaited,
+    make_async_entry,
+    make_entry,
+)
 from streamiter.runtime.graph import Step
 from streamiter.runtime.timed_entries import make_async_timed_entry, make_timed_entry
 from streamiter.states.backends import JobStates
@@ -473,3 +486,75 @@ async def call_unless_cancelled(function: Callable[[], Awaitable[T]], step: str)
     A task that is cancelled before it begins leaves no coroutine behind that was never awaited.
     """
     return await unless_cancelled(function(), step)
+
+
+def operators_of(step: Step, subtasks: Sequence[int], first: Operator | None) -> dict[int, Operator]:
+    """Return the operators of these subtasks; ``first`` is the operator of subtask 0, if it is made and checked."""
+    operators: dict[int, Operator] = {} if first is None else {0: first}
+    checked = {type(operator) for operator in operators.values()}
+    for subtask in subtasks[len(operators) :]:
+        operator = operators[subtask] = operator_of(step)
+        if type(operator) not in checked:
+            checked.add(type(operator))
+            _check_operator(step, operator)
+    return operators
+
+
+def _check_operator(step: Step, operator: Operator) -> None:
+    """Check an operator. Its class was checked when the step was added, unless its factory is a function."""
+    if step.source is None and not isinstance(operator, Boundary):
+        check_handlers(operator, step.input_names(), step=step.name, keyed=step.keys is not None, where=step.where)
+    check_can_listen(operator, step.hears_of_epochs, step=step.name, where=step.where)
+    check_event_timers(operator, step.has_event_time, step=step.name, where=step.where)
+    if step.loop is not None:
+        step.loop.check_operator(step, operator)
+
+
+def operator_of(step: Step) -> Operator:
+    operator = _call_factory(step, step.factory)
+    if not isinstance(operator, Operator):
+        raise GraphError(
+            f"step {step.name!r}: expected its factory to give an Operator, "
+            f"given {type(operator).__name__}; derive it from streamiter.Operator",
+            where=step.where,
+        )
+    return operator
+
+
+def check_not_shared(operators: Mapping[Step, Mapping[int, Operator]]) -> None:
+    owners: dict[int, Step] = {}
+    for step, instances in operators.items():
+        for operator in instances.values():
+            owner = owners.setdefault(id(operator), step)
+            if owner is not step or sum(operator is other for other in instances.values()) > 1:
+                raise GraphError(
+                    f"step {step.name!r}: expected its factory to make a new operator for each "
+                    f"subtask, given one that step {owner.name!r} already has; make it inside the factory",
+                    where=step.where,
+                )
+
+
+def _call_factory(step: Step, factory: Callable[[], object]) -> object:
+    try:
+        return factory()
+    except StreamiterError:
+        raise  # its message says what is wrong
+    except Exception as error:
+        raise GraphError(
+            f"step {step.name!r}: expected its factory to work without arguments, given "
+            f"{type(error).__name__}: {error}; correct the factory, which is called once for each subtask",
+            where=step.where,
+        ) from error
+
+
+def make_source(step: Step) -> Source:
+    assert step.source is not None
+    source = _call_factory(step, step.source)
+    if not isinstance(source, Source):
+        raise GraphError(
+            f"step {step.name!r}: expected its factory to give a Source, "
+            f"given {type(source).__name__}; derive it from streamiter.operators.Source",
+            where=step.where,
+        )
+    check_methods(source, SOURCE_METHODS, step=step.name, where=step.where)
+    return source

@@ -16,21 +16,12 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.replay_cache import ReplayCache
 from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock, SystemClock
-from streamiter.errors import GraphError, StreamiterError
 from streamiter.operators.event_time import AssignEventTime
-from streamiter.operators.operator import Boundary, JobScope, Operator, Progress
+from streamiter.operators.operator import JobScope, Operator, Progress
 from streamiter.operators.output import DeadLetter
-from streamiter.operators.source import Source
 from streamiter.runtime.chain import Rounds
 from streamiter.runtime.checkpointing.restore import Restore
 from streamiter.runtime.checkpointing.task_barriers import Acknowledge
-from streamiter.runtime.entries import (
-    SOURCE_METHODS,
-    check_can_listen,
-    check_event_timers,
-    check_handlers,
-    check_methods,
-)
 from streamiter.runtime.feedback import (
     AttachedBoundary,
     FeedbackChannel,
@@ -43,7 +34,7 @@ from streamiter.runtime.feeder import EventTimeInput, Feeder, SinkEncoding
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import EpochsAside
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_key, leaves_loop
-from streamiter.runtime.instance import OperatorInstance
+from streamiter.runtime.instance import OperatorInstance, check_not_shared, make_source, operator_of, operators_of
 from streamiter.runtime.messages import Messages
 from streamiter.runtime.ordered_gate import OrderedGate
 from streamiter.runtime.output import ChannelOutput, EdgeWriter, FeedbackWriter, Writer
@@ -152,7 +143,7 @@ def first_process(flow: str, steps: Sequence[Step], processes: int = 1) -> OwnPr
 
     Raises GraphError for a factory that does not work, and for a flow that cannot run in so many processes.
     """
-    operators = {step: _instantiate(step, [0], None)[0] for step in steps}
+    operators = {step: operators_of(step, [0], None)[0] for step in steps}
     return OwnProcess(place(flow, steps, operators, processes), operators=operators)
 
 
@@ -201,8 +192,8 @@ class Planner:
 
     def _make_operators(self) -> None:
         made = self.own.operators
-        self._operators = {step: _instantiate(step, self._subtasks(step), made.get(step)) for step in self.steps}
-        _check_not_shared(self._operators)
+        self._operators = {step: operators_of(step, self._subtasks(step), made.get(step)) for step in self.steps}
+        check_not_shared(self._operators)
         for step, operators in self._operators.items():
             for operator in operators.values():
                 if self.own.number:
@@ -324,9 +315,7 @@ class Planner:
         name = f"{head.name}[{subtask}]"
         feeder, ports, input_names = None, self._ports(head, subtask), head.input_names()
         if head.source is not None:
-            feeder = Feeder(
-                _make_source(head), self._bounded_channel(f"{name} ← source"), head.name, self.options.clock
-            )
+            feeder = Feeder(make_source(head), self._bounded_channel(f"{name} ← source"), head.name, self.options.clock)
             ports = [Port(0, SINGLE_INPUT, feeder.channel, is_feedback=False)]
             input_names = [SINGLE_INPUT]
         gate = self._make_gate(head, name, ports)
@@ -336,7 +325,7 @@ class Planner:
         instances = self._instances(head, subtask, progress, gate)
         rounds = None
         if self._placed[head].traits.per_round:
-            rounds = Rounds(instances[head], gate, progress, lambda: _operator_of(head))
+            rounds = Rounds(instances[head], gate, progress, lambda: operator_of(head))
         task = Task(
             name=name,
             gate=gate,
@@ -507,7 +496,7 @@ class Planner:
         if not self.own.number or not self._placed[reader].traits.takes_encoded:
             return None
         if reader not in self.encodings:
-            sink = _operator_of(reader)
+            sink = operator_of(reader)
             self._placed[reader].check_operator(reader, sink)
             assert isinstance(sink, TopicSink)
             self.encodings[reader] = SinkEncoding(reader, sink)
@@ -537,75 +526,3 @@ def _adds_up_in_order(step: Step) -> bool:
     Workers of a parameter server do so, and loops that are not asynchronous. Their batches must not be cut by time.
     """
     return step.service is not None or (step.loop is not None and step.loop.max_epochs_ahead is not None)
-
-
-def _instantiate(step: Step, subtasks: Sequence[int], first: Operator | None) -> dict[int, Operator]:
-    """Return the operators of these subtasks; ``first`` is the operator of subtask 0, if it is made and checked."""
-    operators: dict[int, Operator] = {} if first is None else {0: first}
-    checked = {type(operator) for operator in operators.values()}
-    for subtask in subtasks[len(operators) :]:
-        operator = operators[subtask] = _operator_of(step)
-        if type(operator) not in checked:
-            checked.add(type(operator))
-            _check_operator(step, operator)
-    return operators
-
-
-def _check_operator(step: Step, operator: Operator) -> None:
-    """Check an operator. Its class was checked when the step was added, unless its factory is a function."""
-    if step.source is None and not isinstance(operator, Boundary):
-        check_handlers(operator, step.input_names(), step=step.name, keyed=step.keys is not None, where=step.where)
-    check_can_listen(operator, step.hears_of_epochs, step=step.name, where=step.where)
-    check_event_timers(operator, step.has_event_time, step=step.name, where=step.where)
-    if step.loop is not None:
-        step.loop.check_operator(step, operator)
-
-
-def _operator_of(step: Step) -> Operator:
-    operator = _call_factory(step, step.factory)
-    if not isinstance(operator, Operator):
-        raise GraphError(
-            f"step {step.name!r}: expected its factory to give an Operator, "
-            f"given {type(operator).__name__}; derive it from streamiter.Operator",
-            where=step.where,
-        )
-    return operator
-
-
-def _check_not_shared(operators: Mapping[Step, Mapping[int, Operator]]) -> None:
-    owners: dict[int, Step] = {}
-    for step, instances in operators.items():
-        for operator in instances.values():
-            owner = owners.setdefault(id(operator), step)
-            if owner is not step or sum(operator is other for other in instances.values()) > 1:
-                raise GraphError(
-                    f"step {step.name!r}: expected its factory to make a new operator for each "
-                    f"subtask, given one that step {owner.name!r} already has; make it inside the factory",
-                    where=step.where,
-                )
-
-
-def _call_factory(step: Step, factory: Callable[[], object]) -> object:
-    try:
-        return factory()
-    except StreamiterError:
-        raise  # its message says what is wrong
-    except Exception as error:
-        raise GraphError(
-            f"step {step.name!r}: expected its factory to work without arguments, given "
-            f"{type(error).__name__}: {error}; correct the factory, which is called once for each subtask",
-            where=step.where,
-        ) from error
-
-
-def _make_source(step: Step) -> Source:
-    assert step.source is not None
-    source = _call_factory(step, step.source)
-    if not isinstance(source, Source):
-        raise GraphError(
-            f"step {step.name!r}: expected its factory to give a Source, "
-            f"given {type(source).__name__}; derive it from streamiter.operators.Source",
-            where=step.where,
-        )
-    check_methods(source, SOURCE_METHODS, step=step.name, where=step.where)
-    return source

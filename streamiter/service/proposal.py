@@ -20,7 +20,7 @@ from streamiter.numbers import is_number
 from streamiter.service.labels import milliseconds_of
 from streamiter.service.settings import FeatureKind, LearningKind
 from streamiter.topics import Decoder, Json, ReadRequest, Topic
-from streamiter.topics.topic import last_records
+from streamiter.topics.connecting import last_records
 
 SAMPLE: Final = 2_000
 """The number of records that are looked at."""

@@ -17,7 +17,8 @@ import msgspec
 
 from streamiter.checkpoints.keys import decode_keys, key_groups
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.snapshot import SharedFile, StoredSnapshot
+from streamiter.checkpoints.snapshot import SharedFile
+from streamiter.checkpoints.snapshot_file import StoredSnapshot
 from streamiter.errors import CheckpointError, ConfigurationError
 from streamiter.operators.keyed_state import StateFrame, select_keys
 

@@ -477,3 +477,8 @@ async def closed_on_failure(connection: Connection) -> AsyncIterator[Connection]
     except BaseException:
         await connection.close()
         raise
+
+
+def last_records(offsets: Mapping[int, tuple[int, int]], count: int) -> dict[int, int]:
+    """Return the offset of the last ``count`` records of each partition, exact if offsets have no gaps."""
+    return {partition: max(first, end - count) for partition, (first, end) in offsets.items()}

@@ -173,11 +173,6 @@ RECORD_BYTES_MAX: Final = 1_000_000
 _LIMIT_SETTINGS: Final = ("max.message.bytes", "max_record_bytes")
 
 
-def last_records(offsets: Mapping[int, tuple[int, int]], count: int) -> dict[int, int]:
-    """Return the offset of the last ``count`` records of each partition, exact if offsets have no gaps."""
-    return {partition: max(first, end - count) for partition, (first, end) in offsets.items()}
-
-
 def record_limit(description: TopicDescription) -> int:
     """Return the size of the largest record to write to the topic: its own limit, at most ``RECORD_BYTES_MAX``.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart, StepState, StoredSnapshot
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart, StepState
+from streamiter.checkpoints.snapshot_file import StoredSnapshot
 from streamiter.checkpoints.store import CheckpointStore
 from streamiter.deferred import Deferred
 

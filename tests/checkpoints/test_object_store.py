@@ -21,7 +21,8 @@ from support.s3_server import S3Server
 from typer.testing import CliRunner
 
 from streamiter.checkpoints.flow_checkpoints import FlowCheckpoints
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart, SnapshotWriter
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart
+from streamiter.checkpoints.snapshot_file import SnapshotWriter
 from streamiter.checkpoints.store import Checkpoints, blobs_at, store_at
 from streamiter.cli.app import app
 from streamiter.errors import ConfigurationError, StorageFull, StoreUnavailable

@@ -19,7 +19,8 @@ from support.examples import random_examples
 from streamiter.checkpoints.blobs import Blob, BlobChanged, BlobReader, Blobs, MemoryBlobs
 from streamiter.checkpoints.flow_checkpoints import FlowCheckpoints
 from streamiter.checkpoints.flow_record import FlowRecord, snapshot_name
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotWriter
+from streamiter.checkpoints.snapshot import CheckpointId
+from streamiter.checkpoints.snapshot_file import SnapshotWriter
 from streamiter.checkpoints.store import blobs_at
 from streamiter.errors import CheckpointError, ProducerFenced
 

@@ -18,13 +18,12 @@ from streamiter.checkpoints.snapshot import (
     PREAMBLE_BYTES,
     TRAILER_BYTES,
     SnapshotPart,
-    SnapshotWriter,
-    StoredSnapshot,
     check_preamble,
     pack_manifest,
     pack_preamble,
     pack_trailer,
 )
+from streamiter.checkpoints.snapshot_file import SnapshotWriter, StoredSnapshot
 from streamiter.errors import CheckpointError, ConfigurationError
 
 PARTS = [SnapshotPart("read/0", b"positions"), SnapshotPart("größe/0", b"", (Frames(), Frames([])))]

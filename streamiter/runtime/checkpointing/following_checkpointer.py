@@ -11,7 +11,8 @@ from typing import Final, final
 import msgspec
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.snapshot import CheckpointId, PartsFile, SnapshotHeader, StoredSnapshot
+from streamiter.checkpoints.snapshot import CheckpointId, PartsFile, SnapshotHeader
+from streamiter.checkpoints.snapshot_file import StoredSnapshot
 from streamiter.checkpoints.store import Checkpoints, CheckpointStore, store_at
 from streamiter.clock import Clock
 from streamiter.deferred import PlainValue

@@ -16,7 +16,8 @@ from typing import Any, Literal, final
 
 from streamiter.checkpoints.flow_record import CommitPointer
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState, StoredSnapshot
+from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState
+from streamiter.checkpoints.snapshot_file import StoredSnapshot
 from streamiter.checkpoints.store import CheckpointStore
 from streamiter.clock import Clock
 from streamiter.deferred import PlainValue
