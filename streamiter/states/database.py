@@ -338,10 +338,10 @@ def rows_in(rows: Rdict, begin: bytes, end: bytes) -> Iterator[Row]:
 
 def _rows_of(rows: Rdict, begin: bytes, end: bytes) -> Iterator[Row]:
     options = ReadOptions()
-    options.set_iterate_lower_bound(begin)
     options.set_iterate_upper_bound(end)
     options.fill_cache(False)  # type: ignore[call-arg]
-    return rows.items(read_opt=options)  # type: ignore[return-value]
+    # `items` begins at the first row in spite of a lower bound, unless it is given a key.
+    return rows.items(from_key=begin, read_opt=options)  # type: ignore[return-value]
 
 
 def files_of(folder: Path) -> tuple[list[Path], Mapping[str, bytes]]:

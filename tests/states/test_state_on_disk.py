@@ -116,6 +116,7 @@ SEQUENCES = {
     "same": [Run(2, True, 400), Run(2, True, 1200), Run(2, True)],
     "more": [Run(1, True, 400), Run(3, True)],
     "fewer": [Run(3, True, 800), Run(2, True)],
+    "fewer and fewer": [Run(3, True, 400), Run(2, True, 800), Run(3, True, 1200), Run(1, True)],
     "from memory": [Run(2, False, 400), Run(1, True)],
     "to memory": [Run(1, True, 400), Run(2, False)],
 }
@@ -202,6 +203,26 @@ def test_rows_that_are_written_while_a_checkpoint_is_made_are_not_in_it(
         assert made.done()  # The writer has waited, since too much would have waited in memory.
         assert database.read([b"\0a"]) == [b"3"]
         database.close()
+
+
+def test_ranges_of_rows_begin_and_end_where_they_should(tmp_path: Path) -> None:
+    """A range began at the first row: a restart copied old rows of other subtasks, and a sweep read the same rows."""
+    home = home_in(tmp_path)
+    database = Database(home, 0, owner="step 'count'")
+    keys = [b"\x00a", b"\x05a", b"\x05b", b"\x40", b"\x7fz"]
+    database.write([(key, b"1") for key in keys])
+    for begin, end in (
+        (b"", b"\x80"),
+        (b"\x05", b"\x40"),
+        (b"\x05b", b"\x7f"),
+        (b"\x05a\x00", b"\x06"),
+        (b"\x7fzz", b"\x80"),
+    ):
+        assert [key for key, _ in database.rows(begin, end)] == [key for key in keys if begin <= key < end]
+    database.delete_range(b"\x05b", b"\x7f")
+    assert [key for key, _ in database.rows(b"", b"\x80")] == [b"\x00a", b"\x05a", b"\x7fz"]
+    database.close()
+    home.close()
 
 
 def test_large_states_are_loaded_a_few_at_a_time(tmp_path: Path) -> None:
