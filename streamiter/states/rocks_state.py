@@ -59,11 +59,14 @@ class RocksState:
     memory, to the bit. Checkpoints store only the files that have changed since the last one. See
     ``docs/checkpoints.md``.
 
+    >>> import tempfile
     >>> from streamiter import Flow
-    >>> flow = Flow("count", state=RocksState("state"))
-    >>> counts = flow.from_items("abca").key_by(lambda x: x).stateful_map(lambda n, x: (n + 1, (x, n + 1)), 0).collect()
-    >>> flow.run().state, counts.items
-    ('finished', [('a', 1), ('b', 1), ('c', 1), ('a', 2)])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     flow = Flow("count", state=RocksState(folder))
+    ...     letters = flow.from_items(["a", "b", "a"]).key_by(str.upper)
+    ...     counts = letters.stateful_map(lambda count, letter: (count + 1, (letter, count + 1)), 0).collect()
+    ...     flow.run().state, counts.items
+    ('finished', [('a', 1), ('b', 1), ('a', 2)])
     """
 
     folder: str | os.PathLike[str]

@@ -51,10 +51,10 @@ def divide(build: Callable[[], tuple[Flow, Any]], processes: int, patch: pytest.
     same = {step: [flow.steps[place] for flow in flows] for place, step in enumerate(flows[0].steps)}
 
     def instantiate(step: Step, subtasks: list[int], first: Operator | None) -> dict[int, Operator]:
-        made = plan._operator_of(step) if first is None else first
+        made = plan.operator_of(step) if first is None else first
         traits = traits_of(step, made)
         process = 1 if traits.central or traits.boundary else processes  # A loop's members join the loop of one flow.
-        return {subtask: plan._operator_of(same[step][subtask % process]) if subtask else made for subtask in subtasks}
+        return {subtask: plan.operator_of(same[step][subtask % process]) if subtask else made for subtask in subtasks}
 
     def make_channel(planner: Planner, name: str, feedback: FeedbackLimits | None) -> Any:
         channel: Any
@@ -74,7 +74,7 @@ def divide(build: Callable[[], tuple[Flow, Any]], processes: int, patch: pytest.
         upstream = step.inputs[0].upstream
         return step.parallelism == 1 or traits[step].central == traits[upstream].central
 
-    patch.setattr(plan, "_instantiate", instantiate)
+    patch.setattr(plan, "operators_of", instantiate)
     patch.setattr(Planner, "_make_channel", make_channel)
     patch.setattr(placement, "_is_chained", is_chained_in_a_process)
     return built[0]
