@@ -187,7 +187,7 @@ def test_the_statistics_as_json_are_one_document(folder):
         ),
         (
             "clicks:Flow",
-            "clicks:Flow: expected a function without arguments, given Flow(name, parallelism); "
+            "clicks:Flow: expected a function without arguments, given Flow(name, parallelism, state); "
             "its flows are flow, odd",
         ),
         (
