@@ -29,6 +29,7 @@ from crash.lives import KilledProgram
 from crash.outcome import check_counted_once, committed, updates_in
 from crash.places import CHECKPOINT, KAFKA_COMMIT, RESTORE, SHUTDOWN, SQLITE_COMMIT, STORE_COMMIT, Place
 from crash.programs import Program, running
+from crash.training import KEYS, PAIR_MS, WINDOW_MS
 
 from streamiter.topics import Topic
 
@@ -206,6 +207,29 @@ async def check_sums_on_disk(case: Case, kills: int) -> None:
     assert list((case.folder / "state").glob("*/run-*")) == []
 
 
+async def check_windows(case: Case, kills: int) -> None:
+    """Check that each window and each pair is there once, with the events that it must have."""
+    await create(case, "events", "updates-killed", "read-killed")
+    events = EVENTS_PER_LIFE * kills
+    options = {"mode": "asynchronous", "parallelism": 1, "kind": "windows"}
+    program = KilledProgram(
+        trainer(case, "killed", **options),
+        trainer(case, "killed", **options, stop="latest"),
+        Feed(case.topic("events"), training_pieces(events, partitions=1)),
+        seed(),
+        case.commit,
+    )
+    await program.kill_and_finish(kills)
+    expected: dict[tuple[int, int], list[int]] = {}
+    for number in range(events):
+        expected.setdefault((number % KEYS, number // WINDOW_MS * WINDOW_MS), []).append(number)
+    windows = [orjson.loads(record.value or b"") for record in await committed(case.topic("read-killed"))]
+    assert sorted(windows) == sorted([*window, len(inside), sum(inside)] for window, inside in expected.items())
+    pairs = [orjson.loads(record.value or b"") for record in await committed(case.topic("updates-killed"))]
+    later = range(0, PAIR_MS + 1, KEYS)
+    assert sorted(pairs) == [[number, number + ms] for number in range(events) for ms in later if number + ms < events]
+
+
 # ---- the tests
 
 
@@ -253,11 +277,18 @@ async def test_states_on_disk_survive_kill_9(sqlite: Case) -> None:
     await check_sums_on_disk(sqlite, FEWER_KILLS)
 
 
+async def test_windows_and_joins_survive_kill_9(sqlite: Case) -> None:
+    """A window lost the events from before the crash, or a pair left twice."""
+    await check_windows(sqlite, FEWER_KILLS)
+
+
 # ---- soak
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("check", [check_synchronous, check_asynchronous, check_at_least_once, check_sums_on_disk])
+@pytest.mark.parametrize(
+    "check", [check_synchronous, check_asynchronous, check_at_least_once, check_sums_on_disk, check_windows]
+)
 async def test_training_on_sqlite_survives_any_number_of_kills(sqlite: Case, check: Check) -> None:
     """A kill at a rare moment, one of a thousand, lost or doubled records."""
     await check(sqlite, soak_kills())

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from streamiter import Checkpoints, Flow, LocalProcesses, Operator, Ray, RocksState, topic
+from streamiter import Checkpoints, Flow, LocalProcesses, Operator, Ray, RocksState, topic, tumbling
 from streamiter.learn import Examples, LogisticRegression, train_online
 from streamiter.operators import Context, Output
 from streamiter.parameter_server import ASP, ParameterServer
@@ -22,6 +22,9 @@ from streamiter.topics import Typed
 
 MODEL = "model"
 WIDTH = 3
+KEYS = 7
+WINDOW_MS = 100
+PAIR_MS = 20
 
 
 class Example(msgspec.Struct):
@@ -46,7 +49,7 @@ class Options(msgspec.Struct):
     mini_batch: int
     stop: Literal["latest"] | None = None
     delivery: Literal["at_least_once"] | None = None
-    kind: Literal["training", "sums", "numbers", "counts"] = "training"
+    kind: Literal["training", "sums", "numbers", "counts", "windows"] = "training"
     on_disk: bool = False
     """Whether the states of keys are on disk."""
     processes: int | None = None
@@ -125,8 +128,26 @@ def counts(options: Options) -> Flow:
     return flow
 
 
+def windows(options: Options) -> Flow:
+    """Return a flow that counts and sums the events of each window, and pairs each event with those soon after it.
+
+    The number of an event is its time in milliseconds.
+    """
+    flow = Flow(options.flow, parallelism=options.parallelism)
+    events = flow.source(topic(options.events), decode=Typed(Example), stop=options.stop, name="events")
+    timed = events.event_time(lambda event: event.n, unit="ms", check_unit=False, name="timed")
+    keyed = timed.key_by(lambda event: event.n % KEYS)
+    summed = keyed.window(tumbling(WINDOW_MS / 1000), name="windows").aggregate(
+        count="count", sum=("sum", lambda event: event.n)
+    )
+    summed.map(lambda result: [result.key, result.start, *result.value.values()]).sink(topic(options.read))
+    pairs = keyed.interval_join(keyed, lower_s=0.0, upper_s=PAIR_MS / 1000, name="pairs")
+    pairs.map(lambda pair: [each.n for each in pair]).sink(topic(options.updates))
+    return flow
+
+
 def flow_of(options: Options) -> Flow:
-    flows = {"training": training_flow, "sums": running_sums, "numbers": numbers, "counts": counts}
+    flows = {"training": training_flow, "sums": running_sums, "numbers": numbers, "counts": counts, "windows": windows}
     return flows[options.kind](options)
 
 
