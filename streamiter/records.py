@@ -33,11 +33,13 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from streamiter.deferred import PlainValue
 from streamiter.errors import InternalError, PlainDataError, StreamiterError
 from streamiter.tables import arrays_of_table, values_of_column
 from streamiter.times import Times
@@ -484,6 +486,44 @@ class EndOfInput(Control):
 
     def __repr__(self) -> str:
         return f"EndOfInput({'' if self.epoch is None else self.epoch})"
+
+
+# The types of the fields of each kind, in the order of its __slots__.
+_CONTROLS: Final[Mapping[type[Any], tuple[Any, ...]]] = MappingProxyType(
+    {
+        EpochWatermark: (int,),
+        EventTimeWatermark: (bool, int),
+        CheckpointBarrier: (int, bool),
+        EndOfData: (int,),
+        EndOfInput: (int | None,),
+        Idle: (),
+    }
+)
+
+
+def control_to_plain(control: Control) -> tuple[PlainValue, ...]:
+    """Return a control record as plain data: its kind, then its fields.
+
+    >>> control_to_plain(EpochWatermark(3)), control_from_plain(("watermark", 3))
+    (('watermark', 3), EpochWatermark(3))
+    """
+    kind: Any = type(control)
+    if kind not in _CONTROLS:
+        raise InternalError(f"{control!r} has no form as plain data")
+    return (kind.kind, *(getattr(control, name) for name in kind.__slots__))
+
+
+def control_from_plain(plain: PlainValue) -> Control:
+    """Return the control record that :func:`control_to_plain` converted. Raises ``PlainDataError`` for other data."""
+    match plain:
+        case [name, *fields]:
+            for kind, types in _CONTROLS.items():
+                if kind.kind == name and len(fields) == len(types) and all(map(isinstance, fields, types)):
+                    control: Control = kind(**dict(zip(kind.__slots__, fields, strict=True)))
+                    return control
+    raise PlainDataError(
+        f"expected the plain data of a control record, given {plain!r:.100}; it is other data, or of a newer version"
+    )
 
 
 @final

@@ -19,10 +19,9 @@ from streamiter.checkpoints.disk_batches import (
     errors_with_name,
     memory_bytes,
 )
-from streamiter.checkpoints.plain_data import control_from_plain, control_to_plain
 from streamiter.deferred import Deferred, PlainValue, entries_of
 from streamiter.errors import InternalError
-from streamiter.records import Batch, Control, DataBatch
+from streamiter.records import Batch, Control, DataBatch, control_from_plain, control_to_plain
 
 Item = DataBatch | Control
 

@@ -25,10 +25,10 @@ bytes is in :mod:`streamiter.checkpoints.plain_format`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType, NoneType
-from typing import Any, Final
+from types import NoneType
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -44,19 +44,8 @@ from streamiter.checkpoints.encoding import (
 )
 from streamiter.checkpoints.plain_format import DEPTH_MAX, SCALAR_TYPES, StructRegistry, dtype_refusal
 from streamiter.deferred import Deferred, PlainValue, release_all
-from streamiter.errors import InternalError, PlainDataError
-from streamiter.records import (
-    Batch,
-    CheckpointBarrier,
-    Columns,
-    Control,
-    EndOfData,
-    EndOfInput,
-    EpochWatermark,
-    EventTimeWatermark,
-    Idle,
-    TimedBatch,
-)
+from streamiter.errors import PlainDataError
+from streamiter.records import Batch, Columns, TimedBatch
 
 
 class PlainData:
@@ -283,44 +272,6 @@ def _listed(batch: PlainValue) -> list[PlainValue]:
 
 
 # ---- control records
-
-
-# The types of the fields of each kind, in the order of its __slots__.
-_CONTROLS: Final[Mapping[type[Any], tuple[Any, ...]]] = MappingProxyType(
-    {
-        EpochWatermark: (int,),
-        EventTimeWatermark: (bool, int),
-        CheckpointBarrier: (int, bool),
-        EndOfData: (int,),
-        EndOfInput: (int | None,),
-        Idle: (),
-    }
-)
-
-
-def control_to_plain(control: Control) -> tuple[PlainValue, ...]:
-    """Return a control record as plain data: its kind, then its fields.
-
-    >>> control_to_plain(EpochWatermark(3)), control_from_plain(("watermark", 3))
-    (('watermark', 3), EpochWatermark(3))
-    """
-    kind: Any = type(control)
-    if kind not in _CONTROLS:
-        raise InternalError(f"{control!r} has no form as plain data")
-    return (kind.kind, *(getattr(control, name) for name in kind.__slots__))
-
-
-def control_from_plain(plain: PlainValue) -> Control:
-    """Return the control record that :func:`control_to_plain` converted. Raises ``PlainDataError`` for other data."""
-    match plain:
-        case [name, *fields]:
-            for kind, types in _CONTROLS.items():
-                if kind.kind == name and len(fields) == len(types) and all(map(isinstance, fields, types)):
-                    control: Control = kind(**dict(zip(kind.__slots__, fields, strict=True)))
-                    return control
-    raise PlainDataError(
-        f"expected the plain data of a control record, given {plain!r:.100}; it is other data, or of a newer version"
-    )
 
 
 # ---- error messages

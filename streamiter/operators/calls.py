@@ -28,6 +28,8 @@ from streamiter.records import (
     EventTimeWatermark,
     Idle,
     TimedBatch,
+    control_from_plain,
+    control_to_plain,
     untimed,
 )
 from streamiter.times import MIN_TIME
@@ -35,7 +37,7 @@ from streamiter.times import MIN_TIME
 _IN_ORDER: Final = (EpochWatermark, EventTimeWatermark, EndOfData, EndOfInput, Idle)
 """The control records that keep their place among the records: none overtakes a record in flight."""
 
-_KINDS: Final[dict[str, type[Control]]] = {kind.kind: kind for kind in _IN_ORDER}
+_KINDS: Final = frozenset(kind.kind for kind in _IN_ORDER)
 
 # Calls that have started and whose results have not left, with finished ones that wait for their turn. As many records
 # as an output gathers: a step whose calls answer at once then costs little more for a record than a batch does.
@@ -323,10 +325,10 @@ class MapAsync(Boundary):
 
     def restore(self, state: dict[str, Any]) -> None:
         self._watermark = state["watermark"]
-        self._ends = [_control(*end) for end in state["ends"]]
+        self._ends = [control_from_plain(end) for end in state["ends"]]
         for kind, *fields in state["entries"]:
             if kind in _KINDS:
-                self._waiting.append(_control(kind, *fields))
+                self._waiting.append(control_from_plain((kind, *fields)))
                 self._groups_in += 1
                 continue
             epoch, record, time, *result = fields
@@ -361,16 +363,7 @@ def _is_done(entry: _Call | Control) -> bool:
 
 
 def _plain(entry: _Call | Control) -> tuple[Any, ...]:
-    if isinstance(entry, _Call):
-        return entry.plain()
-    kind: Any = type(entry)
-    return (kind.kind, *(getattr(entry, name) for name in kind.__slots__))
-
-
-def _control(kind: str, *fields: Any) -> Control:
-    made: Any = _KINDS[kind]
-    control: Control = made(**dict(zip(made.__slots__, fields, strict=True)))
-    return control
+    return entry.plain() if isinstance(entry, _Call) else control_to_plain(entry)
 
 
 def _results(calls: Sequence[_Call]) -> Batch:

@@ -43,12 +43,21 @@ import msgspec
 import numpy as np
 
 from streamiter.checkpoints.encoding import Parts, content
-from streamiter.checkpoints.plain_data import PlainData, control_from_plain, control_to_plain
+from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.plain_format import ALIGNED_BYTES
 from streamiter.deferred import PlainValue
 from streamiter.errors import PlainDataError
 from streamiter.operators.output import DeadLetter, Origin
-from streamiter.records import Array, BatchOrigin, Columns, Control, DataBatch, TimedBatch
+from streamiter.records import (
+    Array,
+    BatchOrigin,
+    Columns,
+    Control,
+    DataBatch,
+    TimedBatch,
+    control_from_plain,
+    control_to_plain,
+)
 from streamiter.sparse_rows import SparseRows
 from streamiter.topics.source_and_sink import dead_letter_value
 from streamiter.topics.topic import OutgoingBatch

@@ -20,7 +20,6 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from streamiter.checkpoints.plain_data import control_from_plain, control_to_plain
 from streamiter.deferred import PlainValue
 from streamiter.operators.source import SourceBatch
 from streamiter.records import (
@@ -34,6 +33,8 @@ from streamiter.records import (
     EpochWatermark,
     EventTimeWatermark,
     Idle,
+    control_from_plain,
+    control_to_plain,
 )
 from streamiter.runtime.barrier_alignment import BarrierAlignment
 from streamiter.runtime.feedback import BarrierReturned, FeedbackLog

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Final, Literal, final
 
-from streamiter.checkpoints.plain_data import PlainData, control_from_plain, control_to_plain
+from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import RecordTooLarge, TopicError, shortened
 from streamiter.operators.output import Origin
 from streamiter.records import (
@@ -27,6 +27,8 @@ from streamiter.records import (
     EndOfInput,
     EpochWatermark,
     Idle,
+    control_from_plain,
+    control_to_plain,
     slice_batch,
 )
 from streamiter.runtime.feedback import FeedbackChannel

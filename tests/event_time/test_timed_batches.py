@@ -11,7 +11,7 @@ import pytest
 
 from streamiter.channels import Channel
 from streamiter.checkpoints.disk_queue import SpillQueue
-from streamiter.checkpoints.plain_data import PlainData, control_from_plain, control_to_plain
+from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.replay_cache import ReplayCache
 from streamiter.errors import PlainDataError
 from streamiter.operators.output import DeadLetter
@@ -24,6 +24,8 @@ from streamiter.records import (
     TimedBatch,
     can_concatenate,
     concatenate,
+    control_from_plain,
+    control_to_plain,
     estimated_bytes,
     slice_batch,
     take,

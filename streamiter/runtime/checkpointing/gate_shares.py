@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from streamiter.checkpoints.plain_data import PlainData, control_to_plain
+from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import PlainValue, entries_of
 from streamiter.errors import CheckpointError
 from streamiter.operators.operator import Boundary, Operator
-from streamiter.records import Batch, DataBatch, EndOfData, EndOfInput, EpochWatermark
+from streamiter.records import Batch, DataBatch, EndOfData, EndOfInput, EpochWatermark, control_to_plain
 from streamiter.runtime.checkpointing.old_job import (
     OldJob,
     OldPort,
