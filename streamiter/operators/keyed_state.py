@@ -162,7 +162,7 @@ class KeyedState:
     def prefetch(self, keys: Sequence[Any]) -> None:
         pass
 
-    def load(self, keys: Sequence[Any]) -> dict[Any, Any]:
+    def load(self, keys: Iterable[Any]) -> dict[Any, Any]:
         if self._unfinished:
             self._keep(keys, may_change=True)
         return self.states

@@ -90,7 +90,20 @@ class JoinSides(JoinOperator):
         return watermark - self._join.held_back_ms()
 
 
-class JoinTableAsOf(JoinOperator):
+class JoinStream(JoinOperator):
+    """Base class of the joins that give each record of ``stream`` when its partners are known."""
+
+    _join: AsOfJoin | AsOfWindow
+
+    def process_stream_batch(self, batch: Batch, out: Output) -> None:
+        self._take_over_watermark()
+        for record, key, time in self._moments(batch, out):
+            if not self._join.add(key, time, record):
+                self._emit_late(out, record, time)
+        self._emit_results(out)
+
+
+class JoinTableAsOf(JoinStream):
     """Joins the records of ``stream`` with the version of ``table`` at their time.
 
     ``value_of`` returns the version in a record of the table; None says that the table has none from then on.
@@ -104,13 +117,6 @@ class JoinTableAsOf(JoinOperator):
         super().__init__(join, key_of, other_key_of, **options)
         self._value_of = value_of
 
-    def process_stream_batch(self, batch: Batch, out: Output) -> None:
-        self._take_over_watermark()
-        for record, key, time in self._moments(batch, out):
-            if not self._join.add(key, time, record):
-                self._emit_late(out, record, time)
-        self._emit_results(out)
-
     def process_table_batch(self, batch: Batch, out: Output) -> None:
         self._take_over_watermark()
         for record, key, time in self._moments(batch, out, self._other_key_of):
@@ -122,7 +128,7 @@ class JoinTableAsOf(JoinOperator):
                 self._join.add_version(key, time, version)
 
 
-class JoinWindowBefore(JoinOperator):
+class JoinWindowBefore(JoinStream):
     """Joins the records of ``stream`` with the aggregate of the ``events`` in a window that ends just before them.
 
     State: for each key the records that wait, and the events that may be needed.
@@ -135,13 +141,6 @@ class JoinWindowBefore(JoinOperator):
     ) -> None:
         super().__init__(AsOfWindow(size_ms, aggregates), key_of, other_key_of, **options)
         self._aggregates = aggregates
-
-    def process_stream_batch(self, batch: Batch, out: Output) -> None:
-        self._take_over_watermark()
-        for record, key, time in self._moments(batch, out):
-            if not self._join.add(key, time, record):
-                self._emit_late(out, record, time)
-        self._emit_results(out)
 
     def process_events_batch(self, batch: Batch, out: Output) -> None:
         self._take_over_watermark()

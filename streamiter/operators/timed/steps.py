@@ -47,9 +47,9 @@ class TimedOperator(KeyedOperator):
         self._states = self._memory = KeyedState(context.clock, name=context.name, encode=context.encode)
         self._memory.states = self._timed_states.states
 
-    def _about_to_change(self, keys: Sequence[Any] | Array) -> None:
+    def _about_to_change(self, keys: Iterable[Any]) -> None:
         """Keep the states of these keys for unfinished snapshots."""
-        self._memory.load(keys if isinstance(keys, Sequence) else keys.tolist())
+        self._memory.load(keys)
 
     @property
     def kept(self) -> int:
