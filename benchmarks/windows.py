@@ -31,15 +31,15 @@ def tumbling_count(session: Session) -> Iterator[Figure]:
     names = "streamiter, records", "streamiter, columns"
     # A contender has the rate of as many records as it counts in some seconds.
     contenders = {names[0]: _counting(count // 10, _records_in_flow), names[1]: _counting(count, _columns_in_flow)}
-    peer = None
+    peer = ""
     if importlib.util.find_spec("bytewax") is not None:
         peer = "bytewax, records"
         contenders[peer] = _counting(count // 100, _bytewax)
     series = alternate(contenders, repeat=session.repeat)
-    if peer is not None:
+    if peer:
         yield series.figure(peer, RECORDS)
     for name, factor in zip(names, (5, 20), strict=True):
-        target = None if peer is None else Target("ratio", at_least=factor)
+        target = Target("ratio", at_least=factor) if peer else None
         yield series.figure(name, RECORDS, compared_with=peer, target=target)
 
 
