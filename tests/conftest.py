@@ -8,7 +8,14 @@ from pathlib import Path
 import hypothesis
 import pytest
 from _pytest.doctest import DoctestModule
-from support.kafka_fixtures import breakable_broker, broker_to_break, kafka_broker, kafka_broker_factory, topic_prefix
+from support.kafka_fixtures import (
+    breakable_broker,
+    broker_to_break,
+    kafka_broker,
+    kafka_broker_factory,
+    logs_of_brokers,
+    topic_prefix,
+)
 from support.ray_fixtures import cluster
 from support.registry_server import schema_registry
 from support.s3_server import s3_server, s3_url
@@ -78,6 +85,15 @@ def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collecto
 def pytest_report_header(config: pytest.Config) -> str | None:
     """Show the seeds of a soak test."""
     return soak_header(config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the logs of the shared brokers to the report of a test that failed."""
+    report = yield
+    if report.failed:
+        report.sections.extend(logs_of_brokers(item.config))
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

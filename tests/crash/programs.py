@@ -102,6 +102,16 @@ class Process:
                     await asyncio.sleep(_POLL_S)
         return False
 
+    async def reaches(self, condition: Callable[[], bool], limit_s: float = PATIENCE_S) -> None:
+        """Wait until the condition holds; otherwise kill the process and fail with its output."""
+        if not await self.until(condition, limit_s):
+            reason = "ended" if self.is_over else f"had {limit_s:g} s"
+            self.send(signal.SIGKILL)
+            code, printed = await self.ends()
+            raise AssertionError(
+                f"the process {reason} before the condition held; exit code {code}, output:\n{printed}"
+            )
+
     async def lives_for(self, duration_s: float) -> None:
         """Wait for this time, or until the process ends."""
         await asyncio.wait([self._printed], timeout=duration_s)

@@ -59,7 +59,7 @@ async def killed(case: Case, cluster: Any, random: Random, done: list[str], **op
     program = trainer(case, "killed", **given, processes=2, **on_ray, changed_steps=["events"])
     async with running(program.given(PYTHONPATH=str(TESTS), **ray)) as process:
         feeding = asyncio.create_task(feed.during(lambda: process.is_over, 1))
-        assert await process.until(process.has_committed), await process.ends()
+        await process.reaches(process.has_committed)
         for _ in range(random.randint(1, _KILLS_MAX)):
             await process.lives_for(random.random() * _LIVES_FOR_S_MAX)
             before = program.record().committed_run
@@ -67,8 +67,7 @@ async def killed(case: Case, cluster: Any, random: Random, done: list[str], **op
             done.append(what)
             if not is_lost:  # The flow was between two attempts, or not on that node.
                 continue
-            resuming = process.until(lambda before=before: program.record().committed_run != before, 2 * PATIENCE_S)
-            assert await resuming, await process.ends()
+            await process.reaches(lambda before=before: program.record().committed_run != before, 2 * PATIENCE_S)
         await feeding
         process.send(signal.SIGTERM)
         code, printed = await process.ends()

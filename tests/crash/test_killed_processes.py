@@ -76,13 +76,13 @@ async def killed(case: Case, lives: Sequence[Life], **options: Any) -> None:
         async with running(program) as process:
             feeding = asyncio.create_task(feed.during(lambda process=process: process.is_over, len(lives) - number))
             for marker in markers:
-                assert await process.until(marker.exists), await process.ends()
+                await process.reaches(marker.exists)
             await feeding
             if program.folder.exists():  # The flow has state.
                 last = f"-{len(strikes)}"
-                assert await process.until(
+                await process.reaches(
                     lambda program=program, last=last: (program.record().committed_run or "").endswith(last)
-                ), await process.ends()
+                )
             else:
                 await feed.rest()
                 async with asyncio.timeout(PATIENCE_S):

@@ -81,9 +81,9 @@ async def test_a_frozen_run_that_wakes_up_writes_no_record(case: Case, moment: s
     }[moment]
     program = trainer(case, "killed", mode="synchronous", parallelism=1)
     async with running(program, place, 2, strike=signal.SIGSTOP) as zombie:
-        assert await zombie.until(zombie.is_stopped)
+        await zombie.reaches(zombie.is_stopped)
         async with running(program) as twin:
-            assert await twin.until(twin.has_committed)
+            await twin.reaches(twin.has_committed)
             zombie.send(signal.SIGCONT)
             await ends_fenced(zombie)
             await write(case, EVENTS // 3, EVENTS)
@@ -100,10 +100,10 @@ async def test_a_fenced_run_does_not_end_the_transaction_of_the_newer_run(case: 
     # call comes from a commit, and the fourth call from the second commit.
     open_here = (KAFKA_COMMIT[2], 4) if case.commit is KAFKA_COMMIT else (case.commit[0], 2)
     async with running(program, case.commit[0], 2, strike=signal.SIGSTOP) as zombie:
-        assert await zombie.until(zombie.is_stopped)
+        await zombie.reaches(zombie.is_stopped)
         async with running(program, *open_here, strike=signal.SIGSTOP) as twin:
             await write(case, EVENTS // 3, 2 * EVENTS // 3)
-            assert await twin.until(twin.is_stopped)
+            await twin.reaches(twin.is_stopped)
             zombie.send(signal.SIGCONT)
             await ends_fenced(zombie)
             twin.send(signal.SIGCONT)
@@ -121,9 +121,9 @@ async def test_a_run_that_takes_over_resumes_from_the_last_commit_of_the_run_bef
     """A new run read the last commit, the old run committed once more, and only then the old run was fenced."""
     program = trainer(case, "killed", mode="synchronous", parallelism=1)
     async with running(program) as zombie:
-        assert await zombie.until(zombie.has_committed)
+        await zombie.reaches(zombie.has_committed)
         async with running(program, case.taking_over, 1, strike=signal.SIGSTOP) as twin:
-            assert await twin.until(twin.is_stopped)
+            await twin.reaches(twin.is_stopped)
             await write(case, EVENTS // 3, 2 * EVENTS // 3)
             await until_seen(case, 2 * EVENTS // 3)
             twin.send(signal.SIGCONT)
@@ -138,12 +138,12 @@ async def test_a_run_without_input_notices_that_it_was_replaced(case: Case, deli
     """An old pod waited for events for weeks, and operators did not know which of the two pods was active."""
     program = trainer(case, "killed", mode="synchronous", parallelism=1, delivery=delivery)
     async with running(program) as zombie:
-        assert await zombie.until(zombie.has_committed)
+        await zombie.reaches(zombie.has_committed)
         async with running(program) as twin:
-            assert await twin.until(twin.has_taken_over)
+            await twin.reaches(twin.has_taken_over)
             async with asyncio.timeout(SOON_S):
                 await ends_fenced(zombie)
-            assert await twin.until(twin.has_committed)
+            await twin.reaches(twin.has_committed)
             twin.send(signal.SIGTERM)
             code, printed = await twin.ends()
             assert code == 0, printed

@@ -69,7 +69,7 @@ def frozen_at_commit(program: Program) -> AbstractAsyncContextManager[Process]:
 
 
 async def frozen_too_long(process: Process) -> None:
-    assert await process.until(process.is_stopped)
+    await process.reaches(process.is_stopped)
     await asyncio.sleep(_LONGER_S)  # the broker measures real time, which no condition signals
 
 
@@ -103,7 +103,7 @@ async def test_a_job_that_was_frozen_and_replaced_does_not_continue(topics: Topi
     async with feeding(topics.watched_numbers) as feed, frozen_at_commit(program) as zombie:
         await frozen_too_long(zombie)
         async with running(program) as twin:
-            assert await twin.until(twin.has_committed)
+            await twin.reaches(twin.has_committed)
             zombie.send(signal.SIGCONT)
             code, printed = await zombie.ends()
             await feed.ended()

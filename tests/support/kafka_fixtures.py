@@ -20,11 +20,14 @@ __all__ = [
     "broker_to_break",
     "kafka_broker",
     "kafka_broker_factory",
+    "logs_of_brokers",
     "skip_without_java",
     "topic_prefix",
 ]
 
 BrokerFactory = Callable[..., KafkaServer]
+
+_SHARED_BROKERS = pytest.StashKey[list[KafkaServer]]()
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,14 @@ class GivenKafka:
     bootstrap: str
 
 
+def logs_of_brokers(config: pytest.Config) -> Iterator[tuple[str, str]]:
+    """Return a title and the end of the log of each broker that tests share: a failure of a test may be its fault."""
+    for server in config.stash.get(_SHARED_BROKERS, []):
+        yield f"log of the broker at {server.bootstrap}", server.log_tail()
+
+
 @pytest.fixture(scope="session")
-def kafka_broker() -> Iterator[KafkaServer | GivenKafka]:
+def kafka_broker(pytestconfig: pytest.Config) -> Iterator[KafkaServer | GivenKafka]:
     """Return the broker that all tests share; each test uses topics with its own names.
 
     ``STREAMITER_TEST_KAFKA=host:port`` names a running broker.
@@ -47,11 +56,12 @@ def kafka_broker() -> Iterator[KafkaServer | GivenKafka]:
         return
     skip_without_java()
     with running_kafka() as server:
+        pytestconfig.stash.setdefault(_SHARED_BROKERS, []).append(server)
         yield server
 
 
 @pytest.fixture(scope="session")
-def broker_to_break() -> Iterator[KafkaServer]:
+def broker_to_break(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
     """Start a broker that tests stop and freeze in turn; its start takes as long as several tests.
 
     Its listener ``PASSWORD`` asks for a password.
@@ -64,6 +74,7 @@ def broker_to_break() -> Iterator[KafkaServer]:
         ),
     }
     with running_kafka(settings=settings, listeners={"PASSWORD": "SASL_PLAINTEXT"}) as server:
+        pytestconfig.stash.setdefault(_SHARED_BROKERS, []).append(server)
         yield server
 
 
