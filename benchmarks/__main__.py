@@ -38,6 +38,7 @@ from benchmarks.session import PROJECT, Session
 from benchmarks.snapshot_pause import snapshot_pause
 from benchmarks.sparse_networks import networks_sparse
 from benchmarks.windows import interval_join, tumbling_count
+from benchmarks.windows_on_kafka import interval_join_on_kafka, tumbling_count_on_kafka
 
 __all__ = ["BENCHMARKS", "main"]
 
@@ -48,6 +49,8 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "calls": calls,
         "tumbling-count": tumbling_count,
         "interval-join": interval_join,
+        "tumbling-count-on-kafka": tumbling_count_on_kafka,
+        "interval-join-on-kafka": interval_join_on_kafka,
         "feedback-throughput": feedback_throughput,
         "feedback-latency": feedback_latency,
         "bounded-rounds": bounded_rounds,

@@ -13,7 +13,7 @@ from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, al
 from benchmarks.session import Session
 from streamiter import Columns, Flow, Operator, tumbling
 
-__all__ = ["interval_join", "tumbling_count"]
+__all__ = ["DISORDER_MS", "KEYS", "SIZE_S", "interval_join", "pair_count", "stream", "tumbling_count"]
 
 RECORDS: Final = "records/s"
 KEYS: Final = 1000
@@ -43,13 +43,14 @@ def tumbling_count(session: Session) -> Iterator[Figure]:
         yield series.figure(name, RECORDS, compared_with=peer, target=target)
 
 
-def _stream(count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def stream(count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return the keys and the times of records, in the order of their arrival."""
     random = np.random.default_rng(0)
     return random.integers(0, KEYS, count), np.arange(count) + DISORDER_MS - random.integers(0, DISORDER_MS, count)
 
 
 def _counting(count: int, work: Callable[[Any, Any, Stopwatch], Counts]) -> Contender:
-    keys, times = _stream(count)
+    keys, times = stream(count)
     places, expected = np.unique(keys + KEYS * (times // (SIZE_S * 1000)), return_counts=True)
     windows = {(place % KEYS, place // KEYS): n for place, n in zip(places.tolist(), expected.tolist(), strict=True)}
 
@@ -141,8 +142,8 @@ def interval_join(session: Session) -> Iterator[Figure]:
 
 
 def _joining(count: int) -> Contender:
-    keys, times = _stream(count)
-    expected = _pairs(keys, times)
+    keys, times = stream(count)
+    expected = pair_count(keys, times)
     records = list(zip(keys.tolist(), times.tolist(), strict=True))
 
     def run() -> Trial:
@@ -165,7 +166,7 @@ def _joining(count: int) -> Contender:
     return run
 
 
-def _pairs(keys: Any, times: Any) -> int:
+def pair_count(keys: Any, times: Any) -> int:
     """Return the number of pairs of an even and an odd record."""
     span = int(times.max()) + 10_000
     left, right = (np.sort(keys[first::2] * span + times[first::2] + 4_000) for first in (0, 1))

@@ -20,9 +20,16 @@ def mounts_of(service: str) -> dict[str, str]:
     return {mount[1]: mount[0] for mount in mounts}
 
 
-def test_the_file_follows_the_compose_specification() -> None:
+@pytest.mark.parametrize(
+    ("schema", "file"),
+    [
+        ("vendor.compose-spec", "docker-compose.yml"),
+        ("vendor.github-workflows", ".github/workflows/newest-aiokafka.yml"),
+    ],
+)
+def test_a_file_follows_its_specification(schema: str, file: str) -> None:
     """Docker compose refused the file: an unknown key, or a condition with a spelling error."""
-    check = ["-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", "docker-compose.yml"]
+    check = ["-m", "check_jsonschema", "--builtin-schema", schema, file]
     done = subprocess.run([sys.executable, *check], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout
 

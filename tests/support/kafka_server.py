@@ -59,6 +59,9 @@ rootLogger.level = warn
 rootLogger.appenderRef.console.ref = console
 logger.server.name = kafka.server.KafkaRaftServer
 logger.server.level = info
+# It warns of each abort of a transaction that is empty, which a client requests to find out whether it was replaced.
+logger.transactions.name = kafka.coordinator.transaction.TransactionCoordinator
+logger.transactions.level = error
 """
 
 _TEST_SETTINGS: Mapping[str, str] = {
