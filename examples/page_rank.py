@@ -68,14 +68,14 @@ class Pages(Operator, IterationListener):
     def process_figures(self, figures: np.ndarray[Any, Any], out: Any) -> None:
         self.figures = figures
 
-    def on_epoch_watermark_incremented(self, epoch: int, context: Any, out: Any) -> None:
-        if epoch == 0:
+    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
+        if epoch_watermark == 0:
             self.arrange_links()
             out.emit(np.array([len(self.pages), 0.0, np.inf]), tag=FIGURES)
             return
         count, without_links = max(self.figures[0], 1.0), self.figures[1]
         before = self.ranks
-        if epoch == 1:
+        if epoch_watermark == 1:
             self.ranks = np.full(len(self.pages), 1.0 / count)
             change = np.inf
         else:
