@@ -27,6 +27,10 @@ __all__ = [
 
 BrokerFactory = Callable[..., KafkaServer]
 
+# No test freezes or kills the broker that all tests share. If the machine stands still for longer than the 3 s of other
+# brokers, a shorter session ends: its controller takes all partitions from the broker, and transactions wait.
+_LONG_SESSION = {"broker.session.timeout.ms": "60000"}
+
 _SHARED_BROKERS = pytest.StashKey[list[KafkaServer]]()
 
 
@@ -55,7 +59,7 @@ def kafka_broker(pytestconfig: pytest.Config) -> Iterator[KafkaServer | GivenKaf
         yield GivenKafka(given)
         return
     skip_without_java()
-    with running_kafka() as server:
+    with running_kafka(settings=_LONG_SESSION) as server:
         pytestconfig.stash.setdefault(_SHARED_BROKERS, []).append(server)
         yield server
 
