@@ -14,6 +14,7 @@ kind                  class                        meaning
 ``event time``        :class:`EventTimeWatermark`  no record with an earlier timestamp is expected on the channel
 ``barrier``           :class:`CheckpointBarrier`   the records before it belong to this checkpoint
 ``idle``              :class:`Idle`                the channel brings no records for now
+``read to end``       :class:`ReadToEnd`           the channel has brought all that was in its topics at the start
 ``end of data``       :class:`EndOfData`           the channel brings no more records before the iteration ends
 ``end of input``      :class:`EndOfInput`          the channel brings nothing more
 ====================  ===========================  =============================================================
@@ -475,6 +476,20 @@ class Idle(Control):
 
 
 @final
+class ReadToEnd(Control):
+    """The records that the topics had when the job was started, or restored, are before it; others follow.
+
+    Only sources of which a step waits for it send it, and a snapshot never has it.
+    """
+
+    __slots__ = ()
+    kind: Final = "read to end"
+
+    def __repr__(self) -> str:
+        return "ReadToEnd()"
+
+
+@final
 class EndOfInput(Control):
     """Nothing follows on this channel. In an iteration ``epoch`` is the epoch in which the iteration has ended."""
 
@@ -497,6 +512,7 @@ _CONTROLS: Final[Mapping[type[Any], tuple[Any, ...]]] = MappingProxyType(
         EndOfData: (int,),
         EndOfInput: (int | None,),
         Idle: (),
+        ReadToEnd: (),
     }
 )
 

@@ -18,7 +18,9 @@ from streamiter.numbers import whole_number
 from streamiter.operators.functions import asynchronous_kind, misfit
 from streamiter.operators.operator import Operator, Service
 from streamiter.operators.output import RejectionPolicy
+from streamiter.records import OutputTag
 from streamiter.runtime.entries import SOURCE_METHODS, check_handlers, check_methods
+from streamiter.runtime.graph import Edge, Step, awaited_edges, upstream_of
 from streamiter.states.backends import StateBackend
 from streamiter.topics.topic import SourceStart, StartPosition, StopPosition, Topic
 from streamiter.topics.urls import shown_given
@@ -152,6 +154,59 @@ def _check_position(start: SourceStart | None, argument: str, step: str) -> None
             f'step {step!r}: expected {argument} "earliest", "latest", {committed}an offset for each partition '
             f"({{0: 1200}}) or an aware datetime, given {start!r}; choose one of these"
         )
+
+
+def check_choice(option: str, given: object, allowed: tuple[str, ...], *, step: str) -> None:
+    """Raise GraphError for a value that an option does not have."""
+    if given not in allowed:
+        listed = ", ".join(f'"{each}"' for each in allowed)
+        raise GraphError(f"step {step!r}: expected {option}= to be one of {listed}, given {given!r}; choose one")
+
+
+def check_tag(tag: object, *, step: str) -> OutputTag | None:
+    """Return the side output of late records; raise GraphError for anything else."""
+    if tag is None or isinstance(tag, OutputTag):
+        return tag
+    raise GraphError(f'step {step!r}: expected late= to be an OutputTag, given {tag!r}; write OutputTag("late")')
+
+
+def check_end_is_told(table: Iterable[Edge], *, step: str) -> None:
+    """Raise GraphError if a step cannot know that an endless table has been read to its end.
+
+    Only topics have such an end, and the control record that tells it does not pass through a loop.
+    """
+    for upstream in upstream_of(table):
+        if upstream.bounded:
+            continue
+        if upstream.loop is not None or upstream.stamped:
+            raise GraphError(
+                f"step {step!r}: expected an endless table from outside of iterations and without epochs, since the "
+                f"stream waits for it, given one that comes through {upstream.name!r}; write wait_for_table=False"
+            )
+        if upstream.source is not None and upstream.topic is None:
+            raise GraphError(
+                f"step {step!r}: expected a table that ends or comes from topics, since the stream waits for it, given "
+                f"one from the source {upstream.name!r}, which never ends; write wait_for_table=False"
+            )
+
+
+def check_can_wait(stream: Iterable[Edge], table: Iterable[Edge], steps: Iterable[Step], *, step: str) -> None:
+    """Raise GraphError if a step of a flow with these ``steps`` cannot read a table first, and then a stream.
+
+    While it waits, the steps before the stream wait for room; the table must need none of them.
+    """
+    needed, waiting = upstream_of(table), [each for each in steps if each.awaited_input is not None]
+    for _ in waiting:  # A step that waits for another table holds up the steps before its stream, too.
+        for other in waiting:
+            held_up = [edge for edge in other.edges if edge.input_name != other.awaited_input]
+            if any(each in needed for each in upstream_of(held_up, but_awaited=True)):
+                needed |= upstream_of(awaited_edges(other))
+    for upstream in upstream_of(stream, but_awaited=True):
+        if upstream in needed and upstream.source is not None:
+            raise GraphError(
+                f"step {step!r}: expected a stream and a table from different sources, since the stream waits for the "
+                f"table, given {upstream.name!r}, which both need; read it twice, or write wait_for_table=False"
+            )
 
 
 def check_stop(stop: StopPosition, *, step: str) -> None:

@@ -11,7 +11,16 @@ from streamiter.checkpoints.keys import check_keys
 from streamiter.errors import ConfigurationError, GraphError, shortened
 from streamiter.flow.building import Outlets, StepOutput, add_next_step, add_operator, check_same_flow, label_of
 from streamiter.flow.event_time import check_event_time, checked_duration
-from streamiter.flow.graph_checks import check_factory, check_field_or_function, check_function, check_seconds
+from streamiter.flow.graph_checks import (
+    check_can_wait,
+    check_choice,
+    check_end_is_told,
+    check_factory,
+    check_field_or_function,
+    check_function,
+    check_seconds,
+    check_tag,
+)
 from streamiter.flow.options import ProcessOptions, StepOptions, check_options
 from streamiter.flow.stream import Stream
 from streamiter.operators.functions import field_or_function
@@ -224,13 +233,13 @@ class KeyedStream(Stream[Record], Generic[Key, Record]):
                 f"step {label!r}: expected a window such as tumbling(60), hopping, sliding, session or calendar, given "
                 f"{shortened(window)}; write .window(tumbling(seconds))"
             )
-        _check_choice(label, "results", results, get_args(Results))
-        _check_choice(label, "time", time, get_args(TimeOf))
+        check_choice("results", results, get_args(Results), step=label)
+        check_choice("time", time, get_args(TimeOf), step=label)
         check_seconds(early_every_s, "early_every_s", "have no early results", step=label)
         settings = {
             "lateness_ms": checked_duration("allowed_lateness_s", allowed_lateness_s, label),
             "early_every_s": early_every_s,
-            "late": _checked_tag(label, late),
+            "late": check_tag(late, step=label),
             "retracting": results == "retracting",
             "check_keys": check_keys,
         }
@@ -298,7 +307,7 @@ class KeyedStream(Stream[Record], Generic[Key, Record]):
             raise GraphError(
                 f"step {label!r}: expected lower_s of at most upper_s, given {lower_s} and {upper_s}; exchange them"
             )
-        _check_choice(label, "how", how, get_args(JoinHow))
+        check_choice("how", how, get_args(JoinHow), step=label)
         return self._joined(
             "interval_join",
             {"left": self, "right": other},
@@ -340,7 +349,7 @@ class KeyedStream(Stream[Record], Generic[Key, Record]):
                 f"step {label!r}: expected a window of both streams: tumbling, hopping, session or calendar, given "
                 f"{shortened(window)}; for records near each other use interval_join"
             )
-        _check_choice(label, "how", how, get_args(JoinHow))
+        check_choice("how", how, get_args(JoinHow), step=label)
         return self._joined(
             "window_join",
             {"left": self, "right": other},
@@ -372,7 +381,7 @@ class KeyedStream(Stream[Record], Generic[Key, Record]):
         - ``time="event"``, *as of*: the last change at or before the record's timestamp (``strict=True``: before it).
           The record waits until no such change is expected any more.
         - ``time="processing"``: the value when the record arrives. With ``wait_for_table`` the stream is read when the
-          (bounded) table has ended.
+          table has been read to the end that its topics have at the start of the job, and at each restart.
 
         >>> from streamiter import Flow
         >>> flow = Flow("prices of the day")
@@ -385,8 +394,8 @@ class KeyedStream(Stream[Record], Generic[Key, Record]):
         ('finished', [(5, 3), (9, 4)])
         """
         label = options.get("name") or "join_table"
-        _check_choice(label, "how", how, get_args(TableHow))
-        _check_choice(label, "time", time, get_args(TimeOf))
+        check_choice("how", how, get_args(TableHow), step=label)
+        check_choice("time", time, get_args(TimeOf), step=label)
         if value is not None:
             check_field_or_function(value, "join_table(value)", step=options.get("name"))
         value_of = _whole_record if value is None else field_or_function("join_table(value)", value)
@@ -405,16 +414,12 @@ class KeyedStream(Stream[Record], Generic[Key, Record]):
                 f"step {label!r}: expected strict=, late= and allowed_lateness_s= only in event time, given one of "
                 'them with time="processing"; leave it out'
             )
-        if wait_for_table and isinstance(table, Outlets) and not table.is_bounded:
-            raise GraphError(
-                f"step {label!r}: expected a table that ends, since the stream waits for it, given {table.name!r}, "
-                'which never ends; read it with stop="latest", or write wait_for_table=False'
-            )
         return self._joined(
             "join_table",
             inputs,
             lambda *keys, **settings: JoinTableNow(value_of, how, *keys, waits=wait_for_table, **settings),
             options,
+            awaited_input="table" if wait_for_table else None,
         )
 
     def as_of_window(
@@ -483,7 +488,7 @@ class KeyedStream(Stream[Record], Generic[Key, Record]):
         check_field_or_function(by, "deduplicate", step=options.get("name"))
         id_of = field_or_function("deduplicate(by)", by)
         within = checked_duration("within_s", within_s, label, 0.001)
-        tag = _checked_tag(label, late)
+        tag = check_tag(late, step=label)
         check_event_time(self, "deduplicate")
         keyed, key_of = self.tolerant(options), self.record_key("deduplicate")
         return self._made(
@@ -529,6 +534,7 @@ class KeyedStream(Stream[Record], Generic[Key, Record]):
         *,
         allowed_lateness_s: float | None = None,
         late: OutputTag | None = None,
+        awaited_input: str | None = None,
     ) -> Stream[Any]:
         """Add a step that joins two keyed streams; in event time, if it has an allowed lateness."""
         check_options(method, options)
@@ -549,22 +555,15 @@ class KeyedStream(Stream[Record], Generic[Key, Record]):
             keyed[name] = stream.tolerant(options)
         if allowed_lateness_s is not None:
             lateness_ms = checked_duration("allowed_lateness_s", allowed_lateness_s, label)
-            settings |= {"lateness_ms": lateness_ms, "late": _checked_tag(label, late)}
+            settings |= {"lateness_ms": lateness_ms, "late": check_tag(late, step=label)}
+        if awaited_input is not None:
+            table = keyed[awaited_input].edges()
+            check_end_is_told(table, step=label)
+            if self._flow.loop is None:  # A gate in a loop reads ahead of what it wants.
+                check_can_wait(self.edges(), table, self._flow.steps, step=label)
         factory: OperatorFactory = lambda: make(*keys, **settings)  # noqa: E731
-        return self._made(add_next_step(keyed, method, factory, options))
+        return self._made(add_next_step(keyed, method, factory, options, awaited_input=awaited_input))
 
 
 def _whole_record(record: Any) -> Any:
     return record
-
-
-def _check_choice(label: str, option: str, given: object, allowed: tuple[str, ...]) -> None:
-    if given not in allowed:
-        listed = ", ".join(f'"{each}"' for each in allowed)
-        raise GraphError(f"step {label!r}: expected {option}= to be one of {listed}, given {given!r}; choose one")
-
-
-def _checked_tag(label: str, tag: object) -> OutputTag | None:
-    if tag is None or isinstance(tag, OutputTag):
-        return tag
-    raise GraphError(f'step {label!r}: expected late= to be an OutputTag, given {tag!r}; write OutputTag("late")')

@@ -27,6 +27,7 @@ from streamiter.records import (
     EpochWatermark,
     EventTimeWatermark,
     Idle,
+    ReadToEnd,
     TimedBatch,
     control_from_plain,
     control_to_plain,
@@ -34,7 +35,7 @@ from streamiter.records import (
 )
 from streamiter.times import MIN_TIME
 
-_IN_ORDER: Final = (EpochWatermark, EventTimeWatermark, EndOfData, EndOfInput, Idle)
+_IN_ORDER: Final = (EpochWatermark, EventTimeWatermark, EndOfData, EndOfInput, Idle, ReadToEnd)
 """The control records that keep their place among the records: none overtakes a record in flight."""
 
 _KINDS: Final = frozenset(kind.kind for kind in _IN_ORDER)
@@ -318,7 +319,12 @@ class MapAsync(Boundary):
 
     def snapshot(self) -> dict[str, Any]:
         return {
-            "entries": [_plain(entry) for entries in (self._started, self._waiting) for entry in entries],
+            "entries": [
+                _plain(entry)
+                for entries in (self._started, self._waiting)
+                for entry in entries
+                if not isinstance(entry, ReadToEnd)
+            ],
             "watermark": self._watermark,
             "ends": [_plain(end) for end in self._ends],
         }

@@ -1,8 +1,9 @@
-"""The alignment of checkpoint barriers at a gate: a barrier passes when every channel has brought it."""
+"""The alignment of control records at a gate: a barrier, or ``ReadToEnd``, passes when every channel has brought it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from streamiter.records import CheckpointBarrier
 from streamiter.runtime.port import Port
@@ -72,3 +73,54 @@ class BarrierAlignment:
         self._last = self._last if triggered is None else triggered.checkpoint
         self._announced = self._triggered = None
         return triggered
+
+
+# A message names so many channels at most.
+_SHOWN_CHANNELS: Final = 3
+
+
+class EndAlignment:
+    """Waits until every channel has brought ``ReadToEnd``, or has ended. It begins anew at each start of a job.
+
+    The other inputs of a step with an ``awaited_input`` are not read until all channels of that input have.
+    """
+
+    def __init__(self, ports: Sequence[Port], awaited_input: str | None) -> None:
+        self._ports = list(ports)
+        self._awaited_input = awaited_input
+        self._read: set[int] = set()
+        """The ports that have brought it, by index."""
+        self._has_passed = False
+
+    def bring(self, port: Port) -> None:
+        """Note that a port has brought ``ReadToEnd``."""
+        self._read.add(port.index)
+
+    def is_over_for(self, port: Port) -> bool:
+        """Return whether a port of the awaited input has brought it."""
+        return port.index in self._read and port.input_name == self._awaited_input
+
+    def complete(self) -> bool:
+        """Return, once, whether the task must pass it on now. If all channels have ended, their end says enough."""
+        if self._has_passed or not self._read or not all(map(self._has_come, self._ports)):
+            return False
+        self._has_passed = True
+        return True
+
+    def waits_for(self) -> str | None:
+        """Return in words what the other inputs wait for; None if they do not wait."""
+        missing = [
+            port.channel.name
+            for port in self._ports
+            if port.input_name == self._awaited_input and not self._has_come(port)
+        ]
+        if not missing:
+            return None
+        more = f" and {len(missing) - _SHOWN_CHANNELS} more" if len(missing) > _SHOWN_CHANNELS else ""
+        return (
+            f"its input {self._awaited_input!r} must first be read to the end that was found at the start: "
+            f"{', '.join(missing[:_SHOWN_CHANNELS])}{more}"
+        )
+
+    def _has_come(self, port: Port) -> bool:
+        return port.index in self._read or port.has_ended

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar, final
 
 from streamiter.channels import Channel, Intake
 from streamiter.clock import Clock
@@ -19,7 +19,7 @@ from streamiter.operators.functions import rows_if_table
 from streamiter.operators.operator import Context
 from streamiter.operators.output import DEAD_LETTERS, Output, RecordFailure
 from streamiter.operators.source import Positions, Source, SourceBatch
-from streamiter.records import Batch, Control, EndOfInput
+from streamiter.records import Batch, Control, EndOfInput, ReadToEnd
 from streamiter.runtime.entries import by_batch
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import FailuresOf, call_unless_cancelled
@@ -28,6 +28,8 @@ from streamiter.topics.source_and_sink import DecodeValues, TopicSink
 
 if TYPE_CHECKING:
     from streamiter.runtime.task import Task
+
+T = TypeVar("T")
 
 
 @final
@@ -85,21 +87,32 @@ class Feeder:
             self._running.cancel()
 
     async def _run(self) -> None:
-        while not self._stopped and (batch := await self._read()) is not None:
+        await self._read_all()
+        if self.source.tells_end and not self._stopped:
+            self.channel.put_control(ReadToEnd())
+            await self._unless_stopped(self.source.read_on)
+            await self._read_all()
+        self.channel.put_control(self._then)
+
+    async def _read_all(self) -> None:
+        while not self._stopped and (batch := await self._unless_stopped(self._read)) is not None:
             # The channel uses only the records of the batch.
             while not self.channel.try_put(batch):  # type: ignore[arg-type]
                 await self.channel.wait_for_room()
             # A source that always has records must give way to other tasks.
             await asyncio.sleep(0)
-        self.channel.put_control(self._then)
 
     async def _read(self) -> SourceBatch | None:
-        """Return the next batch, or None at the end of the source or after ``stop``."""
+        """Return the next batch, or None at the end of the source."""
+        await self.intake.wait()
+        batch = self.source.read()
+        return self._checked((await batch) if inspect.isawaitable(batch) else batch)
+
+    async def _unless_stopped(self, use: Callable[[], Awaitable[T]]) -> T | None:
+        """Use the source; return None if ``stop`` has ended that."""
         self._is_reading = True
         try:
-            await self.intake.wait()
-            batch = self.source.read()
-            return self._checked((await batch) if inspect.isawaitable(batch) else batch)
+            return await use()
         except asyncio.CancelledError:
             if self._stopped and self._running is not None and self._running.uncancel() == 0:
                 return None

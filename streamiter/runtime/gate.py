@@ -33,10 +33,11 @@ from streamiter.records import (
     EpochWatermark,
     EventTimeWatermark,
     Idle,
+    ReadToEnd,
     control_from_plain,
     control_to_plain,
 )
-from streamiter.runtime.barrier_alignment import BarrierAlignment
+from streamiter.runtime.barrier_alignment import BarrierAlignment, EndAlignment
 from streamiter.runtime.feedback import BarrierReturned, FeedbackLog
 from streamiter.runtime.gate_epochs import EpochsAside, GateEpochs, InputEnded, RestHandled
 from streamiter.runtime.gate_times import GateTimes
@@ -74,11 +75,13 @@ class Gate:
         epochs_aside: EpochsAside | None = None,
         make_feedback_queue: Callable[[], SpillQueue] | None = None,
         timed_ports: Sequence[int] = (),
+        ends: EndAlignment | None = None,
     ) -> None:
         """``epochs_aside``: the task handles epochs in order, and records of later epochs wait there.
 
         ``make_feedback_queue`` makes a queue with the limits of the feedback, if any port brings feedback.
-        ``timed_ports`` bring event-time watermarks, by index.
+        ``timed_ports`` bring event-time watermarks, by index. ``ends``: the task waits for ``ReadToEnd``, or passes it
+        on.
         """
         self.ports = list(ports)
         self._ready = ReadyPorts(len(self.ports))
@@ -89,6 +92,7 @@ class Gate:
         self._epochs = self._make_epochs(epochs_aside)
         self.times = GateTimes(timed_ports) if timed_ports else None
         """The event time of the ports; None if none brings any. Others only read it."""
+        self._ends = ends
         self.sets_aside = epochs_aside is not None
         self._in_order = self.sets_aside
         self._reads = Reads.ALL
@@ -289,8 +293,12 @@ class Gate:
         return bool(self._ready.parked)
 
     def waits_for(self) -> str | None:
-        """Return for the log what the records wait for that were set aside; None if they only are not wanted."""
-        return None
+        """Return in words what the records that are not read wait for; None if they only are not wanted."""
+        return self.waits_for_end()
+
+    def waits_for_end(self) -> str | None:
+        """Return in words which channels must first be read to their end; None if none must."""
+        return None if self._ends is None else self._ends.waits_for()
 
     @property
     def held_records(self) -> int:
@@ -323,9 +331,14 @@ class Gate:
             if port.is_feedback:  # A task before it was told of the iteration's end earlier than this one.
                 self._feedback.ended(port)
                 events += self._returned()
-            return events
+            return [*self._pass_read_to_end(), *events]
         if isinstance(control, Idle):
             return self._epochs.bring_idle(port)
+        if isinstance(control, ReadToEnd):
+            if self._ends is not None:
+                self._ends.bring(port)
+                self.reconsider_wanted()
+            return self._pass_read_to_end()
         if isinstance(control, RestHandled):
             ended = [event for other in self.ports for event in self._epochs.finish_data(other)]
             times = [] if self.times is None else self.times.settle_all()
@@ -379,7 +392,7 @@ class Gate:
                 (port.index, *_plain(item))
                 for port in self.ports
                 for item in port.held
-                if not isinstance(item, SourceBatch)
+                if not isinstance(item, (SourceBatch, ReadToEnd))
             ],
             "ended": [int(port.has_ended) for port in self.ports],
             "ending": self._ending and (self._ending[0].index, *_plain(self._ending[1])),
@@ -457,6 +470,9 @@ class Gate:
     def _end_time(self, port: Port) -> list[Control]:
         return self._bring_time(port, EventTimeWatermark(MAX_TIME))
 
+    def _pass_read_to_end(self) -> list[Control]:
+        return [ReadToEnd()] if self._ends is not None and self._ends.complete() else []
+
     def _unpark(self) -> None:
         for port in self._ready.unpark():
             self._ready.add(port)
@@ -464,6 +480,8 @@ class Gate:
     def _has_ended(self, port: Port) -> bool:
         """Return whether a port brings nothing more, or nothing more of the current epoch if epochs are in order."""
         if self._epochs.data_has_ended(port) and not port.held:
+            return True
+        if self._ends is not None and self._ends.is_over_for(port):
             return True
         if not self._in_order:
             return False

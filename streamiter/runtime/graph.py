@@ -62,6 +62,8 @@ class Step:
     """Whether it passes on event-time watermarks."""
     emits_at_end: bool = False
     """Whether it emits only when its inputs have ended: in the body of an iteration, when the iteration ends."""
+    awaited_input: str | None = None
+    """The input of which it first reads what the topics have at each start; until then it reads no other input."""
     topic: Topic | None = None
     """The topic that it reads or writes."""
     shape: str = "operator"
@@ -266,6 +268,28 @@ def has_timestamps(edges: Iterable[Edge]) -> bool:
 def has_watermarks(edges: Iterable[Edge]) -> bool:
     """Return whether any of these edges brings event-time watermarks."""
     return any(edge.upstream.watermarked for edge in edges)
+
+
+def upstream_of(edges: Iterable[Edge], *, but_awaited: bool = False) -> dict[Step, None]:
+    """Return the steps that the records of these edges come from, without feedback, or without awaited inputs, too."""
+    found: dict[Step, None] = {}
+    waiting = [edge.upstream for edge in edges]
+    while waiting:
+        if (step := waiting.pop()) not in found:
+            found[step] = None
+            left_out = step.awaited_input if but_awaited else None
+            waiting += [edge.upstream for edge in step.edges if edge.input_name != left_out]
+    return found
+
+
+def awaited_edges(step: Step) -> list[Edge]:
+    """Return the edges to the awaited input of a step; none if it awaits no input."""
+    return [edge for edge in step.edges if edge.input_name == step.awaited_input]
+
+
+def read_to_end(steps: Iterable[Step]) -> dict[Step, None]:
+    """Return the steps that tell those behind them when they have read to the end that was found at the start."""
+    return upstream_of(edge for step in steps for edge in awaited_edges(step))
 
 
 def leaves_loop(edge: Edge, reader: Step) -> bool:

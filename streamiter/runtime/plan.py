@@ -19,6 +19,7 @@ from streamiter.clock import Clock, SystemClock
 from streamiter.operators.event_time import AssignEventTime
 from streamiter.operators.operator import JobScope, Operator, Progress
 from streamiter.operators.output import DeadLetter
+from streamiter.runtime.barrier_alignment import EndAlignment
 from streamiter.runtime.chain import Rounds
 from streamiter.runtime.checkpointing.restore import Restore
 from streamiter.runtime.checkpointing.task_barriers import Acknowledge
@@ -33,7 +34,7 @@ from streamiter.runtime.feedback import (
 from streamiter.runtime.feeder import EventTimeInput, Feeder, SinkEncoding
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import EpochsAside
-from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_key, leaves_loop
+from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_key, leaves_loop, read_to_end
 from streamiter.runtime.instance import OperatorInstance, check_not_shared, make_source, operator_of, operators_of
 from streamiter.runtime.messages import Messages
 from streamiter.runtime.ordered_gate import OrderedGate
@@ -179,6 +180,7 @@ class Planner:
         self._placed = dict(zip(self.steps, self.own.placement.steps, strict=True))
         self._chained_to = {step: step.inputs[0] for step, placed in self._placed.items() if placed.chained_to}
         self._make_operators()
+        self._read_to_end = read_to_end(self.steps)
         self._cuts_by_time = not any(map(_adds_up_in_order, self.steps))
         self._connect_steps()
         tasks = [
@@ -315,7 +317,9 @@ class Planner:
         name = f"{head.name}[{subtask}]"
         feeder, ports, input_names = None, self._ports(head, subtask), head.input_names()
         if head.source is not None:
-            feeder = Feeder(make_source(head), self._bounded_channel(f"{name} ← source"), head.name, self.options.clock)
+            source = make_source(head)
+            source.tells_end = head in self._read_to_end and not head.bounded
+            feeder = Feeder(source, self._bounded_channel(f"{name} ← source"), head.name, self.options.clock)
             ports = [Port(0, SINGLE_INPUT, feeder.channel, is_feedback=False)]
             input_names = [SINGLE_INPUT]
         gate = self._make_gate(head, name, ports)
@@ -361,7 +365,10 @@ class Planner:
         in_order = traits.epochs_in_order and not traits.boundary
         timed = self._timed_ports(head, ports)
         if not in_order and not merges_in_order:
-            return Gate(ports, make_feedback_queue=feedback_queue, timed_ports=timed)
+            ends = None
+            if head.loop is None and (head.awaited_input is not None or head in self._read_to_end):
+                ends = EndAlignment(ports, head.awaited_input)
+            return Gate(ports, make_feedback_queue=feedback_queue, timed_ports=timed, ends=ends)
         aside = EpochsAside(lambda: spill_queue(name, head.limits, self.plain_data))
         if not merges_in_order:
             return Gate(ports, epochs_aside=aside, make_feedback_queue=feedback_queue, timed_ports=timed)

@@ -140,6 +140,8 @@ class TaskStatistics:
     """How far the clock is ahead of it, in seconds; None without a watermark, and at the end of the input."""
     event_time_held_by: str | None = None
     """Who holds the watermark back: a partition, a channel, or a step of the task that keeps records."""
+    waits_for: str | None = None
+    """For a join that waits for its table: the channels that have not brought the table yet, in words."""
     late_records: int = 0
     """For a task where event time begins: records that were below the watermark when they arrived."""
 
@@ -286,7 +288,8 @@ class JobStatistics:
             for one in self.processes
             if one.age_s >= 3 * REPORT_EVERY_S
         ]
-        return f"{self.flow}: {self.state}, {self.elapsed_s:.1f} s{''.join(silent)}"
+        waiting = [f", {task.name} waits for its table" for task in self.tasks if task.waits_for]
+        return f"{self.flow}: {self.state}, {self.elapsed_s:.1f} s{''.join(silent + waiting)}"
 
     def step_rows(self, since: JobStatistics | None = None) -> list[tuple[str, ...]]:
         """Return the texts of a table: a row for each step, with all its subtasks. Rates start at ``since``."""

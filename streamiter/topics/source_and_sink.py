@@ -87,6 +87,7 @@ class TopicSource(Source):
         self._returned: dict[int, int] = {}
         """For each partition the offset after the last record that the reader has returned."""
         self._first_start = first_start
+        self._request = ReadRequest()
         self._reader: TopicReader | None = None
         self._pending: TopicBatch | None = None
         """A batch whose decoding was interrupted; the next read begins with it."""
@@ -98,17 +99,16 @@ class TopicSource(Source):
             positions = await self._committed(context)
         restored = None if positions is None else positions.get(_IDENTITIES)
         self._clock = context.clock
-        self._reader = await self.topic.open_reader(
-            ReadRequest(
-                subtask=context.subtask_index,
-                subtasks=context.parallelism,
-                start=self._first_start if self.start is None or self.start == "committed" else self.start,
-                stop=self.stop,
-                positions=None if positions is None else _offsets(positions),
-                identities=restored,
-                clock=context.clock,
-            )
+        self._request = ReadRequest(
+            subtask=context.subtask_index,
+            subtasks=context.parallelism,
+            start=self._first_start if self.start is None or self.start == "committed" else self.start,
+            stop="latest" if self.tells_end else self.stop,
+            positions=None if positions is None else _offsets(positions),
+            identities=restored,
+            clock=context.clock,
         )
+        self._reader = await self.topic.open_reader(self._request)
         self._told = self.positions().get(_IDENTITIES, {}) if restored is None else restored
 
     async def _committed(self, context: Context) -> Positions | None:
@@ -154,6 +154,15 @@ class TopicSource(Source):
             BatchOrigin(self._url, partition, batch.first_offset, following - 1),
             positions_after=lambda records: {partition: batch.offsets[records - 1] + 1, **changed},
         )
+
+    async def read_on(self) -> None:
+        # A new reader, since each connector knows how to stop at an end behind which offsets may have no records.
+        assert self._reader is not None
+        before = self._reader
+        self._reader = await self.topic.open_reader(
+            replace(self._request, stop=self.stop, positions=before.positions(), identities=before.identities())
+        )
+        await before.close()
 
     def positions(self) -> Positions:
         if self._reader is None:
