@@ -129,6 +129,7 @@ from streamiter import (
     iterate_unbounded_streams,
     replayed,
     topic,
+    tumbling,
 )
 from streamiter.operators import Output
 
@@ -156,6 +157,10 @@ rows.map(lambda number: number.upper())  # attr-defined
 rows.map(str).map(lambda text: text + 1)  # operator
 rows.map_async(str)  # arg-type
 rows.key_by(str).reduce(lambda a, b: a.bit_count(b))  # call-arg
+keyed = rows.key_by(str)
+keyed.interval_join(keyed, lower_s=0, upper_s=1, how="outer")  # call-overload
+keyed.join_table(keyed, time="clock")  # call-overload
+keyed.window_join(keyed, tumbling(1), how="left").map(lambda pair: pair[0] + pair[1])  # operator
 texts: Stream[str] = rows  # assignment
 
 
@@ -177,7 +182,7 @@ import msgspec
 import numpy as np
 import polars
 
-from streamiter import Checkpoints, Columns, Flow, KeyedStream, Operator, Stream, topic
+from streamiter import Checkpoints, Columns, Flow, KeyedStream, Operator, Stream, topic, tumbling
 from streamiter.operators import Collected, Output
 from streamiter.topics import Text, Typed
 
@@ -208,6 +213,10 @@ class Sums(Operator):
         out.emit(sum(batch))
 
 
+def half(number: int) -> float | None:
+    return number / 2 if number else None
+
+
 def any_records(stream: Stream) -> Stream:
     return stream
 
@@ -230,6 +239,19 @@ reveal_type(lengths.union(words))  # Stream[int | str]
 reveal_type(lengths.union(lengths).rebalance().broadcast())  # Stream[int]
 reveal_type(words.join(lengths, on=str).sort(lambda pair: pair[1]))  # Stream[tuple[str, int]]
 reveal_type(lengths.reduce_all(lambda a, b: a + b))  # Stream[int]
+numbers = lengths.key_by(abs)
+reveal_type(by_length.interval_join(numbers, lower_s=0, upper_s=1))  # Stream[tuple[str, int]]
+reveal_type(by_length.interval_join(numbers, lower_s=0, upper_s=1, how="left"))  # Stream[tuple[str, int | None]]
+reveal_type(by_length.interval_join(numbers, lower_s=0, upper_s=1, how="right"))  # Stream[tuple[str | None, int]]
+reveal_type(by_length.window_join(numbers, tumbling(1), allowed_lateness_s=2))  # Stream[tuple[str, int]]
+reveal_type(by_length.window_join(numbers, tumbling(1), how="full"))  # Stream[tuple[str | None, int | None]]
+reveal_type(by_length.join_table(numbers))  # Stream[tuple[str, int | None]]
+reveal_type(by_length.join_table(numbers, how="inner", time="processing"))  # Stream[tuple[str, int]]
+reveal_type(by_length.join_table(numbers, value=half))  # Stream[tuple[str, float | None]]
+reveal_type(by_length.join_table(numbers, value=half, how="inner"))  # Stream[tuple[str, float]]
+reveal_type(by_length.join_table(numbers, value="real"))  # Stream[tuple[str, Any]]
+reveal_type(by_length.as_of_window(numbers, 60).aggregate("count"))  # Stream[tuple[str, Any]]
+reveal_type(by_length.deduplicate(len, within_s=60))  # Stream[str]
 collected = lengths.collect()
 reveal_type(collected)  # Collected[int]
 reveal_type(collected.items)  # list[int]

@@ -1,110 +1,51 @@
-"""The stream whose records have keys: steps with a state for each key, and windows and joins by time."""
+"""The stream whose records have keys: steps with a state for each key, and windows by time.
+
+Its joins are those of :class:`~streamiter.flow.keyed_joins.KeyedJoins`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack, get_args, overload
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, Unpack, get_args, overload
 
 import numpy as np
 
 from streamiter.checkpoints.keys import check_keys
-from streamiter.errors import ConfigurationError, GraphError, shortened
-from streamiter.flow.building import Outlets, StepOutput, add_next_step, add_operator, check_same_flow, label_of
+from streamiter.errors import GraphError, shortened
+from streamiter.flow.building import add_next_step, add_operator, label_of
 from streamiter.flow.event_time import check_event_time, checked_duration
 from streamiter.flow.graph_checks import (
-    check_can_wait,
     check_choice,
-    check_end_is_told,
     check_factory,
     check_field_or_function,
     check_function,
     check_seconds,
     check_tag,
 )
+from streamiter.flow.keyed_joins import KeyedJoins, TimeOf
 from streamiter.flow.options import ProcessOptions, StepOptions, check_options
 from streamiter.flow.stream import Stream
+from streamiter.flow.windowed_stream import WindowedStream
 from streamiter.operators.functions import field_or_function
 from streamiter.operators.keyed import KeyedReduce, KeyedReduceBatch, StatefulMap
 from streamiter.operators.operator import OperatorFactory
-from streamiter.operators.timed.as_of import AsOfJoin, TableHow
-from streamiter.operators.timed.join_steps import Deduplicate, JoinSides, JoinTableAsOf, JoinTableNow, JoinWindowBefore
-from streamiter.operators.timed.joining import IntervalJoin, JoinHow, WindowJoin
-from streamiter.operators.timed.kinds import Session, Sliding, WindowKind
-from streamiter.operators.timed.several_aggregates import Aggregates, AggregateSpec
+from streamiter.operators.timed.join_steps import Deduplicate
+from streamiter.operators.timed.kinds import Session, WindowKind
+from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.steps import ClockWindowStep, EventWindowStep
 from streamiter.operators.timed.windowing import WindowResult
 from streamiter.records import Key, OutputTag, Record
 from streamiter.runtime.graph import SINGLE_INPUT, KeySelector
-from streamiter.runtime.output import ByKey
 
 T = TypeVar("T")
 S = TypeVar("S")
 
-TimeOf = Literal["event", "processing"]
-"""Event time, or the time of the clock when a record arrives."""
-
 Results = Literal["accumulating", "retracting"]
 """Whether a new result of a window replaces the old one by its revision alone, or the old one is taken back before."""
 
-# An interval may begin before the record or after it.
-_ANY_S = -1e12
 
-
-Result = TypeVar("Result")
-"""The type of the results of windows."""
-
-
-class WindowedStream(Generic[Result]):
-    """A keyed stream in windows: :meth:`aggregate` says what is computed of each window."""
-
-    def __init__(self, build: Callable[[Aggregates], Stream[Result]]) -> None:
-        self._build = build
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("_"):
-                raise AttributeError(name)
-            raise GraphError(
-                f'{name}: expected a stream, given windows without an aggregate; write .aggregate("count") before '
-                f".{name}(…), or another aggregate"
-            )
-
-    def aggregate(self, *one: AggregateSpec, **named: AggregateSpec) -> Stream[Result]:
-        """Emit the aggregate of each window: one, or several by name, whose values are in a dict then.
-
-        An aggregate is ``"count"``, ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"first"``, ``"last"``,
-        ``"collect"``, :func:`~streamiter.quantile`, or :func:`~streamiter.fold` with functions. It takes the record
-        itself, or a value of the record: write a pair with the name of a field, or a function.
-
-        - Sums fold from left to right; sums of ints are exact. NaN makes sum, mean, min, max and quantiles NaN. None,
-          and in number aggregates all that is no number, is refused: the record follows ``on_error``, and is in none
-          of the aggregates.
-        - ``first``, ``last`` and ``collect`` go by the time of the records, simultaneous ones by arrival.
-
-        >>> from streamiter import Flow, tumbling
-        >>> flow = Flow("per minute")
-        >>> orders = [{"user": "ann", "at": 1.0, "price": 5}, {"user": "ann", "at": 59.0, "price": 7}]
-        >>> timed = flow.from_items(orders).event_time("at", unit="s")
-        >>> minutes = timed.key_by(lambda order: order["user"]).window(tumbling(60))
-        >>> results = minutes.aggregate(orders="count", spent=("sum", "price")).collect()
-        >>> flow.run().state, [(each.key, each.start, each.end, each.value) for each in results.items]
-        ('finished', [('ann', 0, 60000, {'orders': 2, 'spent': 12})])
-        """
-        try:
-            aggregates = Aggregates.of(one, named)
-        except ConfigurationError as error:
-            raise GraphError(str(error)) from None
-        return self._build(aggregates)
-
-
-class KeyedStream(Stream[Record], Generic[Key, Record]):
+class KeyedStream(KeyedJoins[Key, Record]):
     """A stream whose records have keys: the next step can keep a state for each key."""
-
-    def __init__(self, stream: Stream[Record], key_of: Callable[[Any], Key], *, whole_batches: bool = False) -> None:
-        super().__init__(stream.flow, *stream.partitioned(ByKey(key_of, whole_batches)).outlets)
-        self._key_of = key_of
-        self._whole_batches = whole_batches
 
     def reduce(self, f: Callable[[Record, Record], Record], **options: Unpack[StepOptions]) -> Stream[Record]:
         """Emit the key's running result for each record: first the record itself, then ``f(result, record)``.
@@ -272,196 +213,6 @@ class KeyedStream(Stream[Record], Generic[Key, Record]):
 
         return WindowedStream(build)
 
-    def interval_join(
-        self,
-        other: Stream[Any],
-        *,
-        lower_s: float,
-        upper_s: float,
-        how: JoinHow = "inner",
-        allowed_lateness_s: float = 0.0,
-        late: OutputTag | None = None,
-        **options: Unpack[StepOptions],
-    ) -> Stream[tuple[Any, Any]]:
-        """Emit the pairs ``(left, right)`` of one key with ``left + lower_s ≤ right ≤ left + upper_s``, by timestamps.
-
-        Both streams have keys and event time; the bounds are inclusive and have any sign. A pair leaves when its
-        second record arrives, with the greater timestamp. With ``how="left"`` (``"right"``, ``"full"``) a record that
-        can have no partner any more is emitted with None. Records that come later than ``allowed_lateness_s`` behind
-        the watermark are dropped, or go to the side output ``late``. See docs/joins.md.
-
-        >>> from streamiter import Flow
-        >>> flow = Flow("labels")
-        >>> shown = flow.from_items([{"ad": 1, "at": 10}, {"ad": 2, "at": 11}]).event_time("at", unit="s")
-        >>> clicked = flow.from_items([{"ad": 1, "at": 15}]).event_time("at", unit="s")
-        >>> pairs = shown.key_by(lambda view: view["ad"]).interval_join(
-        ...     clicked.key_by(lambda click: click["ad"]), lower_s=0, upper_s=60, how="left"
-        ... ).collect()
-        >>> flow.run().state, [(view["ad"], click is not None) for view, click in pairs.items]
-        ('finished', [(1, True), (2, False)])
-        """
-        label = options.get("name") or "interval_join"
-        lower = checked_duration("lower_s", lower_s, label, _ANY_S)
-        upper = checked_duration("upper_s", upper_s, label, _ANY_S)
-        if lower > upper:
-            raise GraphError(
-                f"step {label!r}: expected lower_s of at most upper_s, given {lower_s} and {upper_s}; exchange them"
-            )
-        check_choice("how", how, get_args(JoinHow), step=label)
-        return self._joined(
-            "interval_join",
-            {"left": self, "right": other},
-            lambda *keys, **settings: JoinSides(IntervalJoin(lower, upper, how), *keys, **settings),
-            options,
-            allowed_lateness_s=allowed_lateness_s,
-            late=late,
-        )
-
-    def window_join(
-        self,
-        other: Stream[Any],
-        window: WindowKind,
-        *,
-        how: JoinHow = "inner",
-        allowed_lateness_s: float = 0.0,
-        late: OutputTag | None = None,
-        **options: Unpack[StepOptions],
-    ) -> Stream[tuple[Any, Any]]:
-        """Emit all pairs ``(left, right)`` of a key whose records are in one window, when the window is complete.
-
-        A session spans the records of both streams. With ``how="left"`` (``"right"``, ``"full"``) the records of a
-        window without any record of the other stream are emitted with None. The timestamp is the last millisecond of
-        the window.
-
-        >>> from streamiter import Flow, tumbling
-        >>> flow = Flow("same minute")
-        >>> left = flow.from_items([{"room": 1, "at": 10, "x": "a"}]).event_time("at", unit="s")
-        >>> right = flow.from_items([{"room": 1, "at": 50, "x": "b"}]).event_time("at", unit="s")
-        >>> pairs = left.key_by(lambda one: one["room"]).window_join(
-        ...     right.key_by(lambda one: one["room"]), tumbling(60)
-        ... ).collect()
-        >>> flow.run().state, [(one["x"], other["x"]) for one, other in pairs.items]
-        ('finished', [('a', 'b')])
-        """
-        label = options.get("name") or "window_join"
-        if not isinstance(window, WindowKind) or isinstance(window, Sliding):
-            raise GraphError(
-                f"step {label!r}: expected a window of both streams: tumbling, hopping, session or calendar, given "
-                f"{shortened(window)}; for records near each other use interval_join"
-            )
-        check_choice("how", how, get_args(JoinHow), step=label)
-        return self._joined(
-            "window_join",
-            {"left": self, "right": other},
-            lambda *keys, **settings: JoinSides(WindowJoin(window, how), *keys, **settings),
-            options,
-            allowed_lateness_s=allowed_lateness_s,
-            late=late,
-        )
-
-    def join_table(
-        self,
-        table: Stream[Any],
-        *,
-        how: TableHow = "left",
-        value: str | Callable[[Any], Any] | None = None,
-        time: TimeOf = "event",
-        strict: bool = False,
-        wait_for_table: bool = True,
-        allowed_lateness_s: float = 0.0,
-        late: OutputTag | None = None,
-        **options: Unpack[StepOptions],
-    ) -> Stream[tuple[Any, Any]]:
-        """Emit the pair ``(record, value)`` of each record with what the table has for its key.
-
-        The records of ``table`` are changes of the table: the last one of a key counts. ``value`` is a field of them,
-        or a function; without it the value is the record. A value None deletes. A record without a value is paired with
-        None, or dropped with ``how="inner"``. The key of the stream is any function: a foreign key, too.
-
-        - ``time="event"``, *as of*: the last change at or before the record's timestamp (``strict=True``: before it).
-          The record waits until no such change is expected any more.
-        - ``time="processing"``: the value when the record arrives. With ``wait_for_table`` the stream is read when the
-          table has been read to the end that its topics have at the start of the job, and at each restart.
-
-        >>> from streamiter import Flow
-        >>> flow = Flow("prices of the day")
-        >>> prices = [{"fruit": "fig", "at": 1, "price": 3}, {"fruit": "fig", "at": 9, "price": 4}]
-        >>> table = flow.from_items(prices).event_time("at", unit="s").key_by(lambda change: change["fruit"])
-        >>> sales = flow.from_items([{"fruit": "fig", "at": 5}, {"fruit": "fig", "at": 9}])
-        >>> sales = sales.event_time("at", unit="s").key_by(lambda sale: sale["fruit"])
-        >>> priced = sales.join_table(table, value="price").collect()
-        >>> flow.run().state, [(sale["at"], price) for sale, price in priced.items]
-        ('finished', [(5, 3), (9, 4)])
-        """
-        label = options.get("name") or "join_table"
-        check_choice("how", how, get_args(TableHow), step=label)
-        check_choice("time", time, get_args(TimeOf), step=label)
-        if value is not None:
-            check_field_or_function(value, "join_table(value)", step=options.get("name"))
-        value_of = _whole_record if value is None else field_or_function("join_table(value)", value)
-        inputs = {"stream": self, "table": table}
-        if time == "event":
-            return self._joined(
-                "join_table",
-                inputs,
-                lambda *keys, **settings: JoinTableAsOf(value_of, AsOfJoin(how, strict=strict), *keys, **settings),
-                options,
-                allowed_lateness_s=allowed_lateness_s,
-                late=late,
-            )
-        if strict or late is not None or allowed_lateness_s:
-            raise GraphError(
-                f"step {label!r}: expected strict=, late= and allowed_lateness_s= only in event time, given one of "
-                'them with time="processing"; leave it out'
-            )
-        return self._joined(
-            "join_table",
-            inputs,
-            lambda *keys, **settings: JoinTableNow(value_of, how, *keys, waits=wait_for_table, **settings),
-            options,
-            awaited_input="table" if wait_for_table else None,
-        )
-
-    def as_of_window(
-        self,
-        events: Stream[Any],
-        size_s: float,
-        *,
-        allowed_lateness_s: float = 0.0,
-        late: OutputTag | None = None,
-        **options: Unpack[StepOptions],
-    ) -> WindowedStream[tuple[Record, Any]]:
-        """Aggregate, for each record, the events of its key in the ``size_s`` seconds strictly before it.
-
-        So a feature of an example contains nothing from the time of the example on: no leakage. ``.aggregate(…)`` emits
-        the pair ``(record, value)`` when no event before the record is expected any more. Without events a count and a
-        sum are 0, a list is empty, and other aggregates are None.
-
-        >>> from streamiter import Flow
-        >>> flow = Flow("clicks of the last hour")
-        >>> clicks = flow.from_items([{"user": 1, "at": 10}, {"user": 1, "at": 20}]).event_time("at", unit="s")
-        >>> examples = flow.from_items([{"user": 1, "at": 20}, {"user": 1, "at": 21}]).event_time("at", unit="s")
-        >>> features = examples.key_by(lambda one: one["user"]).as_of_window(
-        ...     clicks.key_by(lambda click: click["user"]), 3600
-        ... ).aggregate("count").collect()
-        >>> flow.run().state, [(example["at"], clicks) for example, clicks in features.items]
-        ('finished', [(20, 1), (21, 2)])
-        """
-        label = options.get("name") or "as_of_window"
-        size = checked_duration("size_s", size_s, label, 0.001)
-
-        def build(aggregates: Aggregates) -> Stream[tuple[Record, Any]]:
-            return self._joined(
-                "as_of_window",
-                {"stream": self, "events": events},
-                lambda *keys, **settings: JoinWindowBefore(size, aggregates, *keys, **settings),
-                options,
-                allowed_lateness_s=allowed_lateness_s,
-                late=late,
-            )
-
-        return WindowedStream(build)
-
     def deduplicate(
         self,
         by: str | Callable[[Any], Any],
@@ -499,71 +250,3 @@ class KeyedStream(Stream[Record], Generic[Key, Record]):
                 options,
             )
         )
-
-    # -- for the engine ----------------------------------------------------------------------------------
-
-    def _made(self, output: StepOutput) -> Stream[Any]:
-        """Return the stream of a step."""
-        return Stream(self._flow, output)
-
-    @property
-    def has_record_keys(self) -> bool:
-        """For the engine: whether the keys are those of single records."""
-        return not self._whole_batches
-
-    def tolerant(self, options: StepOptions) -> Stream[Record]:
-        """For the engine: return the stream to a keyed step.
-
-        A step that survives refused records also receives those without a key.
-        """
-        survives = options.get("on_error", "fail") != "fail" or options.get("dead_letter") is not None
-        return self.partitioned(ByKey(self._key_of, self._whole_batches, survives and not self._whole_batches))
-
-    def record_key(self, method: str) -> Callable[[Any], Key]:
-        """For the engine: return the function that gives the key of a record."""
-        if self._whole_batches:
-            raise GraphError(f"{method}: expected a stream keyed record by record, given key_by_batch; use key_by(f)")
-        return self._key_of
-
-    def _joined(
-        self,
-        method: str,
-        inputs: Mapping[str, Outlets],
-        make: Callable[..., Any],
-        options: StepOptions,
-        *,
-        allowed_lateness_s: float | None = None,
-        late: OutputTag | None = None,
-        awaited_input: str | None = None,
-    ) -> Stream[Any]:
-        """Add a step that joins two keyed streams; in event time, if it has an allowed lateness."""
-        check_options(method, options)
-        label = options.get("name") or method
-        keyed: dict[str, Outlets] = {}
-        keys: list[Callable[[Any], Any]] = []
-        settings: dict[str, Any] = {"check_keys": check_keys}
-        for name, stream in inputs.items():
-            if not isinstance(stream, KeyedStream):
-                raise GraphError(
-                    f"step {label!r}: expected a stream with keys as its input {name!r}, given {shortened(stream)}; "
-                    "write other.key_by(f)"
-                )
-            check_same_flow(self, stream, method)
-            if allowed_lateness_s is not None:
-                check_event_time(stream, method)
-            keys.append(stream.record_key(method))
-            keyed[name] = stream.tolerant(options)
-        if allowed_lateness_s is not None:
-            lateness_ms = checked_duration("allowed_lateness_s", allowed_lateness_s, label)
-            settings |= {"lateness_ms": lateness_ms, "late": check_tag(late, step=label)}
-        if awaited_input is not None:
-            table = keyed[awaited_input].edges()
-            check_end_is_told(table, step=label)
-            if self._flow.loop is None:  # A gate in a loop reads ahead of what it wants.
-                check_can_wait(self.edges(), table, self._flow.steps, step=label)
-        factory: OperatorFactory = lambda: make(*keys, **settings)  # noqa: E731
-        return self._made(add_next_step(keyed, method, factory, options, awaited_input=awaited_input))
-
-
-def _whole_record(record: Any) -> Any:
-    return record

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from streamiter.clock import Clock
     from streamiter.operators.operator import Service
     from streamiter.operators.output import DeadLetter, RejectionPolicy
+    from streamiter.records import OutputTag
     from streamiter.runtime.checkpointing.commit import JobSnapshot
     from streamiter.runtime.plan import ChannelLimits
     from streamiter.topics.topic import SourceStart, StartPosition, StopPosition, Topic
@@ -39,6 +40,21 @@ class ProcessOptions(StepOptions, total=False):
 
     parameter_server: Service | None
     """The parameter server whose workers the subtasks are."""
+
+
+class JoinOptions(StepOptions, total=False):
+    """Options of joins in event time, for their types; each join describes its own."""
+
+    allowed_lateness_s: float
+    late: OutputTag | None
+
+
+class TableOptions(JoinOptions, total=False):
+    """Options of a join with a table, for its types."""
+
+    time: Literal["event", "processing"]
+    strict: bool
+    wait_for_table: bool
 
 
 class SourceOptions(StepOptions, total=False):

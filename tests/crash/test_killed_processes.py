@@ -21,6 +21,8 @@ from crash.places import KAFKA_COMMIT, Place
 from crash.programs import PATIENCE_S, running
 from crash.test_kill_9 import seed
 
+from streamiter.topics import OutgoingBatch
+
 _CHECKPOINTING: Final = "streamiter.runtime.checkpointing"
 _FOLLOWER: Final = f"{_CHECKPOINTING}.following_checkpointer:FollowingCheckpointer"
 _CHECKPOINTER: Final = f"{_CHECKPOINTING}.checkpointer:Checkpointer"
@@ -32,6 +34,7 @@ FIRST_CHOOSES: Final = Place("after", f"{_CHECKPOINTER}.open")
 FIRST_RESTORES: Final = Place("before", f"{_CHECKPOINTER}.restored")
 FIRST_TAKES: Final = Place("after", f"{_CHECKPOINTER}._seal_sinks")
 FIRST_HAS_SAVED: Final = Place("before", f"{_CHECKPOINTER}._commit")
+READS_ON: Final = Place("before", "streamiter.topics.source_and_sink:TopicSource.read_on")
 EXPIRES: Final = Place("before", f"{_CHECKPOINTING}.commit:JobTransaction.commit")
 FIRST_HAS_COMMITTED: Final = Place("after", f"{_CHECKPOINTER}._commit")
 
@@ -158,6 +161,18 @@ async def test_a_parameter_server_survives_the_loss_of_a_process(kafka: Case) ->
     """
     await killed(kafka, [Life([(OTHER_HAS_SAVED, 2), (EXPIRES, 1)])], kind="counts")
     await check_counts(kafka)
+
+
+async def test_a_join_that_waits_for_an_endless_table_survives_the_loss_of_a_process(kafka: Case) -> None:
+    """A process was lost before the table was read to its end, and the others joined with what they had."""
+    changes = [orjson.dumps({"key": n % 7, "value": n}) for n in range(30_000)]
+    writer = await kafka.topic("updates-killed").open_writer()
+    await writer.write(OutgoingBatch(changes))
+    await writer.close()
+    await killed(kafka, [Life([(OTHER_TAKES, 1), (READS_ON, 1)], kills_program=True)], kind="table")
+    found = [orjson.loads(record.value or b"") for record in await committed(kafka.topic("read-killed"))]
+    last = {n % 7: n for n in range(30_000)}
+    assert sorted(found) == [[n, last[n % 7]] for n in range(EVENTS)]
 
 
 # A link of a process gets some hundred pieces in a second.

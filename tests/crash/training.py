@@ -49,7 +49,7 @@ class Options(msgspec.Struct):
     mini_batch: int
     stop: Literal["latest"] | None = None
     delivery: Literal["at_least_once"] | None = None
-    kind: Literal["training", "sums", "numbers", "counts", "windows"] = "training"
+    kind: Literal["training", "sums", "numbers", "counts", "windows", "table"] = "training"
     on_disk: bool = False
     """Whether the states of keys are on disk."""
     processes: int | None = None
@@ -146,8 +146,29 @@ def windows(options: Options) -> Flow:
     return flow
 
 
+def table(options: Options) -> Flow:
+    """Return a flow that gives each event the value of its key; the changes of the values are in the other topic."""
+    flow = Flow(options.flow, parallelism=options.parallelism)
+    events = flow.source(topic(options.events), decode=Typed(Example), stop=options.stop, name="events")
+    changes = flow.source(topic(options.updates), stop=options.stop, name="changes").key_by(
+        lambda change: change["key"]
+    )
+    joined = events.key_by(lambda event: event.n % KEYS).join_table(
+        changes, value="value", time="processing", name="joined"
+    )
+    joined.map(lambda pair: [pair[0].n, pair[1]]).sink(topic(options.read))
+    return flow
+
+
 def flow_of(options: Options) -> Flow:
-    flows = {"training": training_flow, "sums": running_sums, "numbers": numbers, "counts": counts, "windows": windows}
+    flows = {
+        "training": training_flow,
+        "sums": running_sums,
+        "numbers": numbers,
+        "counts": counts,
+        "windows": windows,
+        "table": table,
+    }
     return flows[options.kind](options)
 
 

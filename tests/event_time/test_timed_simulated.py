@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 from event_time.test_against_models import windows_of
-from event_time.timed_flows import CLICKS, EVENTS, FLOWS, WINDOWS, joins, windows
+from event_time.timed_flows import CLICKS, EVENTS, FLOWS, WINDOWS, endless_tables, joins, windows
 
 from streamiter import Flow
 from streamiter.testing import Faults, Simulation, simulate
@@ -78,3 +78,8 @@ def test_the_undisturbed_joins_are_those_of_a_model() -> None:
         same = [one for one in passed if (one["user"], one["id"] % 2) == (click["user"], click["id"] % 2)]
         passed += [] if any(abs(one["at"] - click["at"]) < 300 for one in same) else [click]
     assert found["once"] == sorted((click["id"] for click in passed), key=repr)
+
+
+def test_the_undisturbed_records_have_the_last_values_of_the_table() -> None:
+    found = [orjson.loads(record.value or b"") for record in undisturbed(endless_tables).outputs["joined"]]
+    assert sorted(found) == [[n, [48 + n % 12, f"fruit {n % 3}"]] for n in range(80)]

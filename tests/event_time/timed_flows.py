@@ -111,5 +111,24 @@ def in_a_loop(simulation: Simulation) -> Flow:
     return flow
 
 
-FLOWS: list[Callable[[Simulation], Flow]] = [windows, late_windows, joins, in_a_loop]
+def endless_tables(simulation: Simulation) -> Flow:
+    """Return a flow with two endless tables, of which one waits for the other; no stream has event time."""
+    flow = Flow("endless tables", parallelism=2)
+    prices = [{"id": n % 12, "price": n, "fruit": n % 3} for n in range(60)]
+    fruits = simulation.input("fruits", [{"id": n, "fruit": f"fruit {n}"} for n in range(3)], partitions=3)
+    table = flow.source(simulation.input("prices", prices, partitions=2, key=lambda each: str(each["id"])))
+    names = flow.source(fruits).key_by(lambda fruit: fruit["id"])
+    named = table.key_by(lambda price: price["fruit"]).join_table(names, value="fruit", time="processing", name="named")
+    views = flow.source(simulation.input("views", range(80), partitions=2, over_s=2.0))
+    joined = views.key_by(lambda n: n % 12).join_table(
+        named.map(lambda pair: {**pair[0], "name": pair[1]}).key_by(lambda price: price["id"]),
+        value=lambda price: [price["price"], price["name"]],
+        time="processing",
+        name="joined",
+    )
+    joined.sink(simulation.output("joined", order="any"), parallelism=1)
+    return flow
+
+
+FLOWS: list[Callable[[Simulation], Flow]] = [windows, late_windows, joins, in_a_loop, endless_tables]
 EVENTS = events(COUNT)

@@ -1,0 +1,57 @@
+"""A stream in windows, of which an aggregate makes a stream of results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from streamiter.errors import ConfigurationError, GraphError
+from streamiter.flow.stream import Stream
+from streamiter.operators.timed.several_aggregates import Aggregates, AggregateSpec
+
+Result = TypeVar("Result")
+"""The type of the results of windows."""
+
+
+class WindowedStream(Generic[Result]):
+    """A keyed stream in windows: :meth:`aggregate` says what is computed of each window."""
+
+    def __init__(self, build: Callable[[Aggregates], Stream[Result]]) -> None:
+        self._build = build
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            raise GraphError(
+                f'{name}: expected a stream, given windows without an aggregate; write .aggregate("count") before '
+                f".{name}(…), or another aggregate"
+            )
+
+    def aggregate(self, *one: AggregateSpec, **named: AggregateSpec) -> Stream[Result]:
+        """Emit the aggregate of each window: one, or several by name, whose values are in a dict then.
+
+        An aggregate is ``"count"``, ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"first"``, ``"last"``,
+        ``"collect"``, :func:`~streamiter.quantile`, or :func:`~streamiter.fold` with functions. It takes the record
+        itself, or a value of the record: write a pair with the name of a field, or a function.
+
+        - Sums fold from left to right; sums of ints are exact. NaN makes sum, mean, min, max and quantiles NaN. None,
+          and in number aggregates all that is no number, is refused: the record follows ``on_error``, and is in none
+          of the aggregates.
+        - ``first``, ``last`` and ``collect`` go by the time of the records, simultaneous ones by arrival.
+
+        >>> from streamiter import Flow, tumbling
+        >>> flow = Flow("per minute")
+        >>> orders = [{"user": "ann", "at": 1.0, "price": 5}, {"user": "ann", "at": 59.0, "price": 7}]
+        >>> timed = flow.from_items(orders).event_time("at", unit="s")
+        >>> minutes = timed.key_by(lambda order: order["user"]).window(tumbling(60))
+        >>> results = minutes.aggregate(orders="count", spent=("sum", "price")).collect()
+        >>> flow.run().state, [(each.key, each.start, each.end, each.value) for each in results.items]
+        ('finished', [('ann', 0, 60000, {'orders': 2, 'spent': 12})])
+        """
+        try:
+            aggregates = Aggregates.of(one, named)
+        except ConfigurationError as error:
+            raise GraphError(str(error)) from None
+        return self._build(aggregates)
