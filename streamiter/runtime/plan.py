@@ -363,15 +363,14 @@ class Planner:
 
         traits, merges_in_order = self._placed[head].traits, self._merges_in_order(head, ports)
         in_order = traits.epochs_in_order and not traits.boundary
-        timed = self._timed_ports(head, ports)
+        timed, ends = self._timed_ports(head, ports), None
+        if head.loop is None and (head.awaited_input is not None or head in self._read_to_end):
+            ends = EndAlignment(ports, head.awaited_input)
         if not in_order and not merges_in_order:
-            ends = None
-            if head.loop is None and (head.awaited_input is not None or head in self._read_to_end):
-                ends = EndAlignment(ports, head.awaited_input)
             return Gate(ports, make_feedback_queue=feedback_queue, timed_ports=timed, ends=ends)
         aside = EpochsAside(lambda: spill_queue(name, head.limits, self.plain_data))
         if not merges_in_order:
-            return Gate(ports, epochs_aside=aside, make_feedback_queue=feedback_queue, timed_ports=timed)
+            return Gate(ports, epochs_aside=aside, make_feedback_queue=feedback_queue, timed_ports=timed, ends=ends)
         return OrderedGate(
             ports, epochs_aside=aside, epochs_in_order=in_order, make_feedback_queue=feedback_queue, timed_ports=timed
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,18 @@ import pytest
 from support.kafka_fixtures import GivenKafka
 from support.waiting import turn, until
 
-from streamiter import Checkpoints, Flow, RocksState
+from streamiter import Checkpoints, Flow, IterationBodyResult, RocksState, Stream, iterate_unbounded_streams
+from streamiter.channels import Channel
+from streamiter.errors import GraphError
+from streamiter.flow.keyed_stream import KeyedStream
+from streamiter.operators import Source
 from streamiter.operators.source import Collected
+from streamiter.records import CheckpointBarrier, Control, DataBatch, EndOfInput, ReadToEnd
+from streamiter.runtime.barrier_alignment import EndAlignment
+from streamiter.runtime.gate import Gate
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits
+from streamiter.runtime.port import Port
 from streamiter.topics import MemoryBroker, OutgoingBatch, Topic, topic
 
 MakeTopic = Callable[[str], Topic]
@@ -69,6 +78,12 @@ def flow_of(numbers: Topic, names: Topic, held: Held, *, state: Any = None) -> t
     return flow, stream.join_table(table, value="name", time="processing", name="joined").collect(name="found")
 
 
+def taken(job: Job) -> int:
+    """Return the number of committed checkpoints."""
+    checkpoints = job.statistics().checkpoints
+    return 0 if checkpoints is None else checkpoints.taken
+
+
 async def started(flow: Flow, folder: Path) -> Job:
     checkpoints = Checkpoints(folder, interval_s=0.01)
     return await flow.start(checkpoints=checkpoints, restore="last", channel_limits=ChannelLimits(records=16))
@@ -82,18 +97,24 @@ async def test_the_stream_waits_at_each_start_until_the_table_is_read_to_its_end
     numbers, names = make_topic("numbers"), make_topic("names")
     await numbers.create(partitions=2)
     await names.create(partitions=4, settings=names.compaction_settings)  # The last one is empty.
-    for version in ("old", "new"):
-        await write(names, [{"id": n, "name": f"{version} {n}"} for n in range(KEYS)], partition=0)
-    await write(names, [{"id": n, "name": None} for n in range(0, KEYS, 4)], partition=0)
+    await write(names, [{"id": n, "name": f"old {n}"} for n in range(KEYS)], partition=0)
     if names.has_transactions:
         await abort(names, [{"id": 1, "name": "aborted"}], partition=0)
         await abort(names, [{"id": 1, "name": "aborted"}], partition=2)
     await write(numbers, list(range(KEYS + 2)) * 20)
     state = RocksState(tmp_path / "states") if "memory" in numbers.url else None
 
+    flow, _ = flow_of(numbers, names, Held(), state=state)
+    job = await started(flow, tmp_path)
+    await until(lambda: taken(job) > 3)
+    await job.stop("suspend")
+
+    # The table has changed since: the end that the first job has found is not the end now.
+    await write(names, [{"id": n, "name": f"new {n}"} for n in range(KEYS)], partition=0)
+    await write(names, [{"id": n, "name": None} for n in range(0, KEYS, 4)], partition=0)
     flow, found = flow_of(numbers, names, held := Held(), state=state)
     job = await started(flow, tmp_path)
-    await until(lambda: (job.statistics().checkpoints or pytest.fail("none")).taken > 3)
+    await until(lambda: taken(job) > 3)
     statistics = job.statistics()
     assert "joined[0] waits for its table" in statistics.title
     waiting = [task for task in statistics.tasks if task.waits_for]
@@ -121,7 +142,7 @@ async def test_the_stream_waits_at_each_start_until_the_table_is_read_to_its_end
     await write(numbers, list(range(KEYS)))
     flow, again = flow_of(numbers, names, held := Held(), state=state)
     job = await started(flow, tmp_path)
-    await until(lambda: (job.statistics().checkpoints or pytest.fail("none")).taken > 3)
+    await until(lambda: taken(job) > 3)
     assert len(again.items) == len(found.items)
     held.go.set()
     await until(lambda: {(n, f"newest {n}") for n in range(KEYS)} <= {*again.items})
@@ -137,3 +158,182 @@ async def test_the_stream_waits_at_each_start_until_the_table_is_read_to_its_end
     assert not any(task.waits_for for task in job.statistics().tasks)
     await job.stop("drain")
     assert (await job.wait()).state == "finished"
+
+
+class Endless(Source):
+    bounded = False
+
+
+def by_self(stream: Stream[Any]) -> KeyedStream[Any, Any]:
+    return stream.key_by(lambda record: record)
+
+
+async def test_memory_is_bounded_while_the_stream_waits_for_a_table_that_always_grows(tmp_path: Path) -> None:
+    """A stream was faster than its table; the job held a day of it until it was killed."""
+    made, records = MemoryBroker(), 100_000
+    await made.topic("numbers").create()
+    await made.topic("names").create(partitions=3, settings={"compact": "1"})
+    await write(made.topic("numbers"), [n % KEYS for n in range(records)])
+    await write(made.topic("names"), [{"id": n, "name": "first"} for n in range(KEYS)])
+    flow, found = flow_of(made.topic("numbers"), made.topic("names"), held := Held())
+    job = await started(flow, tmp_path)
+
+    async def grow() -> None:
+        while True:
+            await write(made.topic("names"), [{"id": n, "name": "later"} for n in range(KEYS)])
+            await asyncio.sleep(0)
+
+    growing = asyncio.create_task(grow())
+    await until(lambda: any(task.is_paused for task in job.statistics().tasks if task.name == "numbers[0]"))
+    before = taken(job)
+    await until(lambda: taken(job) > before + 2)
+    assert sum(task.held_records for task in job.statistics().tasks) < records / 2
+    held.go.set()
+    await until(lambda: len(found.items) == records)
+    growing.cancel()
+    assert {name for n, name in found.items} <= {"first", "later"}
+    await job.stop("abort")
+
+
+async def test_a_job_that_waits_says_so_and_can_be_drained() -> None:
+    made = MemoryBroker()
+    for name in ("numbers", "names"):
+        await made.topic(name).create()
+        await write(made.topic(name), [{"id": 1, "name": "one"}] if name == "names" else [1, 2])
+    flow, found = flow_of(made.topic("numbers"), made.topic("names"), held := Held())
+    job = await flow.start(stall_after_s=0.04)
+    await until(lambda: any(each.cause == "held" for each in job.statistics().stalled))
+    [reason, *_] = [each.reason for each in job.statistics().stalled if each.cause == "held" and "joined" in each.name]
+    assert re.match(
+        r"joined\[.\] is held: its input 'table' must first be read to the end that was found at the st", reason
+    )
+    held.go.set()
+    await job.stop("drain")
+    assert dict(found.items) == {1: "one", 2: None}
+
+
+async def test_two_tables_of_one_topic_and_a_table_of_a_file(tmp_path: Path) -> None:
+    """The second join waits for a topic that the first one reads, too; neither holds up the other."""
+    made, records = MemoryBroker(), 5_000
+    await made.topic("names").create(partitions=2)
+    await write(made.topic("names"), [{"id": n, "name": f"{n % 7}"} for n in range(records)])
+    await made.topic("numbers").create()
+    await write(made.topic("numbers"), list(range(records)))
+    (tmp_path / "sizes.csv").write_text("name,size\n" + "".join(f"{n},{n * n}\n" for n in range(7)))
+    flow = Flow("two tables", parallelism=2)
+    names = flow.source(made.topic("names"))
+    numbers = by_self(flow.source(made.topic("numbers")))
+    by_id, by_name = names.key_by(lambda each: each["id"]), names.rebalance().key_by(lambda each: each["name"])
+    named = numbers.join_table(by_id, value="name", time="processing").key_by(lambda pair: pair[1])
+    known = named.join_table(by_name, time="processing", how="inner").key_by(lambda pair: pair[0][1])
+    sizes = flow.source(topic(f"file:{tmp_path}/sizes.csv")).key_by(lambda row: row["name"])
+    found = known.join_table(sizes, value="size", time="processing").collect()
+    job = await flow.start(channel_limits=ChannelLimits(records=8))
+    await until(lambda: len(found.items) == records)
+    assert {(pair[0][0], int(size)) for pair, size in found.items} == {(n, (n % 7) ** 2) for n in range(records)}
+    await job.stop("abort")
+
+
+async def test_a_table_that_is_read_later_does_not_hold_up_a_barrier_or_a_restore() -> None:
+    """A snapshot held the news of an end that was found before the restart; the next job did not wait."""
+
+    def port(index: int, name: str) -> Port:
+        return Port(index, name, Channel(f"{name} {index}"), is_feedback=False)
+
+    def gate() -> tuple[Gate, list[Channel]]:
+        ports = [port(0, "stream"), port(1, "table"), port(2, "table")]
+        made = Gate(ports, ends=EndAlignment(ports, "table"))
+        made.want(["table"])
+        return made, [each.channel for each in ports]  # type: ignore[misc]
+
+    def handled(made: Gate) -> list[str]:
+        seen = []
+        while (polled := made.poll()) is not None:
+            from_port, message = polled
+            events = [message]
+            if from_port is not None and isinstance(message, Control):
+                events = [*made.accept(from_port, message)]
+            seen += [f"{event}" for event in events]
+        return seen
+
+    first, [stream, table, other] = gate()
+    for item in (DataBatch([1]), ReadToEnd(), DataBatch([2]), CheckpointBarrier(1)):
+        stream.try_put(item) if isinstance(item, DataBatch) else stream.put_control(item)
+    table.put_control(ReadToEnd())
+    table.put_control(CheckpointBarrier(1))
+    other.put_control(CheckpointBarrier(1))
+    assert handled(first) == ["CheckpointBarrier(1)"]
+    assert (
+        first.waits_for_end() == "its input 'table' must first be read to the end that was found at the start: table 2"
+    )
+    state = first.snapshot()
+    assert [each[1] for each in state["held"]] == ["data", "data"]
+    other.put_control(ReadToEnd())
+    assert handled(first) == ["DataBatch(1 records, epoch 0)", "ReadToEnd()", "DataBatch(1 records, epoch 0)"]
+    assert first.waits_for_end() is None
+
+    again, [stream, table, other] = gate()
+    again.restore(state)
+    assert handled(again) == []
+    table.put_control(EndOfInput())  # An end says as much, and a task whose inputs have all ended passes on the end.
+    handled(again)
+    other.put_control(ReadToEnd())
+    assert [each for each in handled(again) if each.startswith("Data")] == ["DataBatch(2 records, epoch 0)"]
+    other.put_control(ReadToEnd())
+    stream.put_control(ReadToEnd())
+    assert handled(again) == ["ReadToEnd()"]
+
+
+def of_topic(flow: Flow, name: str) -> Stream[Any]:
+    return flow.source(MemoryBroker().topic(name))
+
+
+def crossed(flow: Flow) -> None:
+    one, two = of_topic(flow, "one"), of_topic(flow, "two")
+    by_self(one).join_table(by_self(two), time="processing")
+    by_self(two.map(str)).join_table(by_self(one), time="processing")
+
+
+def in_a_loop(flow: Flow) -> None:
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        joined = by_self(variables[0]).join_table(by_self(data[0]), time="processing")
+        return IterationBodyResult([joined], [joined])
+
+    iterate_unbounded_streams([flow.from_items([1])], [of_topic(flow, "table")], body)
+
+
+def behind_a_loop(flow: Flow) -> None:
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        return IterationBodyResult([variables[0]], [data[0]])
+
+    [table] = iterate_unbounded_streams([flow.from_items([1])], [of_topic(flow, "table")], body)
+    by_self(of_topic(flow, "stream")).join_table(by_self(table), time="processing")
+
+
+def one_source(flow: Flow) -> None:
+    items = flow.from_items([1])
+    by_self(items.map(str)).join_table(by_self(items), time="processing")
+
+
+REFUSED: dict[Callable[[Flow], Any], str] = {
+    one_source: "step 'join_table': expected a stream and a table from different sources, since the stream waits for "
+    "the table, given 'items', which both need; read it twice, or write wait_for_table=False",
+    crossed: "given 'two', which both need",
+    in_a_loop: "step 'join_table': expected an endless table from outside of iterations and without epochs, since the "
+    "stream waits for it, given one that comes through 'data 0'",
+    behind_a_loop: "step 'join_table': expected an endless table from outside of iterations",
+    lambda flow: by_self(of_topic(flow, "one")).join_table(by_self(flow.from_source(Endless)), time="processing"): (
+        "step 'join_table': expected a table that ends or comes from topics, since the stream waits for it, given one "
+        "from the source 'Endless', which never ends; write wait_for_table=False"
+    ),
+}
+
+
+@pytest.mark.parametrize("build", REFUSED, ids=lambda build: build.__name__)
+def test_a_join_that_would_wait_for_ever_is_refused(build: Callable[[Flow], Any]) -> None:
+    """A flow with a large topic stood still: its stream was full, and its table behind the same source."""
+    flow = Flow("refused")
+    with pytest.raises(GraphError) as refused:
+        build(flow)
+    assert REFUSED[build] in str(refused.value)
+    assert "test_waiting_for_tables.py:" in str(refused.value)
