@@ -377,7 +377,7 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         if awaited_input is not None:
             table = keyed[awaited_input].edges()
             check_end_is_told(table, step=label)
-            if self._flow.loop is None:  # A gate in a loop reads ahead of what it wants.
+            if self._flow.loop is None:  # In a loop the gates may set aside what is not wanted.
                 check_can_wait(self.edges(), table, self._flow.steps, step=label)
         factory: OperatorFactory = lambda: make(*keys, **settings)  # noqa: E731
         return self._made(add_next_step(keyed, method, factory, options, awaited_input=awaited_input))

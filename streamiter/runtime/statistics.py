@@ -288,8 +288,9 @@ class JobStatistics:
             for one in self.processes
             if one.age_s >= 3 * REPORT_EVERY_S
         ]
-        waiting = [f", {task.name} waits for its table" for task in self.tasks if task.waits_for]
-        return f"{self.flow}: {self.state}, {self.elapsed_s:.1f} s{''.join(silent + waiting)}"
+        waiting = dict.fromkeys(task.steps[0].step for task in self.tasks if task.waits_for)
+        told = silent + [f", {step} waits for its table" for step in waiting]
+        return f"{self.flow}: {self.state}, {self.elapsed_s:.1f} s{''.join(told)}"
 
     def step_rows(self, since: JobStatistics | None = None) -> list[tuple[str, ...]]:
         """Return the texts of a table: a row for each step, with all its subtasks. Rates start at ``since``."""
