@@ -18,8 +18,9 @@ from typing import Any, Final, Protocol, final
 
 import numpy as np
 
-from streamiter.deferred import Deferred, Encode
+from streamiter.deferred import Deferred, Encode, PlainValue
 from streamiter.errors import InternalError, PlainDataError, shortened
+from streamiter.operators.due import DueHeap, DueItems
 from streamiter.records import Batch, slice_batch
 
 # Values of these types cannot change, so they need no copy. numpy's structured scalars can change.
@@ -70,6 +71,9 @@ class KeyedStates(Protocol):
 
     keys_at_once: int | None
     """The number of keys whose states should be loaded at once; None for any number."""
+    summary: PlainValue
+    """For a step with due items: what else follows from its states, as plain data, or None if it has to be computed
+    from them again. Set it before `snapshot`."""
 
     @property
     def time_to_live_s(self) -> float | None:
@@ -79,7 +83,16 @@ class KeyedStates(Protocol):
         """Read the states of keys that `get` is about to ask for; has no other effect."""
 
     def load(self, keys: Sequence[Any]) -> dict[Any, Any]:
-        """Return a dict with the states of these keys and perhaps of others; changes of it are kept by `store`."""
+        """Return a dict with the states of these keys and perhaps of others; changes of it are kept by `store`.
+
+        It is the same dict for all calls until `clear` or `restore`.
+        """
+
+    def due(self, number: int, *, of_pairs: bool = False) -> DueItems:
+        """Return due items, which are kept with the states. A step has some by number, all with as many numbers."""
+
+    def all_without_due(self) -> Iterable[Mapping[Any, Any]]:
+        """Delete all due items, and give all states in pieces, so that the items are pushed again."""
 
     def store(self) -> None:
         """Keep all changes of the states. Raises ``PlainDataError`` for one that cannot be stored."""
@@ -132,6 +145,7 @@ class KeyedState:
     """
 
     keys_at_once: int | None = None
+    summary: PlainValue = None
 
     def __init__(
         self,
@@ -170,6 +184,12 @@ class KeyedState:
     def store(self) -> None:
         pass
 
+    def due(self, number: int, *, of_pairs: bool = False) -> DueItems:
+        return DueHeap(number, of_pairs=of_pairs, load=self.load)
+
+    def all_without_due(self) -> Iterable[Mapping[Any, Any]]:
+        return (self.states,)
+
     def get(self, key: Any) -> Any:
         if self._unfinished:
             self._keep((key,), may_change=True)
@@ -194,7 +214,7 @@ class KeyedState:
         self.used_at_s.pop(key, None)
 
     def clear(self) -> None:
-        self.states, self.used_at_s, self._unfinished = {}, {}, []
+        self.states, self.used_at_s, self._unfinished, self.summary = {}, {}, [], None
 
     def drop_expired(self) -> float:
         if self._time_to_live_s is None:

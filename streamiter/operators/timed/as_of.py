@@ -16,11 +16,10 @@ to ``results`` with its timestamp.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort_right
-from collections.abc import Mapping
-from heapq import heappop, heappush
 from operator import itemgetter
 from typing import Any, Final, Literal
 
+from streamiter.operators.due import MakeDue
 from streamiter.operators.timed.joining import TimedRecord
 from streamiter.operators.timed.timed_states import TimedStates
 from streamiter.operators.timed.windowing import WindowContent
@@ -41,17 +40,12 @@ class WaitingRecords(TimedStates[TimedRecord]):
         """``strict``: what has the same time as a record does not count for it, so it waits less."""
         super().__init__()
         self._strict = strict
-        self._arrived = 0
-        # The items of the heaps have a number of their own, so that they are never compared by key.
-        self._numbered = 0
-        self._due: list[tuple[int, int, int, Any]] = []
-        """A heap: time and arrival of the waiting records, a number, and their key."""
-        self._stale: list[tuple[int, int, Any]] = []
-        """A heap: when a part of the state of a key is not needed any more, a number, and the key."""
 
-    @property
-    def kept(self) -> int:
-        return len(self._due)
+    def _make_due(self, make: MakeDue) -> None:
+        self._due = make(0)
+        """By time and arrival: the waiting records."""
+        self._stale = make(1)
+        """By the time when a part of the state of a key is not needed any more."""
 
     def add(self, key: Any, time: int, record: Any) -> bool:
         """Add a record that asks; return False, and change nothing, if it is late."""
@@ -62,35 +56,32 @@ class WaitingRecords(TimedStates[TimedRecord]):
             self._answer(state, time, record)
             self._prune(key)
             return True
-        self._arrived += 1
-        insort_right(state[-1], [time, self._arrived, record], key=_first)
-        self._wait(key, time, self._arrived)
+        arrival, self.numbered = self.numbered, self.numbered + 1
+        insort_right(state[-1], [time, arrival, record], key=_first)
+        self._wait(key, time, arrival)
         return True
 
-    def advance(self, watermark: int) -> None:
+    def advance(self, watermark: int) -> bool:
         self.watermark = max(watermark, self.watermark)
-        while self._due and self._is_known(self._due[0][0]):
-            _, _, _, key = heappop(self._due)
-            self._before_change([key])
+        for *_, key in self._due.until(self.watermark if self._strict else self.watermark - 1):
+            self.kept -= 1
             state = self.states[key]
             time, _, record = state[-1].pop(0)
             self._answer(state, time, record)
             self._prune(key)
-        while self._stale and self._stale[0][0] < self.watermark:
-            _, _, key = heappop(self._stale)
+        if self._due.is_more:
+            return False
+        for *_, key in self._stale.until(self.watermark - 1):
             if key in self.states:
-                self._before_change([key])
                 self._prune(key)
+        return not self._stale.is_more
 
-    def restore(self, states: Mapping[Any, Any]) -> None:
-        super().restore(states)
-        self._due, self._stale, self._arrived = [], [], 0
-        for key, state in self.states.items():
-            for time, arrival, _ in state[-1]:
-                self._arrived = max(self._arrived, arrival)
-                self._wait(key, time, arrival)
-            for time in self._stale_times(state):
-                self._stale_at(time, key)
+    def _note(self, key: Any, state: Any) -> None:
+        for time, arrival, _ in state[-1]:
+            self.numbered = max(self.numbered, arrival + 1)
+            self._wait(key, time, arrival)
+        for time in self._stale_times(state):
+            self._stale.push((time,), key)
 
     # -- what a subclass defines -------------------------------------------------------------------------
 
@@ -111,12 +102,8 @@ class WaitingRecords(TimedStates[TimedRecord]):
         raise NotImplementedError
 
     def _wait(self, key: Any, time: int, arrival: int) -> None:
-        self._numbered += 1
-        heappush(self._due, (time, arrival, self._numbered, key))
-
-    def _stale_at(self, time: int, key: Any) -> None:
-        self._numbered += 1
-        heappush(self._stale, (time, self._numbered, key))
+        self.kept += 1
+        self._due.push((time, arrival), key)
 
     def _is_known(self, time: int) -> bool:
         """Return whether nothing is to come that counts for a record with this time."""
@@ -146,7 +133,7 @@ class AsOfJoin(WaitingRecords):
         versions.insert(at, version)
         self._prune(key)
         for stale in self._stale_times(state)[-1:]:
-            self._stale_at(stale, key)
+            self._stale.push((stale,), key)
 
     def _state_of(self, key: Any) -> list[Any]:
         state: list[Any] = self.states.setdefault(key, [[], [], []])
@@ -183,6 +170,9 @@ class AsOfWindow(WaitingRecords):
         self._size_ms = size_ms
         self._aggregates = aggregates
 
+    def _settings(self) -> list[Any]:
+        return [*super()._settings(), self._size_ms]
+
     def add_event(self, key: Any, time: int, values: list[Any]) -> bool:
         """Add an event with its values; return False, and change nothing, if it is too late for all windows to come."""
         if time + self._size_ms < self.reached(key):
@@ -193,7 +183,7 @@ class AsOfWindow(WaitingRecords):
         at = bisect_right(times, time)
         times.insert(at, time)
         events.insert(at, values)
-        self._stale_at(time + self._size_ms, key)
+        self._stale.push((time + self._size_ms,), key)
         return True
 
     def _state_of(self, key: Any) -> list[Any]:
@@ -228,13 +218,13 @@ class Deduplication(TimedStates[Any]):
     def __init__(self, within_ms: int) -> None:
         super().__init__()
         self._within_ms = within_ms
-        self._numbered = 0
-        self._stale: list[tuple[int, int, Any, Any]] = []
-        """A heap: when a time is not needed any more, a number, its key and id."""
 
-    @property
-    def kept(self) -> int:
-        return len(self._stale)
+    def _make_due(self, make: MakeDue) -> None:
+        self._stale = make(0, of_pairs=True)
+        """By the time when a time is not needed any more: its key and id."""
+
+    def _settings(self) -> list[Any]:
+        return [*super()._settings(), self._within_ms]
 
     def add(self, key: Any, time: int, identity: Any) -> bool | None:
         """Return whether a record passes; None if it is late."""
@@ -248,27 +238,24 @@ class Deduplication(TimedStates[Any]):
         self._stale_at(time, key, identity)
         return True
 
-    def advance(self, watermark: int) -> None:
+    def advance(self, watermark: int) -> bool:
         self.watermark = max(watermark, self.watermark)
-        while self._stale and self._stale[0][0] <= self.watermark:
-            _, _, key, identity = heappop(self._stale)
-            self._before_change([key])
+        for *_, (key, identity) in self._stale.until(self.watermark):
+            self.kept -= 1
             identities = self.states[key]
             identities[identity].pop(0)
             if not identities[identity]:
                 del identities[identity]
             if not identities:
                 del self.states[key]
+        return not self._stale.is_more
 
-    def restore(self, states: Mapping[Any, Any]) -> None:
-        super().restore(states)
-        self._stale = []
-        for key, identities in self.states.items():
-            for identity, times in identities.items():
-                for time in times:
-                    self._stale_at(time, key, identity)
+    def _note(self, key: Any, state: Any) -> None:
+        for identity, times in state.items():
+            for time in times:
+                self._stale_at(time, key, identity)
 
     def _stale_at(self, time: int, key: Any, identity: Any) -> None:
+        self.kept += 1
         # The earliest record that is not late is ``within`` behind the watermark, and looks as far back.
-        self._numbered += 1
-        heappush(self._stale, (time + 2 * self._within_ms, self._numbered, key, identity))
+        self._stale.push((time + 2 * self._within_ms,), (key, identity))

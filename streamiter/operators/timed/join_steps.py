@@ -43,8 +43,7 @@ class JoinOperator(TimedOperator):
 
     def on_event_time_watermark(self, watermark: int, out: Output) -> int:
         """Emit what is complete; hold back the watermark for what may still come."""
-        self._join.advance(self._own(watermark))
-        self._emit_results(out)
+        self._advance(self._own(watermark), out)
         return self._passed_on(self._own(watermark))
 
     def _own(self, watermark: int) -> int:
@@ -263,5 +262,8 @@ class Deduplicate(TimedOperator):
 
     def on_event_time_watermark(self, watermark: int, out: Output) -> int:
         """Forget the records that do not count any more."""
-        self._passed.advance(watermark)
+        self._advance(watermark, out)
         return watermark
+
+    def _emit_results(self, out: Output) -> None:
+        """The records that pass have been emitted."""

@@ -13,11 +13,12 @@ sides minus the allowed lateness. What they emit is appended to ``results`` with
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort_right
-from collections.abc import Callable, Mapping
-from heapq import heappop, heappush
+from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any, Final, Literal
 
+from streamiter.operators.due import MakeDue
+from streamiter.operators.keyed_state import KeyedStates
 from streamiter.operators.timed.kinds import Calendar, Hopping, Session
 from streamiter.operators.timed.timed_states import TimedStates
 from streamiter.operators.timed.windowing import WindowResult, make_windows
@@ -55,16 +56,13 @@ class IntervalJoin(TimedStates[TimedRecord]):
         # From the time of a record to those of its partners on the other side.
         self._to_partners = {LEFT: (lower_ms, upper_ms), RIGHT: (-upper_ms, -lower_ms)}
         self._how: JoinHow = how
-        self._arrived = 0
-        self._numbered = 0
-        self._waiting: list[tuple[int, bool, int, int, Any]] = []
-        """A heap: the time until which a record waits, whether it is of the right side, its arrival, a number, its key.
 
-        Since the number is unique, keys are never compared."""
+    def _make_due(self, make: MakeDue) -> None:
+        self._waiting = make(0)
+        """By the time until which a record waits, whether it is of the right side, and its arrival."""
 
-    @property
-    def kept(self) -> int:
-        return len(self._waiting)
+    def _settings(self) -> list[Any]:
+        return [*super()._settings(), *self._to_partners[LEFT]]
 
     def held_back_ms(self) -> int:
         """Return by how much the event-time watermark behind the join is lower: its unpaired records are so late."""
@@ -83,40 +81,36 @@ class IntervalJoin(TimedStates[TimedRecord]):
             other[IS_PAIRED] = True
             pair = (record, other[RECORD]) if side == LEFT else (other[RECORD], record)
             self.results.append((max(time, other[TIME]), pair))
-        self._arrived += 1
+        arrival, self.numbered = self.numbered, self.numbered + 1
         if reached <= time + upper:
-            insort_right(own, [time, self._arrived, record, first < last], key=_time)
-            self._wait(key, side, time, self._arrived)
+            insort_right(own, [time, arrival, record, first < last], key=_time)
+            self._wait(key, side, time, arrival)
         else:
             if first == last:
                 self._emit_unpaired(side, time, record)
             self._drop_if_empty(key)
         return True
 
-    def advance(self, watermark: int) -> None:
+    def advance(self, watermark: int) -> bool:
         self.watermark = max(watermark, self.watermark)
-        while self._waiting and self._waiting[0][0] < self.watermark:
-            _, is_right, _, _, key = heappop(self._waiting)
-            self._before_change([key])
+        for _, is_right, _, _, key in self._waiting.until(self.watermark - 1):
+            self.kept -= 1
             # The records of one side leave in the order of (time, arrival).
             time, _, record, is_paired = self.states[key][is_right].pop(0)
             if not is_paired:
                 self._emit_unpaired(RIGHT if is_right else LEFT, time, record)
             self._drop_if_empty(key)
+        return not self._waiting.is_more
 
-    def restore(self, states: Mapping[Any, Any]) -> None:
-        super().restore(states)
-        self._waiting, self._arrived = [], 0
-        for key, sides in self.states.items():
-            for side, records in zip(SIDES, sides, strict=True):
-                for record in records:
-                    self._wait(key, side, record[TIME], record[ARRIVAL])
-                    self._arrived = max(self._arrived, record[ARRIVAL])
+    def _note(self, key: Any, state: Any) -> None:
+        for side, records in zip(SIDES, state, strict=True):
+            for record in records:
+                self._wait(key, side, record[TIME], record[ARRIVAL])
+                self.numbered = max(self.numbered, record[ARRIVAL] + 1)
 
     def _wait(self, key: Any, side: Side, time: int, arrival: int) -> None:
-        self._numbered += 1
-        limit = time + self._to_partners[side][1]
-        heappush(self._waiting, (limit, side == RIGHT, arrival, self._numbered, key))
+        self.kept += 1
+        self._waiting.push((time + self._to_partners[side][1], int(side == RIGHT), arrival), key)
 
     def _emit_unpaired(self, side: Side, time: int, record: Any) -> None:
         if keeps_unpaired(self._how, side):
@@ -149,34 +143,41 @@ class WindowJoin(TimedStates[TimedRecord]):
     """All pairs of the records of a window, when it is complete. The state of a key is that of its windows."""
 
     def __init__(self, kind: Hopping | Calendar | Session, how: JoinHow = "inner") -> None:
+        self._windows = make_windows(kind, SidesOfWindow())
         super().__init__()
         self._how: JoinHow = how
-        self._windows = make_windows(kind, SidesOfWindow())
         self.states = self._windows.states
-
-    @property
-    def kept(self) -> int:
-        return self._windows.kept
-
-    def call_before_changes(self, before_change: Callable[[list[Any]], object]) -> None:
-        self._windows.call_before_changes(before_change)
 
     def add(self, side: Side, key: Any, time: int, record: Any) -> bool:
         """Add a record; return False, and change nothing, if it is late."""
         if time < self.reached(key):
             return False
         self._windows.add(key, time, [side, record])
+        self.kept = self._windows.kept
         return True
 
-    def advance(self, watermark: int) -> None:
-        self._windows.advance(watermark)
-        self.watermark = self._windows.watermark
+    def advance(self, watermark: int) -> bool:
+        is_done = self._windows.advance(watermark)
+        self.watermark, self.kept = self._windows.watermark, self._windows.kept
         for window in self._windows.take_results():
             self._emit_pairs(window)
+        return is_done
 
     def restore(self, states: Mapping[Any, Any]) -> None:
         self._windows.watermark = self.watermark
         self._windows.restore(states)
+        self.kept = self._windows.kept
+
+    def keep_in(self, states: KeyedStates) -> None:
+        self._windows.watermark = self.watermark
+        self._windows.keep_in(states)
+        self.states, self.kept = self._windows.states, self._windows.kept
+
+    def summary(self) -> list[Any]:
+        return self._windows.summary()
+
+    def _make_due(self, make: MakeDue) -> None:
+        """Its windows have them."""
 
     def _emit_pairs(self, window: WindowResult) -> None:
         left, right = window.value

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 
+from streamiter.deferred import Deferred
 from streamiter.operators.functions import refuse
 from streamiter.operators.keyed import CheckKeys, KeyedOperator, any_keys, array_of_keys
-from streamiter.operators.keyed_state import KeyedState, StateFrame
+from streamiter.operators.keyed_state import StateFrame, in_turns
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.operators.timed.kinds import WindowKind
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.timed_states import TimedStates
 from streamiter.operators.timed.windowing import AlignedWindows, OpenWindows, make_windows
-from streamiter.records import Array, Batch, OutputTag, TimedBatch, untimed
+from streamiter.records import Array, Batch, OutputTag, TimedBatch, slice_batch, untimed
 from streamiter.times import MAX_TIME, MIN_TIME, Times
 
 
@@ -38,28 +39,52 @@ class TimedOperator(KeyedOperator):
         """The number of late records since the start."""
         self._late_tag = late
         self._timed_states = states
-        states.call_before_changes(self._about_to_change)
         self._context: Context | None = None
 
     def open(self, context: Context) -> None:
         self._context = context
-        # Always in memory: which keys are due by the watermark is known from the states.
-        self._states = self._memory = KeyedState(context.clock, name=context.name, encode=context.encode)
-        self._memory.states = self._timed_states.states
-
-    def _about_to_change(self, keys: Iterable[Any]) -> None:
-        """Keep the states of these keys for unfinished snapshots."""
-        self._memory.load(keys)
+        super().open(context)
+        self._timed_states.keep_in(self._states)
 
     @property
     def kept(self) -> int:
         """The number of open windows, or of records that wait or may be needed."""
         return self._timed_states.kept
 
-    def restore(self, state: Iterable[StateFrame]) -> None:
-        self._memory.restore(state)
-        self._timed_states.restore(self._memory.states)
-        self._memory.states = self._timed_states.states
+    def snapshot(self) -> Deferred:
+        self._states.summary = self._timed_states.summary()
+        return super().snapshot()
+
+    def restore(self, state: Iterable[StateFrame]) -> Awaitable[None] | None:
+        restoring = self._states.restore(state)
+        if restoring is None:
+            self._resume()
+            return None
+        return self._resume_after(restoring)
+
+    async def _resume_after(self, restoring: Awaitable[None]) -> None:
+        await restoring
+        self._resume()
+
+    def _resume(self) -> None:
+        """Resume from the states that have been restored."""
+        self._timed_states.keep_in(self._states)
+
+    def _finish(self, turn: Callable[[], bool], out: Output) -> None:
+        """Call ``turn`` until it has done all that is due; emit the results and store the states after each turn."""
+        is_done = False
+        while not is_done:
+            is_done = turn()
+            self._emit_results(out)
+            self._states.store()
+
+    def _advance(self, watermark: int, out: Output) -> None:
+        """Emit what is due by a watermark of the operator."""
+        self._finish(lambda: self._timed_states.advance(watermark), out)
+
+    def _emit_results(self, out: Output) -> None:
+        """Emit the results of the states."""
+        raise NotImplementedError
 
     def _opened(self) -> Context:
         assert self._context is not None
@@ -93,15 +118,18 @@ class TimedOperator(KeyedOperator):
     def _moments(
         self, batch: Batch, out: Output, key_of: Callable[[Any], Any] | None = None
     ) -> Iterator[tuple[Any, Any, int]]:
-        """Give each record with its key and its timestamp; its state may change. Refuse the records that lack one."""
+        """Give each record with its key and its timestamp; its state is loaded. Refuse the records that lack one."""
         records, times = untimed(batch), self._times_of(batch).tolist()
         keys = self._keys_of_each(key_of or self._key_of, records)
+        moments: list[tuple[Any, Any, int]] = []
         for record, key, time in zip(records, keys, times, strict=True):
             if isinstance(key, Exception) or time == MIN_TIME:
                 refuse(out, record, key if isinstance(key, Exception) else _no_timestamp())
-                continue
-            self._memory.load((key,))
-            yield record, key, time
+            else:
+                moments.append((record, key, time))
+        for some, of_some in in_turns(self._states, [key for _, key, _ in moments], moments):
+            self._states.load(some)
+            yield from of_some
 
     def _emit_late(self, out: Output, record: Any, time: int) -> None:
         """Emit a late record as it came, if there is a side output for late records."""
@@ -166,24 +194,24 @@ class WindowStep(TimedOperator):
         super().open(context)
         self._set_early_timer()
 
-    def restore(self, state: Iterable[StateFrame]) -> None:
-        super().restore(state)
+    def _resume(self) -> None:
+        super()._resume()
         # The engine restores the timer. But after a change of the parallelism a subtask may have several, or none.
         self._early_at_s = _AT_ONCE_S
         self._set_early_timer()
 
     def process_batch(self, batch: Batch, out: Output) -> None:
-        self._reach_watermark()
-        if not self._process_arrays(batch, out):
-            self._process_each(self._moments(batch, out), out)
+        self._reach_watermark(out)
+        size = self._states.keys_at_once or max(1, len(batch))
+        for start in range(0, len(batch), size):
+            some = batch if size >= len(batch) else slice_batch(batch, start, start + size)
+            if not self._process_arrays(some, out):
+                self._process_each(self._moments(some, out), out)
+            self._states.store()
         self._emit_results(out)
 
-    def _reach_watermark(self) -> None:
+    def _reach_watermark(self, out: Output) -> None:
         """Let the windows know how far time is."""
-        raise NotImplementedError
-
-    def _emit_results(self, out: Output) -> None:
-        """Emit the results that the windows have given."""
         raise NotImplementedError
 
     def _process_each(self, moments: Iterable[tuple[Any, Any, int]], out: Output) -> None:
@@ -212,7 +240,7 @@ class WindowStep(TimedOperator):
             keys = self._keys_of(records)
         except Exception:
             return False  # One by one, the records at fault are refused.
-        self._about_to_change(keys)
+        self._states.load(keys)
         return windows.add_batch(keys, times, columns)
 
     def _keys_of(self, records: Batch) -> Sequence[Any] | Array:
@@ -225,8 +253,7 @@ class WindowStep(TimedOperator):
         now_s = self._opened().clock.monotonic_s()
         if self._early_every_s is None or now_s < self._early_at_s - _ROUNDING_S:
             return
-        self._windows.early()
-        self._emit_results(out)
+        self._finish(self._windows.early, out)
         self._early_at_s = now_s + self._early_every_s
         self._set_early_timer()
 
@@ -244,13 +271,12 @@ class WindowStep(TimedOperator):
 class EventWindowStep(WindowStep):
     """Emits the results of windows in event time."""
 
-    def _reach_watermark(self) -> None:
+    def _reach_watermark(self, out: Output) -> None:
         self._take_over_watermark()
 
     def on_event_time_watermark(self, watermark: int, out: Output) -> int:
         """Emit the results of the windows that are complete."""
-        self._windows.advance(watermark)
-        self._emit_results(out)
+        self._advance(watermark, out)
         return watermark
 
     def _emit_results(self, out: Output) -> None:
@@ -280,16 +306,16 @@ class ClockWindowStep(WindowStep):
     _armed_for: int = MAX_TIME
     """The clock's time of the earliest timer, in milliseconds."""
 
-    def restore(self, state: Iterable[StateFrame]) -> None:
-        super().restore(state)
+    def _resume(self) -> None:
+        super()._resume()
         self._armed_for = MAX_TIME
         self._arm()
 
     def _times_of(self, batch: Batch) -> Times:
         return np.full(len(batch), self._windows.watermark, np.int64)
 
-    def _reach_watermark(self) -> None:
-        self._windows.advance(self._opened().clock.now_ms())
+    def _reach_watermark(self, out: Output) -> None:
+        self._advance(self._opened().clock.now_ms(), out)
 
     def process_batch(self, batch: Batch, out: Output) -> None:
         super().process_batch(batch, out)
@@ -297,8 +323,7 @@ class ClockWindowStep(WindowStep):
 
     def on_timer(self, payload: Any, out: Output) -> None:
         # Whichever timer is first at a time: a window that is complete has no early result any more.
-        self._reach_watermark()
-        self._emit_results(out)
+        self._reach_watermark(out)
         if payload == _DUE:
             self._armed_for = MAX_TIME
             self._arm()
@@ -306,12 +331,11 @@ class ClockWindowStep(WindowStep):
             super().on_timer(payload, out)
 
     def finish(self, out: Output) -> None:
-        self._windows.advance(MAX_TIME)
-        self._emit_results(out)
+        self._advance(MAX_TIME, out)
 
     def _arm(self) -> None:
         """Set a timer for the first window that will be complete, unless there is one."""
-        due = self._windows.next_due
+        due = self._windows.next_due()
         if due is not None and due < self._armed_for:
             self._armed_for = due
             self._opened().set_timer(max(0, due - self._opened().clock.now_ms()) / 1000, _DUE)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
+from streamiter.operators.due import DueHeap, MakeDue
+from streamiter.operators.keyed_state import KeyedStates
 from streamiter.times import MIN_TIME
 
 Result = TypeVar("Result")
@@ -14,24 +16,24 @@ Result = TypeVar("Result")
 class TimedStates(Generic[Result]):
     """Base class: the states of the keys of one subtask. Apart from them, a subclass keeps only what follows from them.
 
-    The owner knows before it adds a record that the state of its key changes. ``call_before_changes`` sets a function
-    that is called with the keys whose states change for another reason: the event-time watermark or the clock.
+    The owner loads the state of a key before it adds a record of the key. The states of keys that change by the
+    event-time watermark or by the clock are loaded by :class:`~streamiter.operators.due.DueItems`.
     """
 
     def __init__(self) -> None:
         self.states: dict[Any, Any] = {}
-        """The state of each key."""
+        """The state of each key that is loaded."""
         self.watermark = MIN_TIME
         """No record with a lower time is expected."""
         self.results: list[Result] = []
         """What was emitted since the last call of ``take_results``."""
-        self._before_change: Callable[[list[Any]], object] = lambda keys: None
+        self.kept = 0
+        """The number of open windows, or of records that wait or may be needed."""
+        self.numbered = 0
+        """Windows or records are numbered in the order in which they come: the next number."""
         self.floor_of: Callable[[Any], int] | None = None
         """Returns the watermark that a key had before the step had another parallelism; None if none was further."""
-
-    def call_before_changes(self, before_change: Callable[[list[Any]], object]) -> None:
-        """Set the function that is called with keys whose states are about to change without a record."""
-        self._before_change = before_change
+        self._make_due(DueHeap)
 
     def take_results(self) -> list[Result]:
         """Return what was emitted since the last call."""
@@ -42,16 +44,52 @@ class TimedStates(Generic[Result]):
         """Return the watermark by which records of a key are late."""
         return self.watermark if self.floor_of is None else max(self.watermark, self.floor_of(key))
 
-    @property
-    def kept(self) -> int:
-        """The number of open windows, or of records that wait or may be needed."""
-        raise NotImplementedError
+    def advance(self, watermark: int) -> bool:
+        """No record below ``watermark`` is expected any more. A watermark that is not higher has no effect.
 
-    def advance(self, watermark: int) -> None:
-        """No record below ``watermark`` is expected any more. A watermark that is not higher has no effect."""
+        Returns whether all is done that is due. Otherwise take the results, store the states, and call it again.
+        """
         raise NotImplementedError
 
     def restore(self, states: Mapping[Any, Any]) -> None:
-        """Resume from the states of keys. Set ``watermark`` before that."""
+        """Resume from the states of all keys. Set ``watermark`` before that."""
         self.states.clear()
         self.states.update(states)
+        self._make_due(DueHeap)
+        self._count([self.states])
+
+    # -- states in a backend -----------------------------------------------------------------------------
+
+    def keep_in(self, states: KeyedStates) -> None:
+        """Have the states there, and resume from those that are there already."""
+        self.states = states.load(())
+        self._make_due(states.due)
+        match states.summary:
+            case [settings, numbered, kept] if settings == self._settings():
+                self.numbered, self.kept = numbered, kept
+            case _:
+                self._count(states.all_without_due())
+
+    def summary(self) -> list[Any]:
+        """Return what follows from all states besides the due items: plain data, for ``KeyedStates.summary``."""
+        return [self._settings(), self.numbered, self.kept]
+
+    def _count(self, states: Iterable[Mapping[Any, Any]]) -> None:
+        self.numbered = self.kept = 0
+        for some in states:
+            for key, state in some.items():
+                self._note(key, state)
+
+    # -- what a subclass defines -------------------------------------------------------------------------
+
+    def _make_due(self, make: MakeDue) -> None:
+        """Make the empty due items."""
+        raise NotImplementedError
+
+    def _note(self, key: Any, state: Any) -> None:
+        """Count what a state keeps, and push its due items."""
+        raise NotImplementedError
+
+    def _settings(self) -> list[Any]:
+        """Return everything besides the states on which the due items depend, as plain data."""
+        return [type(self).__name__]

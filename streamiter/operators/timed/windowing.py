@@ -18,19 +18,19 @@ False
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from heapq import heappop, heappush
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
 
+from streamiter.operators.due import MakeDue
 from streamiter.operators.timed.aggregates import Indices
 from streamiter.operators.timed.kinds import AlignedWindow, Hopping, Session, Sliding, WindowKind
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.timed_states import TimedStates
 from streamiter.records import Array
-from streamiter.times import Times
+from streamiter.times import MAX_TIME, Times
 
 
 class WindowResult(msgspec.Struct, frozen=True):
@@ -90,79 +90,75 @@ class OpenWindows(TimedStates[WindowResult]):
         self._lateness_ms = lateness_ms
         self._retracting = retracting
         self._gives_early = gives_early
-        self._created = 0
-        self._open = 0
-        # The items of the heaps have a number of their own, so that they are never compared by key.
-        self._numbered = 0
-        self._due: list[tuple[int, int, int, int, Any]] = []
-        """A heap: end, start and creation of a window that is to become complete, a number, and its key."""
-        self._expiring: list[tuple[int, int, int, int, Any]] = []
-        """A heap: the time when a complete window goes, its start and creation, a number, and its key."""
-        self._changed: dict[tuple[Any, int, int], None] = {}
-        """Key, start and creation of incomplete windows with records that no result has, if there are early results."""
+
+    def _make_due(self, make: MakeDue) -> None:
+        self._due = make(0)
+        """By end, start and creation: windows that are to become complete."""
+        self._expiring = make(1)
+        """By the time when a complete window goes, its start and creation."""
+        self._changed = make(2)
+        """By end, start and creation: incomplete windows with records that no result has, if there are early results.
+
+        A session that has grown is there again with its new end."""
+
+    def _settings(self) -> list[Any]:
+        return [*super()._settings(), self._lateness_ms]
 
     def add(self, key: Any, time: int, values: list[Any]) -> bool:
         """Add a record with its values for the aggregates; return False, and change nothing, if it is late."""
         raise NotImplementedError
 
-    @property
-    def kept(self) -> int:
-        return self._open
-
-    @property
     def next_due(self) -> int | None:
-        """The least watermark at which a window may become complete or go; None if there is no window."""
-        return min((heap[0][0] for heap in (self._due, self._expiring) if heap), default=None)
+        """Return the least watermark at which a window may become complete or go; None if there is no window."""
+        firsts = (self._due.first(), self._expiring.first())
+        return min((time for time in firsts if time is not None), default=None)
 
-    def advance(self, watermark: int) -> None:
+    def advance(self, watermark: int) -> bool:
         """No record below ``watermark`` is expected any more: complete the windows that are due, by end and start."""
-        if watermark <= self.watermark:
-            return
+        if watermark <= self.watermark and not (self._due.is_more or self._expiring.is_more):
+            return True
         self.watermark = watermark
-        while self._due and self._due[0][0] <= watermark:
-            end, start, creation, _, key = heappop(self._due)
+        for end, start, creation, _, key in self._due.until(watermark):
             window = self._found(key, start, creation)
             if window is None or window[IS_COMPLETE]:
                 continue
             if window[END] > end:  # A session has grown.
                 self._schedule(key, window)
                 continue
-            self._before_change([key])
             self._give(key, window)
             window[IS_COMPLETE] = True
             if self._is_over(key, window[END]):
                 self._expire(key, start, creation)
             else:
                 self._keep(key, window)
-        while self._expiring and self._expiring[0][0] <= watermark:
-            _, start, creation, _, key = heappop(self._expiring)
+        if self._due.is_more:
+            return False
+        for _, start, creation, _, key in self._expiring.until(watermark):
             if key in self.states:
-                self._before_change([key])
                 self._expire(key, start, creation)
+        return not self._expiring.is_more
 
-    def early(self) -> None:
-        """Give a result of each incomplete window that has changed since its last result."""
-        changed, self._changed = self._changed, {}
-        found = [(key, self._found(key, start, creation)) for key, start, creation in changed]
-        windows = [(key, window) for key, window in found if window is not None and window[HAS_CHANGED]]
-        windows.sort(key=lambda pair: (pair[1][END], pair[1][START], pair[1][CREATION]))
-        self._before_change([key for key, _ in windows])
-        for key, window in windows:
-            self._give(key, window, is_early=True)
+    def early(self) -> bool:
+        """Give a result of each incomplete window that has changed since its last result.
 
-    def restore(self, states: Mapping[Any, Any]) -> None:
-        super().restore(states)
-        self._due, self._expiring, self._changed, self._created, self._open = [], [], {}, 0, 0
-        for key, state in self.states.items():
-            for window in self._windows_of(state):
-                self._open += 1
-                self._created = max(self._created, window[CREATION] + 1)
-                if window[IS_COMPLETE]:
-                    self._keep(key, window)
-                else:
-                    self._schedule(key, window)
-                if window[HAS_CHANGED]:
-                    self._changed[key, window[START], window[CREATION]] = None
+        Returns whether all is done, as ``advance`` does.
+        """
+        for end, start, creation, _, key in self._changed.until(MAX_TIME):
+            window = self._found(key, start, creation)
+            if window is not None and window[HAS_CHANGED] and window[END] == end:
+                self._give(key, window, is_early=True)
+        return not self._changed.is_more
+
+    def _note(self, key: Any, state: Any) -> None:
+        for window in self._windows_of(state):
+            self.kept += 1
+            self.numbered = max(self.numbered, window[CREATION] + 1)
+            if window[IS_COMPLETE]:
+                self._keep(key, window)
+            else:
+                self._schedule(key, window)
+            if window[HAS_CHANGED]:
+                self._has_changed(key, window)
 
     # -- what a kind of windows defines ------------------------------------------------------------------
 
@@ -185,7 +181,7 @@ class OpenWindows(TimedStates[WindowResult]):
         state = self.states[key]
         if self._find(state, start, creation) is not None:
             del state[start]
-            self._open -= 1
+            self.kept -= 1
         if not state:
             del self.states[key]
 
@@ -193,10 +189,11 @@ class OpenWindows(TimedStates[WindowResult]):
 
     def _new_window(self, key: Any, start: int, end: int, values: list[Any]) -> OpenWindow:
         """Return a new window, which will be due."""
-        window = [start, end, self._created, values, 0, [], False, False, []]
-        self._created += 1
-        self._open += 1
-        self._schedule(key, window)
+        window = [start, end, self.numbered, values, 0, [], False, False, []]
+        self.numbered += 1
+        self.kept += 1
+        if end > self.reached(key):  # Otherwise it is complete with its first record.
+            self._schedule(key, window)
         return window
 
     def _has_record(self, key: Any, window: OpenWindow) -> None:
@@ -208,7 +205,7 @@ class OpenWindows(TimedStates[WindowResult]):
                 self._keep(key, window)
         elif self._gives_early and not window[HAS_CHANGED]:
             window[HAS_CHANGED] = True
-            self._changed[key, window[START], window[CREATION]] = None
+            self._has_changed(key, window)
 
     def _keeps_results(self) -> bool:
         """Whether the last value of a window may have to be retracted."""
@@ -237,15 +234,16 @@ class OpenWindows(TimedStates[WindowResult]):
         return None if state is None else self._find(state, start, creation)
 
     def _schedule(self, key: Any, window: OpenWindow) -> None:
-        self._numbered += 1
-        heappush(self._due, (window[END], window[START], window[CREATION], self._numbered, key))
+        self._due.push((window[END], window[START], window[CREATION]), key)
+
+    def _has_changed(self, key: Any, window: OpenWindow) -> None:
+        self._changed.push((window[END], window[START], window[CREATION]), key)
 
     def _keep(self, key: Any, window: OpenWindow) -> None:
         self._expire_at(key, window[END] + self._lateness_ms, window[START], window[CREATION])
 
     def _expire_at(self, key: Any, time: int, start: int, creation: int) -> None:
-        self._numbered += 1
-        heappush(self._expiring, (time, start, creation, self._numbered, key))
+        self._expiring.push((time, start, creation), key)
 
 
 class AlignedWindows(OpenWindows):
@@ -340,7 +338,7 @@ class SessionWindows(OpenWindows):
         if window is not None and window[IS_COMPLETE]:
             if self._is_over(key, window[END]):
                 state[:] = [other for other in state if other is not window]
-                self._open -= 1
+                self.kept -= 1
             else:  # It has grown since.
                 self._keep(key, window)
         if not state:
@@ -363,11 +361,11 @@ class SessionWindows(OpenWindows):
         for part in parts[1:]:
             merged = self._content.merge(merged, part[VALUES])
         accumulators = self._content.add(merged, time, values)
-        # The heap has a session at its first end, so that a record of it costs nothing; but it has the right start.
+        # A session is due at its first end, so that a record of it costs nothing; but it has the right start.
         is_due_elsewhere = len(parts) > 1 or time < parts[0][START] or parts[0][IS_COMPLETE]
         gone = [part[CREATION] for part in parts[1:]]
         state[:] = [window for window in state if window[CREATION] not in gone]
-        self._open -= len(gone)
+        self.kept -= len(gone)
         session = self._joined(parts, time, end, self.reached(key))
         session[VALUES] = accumulators
         if is_due_elsewhere and not session[IS_COMPLETE]:
@@ -422,11 +420,13 @@ class SlidingWindows(OpenWindows):
     def _find(self, state: list[Any], start: int, creation: int) -> OpenWindow | None:
         return super()._find(state[2], start, creation)
 
-    def restore(self, states: Mapping[Any, Any]) -> None:
-        super().restore(states)
-        for key, (times, _, _) in self.states.items():
-            for time in dict.fromkeys(times):
-                self._expire_at(key, time + self._size_ms + self._lateness_ms, time, -1)
+    def _settings(self) -> list[Any]:
+        return [*super()._settings(), self._size_ms]
+
+    def _note(self, key: Any, state: Any) -> None:
+        super()._note(key, state)
+        for time in dict.fromkeys(state[0]):
+            self._expire_at(key, time + self._size_ms + self._lateness_ms, time, -1)
 
     def add(self, key: Any, time: int, values: list[Any]) -> bool:
         if self._is_over(key, time + 1):
@@ -460,7 +460,7 @@ class SlidingWindows(OpenWindows):
         if creation >= 0:
             if self._find(state, start, creation) is not None:
                 del windows[start]
-                self._open -= 1
+                self.kept -= 1
             return
         # No window that is open, or may still be created, has these records.
         gone = bisect_right(times, start)

@@ -1,0 +1,75 @@
+"""Items in the order of their times: what is due by which event-time watermark.
+
+Windows, joins by time and event timers ask :class:`DueItems`. Here they are in memory; ``states/`` has them on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from typing import Any, Protocol
+
+DueItem = tuple[Any, ...]
+"""The numbers by which the item is ordered, of which the first is its time; something to ignore; and its key."""
+
+
+class DueItems(Protocol):
+    """Items of keys, ordered by some whole numbers. Equal items (numbers, key) may be one item or not."""
+
+    is_more: bool
+    """Whether the last `until` has left due items: call it again when their results have been taken."""
+
+    def push(self, order: tuple[int, ...], key: Any) -> None:
+        """Add an item. The first number of ``order`` is its time."""
+
+    def until(self, time: int) -> Iterator[DueItem]:
+        """Take items up to a time, in order; those that are pushed meanwhile, too. The states of their keys are loaded.
+
+        The items of equal ``order`` may come in any order.
+        """
+
+    def first(self) -> int | None:
+        """Return the least time; None if there is no item."""
+
+
+MakeDue = Callable[..., DueItems]
+"""Makes the items of a number: ``make(0)``, or ``make(1, of_pairs=True)``. Then the key of an item is a pair: the key
+whose state is to be loaded, and something else that may be a key."""
+
+
+class DueHeap:
+    """Items in memory.
+
+    >>> due = DueHeap(0)
+    >>> for time, key in [(20, "ann"), (10, "bo"), (30, "ann")]:
+    ...     due.push((time,), key)
+    >>> [(time, key) for time, _, key in due.until(20)], due.first()
+    ([(10, 'bo'), (20, 'ann')], 30)
+    """
+
+    is_more = False
+
+    def __init__(
+        self, number: int, *, of_pairs: bool = False, load: Callable[[Sequence[Any]], object] | None = None
+    ) -> None:
+        """``load`` is called with the key of an item before the item is given."""
+        self._of_pairs = of_pairs
+        self._load = load
+        self._heap: list[DueItem] = []
+        # Items have a number of their own, so that they are never compared by key.
+        self._pushed = 0
+
+    def push(self, order: tuple[int, ...], key: Any) -> None:
+        self._pushed += 1
+        heappush(self._heap, (*order, self._pushed, key))
+
+    def until(self, time: int) -> Iterator[DueItem]:
+        heap, load = self._heap, self._load
+        while heap and heap[0][0] <= time:
+            item = heappop(heap)
+            if load is not None:
+                load((item[-1][0] if self._of_pairs else item[-1],))
+            yield item
+
+    def first(self) -> int | None:
+        return self._heap[0][0] if self._heap else None
