@@ -32,15 +32,19 @@ class DueItems(Protocol):
         """Return the least time; None if there is no item."""
 
 
-MakeDue = Callable[..., DueItems]
-"""Makes the items of a number: ``make(0)``, or ``make(1, of_pairs=True)``. Then the key of an item is a pair: the key
-whose state is to be loaded, and something else that may be a key."""
+class MakeDue(Protocol):
+    """Makes due items, of which a step may have several by ``number``. Each item is ordered by so many ``numbers``.
+
+    ``of_pairs``: the key of an item is a pair, of the key whose state is to be loaded and of something like a key.
+    """
+
+    def __call__(self, number: int, numbers: int, *, of_pairs: bool = False) -> DueItems: ...
 
 
 class DueHeap:
     """Items in memory.
 
-    >>> due = DueHeap(0)
+    >>> due = DueHeap(0, 1)
     >>> for time, key in [(20, "ann"), (10, "bo"), (30, "ann")]:
     ...     due.push((time,), key)
     >>> [(time, key) for time, _, key in due.until(20)], due.first()
@@ -50,9 +54,14 @@ class DueHeap:
     is_more = False
 
     def __init__(
-        self, number: int, *, of_pairs: bool = False, load: Callable[[Sequence[Any]], object] | None = None
+        self,
+        number: int,
+        numbers: int,
+        *,
+        of_pairs: bool = False,
+        load: Callable[[Sequence[Any]], object] | None = None,
     ) -> None:
-        """``load`` is called with the key of an item before the item is given."""
+        """``load`` is called with the key of an item before the item is given. The numbers have no effect."""
         self._of_pairs = of_pairs
         self._load = load
         self._heap: list[DueItem] = []

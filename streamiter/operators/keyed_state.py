@@ -21,7 +21,7 @@ import numpy as np
 from streamiter.deferred import Deferred, Encode, PlainValue
 from streamiter.errors import InternalError, PlainDataError, shortened
 from streamiter.operators.due import DueHeap, DueItems
-from streamiter.records import Batch, slice_batch
+from streamiter.records import Array, Batch, slice_batch
 
 # Values of these types cannot change, so they need no copy. numpy's structured scalars can change.
 _IMMUTABLE: Final[frozenset[type[Any]]] = frozenset(
@@ -82,14 +82,14 @@ class KeyedStates(Protocol):
     def prefetch(self, keys: Sequence[Any]) -> None:
         """Read the states of keys that `get` is about to ask for; has no other effect."""
 
-    def load(self, keys: Sequence[Any]) -> dict[Any, Any]:
+    def load(self, keys: Sequence[Any] | Array) -> dict[Any, Any]:
         """Return a dict with the states of these keys and perhaps of others; changes of it are kept by `store`.
 
         It is the same dict for all calls until `clear` or `restore`.
         """
 
-    def due(self, number: int, *, of_pairs: bool = False) -> DueItems:
-        """Return due items, which are kept with the states. A step has some by number, all with as many numbers."""
+    def due(self, number: int, numbers: int, *, of_pairs: bool = False) -> DueItems:
+        """Return due items, which are kept with the states; the arguments are those of `MakeDue`."""
 
     def all_without_due(self) -> Iterable[Mapping[Any, Any]]:
         """Delete all due items, and give all states in pieces, so that the items are pushed again."""
@@ -176,7 +176,7 @@ class KeyedState:
     def prefetch(self, keys: Sequence[Any]) -> None:
         pass
 
-    def load(self, keys: Iterable[Any]) -> dict[Any, Any]:
+    def load(self, keys: Sequence[Any] | Array) -> dict[Any, Any]:
         if self._unfinished:
             self._keep(keys, may_change=True)
         return self.states
@@ -184,8 +184,8 @@ class KeyedState:
     def store(self) -> None:
         pass
 
-    def due(self, number: int, *, of_pairs: bool = False) -> DueItems:
-        return DueHeap(number, of_pairs=of_pairs, load=self.load)
+    def due(self, number: int, numbers: int, *, of_pairs: bool = False) -> DueItems:
+        return DueHeap(number, numbers, of_pairs=of_pairs, load=self.load)
 
     def all_without_due(self) -> Iterable[Mapping[Any, Any]]:
         return (self.states,)

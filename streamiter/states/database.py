@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
+from heapq import merge
 from pathlib import Path
 from typing import IO, Final
 
@@ -249,9 +250,14 @@ class Database:
             rows.delete_range(begin, end)
 
     def rows(self, begin: bytes, end: bytes) -> Iterator[Row]:
-        """Give the rows from ``begin`` to before ``end``, in order, as they are when the first one is taken."""
-        self.settle()
-        return _rows_of(self._rows, begin, end)
+        """Give the rows from ``begin`` to before ``end``, in order, as they are now."""
+        if not self.is_making_checkpoint:
+            self.settle()
+        rows, waiting = _rows_of(self._rows, begin, end), dict(self._waiting)
+        if not waiting:
+            return rows
+        written = sorted((key, value) for key, value in waiting.items() if begin <= key < end and value is not None)
+        return merge((row for row in rows if row[0] not in waiting), written)
 
     @property
     def row_count(self) -> int:

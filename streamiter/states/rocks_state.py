@@ -12,17 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
+import numpy as np
 
 from streamiter.checkpoints.flow_record import shortened_name
-from streamiter.checkpoints.keys import encode_each_key, key_groups
+from streamiter.checkpoints.keys import decode_keys, encode_each_key, key_groups
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock
-from streamiter.deferred import DeferredFiles, LocalFile
+from streamiter.deferred import DeferredFiles, LocalFile, PlainValue
 from streamiter.errors import ConfigurationError, InternalError, shortened
 from streamiter.numbers import whole_number
 from streamiter.operators.keyed_state import KeyedState, KeyedStates, StateFrame
+from streamiter.records import Array
+from streamiter.states.due_rows import DueRows
 from streamiter.states.stored import (
+    ALL_END,
     END,
+    FRAME_KEYS,
     KeyShare,
     StatesClock,
     StoredDatabase,
@@ -156,6 +161,8 @@ class RocksStates:
         self._stored: dict[str, object] = {}
         """The files of the database that the store of checkpoints has."""
         self._swept_to = b""
+        self._due: dict[int, DueRows] = {}
+        """The due items by number."""
 
     @property
     def time_to_live_s(self) -> float | None:
@@ -185,14 +192,20 @@ class RocksStates:
             times = [max(time_of(value), self._since_s) for value in found]
             loaded.used_at_s.update(zip(known, times, strict=True))
 
-    def load(self, keys: Sequence[Any]) -> dict[Any, Any]:
-        self.prefetch(keys)
+    def load(self, keys: Sequence[Any] | Array) -> dict[Any, Any]:
+        self.prefetch(keys.tolist() if isinstance(keys, np.ndarray) else keys)
         return self._loaded.states
 
     def store(self) -> None:
+        changes = [change for due in self._due.values() for change in due.changes()]
+        if self._rows:
+            changes += self._changes()
+        if changes:
+            self._database.write(changes)
+
+    def _changes(self) -> list[Change]:
+        """Return the changed rows of the loaded states, and forget the states."""
         rows, loaded = self._rows, self._loaded
-        if not rows:
-            return
         states, used_at_s = loaded.states, loaded.used_at_s
         keys = [key for key in rows if key in states]
         frames = self._encoded(keys, [*map(states.__getitem__, keys)])
@@ -202,10 +215,14 @@ class RocksStates:
         changes: list[Change] = [
             (row_key, value) for key, (row_key, before) in rows.items() if (value := new.get(key)) != before
         ]
+        self._forget()
+        return changes
+
+    def _forget(self) -> None:
+        """Forget the loaded states."""
         self._rows = {}
-        loaded.clear()
-        if changes:
-            self._database.write(changes)
+        self._loaded.states.clear()
+        self._loaded.used_at_s.clear()
 
     def _row_keys(self, keys: list[Any]) -> list[bytes]:
         return [
@@ -233,9 +250,37 @@ class RocksStates:
         self._loaded.delete(key)
 
     def clear(self) -> None:
-        self._rows = {}
-        self._loaded.clear()
-        self._database.delete_range(b"", END)
+        self._delete_all()
+
+    def _delete_all(self) -> None:
+        self._forget()
+        self._due.clear()
+        self._database.delete_range(b"", ALL_END)
+
+    # ---- due items
+
+    def due(self, number: int, numbers: int, *, of_pairs: bool = False) -> DueRows:
+        due = self._due[number] = DueRows(
+            number, numbers, self._database, of_pairs=of_pairs, load=self.prefetch, turn=lambda: self.keys_at_once or 1
+        )
+        return due
+
+    def all_without_due(self) -> Iterator[Mapping[Any, Any]]:
+        self._database.delete_range(END, ALL_END)
+        rows = self._database.rows(b"", END)
+        while some := list(islice(rows, FRAME_KEYS)):
+            keys = decode_keys([key[1:] for key, _ in some])
+            yield dict(zip(keys, self._plain_data.decode_each([frame_in(value) for _, value in some]), strict=True))
+            self.store()
+
+    @property
+    def summary(self) -> PlainValue:
+        [value] = self._database.read([END])
+        return None if value is None else self._plain_data.decode(value)
+
+    @summary.setter
+    def summary(self, summary: PlainValue) -> None:
+        self._database.write([(END, self._plain_data.encode(summary))])
 
     def drop_expired(self) -> float:
         if self.time_to_live_s is None:
@@ -262,14 +307,14 @@ class RocksStates:
         return FrozenDatabase(self._step, folder, made, clock, self._plain_data, self._stored)
 
     async def restore(self, state: Iterable[StateFrame]) -> None:
-        self._rows = {}
-        self._loaded.clear()
+        self._forget()
+        self._due.clear()
         if isinstance(state, StoredDatabase):
             await self._go_on_with(state)
         elif isinstance(state, KeyShare) and (databases := state.databases()) is not None:
             await self._take_share(databases, state.groups)
         else:
-            self._database.delete_range(b"", END)
+            self._delete_all()
             self._take(state)
 
     async def _go_on_with(self, stored: StoredDatabase) -> None:
@@ -290,7 +335,7 @@ class RocksStates:
         await self._go_on_with(databases[largest])
         kept = shares[largest]
         self._database.delete_range(b"", _GROUP[kept.start])
-        self._database.delete_range(_border(kept.stop), END)
+        self._database.delete_range(_border(kept.stop), ALL_END)
         for database, share in zip(databases, shares, strict=True):
             if share and share is not kept:
                 await self._copy(database, share)

@@ -29,7 +29,18 @@ _TIMED: Final = b"\x00"
 _TIME: Final = Struct("<cd")
 
 END: Final = b"\x80"
-"""The end of the range of all rows: the first byte of a row's key is its key group, below 128."""
+"""The end of the rows of states: the first byte of such a row's key is its key group, below 128.
+
+The row with this key has what follows from the states besides due items, and the rows behind it are due items."""
+
+ALL_END: Final = b"\xff"
+"""The end of the range of all rows."""
+
+
+def due_prefix(number: int) -> bytes:
+    """Return the first byte of the rows of due items."""
+    return bytes((END[0] + 1 + number,))
+
 
 FRAME_KEYS: Final = 1024
 """The rows of one frame: some milliseconds of decoding."""

@@ -42,9 +42,9 @@ class WaitingRecords(TimedStates[TimedRecord]):
         self._strict = strict
 
     def _make_due(self, make: MakeDue) -> None:
-        self._due = make(0)
+        self._due = make(0, 2)
         """By time and arrival: the waiting records."""
-        self._stale = make(1)
+        self._stale = make(1, 1)
         """By the time when a part of the state of a key is not needed any more."""
 
     def add(self, key: Any, time: int, record: Any) -> bool:
@@ -220,7 +220,7 @@ class Deduplication(TimedStates[Any]):
         self._within_ms = within_ms
 
     def _make_due(self, make: MakeDue) -> None:
-        self._stale = make(0, of_pairs=True)
+        self._stale = make(0, 1, of_pairs=True)
         """By the time when a time is not needed any more: its key and id."""
 
     def _settings(self) -> list[Any]:

@@ -58,7 +58,7 @@ class IntervalJoin(TimedStates[TimedRecord]):
         self._how: JoinHow = how
 
     def _make_due(self, make: MakeDue) -> None:
-        self._waiting = make(0)
+        self._waiting = make(0, 3)
         """By the time until which a record waits, whether it is of the right side, and its arrival."""
 
     def _settings(self) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -129,7 +129,7 @@ class TimedOperator(KeyedOperator):
                 moments.append((record, key, time))
         for some, of_some in in_turns(self._states, [key for _, key, _ in moments], moments):
             self._states.load(some)
-            yield from of_some
+            yield from cast(list[tuple[Any, Any, int]], of_some)
 
     def _emit_late(self, out: Output, record: Any, time: int) -> None:
         """Emit a late record as it came, if there is a side output for late records."""

@@ -92,11 +92,11 @@ class OpenWindows(TimedStates[WindowResult]):
         self._gives_early = gives_early
 
     def _make_due(self, make: MakeDue) -> None:
-        self._due = make(0)
+        self._due = make(0, 3)
         """By end, start and creation: windows that are to become complete."""
-        self._expiring = make(1)
+        self._expiring = make(1, 3)
         """By the time when a complete window goes, its start and creation."""
-        self._changed = make(2)
+        self._changed = make(2, 3)
         """By end, start and creation: incomplete windows with records that no result has, if there are early results.
 
         A session that has grown is there again with its new end."""
