@@ -19,9 +19,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 
-@dataclass(frozen=True)
-class Record:
+
+class Record(msgspec.Struct, frozen=True):
     """A record of a case."""
 
     key: str

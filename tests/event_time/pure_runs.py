@@ -8,12 +8,16 @@ from zoneinfo import ZoneInfo
 
 from event_time.cases import Action, Case, Record
 
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.operators.keyed_state import KeyedStates
 from streamiter.operators.timed.as_of import AsOfJoin, Deduplication
 from streamiter.operators.timed.joining import IntervalJoin
 from streamiter.operators.timed.kinds import Calendar, Hopping, Session, Sliding, WindowKind
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.windowing import WindowResult, make_windows
 from streamiter.times import MAX_TIME, MIN_TIME
+
+PLAIN = PlainData([Record])
 
 
 class Partitions:
@@ -64,12 +68,61 @@ def shown(result: WindowResult) -> str:
     return f"{sign}{result.key}[{result.start},{result.end})={result.value}{early}{revision}"
 
 
+class Kept:
+    """A pure state at work: in memory, or with the states of its keys in a backend, which is empty at first."""
+
+    def __init__(self, make: Callable[[], Any], backend: KeyedStates | None) -> None:
+        self._make = make
+        self._backend = backend
+        self.state: Any = make()
+        if backend is not None:
+            backend.clear()
+            self.state.keep_in(backend)
+
+    def load(self, key: Any) -> None:
+        """Load the state of a key, before a record of it is added."""
+        if self._backend is not None:
+            self._backend.store()
+            self._backend.load([key])
+
+    def advance(self, watermark: int) -> None:
+        self._finish(lambda: self.state.advance(watermark))
+
+    def early(self) -> None:
+        self._finish(self.state.early)
+
+    def _finish(self, turn: Callable[[], bool]) -> None:
+        if self._backend is not None:
+            self._backend.store()
+        while not turn():
+            assert self._backend is not None
+            self._backend.store()
+
+    def restart(self, *, recounts: bool = False) -> None:
+        """Resume in a new instance. ``recounts``: what follows from the states is computed again."""
+        before, self.state = self.state, self._make()
+        self.state.watermark = before.watermark
+        if self._backend is None:
+            self.state.restore(PLAIN.decode(PLAIN.encode(before.states)))
+        else:
+            self._backend.store()
+            self._backend.summary = None if recounts else before.summary()
+            self.state.keep_in(self._backend)
+
+    def states(self) -> dict[Any, Any]:
+        """Return the states of all keys, at the end."""
+        if self._backend is None:
+            found: dict[Any, Any] = self.state.states
+            return found
+        self._backend.store()
+        return {key: state for some in self._backend.all_without_due() for key, state in some.items()}
+
+
 class Run:
     """A case at work: ``act`` returns what an action causes."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, backend: KeyedStates | None) -> None:
         self.parts = Partitions(range(int(case.options.get("parts", 1))), int(case.options.get("bound", 0)))
-        self.state: Any
         self.add: Callable[[Record], list[str]]
         self.taken: Callable[[], list[str]] = self._pairs
         if kind := window_kind(case):
@@ -78,32 +131,36 @@ class Run:
                 "retracting": "retract" in case.options,
                 "gives_early": any(action.name == "tick" for action in case.actions),
             }
-            self.make = lambda: make_windows(kind, Aggregates.of(["sum"], {}), **options)
+            self.kept = Kept(lambda: make_windows(kind, Aggregates.of(["sum"], {}), **options), backend)
             self.add, self.taken = self._add_to_window, lambda: [*map(shown, self.state.take_results())]
         elif case.kind in ("inner", "left"):
             lower, upper = map(int, case.arguments)
             how: Any = case.kind
-            self.make = lambda: IntervalJoin(lower, upper, how)
+            self.kept = Kept(lambda: IntervalJoin(lower, upper, how), backend)
             self.add = self._add_to_join
             self.parts = Partitions("LR")
         elif case.kind == "asof":
-            self.make = lambda: AsOfJoin(strict="strict" in case.options)
+            self.kept = Kept(lambda: AsOfJoin(strict="strict" in case.options), backend)
             self.add = self._add_to_table
             self.taken = lambda: [
                 f"{record.key}@{record.time}={version}" for _, (record, version) in self.state.take_results()
             ]
             self.parts = Partitions("ST")
         else:
-            self.make = lambda: Deduplication(int(case.arguments[0]))
+            self.kept = Kept(lambda: Deduplication(int(case.arguments[0])), backend)
             self.add, self.taken = self._add_to_deduplication, list
-        self.state = self.make()
+
+    @property
+    def state(self) -> Any:
+        return self.kept.state
 
     def act(self, action: Action) -> list[str]:
         if action.record is not None:
+            self.kept.load(action.record.key)
             caused = self.add(action.record)
             self.parts.take(action.record.side or action.record.partition, action.record.time)
         elif action.name == "tick":
-            self.state.early()
+            self.kept.early()
             return self.taken()
         elif action.name == "idle":
             self.parts.idle(action.partition)
@@ -111,15 +168,8 @@ class Run:
         else:
             assert action.name == "END"
             caused, self.parts.watermark = [], MAX_TIME
-        self.state.advance(self.parts.watermark)
+        self.kept.advance(self.parts.watermark)
         return caused + self.taken()
-
-    def restart(self) -> None:
-        """Resume in a new instance from the states of the keys."""
-        other = self.make()
-        other.watermark = self.state.watermark
-        other.restore(self.state.states)
-        self.state = other
 
     def _add_to_window(self, record: Record) -> list[str]:
         return [] if self.state.add(record.key, record.time, [record.value]) else ["late"]

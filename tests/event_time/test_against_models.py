@@ -15,15 +15,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from event_time.pure_runs import Kept
 from operators.operator_harness import frozen, stored
 from support.examples import random_examples
 
+from streamiter.operators.keyed_state import KeyedStates
 from streamiter.operators.timed.aggregates import fold, quantile
 from streamiter.operators.timed.as_of import AsOfJoin, AsOfWindow, Deduplication
 from streamiter.operators.timed.joining import IntervalJoin, WindowJoin
 from streamiter.operators.timed.kinds import Hopping, Session, Sliding
 from streamiter.operators.timed.several_aggregates import Aggregates
-from streamiter.operators.timed.timed_states import TimedStates
 from streamiter.operators.timed.windowing import AlignedWindows, make_windows
 from streamiter.records import Columns
 from streamiter.times import MAX_TIME, MIN_TIME
@@ -44,31 +45,30 @@ class Example:
     restarts: set[int]
     choice: int
 
-    def drive(self, make: Callable[[], Any], add: Callable[[Any, Arrival], object]) -> Any:
+    def drive(
+        self, make: Callable[[], Any], add: Callable[[Any, Arrival], object], backend: KeyedStates | None = None
+    ) -> Kept:
         """Return the instance after all records; all that it emitted is in its ``results``."""
-        state, emitted = make(), []
+        kept, emitted = Kept(make, backend), list[Any]()
         reached = dict.fromkeys({side for side, *_ in self.arrivals}, MIN_TIME)
 
         def advance() -> None:
             # A side waits for the other, so it may be far ahead.
-            state.advance(min(reached.values()))
+            kept.advance(min(reached.values()))
 
         for number, arrival in enumerate(self.arrivals):
             side, _, time, _ = arrival
             if number in self.cuts or time < reached[side]:
                 advance()
             if number in self.restarts:
-                emitted += state.take_results() if hasattr(state, "take_results") else []
-                other = make()
-                other.watermark = state.watermark
-                other.restore(stored(state.states)())
-                state = other
-            add(state, arrival)
+                emitted += kept.state.take_results()
+                kept.restart(recounts=number % 2 == 0)
+            kept.load(arrival[1])
+            add(kept.state, arrival)
             reached[side] = max(reached[side], time - self.bound)
-        state.advance(MAX_TIME)
-        if emitted:
-            state.results[:0] = emitted
-        return state
+        kept.advance(MAX_TIME)
+        kept.state.results[:0] = emitted
+        return kept
 
 
 def some_arrivals(random: Random, sides: str, disorder: int) -> list[Arrival]:
@@ -138,8 +138,8 @@ def intervals_of(kind: Any, times: list[int]) -> Iterator[tuple[int, int]]:
                 yield start, time + kind.gap_ms
 
 
-@random_examples(examples("x", hopping, sliding, session, late=True))
-def test_the_results_that_stand_are_those_of_all_records(example: Example) -> None:
+@random_examples(examples("x", hopping, sliding, session, late=True), fewest=20)
+def test_the_results_that_stand_are_those_of_all_records(example: Example, backend: KeyedStates | None) -> None:
     aggregates = Aggregates.of((), {"all": "collect", "last": "last", "first": "first", "least": "min"})
     options = {
         "lateness_ms": example.lateness,
@@ -150,11 +150,12 @@ def test_the_results_that_stand_are_those_of_all_records(example: Example) -> No
     def add(state: Any, arrival: Arrival) -> None:
         _, key, time, value = arrival
         if options["gives_early"] and value % 4 == 0:
-            state.early()
+            while not state.early():
+                pass
         assert state.add(key, time, aggregates.values_of(value))
 
-    state = example.drive(lambda: make_windows(example.kind, aggregates, **options), add)
-    assert not state.states
+    kept = example.drive(lambda: make_windows(example.kind, aggregates, **options), add, backend)
+    assert not kept.states()
     expected = {
         interval: {
             "all": (values := [value for *_, value in records]),
@@ -164,7 +165,7 @@ def test_the_results_that_stand_are_those_of_all_records(example: Example) -> No
         }
         for interval, records in windows_of(example.kind, example.arrivals).items()
     }
-    check_results(state.results, expected, retracting=bool(example.choice % 2))
+    check_results(kept.state.results, expected, retracting=bool(example.choice % 2))
 
 
 def check_results(results: list[Any], expected: dict[Any, Any], *, retracting: bool) -> None:
@@ -186,17 +187,18 @@ def check_results(results: list[Any], expected: dict[Any, Any], *, retracting: b
     assert all(on_time[interval] for interval in expected)
 
 
-@random_examples(examples("x", hopping, sliding, session))
-def test_final_results_do_not_depend_on_cuts_and_come_by_end(example: Example) -> None:
+@random_examples(examples("x", hopping, sliding, session), fewest=20)
+def test_final_results_do_not_depend_on_cuts_and_come_by_end(example: Example, backend: KeyedStates | None) -> None:
     aggregates = Aggregates.of(["collect"], {})
 
     def results(cuts: set[int]) -> list[Any]:
         example.cuts = cuts
-        state = example.drive(
+        kept = example.drive(
             lambda: make_windows(example.kind, aggregates),
             lambda state, arrival: state.add(arrival[1], arrival[2], [arrival[3]]),
+            backend,
         )
-        emitted: list[Any] = state.results
+        emitted: list[Any] = kept.state.results
         return emitted
 
     cut = results(example.cuts)
@@ -290,10 +292,10 @@ def bounds(random: Random) -> tuple[int, int]:
     return lower, lower + random.randint(0, 8)
 
 
-@random_examples(examples("LR", bounds))
-def test_interval_joins_have_all_pairs_of_the_interval(example: Example) -> None:
+@random_examples(examples("LR", bounds), fewest=20)
+def test_interval_joins_have_all_pairs_of_the_interval(example: Example, backend: KeyedStates | None) -> None:
     (lower, upper), how = example.kind, HOW[example.choice % 4]
-    state = example.drive(lambda: IntervalJoin(lower, upper, how), add_to_side)
+    kept = example.drive(lambda: IntervalJoin(lower, upper, how), add_to_side, backend)
     left, right = sides_of(example.arrivals, "L"), sides_of(example.arrivals, "R")
     pairs = [(a, b) for a in left for b in right if a[1] == b[1] and a[2] + lower <= b[2] <= a[2] + upper]
     expected: list[Any] = [(max(a[2], b[2]), (a, b)) for a, b in pairs]
@@ -301,12 +303,14 @@ def test_interval_joins_have_all_pairs_of_the_interval(example: Example) -> None
         expected += [(a[2], (a, None)) for a in left if a not in [pair[0] for pair in pairs]]
     if how in ("right", "full"):
         expected += [(b[2], (None, b)) for b in right if b not in [pair[1] for pair in pairs]]
-    assert pairs_of(state.results) == pairs_of(expected)
-    assert not state.states
+    assert pairs_of(kept.state.results) == pairs_of(expected)
+    assert not kept.states()
 
 
-@random_examples(examples("LR", bounds))
-def test_no_result_of_an_interval_join_is_behind_its_event_time_watermark(example: Example) -> None:
+@random_examples(examples("LR", bounds), fewest=20)
+def test_no_result_of_an_interval_join_is_behind_its_event_time_watermark(
+    example: Example, backend: KeyedStates | None
+) -> None:
     (lower, upper), how = example.kind, HOW[example.choice % 4]
     passed_on = MIN_TIME
 
@@ -318,24 +322,24 @@ def test_no_result_of_an_interval_join_is_behind_its_event_time_watermark(exampl
         assert all(time >= passed_on for time, _ in state.results[before:])
 
     example.restarts = set()
-    example.drive(lambda: IntervalJoin(lower, upper, how), add)
+    example.drive(lambda: IntervalJoin(lower, upper, how), add, backend)
 
 
-@random_examples(examples("LR", hopping, session))
-def test_window_joins_have_all_pairs_of_each_window(example: Example) -> None:
+@random_examples(examples("LR", hopping, session), fewest=20)
+def test_window_joins_have_all_pairs_of_each_window(example: Example, backend: KeyedStates | None) -> None:
     how = HOW[example.choice % 4]
-    state = example.drive(lambda: WindowJoin(example.kind, how), add_to_side)
+    kept = example.drive(lambda: WindowJoin(example.kind, how), add_to_side, backend)
     expected: list[Any] = []
     for (_, _, end), records in windows_of(example.kind, example.arrivals).items():
         left: list[Any] = sides_of(records, "L") or [None] * (how in ("right", "full"))
         right: list[Any] = sides_of(records, "R") or [None] * (how in ("left", "full"))
         expected += [(end - 1, (a, b)) for a in left for b in right]
-    assert pairs_of(state.results) == pairs_of(expected)
-    assert not state.states
+    assert pairs_of(kept.state.results) == pairs_of(expected)
+    assert not kept.states()
 
 
-@random_examples(examples("ST", bounds))
-def test_a_record_is_joined_with_the_last_version_at_its_time(example: Example) -> None:
+@random_examples(examples("ST", bounds), fewest=20)
+def test_a_record_is_joined_with_the_last_version_at_its_time(example: Example, backend: KeyedStates | None) -> None:
     strict, how = bool(example.choice % 2), HOW[example.choice % 4 // 2]
 
     def add(state: Any, arrival: Arrival) -> None:
@@ -345,19 +349,19 @@ def test_a_record_is_joined_with_the_last_version_at_its_time(example: Example) 
         else:
             assert state.add(key, time, arrival)
 
-    state = example.drive(lambda: AsOfJoin(how, strict=strict), add)
+    kept = example.drive(lambda: AsOfJoin(how, strict=strict), add, backend)
     expected: list[Any] = []
     for record in sides_of(example.arrivals, "S"):
         versions = sorted(sides_of(example.arrivals, "T"), key=lambda version: version[2])
         known = [v[3] for v in versions if v[1] == record[1] and v[2] < record[2] + (not strict)]
         if (version := (known or [0])[-1] or None) is not None or how == "left":
             expected.append((record[2], (record, version)))
-    assert pairs_of(state.results) == pairs_of(expected)
-    assert all(len(versions) == 1 and not waiting for versions, _, waiting in state.states.values())
+    assert pairs_of(kept.state.results) == pairs_of(expected)
+    assert all(len(versions) == 1 and not waiting for versions, _, waiting in kept.states().values())
 
 
-@random_examples(examples("SE", sliding))
-def test_features_are_of_the_events_strictly_before_a_record(example: Example) -> None:
+@random_examples(examples("SE", sliding), fewest=20)
+def test_features_are_of_the_events_strictly_before_a_record(example: Example, backend: KeyedStates | None) -> None:
     size = example.kind.size_ms
     aggregates = Aggregates.of(["collect"], {})
 
@@ -365,19 +369,19 @@ def test_features_are_of_the_events_strictly_before_a_record(example: Example) -
         side, key, time, value = arrival
         assert state.add_event(key, time, [value]) if side == "E" else state.add(key, time, arrival)
 
-    state = example.drive(lambda: AsOfWindow(size, aggregates), add)
+    kept = example.drive(lambda: AsOfWindow(size, aggregates), add, backend)
     events = sorted(sides_of(example.arrivals, "E"), key=lambda event: event[2])
     expected = [
         (time, (record, [e[3] for e in events if e[1] == key and time - size <= e[2] < time]))
         for record in sides_of(example.arrivals, "S")
         for _, key, time, _ in [record]
     ]
-    assert pairs_of(state.results) == pairs_of(expected)
-    assert not state.states
+    assert pairs_of(kept.state.results) == pairs_of(expected)
+    assert not kept.states()
 
 
-@random_examples(examples("x", sliding))
-def test_a_duplicate_is_dropped_whatever_arrives_first(example: Example) -> None:
+@random_examples(examples("x", sliding), fewest=20)
+def test_a_duplicate_is_dropped_whatever_arrives_first(example: Example, backend: KeyedStates | None) -> None:
     within, passed, expected = example.kind.size_ms, [], []
 
     def add(state: Any, arrival: Arrival) -> None:
@@ -388,9 +392,9 @@ def test_a_duplicate_is_dropped_whatever_arrives_first(example: Example) -> None
         near = [e for e in expected if e[1] == key and e[3] % 3 == value % 3 and abs(e[2] - time) < within]
         expected.extend([] if near else [arrival])
 
-    state: TimedStates[Any] = example.drive(lambda: Deduplication(within), add)
+    kept = example.drive(lambda: Deduplication(within), add, backend)
     assert passed == expected
-    assert not state.states
+    assert not kept.states()
 
 
 @pytest.mark.parametrize("kind", [Hopping(10, 10), Sliding(10), Session(10)])

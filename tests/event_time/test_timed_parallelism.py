@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import pytest
 from checkpoints_jobs.parallelism_support import NUMBERS, numbers, outputs
 
-from streamiter import Flow, session, sliding, tumbling
+from streamiter import Flow, RocksState, session, sliding, tumbling
 from streamiter.flow.keyed_stream import KeyedStream
 from streamiter.topics import MemoryBroker
 
@@ -21,8 +23,8 @@ def keyed(flow: Flow, broker: MemoryBroker, name: str = "in") -> KeyedStream:
     return timed.key_by(lambda n: n % KEYS)
 
 
-def windows(broker: MemoryBroker, parallelism: int) -> Flow:
-    flow = Flow("windows", parallelism=parallelism)
+def windows(broker: MemoryBroker, parallelism: int, state: RocksState | None) -> Flow:
+    flow = Flow("windows", parallelism=parallelism, state=state)
     stream = keyed(flow, broker)
     for name, window in {"tumbling": tumbling(0.02), "session": session(0.006), "sliding": sliding(0.012)}.items():
         results = stream.window(window, name=name).aggregate("collect")
@@ -30,8 +32,8 @@ def windows(broker: MemoryBroker, parallelism: int) -> Flow:
     return flow
 
 
-def joins(broker: MemoryBroker, parallelism: int) -> Flow:
-    flow = Flow("joins", parallelism=parallelism)
+def joins(broker: MemoryBroker, parallelism: int, state: RocksState | None) -> Flow:
+    flow = Flow("joins", parallelism=parallelism, state=state)
     left, right = keyed(flow, broker), keyed(flow, broker, "in2")
     pairs = left.interval_join(right, lower_s=0.001, upper_s=0.005, how="full", name="interval")
     as_of = left.join_table(right, strict=True, name="as of")
@@ -65,8 +67,24 @@ def expected_joins() -> Counter[Any]:
     return found
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 3)])
+@pytest.mark.parametrize(
+    ("before", "after", "kept"),
+    [
+        *((before, after, "in memory") for before, after in [(1, 3), (3, 1), (2, 3)]),
+        *((before, after, "on disk") for before, after in [(1, 3), (3, 1), (2, 2)]),
+        *((before, after, "either") for before, after in [(2, 3), (2, 2)]),
+    ],
+)
 @pytest.mark.parametrize(("make", "expected"), [(windows, expected_windows()), (joins, expected_joins())])
-def test_states_move_with_their_keys(make: Any, expected: Counter[Any], before: int, after: int) -> None:
-    got = outputs(make, [before, after, before], turns=TURNS, seed=before * 10 + after)
+def test_states_move_with_their_keys(
+    make: Any, expected: Counter[Any], before: int, after: int, kept: str, tmp_path: Path
+) -> None:
+    on_disk = RocksState(tmp_path, memory_bytes=16 << 20)
+    states = cycle({"in memory": [None], "on disk": [on_disk], "either": [on_disk, None]}[kept])
+    got = outputs(
+        lambda broker, parallelism: make(broker, parallelism, next(states)),
+        [before, after, before],
+        turns=TURNS,
+        seed=before * 10 + after,
+    )
     assert Counter(map(tuple, got)) == expected

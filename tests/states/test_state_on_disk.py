@@ -190,9 +190,11 @@ def test_rows_that_are_written_while_a_checkpoint_is_made_are_not_in_it(
         database.write([(b"\0a", b"2"), (b"\0b", None), (b"\0c", b"2")])
         assert database.read([b"\0a", b"\0b", b"\0c", b"\0d"]) == [b"2", None, b"2", None]
         assert database.is_making_checkpoint
-        go_on.set()
         assert list(database.rows(b"", b"\x80")) == [(b"\0a", b"2"), (b"\0c", b"2")]
-        assert made.done()
+        assert database.is_making_checkpoint
+        go_on.set()
+        made.result()
+        assert list(database.rows(b"", b"\x80")) == [(b"\0a", b"2"), (b"\0c", b"2")]
         with module.opened(folder, owner="test") as frozen:
             assert list(module.rows_in(frozen, b"", b"\x80")) == [(b"\0a", b"1"), (b"\0b", b"1")]
         monkeypatch.setattr(module, "_WAITING_BYTES_MAX", 0)

@@ -38,11 +38,11 @@ Example = TypeVar("Example")
 
 
 def random_examples(
-    make: Callable[[Random], Example], *, examples: int = EXAMPLES
+    make: Callable[[Random], Example], *, examples: int = EXAMPLES, fewest: int = _FEWEST
 ) -> Callable[[Callable[Concatenate[Example, Given], object]], Callable[Given, None]]:
     """Call a test with many examples, as its first argument; a failure names its seed and a smaller example.
 
-    Each run of the tests uses other seeds, unless the environment sets the first seed: with the seed of a failure, the
+    A test of expensive examples ends early, but not before the ``fewest`` have run. Each run of the tests uses other seeds, unless the environment sets the first seed: with the seed of a failure, the
     failing example is the first example. ``make`` must take all its choices from the given generator, because it makes
     the smaller example from fewer and lower random numbers.
     """
@@ -55,9 +55,9 @@ def random_examples(
             first = int(os.environ.get(_SEED_VARIABLE) or SystemRandom().getrandbits(40))
             told = os.environ.get(_NUMBER_VARIABLE)
             generator, enough_s = Random(), time.thread_time() + _ENOUGH_S
-            count = max(examples * int(told or EXAMPLES) // EXAMPLES, min(examples, _FEWEST))
+            count = max(examples * int(told or EXAMPLES) // EXAMPLES, min(examples, fewest))
             for number in range(count):
-                if number >= _FEWEST and not told and time.thread_time() > enough_s:
+                if number >= fewest and not told and time.thread_time() > enough_s:
                     break
                 seed = first + number
                 generator.seed(seed)

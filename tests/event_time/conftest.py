@@ -1,0 +1,33 @@
+"""The backends of the states of windows and joins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from event_time.pure_runs import PLAIN
+from operators.operator_harness import ManualClock
+
+from streamiter import RocksState
+from streamiter.operators.keyed_state import KeyedStates
+from streamiter.states import rocks_state
+
+
+@pytest.fixture(scope="session")
+def states_on_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeyedStates]:
+    """Return states on disk; they are opened once for all tests."""
+    job = RocksState(tmp_path_factory.mktemp("states"), memory_bytes=16 << 20).of_job("tests", PLAIN)
+    yield job.of_subtask("windows", clock=ManualClock())
+    job.close()
+
+
+@pytest.fixture(params=["memory", "rocks"])
+def backend(request: Any, monkeypatch: pytest.MonkeyPatch) -> KeyedStates | None:
+    """Return states on disk, which are loaded three at a time; None: the pure states are tested without a backend."""
+    if request.param == "memory":
+        return None
+    monkeypatch.setattr(rocks_state, "_KEYS_AT_ONCE", 3)
+    states: KeyedStates = request.getfixturevalue("states_on_disk")
+    states.keys_at_once = 3
+    return states
