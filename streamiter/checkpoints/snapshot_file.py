@@ -92,7 +92,7 @@ class StoredSnapshot:
     def add(self, expected: PartsFile, file: StoredSnapshot) -> None:
         """Add the parts of another process; they are closed with this snapshot."""
         self._added.append(file)
-        if (file.size_bytes, file._manifest_crc32) != (expected.bytes, expected.manifest_crc32):
+        if (file._reader.size_bytes, file._manifest_crc32) != (expected.bytes, expected.manifest_crc32):
             raise CheckpointError(
                 f"{file._reader.place}: expected the {expected.bytes} bytes that process {expected.process} wrote for "
                 f"checkpoint {self.header.id}, given another file; put it back from a backup, or start from another "

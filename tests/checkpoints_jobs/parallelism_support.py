@@ -102,7 +102,10 @@ class Stops:
             processes,
             self._seed + self._runs,
             lambda _: JobOptions(
-                checkpoints=Checkpoints(self._store.another(), interval_s=RARELY_S), channel_limits=SMALL, **options
+                checkpoints=Checkpoints(self._store.another(), interval_s=RARELY_S),
+                channel_limits=SMALL,
+                state=flow.state,
+                **options,
             ),
         )
         started = await asyncio.gather(*(job.start() for job in self._jobs), return_exceptions=True)
