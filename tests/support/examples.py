@@ -42,9 +42,10 @@ def random_examples(
 ) -> Callable[[Callable[Concatenate[Example, Given], object]], Callable[Given, None]]:
     """Call a test with many examples, as its first argument; a failure names its seed and a smaller example.
 
-    A test of expensive examples ends early, but not before the ``fewest`` have run. Each run of the tests uses other seeds, unless the environment sets the first seed: with the seed of a failure, the
-    failing example is the first example. ``make`` must take all its choices from the given generator, because it makes
-    the smaller example from fewer and lower random numbers.
+    A test of expensive examples ends early, but not before the ``fewest`` have run. Each run of the tests uses other
+    seeds, unless the environment sets the first seed: with the seed of a failure, the failing example is the first
+    example. ``make`` must take all its choices from the given generator, because it makes the smaller example from
+    fewer and lower random numbers.
     """
 
     def decorate(test: Callable[Concatenate[Example, Given], object]) -> Callable[Given, None]:
