@@ -48,7 +48,9 @@ class DueRows:
         self._load = load
         self._turn = turn
         self._least = MIN_TIME
-        """No row has a lower time. So a scan does not pass by the rows that were deleted."""
+        """No row has a lower time."""
+        self._begin = self._from(MIN_TIME)
+        """No row is before it. So a scan does not pass by the rows that were deleted."""
         self._pushed: list[tuple[tuple[int, ...], Any]] = []
         self._changed: dict[bytes, bytes | None] = {}
         """Rows that were taken; and those that were pushed at or before the item at hand."""
@@ -65,8 +67,9 @@ class DueRows:
                 self._changed[row] = b""
                 heappush(self._near, (*order, row, key))
                 return
-        if order[0] < self._least:
+        if order[0] <= self._least:
             self._least = order[0]
+            self._begin = self._from(order[0])
         self._pushed.append((order, key))
 
     def changes(self) -> list[Change]:
@@ -82,9 +85,8 @@ class DueRows:
             return
         self._flush()
         count = self._turn()
-        begin = self._prefix + _NUMBERS[1].pack(self._least + _ZERO)
-        end = self._end if time == MAX_TIME else self._prefix + _NUMBERS[1].pack(time + 1 + _ZERO)
-        rows = [row for row, _ in islice(self._database.rows(begin, end), count)]
+        end = self._end if time == MAX_TIME else self._from(time + 1)
+        rows = [row for row, _ in islice(self._database.rows(self._begin, end), count)]
         self.is_more = len(rows) == count
         near = self._near = self._items(rows)
         self._load([item[-1][0] if self._of_pairs else item[-1] for item in near])
@@ -94,20 +96,25 @@ class DueRows:
             self._changed[item[-2]] = None
             yield item
         self._least = self._near_to[0] if self.is_more else min(time, MAX_TIME - 1) + 1
+        self._begin = rows[-1] if self.is_more else self._from(self._least)
         self._near_to = None
 
     def first(self) -> int | None:
         self._flush()
-        begin = self._prefix + _NUMBERS[1].pack(self._least + _ZERO)
-        row = next(iter(self._database.rows(begin, self._end)), None)
-        if row is None:
+        found = next(iter(self._database.rows(self._begin, self._end)), None)
+        if found is None:
             return None
-        self._least = _NUMBERS[1].unpack_from(row[0], 1)[0] - _ZERO
+        self._begin = found[0]
+        self._least = _NUMBERS[1].unpack_from(self._begin, 1)[0] - _ZERO
         return self._least
 
     def _flush(self) -> None:
         if self._pushed or self._changed:
             self._database.write(self.changes())
+
+    def _from(self, time: int) -> bytes:
+        """Return the beginning of all rows from this time on."""
+        return self._prefix + _NUMBERS[1].pack(time + _ZERO)
 
     def _rows(self, items: list[tuple[tuple[int, ...], Any]]) -> list[bytes]:
         if not items:
