@@ -80,6 +80,10 @@ class Operator:
     takes_timed_batches: bool = False
     """For the engine: in a stream with event time, the operator handles ``TimedBatch`` itself."""
 
+    is_behind: bool = False
+    """For the engine: the operator has emitted a part of what is due by an event-time watermark. The engine calls
+    ``on_event_time_watermark`` again when there is room for more."""
+
     one_by_one: Literal["never", "if tolerant", "always"] = "never"
     """For the engine: in a stream with event time, the operator gets batches of one record, so that what it emits or
     refuses has the record's timestamp: always, or if its step tolerates refused records. In other cases it emits a

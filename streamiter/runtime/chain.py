@@ -36,10 +36,14 @@ class Chain:
         *,
         rounds: Rounds | None,
         feeder: Feeder | None,
+        room: Callable[[], Awaitable[None]],
     ) -> None:
+        """``room`` waits until the channels behind the task have room."""
         self._task = task
+        self._room = room
         self._instances = list(instances)
         self._first = self._instances[0]
+        self._keeping = [instance for instance in instances if hasattr(instance.operator, "on_event_time_watermark")]
         self._writers = list(writers)
         self._progress = progress
         self._rounds = rounds
@@ -66,6 +70,11 @@ class Chain:
             await self._pass_event_time(control, after_first=after_first)
             return
         self.write_control(control)
+
+    async def catch_up(self) -> None:
+        """Let the operators emit all that is due by their event-time watermarks, as the channels have room."""
+        for instance in self._keeping:
+            await instance.catch_up(self._room)
 
     def write_control(self, control: Control) -> None:
         """Put a control record into the channels; the operators are not told of it."""
@@ -94,7 +103,8 @@ class Chain:
         if after_first:
             self._first.out.pass_watermark(control)
         elif self._rounds is None:  # In rounds, each operator has an event time of its own.
-            await self._first.advance_awaited(control)
+            await self._first.advance_awaited(control, self._room)
+            await self._first.catch_up(self._room)
 
     async def _pass_watermark(self, control: EpochWatermark, instances: Sequence[OperatorInstance]) -> None:
         listeners = [instance for instance in instances if self._is_called_back(instance)]
@@ -112,6 +122,7 @@ class Chain:
         epochs = range(self._progress.watermark + 1, control.epoch + 1)
         for instance in instances:
             instance.end_event_time()
+            await self.catch_up()
             if instance is not self._first:
                 await self.input_ended(instance, SINGLE_INPUT)
             elif self._rounds is not None:
@@ -140,6 +151,7 @@ class Chain:
                 await self._rounds.terminate()
                 continue
             instance.end_event_time()
+            await self.catch_up()
             if instance is not self._first and not told:
                 await instance.input_ended(SINGLE_INPUT)
             if instance.is_listener and instance.step.loop is not None:
@@ -256,7 +268,8 @@ class Rounds:
 
     async def _finish(self) -> None:
         if self._instance.times is not None:
-            await self._instance.advance_awaited(EventTimeWatermark(MAX_TIME))
+            await self._instance.advance_awaited(EventTimeWatermark(MAX_TIME), _no_wait)
+            await self._instance.catch_up(_no_wait)
         await self._instance.call("finish", self._instance.out)
         self.epoch = None
         self._gate.want(None)
@@ -277,3 +290,7 @@ class Rounds:
         await self.begin(state["epoch"])
         self._told = list(state["told"])
         await self._instance.restore(state["instance"])
+
+
+async def _no_wait() -> None:
+    pass

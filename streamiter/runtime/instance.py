@@ -200,6 +200,8 @@ class OperatorInstance:
 
     def _counted(self, handle: Callable[[Batch], T]) -> Callable[[Batch], T]:
         def entry(batch: Batch) -> T:
+            if self.operator.is_behind:
+                self._pass_event_time()
             self.records_in += len(batch)
             self.batches_in += 1
             return handle(batch)
@@ -257,15 +259,21 @@ class OperatorInstance:
         if self._reach(control):
             self._fire()
             self._store_states()
-        self._pass_event_time()
+        self._pass_turn()
 
-    async def advance_awaited(self, control: EventTimeWatermark) -> None:
-        """Do the same for an operator that may be awaited."""
+    async def advance_awaited(self, control: EventTimeWatermark, room: Callable[[], Awaitable[None]]) -> None:
+        """Do the same for an operator that may be awaited. ``room`` waits until there is room for more records."""
         if self.operator.assigns_event_time:
             return
         if self._reach(control):
-            await self._fire_awaited()
-        self._pass_event_time()
+            await self._fire_awaited(room)
+        self._pass_turn()
+
+    async def catch_up(self, room: Callable[[], Awaitable[None]]) -> None:
+        """Let the operator emit all that is due: that may be more than the memory holds."""
+        while self.operator.is_behind:
+            await room()
+            self._pass_turn()
 
     def end_event_time(self) -> None:
         """Send the last watermark, if event time begins at this step: its input has ended."""
@@ -301,9 +309,11 @@ class OperatorInstance:
             with FailuresOf(self.step.name):
                 self.operator.on_event_timer(payload, self.out)  # type: ignore[attr-defined]
 
-    async def _fire_awaited(self) -> None:
-        for payload in self._due():
+    async def _fire_awaited(self, room: Callable[[], Awaitable[None]] | None = None) -> None:
+        for number, payload in enumerate(self._due(), 1):
             await self.call("on_event_timer", payload, self.out)
+            if room is not None and number % _TIMERS_AT_ONCE == 0:
+                await room()
 
     def _due(self) -> Iterator[Any]:
         """Give the payload of each timer that is due, while its time and its key are at hand."""
@@ -329,6 +339,12 @@ class OperatorInstance:
             self._pass_event_time()
 
     def _pass_event_time(self) -> None:
+        self._pass_turn()
+        while self.operator.is_behind:
+            self._pass_turn()
+
+    def _pass_turn(self) -> None:
+        """Pass on the watermark as far as the operator lets it. It may have more to do before: then it is behind."""
         times = self.times
         assert times is not None
         watermark = times.watermark
@@ -444,6 +460,9 @@ def _in_event_loop() -> bool:
         return False
     return True
 
+
+# What so many timers emit is small compared with the limit of a lane.
+_TIMERS_AT_ONCE: Final = 256
 
 _SWEEP: Final = object()
 """The payload of the timer that drops expired keyed state."""

@@ -135,7 +135,9 @@ class Task:
         """The entries of a first operator that is awaited."""
         self._by_batch: frozenset[str] = frozenset()
         """The inputs of the first operator that take whole batches."""
-        self.chain = Chain(name, self.instances, self.writers, progress, rounds=rounds, feeder=feeder)
+        self.chain = Chain(
+            name, self.instances, self.writers, progress, rounds=rounds, feeder=feeder, room=self.clear_lanes
+        )
         self.barriers = TaskBarriers(self, self._boundary, acknowledge, plain_data)
         if rounds is None:
             self._bind()
@@ -338,6 +340,7 @@ class Task:
             self._update_wanted_inputs()
             if self.barriers.clocks is not None:
                 self.barriers.arrange_stop()
+        await self.chain.catch_up()
         await self.clear_lanes()
 
     async def clear_lanes(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from operators.operator_harness import ManualClock
 
-from streamiter import Checkpoints, Flow, Operator, RocksState, Stream
+from streamiter import Checkpoints, Flow, Operator, RocksState, Stream, tumbling
 from streamiter.checkpoints.flow_checkpoints import flows_in
 from streamiter.checkpoints.folder_blobs import FolderBlobs
 from streamiter.checkpoints.keys import key_group
@@ -23,7 +23,9 @@ from streamiter.checkpoints.store import CheckpointStore, MemoryStore
 from streamiter.errors import CheckpointError, ConfigurationError, GraphError, StorageFull
 from streamiter.operators import Context, KeyedState, Output, Positions, Source, SourceBatch
 from streamiter.operators.keyed_state import KeyedStates
+from streamiter.runtime import output
 from streamiter.runtime.job import Job
+from streamiter.runtime.plan import ChannelLimits
 from streamiter.states import rocks_state
 from streamiter.states.database import Database, DatabaseHome
 from streamiter.states.stored import KeyShare, StoredDatabase
@@ -431,3 +433,31 @@ def test_states_on_disk_change_in_event_timers(tmp_path: Path) -> None:
     expected = results(None)
     assert len(expected) > 5
     assert results(RocksState(tmp_path, memory_bytes=16 << 20)) == expected
+
+
+# ---- windows and timers that are due at once
+
+
+def due_at_once(state: RocksState, parallelism: int) -> list[int]:
+    """Return the values of 600 windows, all of which are due when the input ends."""
+    flow = Flow("due at once", state=state)
+    numbers = flow.from_items(range(600)).event_time(lambda number: 5, unit="ms", check_unit=False)
+    counts = (
+        numbers.key_by(lambda number: number)
+        .window(tumbling(1), name="windows", parallelism=parallelism)
+        .aggregate("collect")
+    )
+    values = counts.rebalance().map(lambda result: result.value[0], name="values", parallelism=2).collect()
+    flow.run(channel_limits=ChannelLimits(records=10))
+    return sorted(values.items)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_windows_that_are_due_at_once_leave_in_turns(
+    parallelism: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All windows of the day ended at midnight, and their results did not fit into memory."""
+    monkeypatch.setattr(output, "LANE_LIMIT_BYTES", 10_000)
+    monkeypatch.setattr(rocks_state, "_KEYS_AT_ONCE", 50)
+    monkeypatch.setattr(rocks_state.RocksStates, "keys_at_once", 50)
+    assert due_at_once(RocksState(tmp_path), parallelism) == list(range(600))

@@ -43,8 +43,8 @@ class JoinOperator(TimedOperator):
 
     def on_event_time_watermark(self, watermark: int, out: Output) -> int:
         """Emit what is complete; hold back the watermark for what may still come."""
-        self._advance(self._own(watermark), out)
-        return self._passed_on(self._own(watermark))
+        is_done = self._advance(self._own(watermark), out)
+        return self._passed_on(self._own(watermark)) if is_done else MIN_TIME
 
     def _own(self, watermark: int) -> int:
         return watermark if watermark in (MIN_TIME, MAX_TIME) else watermark - self._lateness_ms
@@ -262,8 +262,7 @@ class Deduplicate(TimedOperator):
 
     def on_event_time_watermark(self, watermark: int, out: Output) -> int:
         """Forget the records that do not count any more."""
-        self._advance(watermark, out)
-        return watermark
+        return watermark if self._advance(watermark, out) else MIN_TIME
 
     def _emit_results(self, out: Output) -> None:
         """The records that pass have been emitted."""

@@ -70,17 +70,17 @@ class TimedOperator(KeyedOperator):
         """Resume from the states that have been restored."""
         self._timed_states.keep_in(self._states)
 
-    def _finish(self, turn: Callable[[], bool], out: Output) -> None:
-        """Call ``turn`` until it has done all that is due; emit the results and store the states after each turn."""
-        is_done = False
-        while not is_done:
-            is_done = turn()
-            self._emit_results(out)
-            self._states.store()
+    def _turn(self, turn: Callable[[], bool], out: Output) -> bool:
+        """Call ``turn``, emit the results and store the states; return whether all is done that is due."""
+        is_done = turn()
+        self._emit_results(out)
+        self._states.store()
+        return is_done
 
-    def _advance(self, watermark: int, out: Output) -> None:
-        """Emit what is due by a watermark of the operator."""
-        self._finish(lambda: self._timed_states.advance(watermark), out)
+    def _advance(self, watermark: int, out: Output) -> bool:
+        """Emit what is due by a watermark of the operator, or a part of it; return whether that was all."""
+        self.is_behind = not self._turn(lambda: self._timed_states.advance(watermark), out)
+        return not self.is_behind
 
     def _emit_results(self, out: Output) -> None:
         """Emit the results of the states."""
@@ -253,7 +253,8 @@ class WindowStep(TimedOperator):
         now_s = self._opened().clock.monotonic_s()
         if self._early_every_s is None or now_s < self._early_at_s - _ROUNDING_S:
             return
-        self._finish(self._windows.early, out)
+        while not self._turn(self._windows.early, out):
+            pass
         self._early_at_s = now_s + self._early_every_s
         self._set_early_timer()
 
@@ -276,8 +277,7 @@ class EventWindowStep(WindowStep):
 
     def on_event_time_watermark(self, watermark: int, out: Output) -> int:
         """Emit the results of the windows that are complete."""
-        self._advance(watermark, out)
-        return watermark
+        return watermark if self._advance(watermark, out) else MIN_TIME
 
     def _emit_results(self, out: Output) -> None:
         if self._windows.results:
@@ -315,7 +315,11 @@ class ClockWindowStep(WindowStep):
         return np.full(len(batch), self._windows.watermark, np.int64)
 
     def _reach_watermark(self, out: Output) -> None:
-        self._advance(self._opened().clock.now_ms(), out)
+        self._advance_to(self._opened().clock.now_ms(), out)
+
+    def _advance_to(self, now_ms: int, out: Output) -> None:
+        while not self._advance(now_ms, out):
+            pass
 
     def process_batch(self, batch: Batch, out: Output) -> None:
         super().process_batch(batch, out)
@@ -331,7 +335,7 @@ class ClockWindowStep(WindowStep):
             super().on_timer(payload, out)
 
     def finish(self, out: Output) -> None:
-        self._advance(MAX_TIME, out)
+        self._advance_to(MAX_TIME, out)
 
     def _arm(self) -> None:
         """Set a timer for the first window that will be complete, unless there is one."""
