@@ -207,11 +207,11 @@ async def check_sums_on_disk(case: Case, kills: int) -> None:
     assert list((case.folder / "state").glob("*/run-*")) == []
 
 
-async def check_windows(case: Case, kills: int) -> None:
+async def check_windows(case: Case, kills: int, *, on_disk: bool = False) -> None:
     """Check that each window and each pair is there once, with the events that it must have."""
     await create(case, "events", "updates-killed", "read-killed")
     events = EVENTS_PER_LIFE * kills
-    options = {"mode": "asynchronous", "parallelism": 1, "kind": "windows"}
+    options = {"mode": "asynchronous", "parallelism": 1, "kind": "windows", "on_disk": on_disk}
     program = KilledProgram(
         trainer(case, "killed", **options),
         trainer(case, "killed", **options, stop="latest"),
@@ -277,9 +277,10 @@ async def test_states_on_disk_survive_kill_9(sqlite: Case) -> None:
     await check_sums_on_disk(sqlite, FEWER_KILLS)
 
 
-async def test_windows_and_joins_survive_kill_9(sqlite: Case) -> None:
+@pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
+async def test_windows_and_joins_survive_kill_9(sqlite: Case, on_disk: bool) -> None:
     """A window lost the events from before the crash, or a pair left twice."""
-    await check_windows(sqlite, FEWER_KILLS)
+    await check_windows(sqlite, FEWER_KILLS, on_disk=on_disk)
 
 
 # ---- soak

@@ -79,10 +79,13 @@ def training_flow(options: Options) -> Flow:
     return flow
 
 
+def state_of(options: Options) -> RocksState | None:
+    return RocksState(Path(options.folder, "state")) if options.on_disk else None
+
+
 def running_sums(options: Options) -> Flow:
     """Return a flow that publishes the number of events of each key so far, and their sum."""
-    state = RocksState(Path(options.folder, "state")) if options.on_disk else None
-    flow = Flow(options.flow, parallelism=options.parallelism, state=state)
+    flow = Flow(options.flow, parallelism=options.parallelism, state=state_of(options))
     events = flow.source(topic(options.events), decode=Typed(Example), stop=options.stop, name="events")
     ones = events.map(lambda event: (event.n % 7, 1, event.n))
     sums = ones.key_by(lambda one: one[0]).reduce(lambda a, b: (a[0], a[1] + b[1], a[2] + b[2]), name="sums")
@@ -133,7 +136,7 @@ def windows(options: Options) -> Flow:
 
     The number of an event is its time in milliseconds.
     """
-    flow = Flow(options.flow, parallelism=options.parallelism)
+    flow = Flow(options.flow, parallelism=options.parallelism, state=state_of(options))
     events = flow.source(topic(options.events), decode=Typed(Example), stop=options.stop, name="events")
     timed = events.event_time(lambda event: event.n, unit="ms", check_unit=False, name="timed")
     keyed = timed.key_by(lambda event: event.n % KEYS)

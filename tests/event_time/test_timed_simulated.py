@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -11,7 +13,7 @@ import pytest
 from event_time.test_against_models import windows_of
 from event_time.timed_flows import CLICKS, EVENTS, FLOWS, WINDOWS, endless_tables, joins, windows
 
-from streamiter import Flow
+from streamiter import Flow, RocksState
 from streamiter.testing import Faults, Simulation, simulate
 from streamiter.testing.simulation.simulate import Undisturbed
 
@@ -30,6 +32,18 @@ def test_results_depend_on_no_cut_order_or_crash(flow: MakeFlow, processes: int)
         pytest.skip("all of its steps have one subtask")
     for seed in range(4 if processes == 1 else 2):
         simulate(flow, seed, processes=processes, undisturbed=undisturbed(flow))
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file")  # A simulated crash leaves the lock of its folder open.
+@pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.__name__)
+def test_results_with_states_on_disk_are_those_in_memory(flow: MakeFlow, tmp_path: Path) -> None:
+    def on_disk(simulation: Simulation) -> Flow:
+        made = flow(simulation)
+        made.state = RocksState(tmp_path, memory_bytes=16 << 20)
+        return made
+
+    simulate(on_disk, 1, undisturbed=undisturbed(flow))
+    gc.collect()
 
 
 @pytest.mark.parametrize("name", WINDOWS)
