@@ -31,6 +31,9 @@ class DueItems(Protocol):
     def first(self) -> int | None:
         """Return the least time; None if there is no item."""
 
+    def latest(self) -> Iterator[DueItem]:
+        """Give the items from the last one to the first one, without taking them."""
+
 
 class MakeDue(Protocol):
     """Makes due items, of which a step may have several by ``number``. Each item is ordered by so many ``numbers``.
@@ -82,3 +85,6 @@ class DueHeap:
 
     def first(self) -> int | None:
         return self._heap[0][0] if self._heap else None
+
+    def latest(self) -> Iterator[DueItem]:
+        return iter(sorted(self._heap, reverse=True))

@@ -6,14 +6,17 @@ due, and calls the operator.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 
 from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError
+from streamiter.operators.due import DueItem, DueItems, MakeDue
+from streamiter.operators.keyed_state import KeyedStates, StateFrame
+from streamiter.operators.timed.timed_states import TimedStates
 from streamiter.times import MAX_TIME, MIN_TIME, TIME_LIMIT
 
 
@@ -41,6 +44,83 @@ def checked_time(option: str, time: object) -> int:
 
 
 @final
+class EventTimers(TimedStates[EventTimer]):
+    """The timers of one subtask. The state of a key: the number of each timer, by its identity.
+
+    An *identity* is the time, and the type and the value of the payload. If the payload is not an atom, its value there
+    is what ``identify`` has returned, and the timer has a list of its number and its payload.
+    """
+
+    def identity(self, at: int, payload: Any, identify: Callable[[Any], Hashable]) -> tuple[Any, ...]:
+        """Return the same for equal times and payloads."""
+        kind = type(payload)
+        return (at, kind.__name__, payload) if kind in _ATOMS else (at, "", identify(payload))
+
+    def set(self, key: Any, identity: tuple[Any, ...], payload: Any) -> None:
+        """Set a timer that is not set."""
+        number, self.numbered = self.numbered, self.numbered + 1
+        self.states.setdefault(key, {})[identity] = number if identity[1] else [number, payload]
+        self._push(key, identity, number)
+
+    def is_set(self, key: Any, identity: tuple[Any, ...]) -> bool:
+        return key in self.states and identity in self.states[key]
+
+    def delete(self, key: Any, identity: tuple[Any, ...]) -> None:
+        """Delete a timer that is set; it is due as before, but nothing is known of it."""
+        del self.states[key][identity]
+        if not self.states[key]:
+            del self.states[key]
+        self.kept -= 1
+
+    def due(self) -> DueItems:
+        """Return the timers by time and number, with the pairs of key and identity."""
+        return self._due
+
+    def payload(self, key: Any, identity: tuple[Any, ...], number: int) -> Any:
+        """Return the payload of a timer, or ``_DELETED``."""
+        entry = self.states[key].get(identity) if key in self.states else None
+        if entry is None or _number(entry) != number:
+            return _DELETED
+        return identity[2] if identity[1] else entry[1]
+
+    def in_order(self) -> list[EventTimer]:
+        """Return all timers in the order in which they were set."""
+        timers = [
+            (_number(entry), EventTimer(identity[0], key, identity[2] if identity[1] else entry[1]))
+            for key, state in self.states.items()
+            for identity, entry in state.items()
+        ]
+        return [timer for _, timer in sorted(timers, key=itemgetter(0))]
+
+    def _make_due(self, make: MakeDue) -> None:
+        self._due = make(0, 2, of_pairs=True)
+
+    def _note(self, key: Any, state: Any) -> None:
+        for identity, entry in state.items():
+            number = _number(entry)
+            self.numbered = max(self.numbered, number + 1)
+            self._push(key, identity, number)
+
+    def _push(self, key: Any, identity: tuple[Any, ...], number: int) -> None:
+        self.kept += 1
+        self._due.push((identity[0], number), (key, identity))
+
+
+def _has_no_key(key: Any) -> bool:
+    return type(key) is tuple and len(key) == 2 and key[0] == ()
+
+
+def _number(entry: int | list[Any]) -> int:
+    return entry if isinstance(entry, int) else entry[0]
+
+
+_DELETED: Final = object()
+
+# So many keys have timers in memory, at the most, until they are written to disk.
+_KEYS_AT_ONCE: Final = 4096
+
+
+@final
 class StepTimes:
     """The event time of one subtask of a step.
 
@@ -60,9 +140,27 @@ class StepTimes:
     """
 
     def __init__(self, identify: Callable[[Any], Hashable] = repr) -> None:
-        """``identify`` returns equal values for equal payloads."""
+        """``identify`` returns equal values for equal payloads: bytes, or something else that may be a key."""
         self._identify = identify
+        self._states: KeyedStates | None = None
+        self._no_key: Any = None
         self.clear()
+
+    def keep_timers_in(self, make: Callable[[], KeyedStates], no_key: Any) -> None:
+        """Keep the timers in states by key, which the first call makes.
+
+        ``no_key`` stands for the key of a timer that was set without one: ``((), number)``, with a number that makes it
+        a key of this subtask.
+        """
+        if self._states is None:
+            self._states, self._no_key = make(), no_key
+            self._timers.keep_in(self._states)
+
+    def store(self) -> None:
+        """Keep the timers that were set: a call of the operator has returned."""
+        if self._states is not None:
+            self._states.store()
+            self._loaded = 0
 
     def clear(self) -> None:
         """Reset it: no watermark, no timers."""
@@ -77,17 +175,18 @@ class StepTimes:
         self.due: int | None = None
         """The time of the timer that fires now."""
         self.next_at = _NO_TIMER
-        """When the first timer is due. It fires if this is not above the watermark."""
+        """No timer is due before. If this is not above the watermark, a timer may be due."""
         self.dropped = 0
         """The number of timers that were set after the end, and dropped."""
         self._last = MAX_TIME
         """Later timers are dropped."""
-        self._heap: list[tuple[int, int]] = []
-        """The time of each timer, and its number; deleted timers are in it, too, but not the first one."""
-        self._timers: dict[int, EventTimer] = {}
-        """The timers by number, in the order in which they were set."""
-        self._numbers: dict[Hashable, int] = {}
-        self._set = 0
+        self._timers = EventTimers()
+        self._firing: Iterator[DueItem] | None = None
+        """The timers that are taken now."""
+        self._loaded = 0
+        if self._states is not None:
+            self._states.clear()
+            self._timers.keep_in(self._states)
         self._floors: Mapping[int, int] = {}
         """By group of keys: the watermark that it had before the step had another parallelism, if it was further."""
         self._group_of: Callable[[Any], int] | None = None
@@ -96,7 +195,7 @@ class StepTimes:
         """Note a watermark that is above the one before."""
         self.watermark = watermark
         if watermark == MAX_TIME:
-            self._last = max((timer.at for timer in self._timers.values()), default=MIN_TIME)
+            self._last = self._latest()
         if self._floors and watermark >= max(self._floors.values()):
             self._floors = {}
 
@@ -118,65 +217,104 @@ class StepTimes:
 
     def set_timer(self, at: int, key: Any, payload: Any) -> None:
         """Set a timer; no effect if an equal one is set."""
-        identity = self._identity(at, key, payload)
-        if identity in self._numbers:
+        key, identity = self._load(at, key, payload)
+        if self._timers.is_set(key, identity):
             return
         if at > self._last:
             self.dropped += 1
             return
-        self._set += 1
-        self._numbers[identity] = self._set
-        self._timers[self._set] = EventTimer(at, key, payload)
-        heapq.heappush(self._heap, (at, self._set))
-        self.next_at = self._heap[0][0]
+        self._timers.set(key, identity, payload)
+        self.next_at = min(self.next_at, at)
 
     def delete_timer(self, at: int, key: Any, payload: Any) -> None:
         """Delete a timer; no effect if none is set."""
-        number = self._numbers.pop(self._identity(at, key, payload), None)
-        if number is not None:
-            del self._timers[number]
-            self._skip_deleted()
+        key, identity = self._load(at, key, payload)
+        if self._timers.is_set(key, identity):
+            self._timers.delete(key, identity)
 
     def take_due(self) -> EventTimer | None:
         """Take the first timer that is due; None if none is."""
-        if self.next_at > self.watermark:
-            return None
-        timer = self._timers.pop(heapq.heappop(self._heap)[1])
-        del self._numbers[self._identity(*timer)]
-        self._skip_deleted()
-        return timer
+        timers, due = self._timers, self._timers.due()
+        while self.next_at <= self.watermark:
+            if self._firing is None:
+                self.store()
+                self._firing = due.until(self.watermark)
+            for at, number, _, (key, identity) in self._firing:
+                if self._states is not None:
+                    self._states.load((key,))
+                payload = timers.payload(key, identity, number)
+                if payload is not _DELETED:
+                    timers.delete(key, identity)
+                    return EventTimer(at, None if _has_no_key(key) else key, payload)
+            self._firing = None
+            if not due.is_more:
+                self.next_at = self.watermark + 1
+        return None
 
     def __len__(self) -> int:
-        return len(self._timers)
+        return self._timers.kept
 
-    def _skip_deleted(self) -> None:
-        while self._heap and self._heap[0][1] not in self._timers:
-            heapq.heappop(self._heap)
-        self.next_at = self._heap[0][0] if self._heap else _NO_TIMER
+    def _load(self, at: int, key: Any, payload: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Return the key and the identity of a timer; the timers of the key are loaded."""
+        if self._states is not None:
+            key = self._no_key if key is None else key
+            if self._loaded == _KEYS_AT_ONCE:
+                self.store()
+            self._loaded += 1
+            self._states.load((key,))
+        return key, self._timers.identity(at, payload, self._identify)
 
-    def _identity(self, at: int, key: Any, payload: Any) -> Hashable:
-        kind = type(payload)
-        return at, key, kind, payload if kind in _ATOMS else self._identify(payload)
+    def _latest(self) -> int:
+        """Return the time of the last timer."""
+        for at, number, _, (key, identity) in self._timers.due().latest():
+            if self._states is not None:
+                self._states.load((key,))
+            if self._timers.payload(key, identity, number) is not _DELETED:
+                return int(at)
+        return MIN_TIME
 
     # -- state ---------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, PlainValue]:
-        """Return the state as plain data; the timers are in the order in which they were set."""
+        """Return the state as plain data; timers without states by key are in the order in which they were set."""
+        keyed = None
+        if self._states is not None:
+            self._states.summary = self._timers.summary()
+            keyed = self._states.snapshot()
         return {
             "watermark": self.watermark,
             "passed": self.passed,
             "last": self._last,
-            "timers": [tuple(timer) for timer in self._timers.values()],
+            "timers": [tuple(timer) for timer in self._timers.in_order()] if keyed is None else [],
+            "keyed timers": keyed,
             "dropped": self.dropped,
             "floors": list(self._floors.items()),
         }
 
-    def restore(self, state: Mapping[str, PlainValue], group_of: Callable[[Any], int]) -> None:
+    def restore(self, state: Mapping[str, PlainValue], group_of: Callable[[Any], int]) -> Awaitable[None] | None:
         """Take over the result of ``snapshot``. ``group_of`` returns the group of a key, if there are floors."""
         self.clear()
+        keyed: Iterable[StateFrame] | None = state.get("keyed timers")
+        restoring = None
+        if keyed is not None and self._states is not None:
+            restoring = self._states.restore(keyed)
+            if restoring is None:
+                self._resume()
+        elif keyed is not None:
+            self._timers.restore({key: timers for frame in keyed for key, timers in zip(*frame, strict=True)})
+        self.next_at = MIN_TIME
         timers: Iterable[tuple[int, Any, Any]] = state["timers"]
         for at, key, payload in timers:
             self.set_timer(at, key, payload)
         self.watermark, self.passed = state["watermark"], state["passed"]
         self._last, self.dropped = state["last"], state["dropped"]
         self._floors, self._group_of = dict(state["floors"]), group_of
+        return None if restoring is None else self._resume_after(restoring)
+
+    async def _resume_after(self, restoring: Awaitable[None]) -> None:
+        await restoring
+        self._resume()
+
+    def _resume(self) -> None:
+        assert self._states is not None
+        self._timers.keep_in(self._states)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any, Final, TypeVar, final
 
 from streamiter.checkpoints.keys import key_groups, normalize_key
@@ -45,6 +46,7 @@ from streamiter.runtime.entries import (
     make_entry,
 )
 from streamiter.runtime.graph import Step
+from streamiter.runtime.output import subtask_of_group
 from streamiter.runtime.timed_entries import make_async_timed_entry, make_timed_entry
 from streamiter.states.backends import JobStates
 from streamiter.times import MIN_TIME
@@ -230,6 +232,8 @@ class OperatorInstance:
         if self.keyed is not None:
             with FailuresOf(self.step.name):
                 self.keyed.store()
+                if self.times is not None:
+                    self.times.store()
 
     async def input_ended(self, input_name: str) -> None:
         """Tell the operator that one of its inputs has ended."""
@@ -239,9 +243,17 @@ class OperatorInstance:
     async def open(self) -> None:
         self._is_open = True
         self._loop = asyncio.get_running_loop()
+        if self.times is not None and self.keyed is not None and self.context.takes_event_timers:
+            self.times.keep_timers_in(lambda: self._make_states(None), self._no_key())
         await self.call("open", self.context)
         if self.keyed is not None and self.keyed.time_to_live_s is not None:
             self._sweep_later(self.keyed.time_to_live_s)
+
+    def _no_key(self) -> Any:
+        """Return what stands for the key of event timers that are set without one: a key of this subtask."""
+        index, parallelism = self.context.subtask_index, self.context.parallelism
+        keys = (((), number) for number in count())
+        return next(key for key in keys if subtask_of_group(_group_of(key), parallelism) == index)
 
     async def close(self) -> None:
         """Cancel all timers and close the operator."""
@@ -334,8 +346,11 @@ class OperatorInstance:
         self.out.flush()
 
     def _after_batch(self) -> None:
-        """Pass on a watermark that the operator has held back, as far as it lets it pass now."""
-        if self._holds_back is not None and self.times is not None and self.times.passed < self.times.watermark:
+        """Keep the timers, and pass on a watermark that the operator has held back, as far as it lets it pass now."""
+        if self.times is None:
+            return
+        self.times.store()
+        if self._holds_back is not None and self.times.passed < self.times.watermark:
             self._pass_event_time()
 
     def _pass_event_time(self) -> None:
@@ -441,7 +456,9 @@ class OperatorInstance:
             self._set_timer((due_ms - now_ms) / 1000, key, payload)
         self._takes_timers = state["takes timers"]
         if self.times is not None and state.get("event time") is not None:
-            self.times.restore(state["event time"], _group_of)
+            with FailuresOf(self.step.name):
+                if (resuming := self.times.restore(state["event time"], _group_of)) is not None:
+                    await resuming
 
 
 def _group_of(key: Any) -> int:

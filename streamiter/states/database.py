@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from heapq import merge
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Final
 
@@ -258,6 +259,12 @@ class Database:
             return rows
         written = sorted((key, value) for key, value in waiting.items() if begin <= key < end and value is not None)
         return merge((row for row in rows if row[0] not in waiting), written)
+
+    def keys_from_the_end(self, begin: bytes, end: bytes) -> Iterator[bytes]:
+        """Give the keys of the rows from before ``end`` back to ``begin``; there is no row with the key ``end``."""
+        self.settle()
+        keys: Iterator[bytes] = self._rows.keys(backwards=True, from_key=end)  # type: ignore[assignment]
+        return takewhile(begin.__lt__, keys)
 
     @property
     def row_count(self) -> int:

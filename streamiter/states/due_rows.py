@@ -108,6 +108,11 @@ class DueRows:
         self._least = _NUMBERS[1].unpack_from(self._begin, 1)[0] - _ZERO
         return self._least
 
+    def latest(self) -> Iterator[DueItem]:
+        self._flush()
+        for row in self._database.keys_from_the_end(self._prefix, self._end):
+            yield from self._items([row])
+
     def _flush(self) -> None:
         if self._pushed or self._changed:
             self._database.write(self.changes())

@@ -55,7 +55,7 @@ def hold_nothing_back(patch: pytest.MonkeyPatch) -> None:
 
 def forget_timers(patch: pytest.MonkeyPatch) -> None:
     snapshot = StepTimes.snapshot
-    patch.setattr(StepTimes, "snapshot", lambda times: {**snapshot(times), "timers": []})
+    patch.setattr(StepTimes, "snapshot", lambda times: {**snapshot(times), "keyed timers": None})
 
 
 @pytest.mark.parametrize(

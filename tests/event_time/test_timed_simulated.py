@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
+from event_time import flows
 from event_time.test_against_models import windows_of
 from event_time.timed_flows import CLICKS, EVENTS, FLOWS, WINDOWS, endless_tables, joins, windows
 
@@ -35,7 +36,7 @@ def test_results_depend_on_no_cut_order_or_crash(flow: MakeFlow, processes: int)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file")  # A simulated crash leaves the lock of its folder open.
-@pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.__name__)
+@pytest.mark.parametrize("flow", [*FLOWS, *flows.FLOWS], ids=lambda flow: flow.__name__)
 def test_results_with_states_on_disk_are_those_in_memory(flow: MakeFlow, tmp_path: Path) -> None:
     def on_disk(simulation: Simulation) -> Flow:
         made = flow(simulation)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Awaitable
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+from operators.operator_harness import stored
 from support.examples import random_examples
 
 from streamiter.errors import ConfigurationError
 from streamiter.operators.event_time import PartTimes, WatermarkGenerator
 from streamiter.operators.event_timers import StepTimes, checked_time
+from streamiter.operators.keyed_state import KeyedStates
 from streamiter.records import EventTimeWatermark
 from streamiter.runtime.gate_times import GateTimes
 from streamiter.times import MAX_TIME, MIN_TIME
@@ -194,14 +198,26 @@ def operations(random: Random) -> list[tuple[str, int, str, Any]]:
     ]
 
 
-@random_examples(operations)
-def test_timers_fire_by_time_and_then_in_the_order_of_setting(example: list[tuple[str, int, str, Any]]) -> None:
-    times, expected = StepTimes(repr), list[tuple[int, str, Any]]()
+def step_times(backend: KeyedStates | None) -> StepTimes:
+    times = StepTimes(repr)
+    if backend is not None:
+        backend.clear()
+        times.keep_timers_in(lambda: backend, ((), 0))
+    return times
+
+
+@random_examples(operations, fewest=20)
+def test_timers_fire_by_time_and_then_in_the_order_of_setting(
+    example: list[tuple[str, int, str, Any]], backend: KeyedStates | None
+) -> None:
+    times, expected = step_times(backend), list[tuple[int, str, Any]]()
     for number, (what, at, key, payload) in enumerate(example):
+        times.store()
         if number == 15:
-            restored = StepTimes(repr)
-            restored.restore(times.snapshot(), lambda key: 0)
-            times = restored
+            state = stored(times.snapshot())()
+            times = step_times(backend)
+            if (restoring := times.restore(state, lambda key: 0)) is not None:
+                asyncio.run(waited(restoring))
         same = [timer for timer in expected if repr(timer) == repr((at, key, payload))]
         if what == "set":
             times.set_timer(at, key, payload)
@@ -219,10 +235,15 @@ def test_timers_fire_by_time_and_then_in_the_order_of_setting(example: list[tupl
         assert len(times) == len(expected)
 
 
-def test_at_the_end_a_timer_that_sets_itself_again_ends() -> None:
-    times = StepTimes()
-    for at in (5, 20):
+async def waited(awaitable: Awaitable[None]) -> None:
+    await awaitable
+
+
+def test_at_the_end_a_timer_that_sets_itself_again_ends(backend: KeyedStates | None) -> None:
+    times = step_times(backend)
+    for at in (5, 20, 50):
         times.set_timer(at, "a", None)
+    times.delete_timer(50, "a", None)
     times.reach(MAX_TIME)
     fired = []
     while (timer := times.take_due()) is not None:

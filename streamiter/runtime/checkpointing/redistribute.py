@@ -103,6 +103,7 @@ def redistribute_event_times(
         return [None] * subtasks
     watermark = min(state["watermark"] for state in known)
     timers = redistribute_timers([state["timers"] for state in known], subtasks, by_key=by_key)
+    keyed = [frames for state in known if (frames := state.get("keyed timers")) is not None]
     floors: list[dict[int, int]] = [{} for _ in range(subtasks)]
     for group in range(KEY_GROUPS) if by_key and len(known) == len(states) else ():
         before = known[subtask_of_group(group, len(states))]
@@ -115,6 +116,7 @@ def redistribute_event_times(
             "passed": min(state["passed"] for state in known),
             "last": max(state["last"] for state in known) if watermark == MAX_TIME else MAX_TIME,
             "timers": timers[subtask],
+            "keyed timers": key_share(keyed, subtask, subtasks) if keyed else None,
             "dropped": sum(state["dropped"] for state in known[subtask::subtasks]),
             "floors": list(floors[subtask].items()),
         }
