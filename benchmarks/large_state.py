@@ -3,6 +3,9 @@
 ``python -m benchmarks.large_state KEYS UPDATES FOLDER`` makes KEYS states in a job with checkpoints, updates them at
 random, and starts the job again from its last checkpoint. It prints updates/s, resident memory, the bytes of
 checkpoints, and the seconds of the restart.
+
+``python -m benchmarks.large_state windows KEYS FOLDER``, or ``timers``, opens a window or sets an event timer for each
+of KEYS keys, all of which are due at one time; first on disk, then in memory.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ import uvloop
 
 from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
 from benchmarks.session import PROJECT, Session
-from streamiter import Checkpoints, Flow, RocksState, Stream
-from streamiter.operators import Context, Positions, Source, SourceBatch
+from streamiter import Checkpoints, Flow, Operator, RocksState, Stream, tumbling
+from streamiter.operators import Context, Output, Positions, Source, SourceBatch
 from streamiter.runtime.job import Job
 
 __all__ = ["main", "state_backends"]
@@ -95,6 +98,55 @@ class AllThenRandom(Source):
         return SourceBatch(numbers, {"at": end})
 
 
+class EachOnce(AllThenRandom):
+    """Each key once; then it waits for the end."""
+
+    bounded = True
+
+    def __init__(self, keys: int, may_end: asyncio.Event) -> None:
+        super().__init__(keys)
+        self._may_end = may_end
+
+    async def read(self) -> SourceBatch | None:
+        if self._at < self._keys:
+            return await super().read()
+        await self._may_end.wait()
+        return None
+
+
+class Alarm(Operator):
+    """Sets an event timer for each key."""
+
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    def process(self, key: int, out: Output) -> None:
+        self._context.set_event_timer(1000)
+
+    def on_event_timer(self, payload: None, out: Output) -> None:
+        out.emit(self._context.key)
+
+
+async def _due_at_once(what: str, keys: int, folder: Path, *, on_disk: bool) -> None:
+    flow, may_end = Flow("due at once", state=RocksState(folder / "state") if on_disk else None), asyncio.Event()
+    source = flow.from_source(lambda: EachOnce(keys, may_end), name="keys")
+    keyed = source.event_time(lambda key: 5, unit="ms", check_unit=False, name="times").key_by(_itself)
+    windows = keyed.window(tumbling(60), name="counts") if what == "windows" else None
+    due = keyed.process(Alarm, name="counts") if windows is None else windows.aggregate("count")
+    results = due.map(lambda result: 1, name="ones").reduce_all(lambda a, b: a + b, name="sum").collect(name="results")
+    job = await flow.start(checkpoints=Checkpoints(folder / "checkpoints", interval_s=3600), restore=None)
+    _say(
+        f"{what} {'on disk' if on_disk else 'in memory'}: {await _rate(job, keys):,.0f} keys/s; {_resident_mb():,.0f} MB"
+    )
+    await _checkpoint(job, "checkpoint")
+    began_s = time.perf_counter()
+    may_end.set()
+    await job.wait()
+    assert results.items == [keys], results.items
+    seconds = time.perf_counter() - began_s
+    _say(f"{keys / seconds:,.0f} results/s; resident at most {_resident_mb('VmHWM'):,.0f} MB")
+
+
 def _flow(keys: int, folder: Path) -> Flow:
     flow = Flow("large state", state=RocksState(folder / "state"))
     flow_keys = flow.from_source(lambda: AllThenRandom(keys), name="keys")
@@ -157,6 +209,16 @@ async def _restart(keys: int, updates: int, folder: Path) -> None:
 
 def main() -> None:
     """Fill in one process and restart in another, as the command line says."""
+    if sys.argv[1] in ("windows", "timers"):
+        what, keys, folder, *backend = sys.argv[1:]
+        for each in () if backend else ("disk", "memory"):
+            subprocess.run(
+                [sys.executable, "-m", "benchmarks.large_state", *sys.argv[1:], each], cwd=PROJECT, check=True
+            )
+        if backend:
+            with tempfile.TemporaryDirectory(dir=folder) as name:
+                uvloop.run(_due_at_once(what, int(keys), Path(name), on_disk=backend == ["disk"]))
+        return
     keys, updates, folder, *phase = sys.argv[1:]
     if phase:
         run = _fill if phase == ["fill"] else _restart

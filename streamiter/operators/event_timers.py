@@ -6,7 +6,7 @@ due, and calls the operator.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, final
 
@@ -116,9 +116,6 @@ def _number(entry: int | list[Any]) -> int:
 
 _DELETED: Final = object()
 
-# So many keys have timers in memory, at the most, until they are written to disk.
-_KEYS_AT_ONCE: Final = 4096
-
 
 @final
 class StepTimes:
@@ -156,11 +153,15 @@ class StepTimes:
             self._states, self._no_key = make(), no_key
             self._timers.keep_in(self._states)
 
+    def prefetch(self, keys: Sequence[Any]) -> None:
+        """Read the timers of keys that probably get some now, until ``store``."""
+        if self._states is not None:
+            self._states.prefetch(keys)
+
     def store(self) -> None:
         """Keep the timers that were set: a call of the operator has returned."""
         if self._states is not None:
             self._states.store()
-            self._loaded = 0
 
     def clear(self) -> None:
         """Reset it: no watermark, no timers."""
@@ -183,7 +184,6 @@ class StepTimes:
         self._timers = EventTimers()
         self._firing: Iterator[DueItem] | None = None
         """The timers that are taken now."""
-        self._loaded = 0
         if self._states is not None:
             self._states.clear()
             self._timers.keep_in(self._states)
@@ -258,9 +258,6 @@ class StepTimes:
         """Return the key and the identity of a timer; the timers of the key are loaded."""
         if self._states is not None:
             key = self._no_key if key is None else key
-            if self._loaded == _KEYS_AT_ONCE:
-                self.store()
-            self._loaded += 1
             self._states.load((key,))
         return key, self._timers.identity(at, payload, self._identify)
 

@@ -254,13 +254,20 @@ def _keyed(handle: Callable[[Any, Output], object], out: Output, context: Contex
     return entry
 
 
-def keys_in_turns(context: Context, keys: list[Any], records: Batch) -> Iterator[tuple[list[Any], Batch]]:
-    """Give the keys and records of a batch in pieces whose states are loaded, and are stored afterward."""
+def keys_in_turns(
+    context: Context, keys: list[Any], records: Batch, times: StepTimes | None = None
+) -> Iterator[tuple[list[Any], Batch]]:
+    """Give the keys and records of a batch in pieces whose states and timers are loaded, and are stored afterward."""
     if context.keyed is None:
         yield keys, records
         return
     try:
-        yield from in_turns(context.keyed, keys, records)
+        for some, of_some in in_turns(context.keyed, keys, records):
+            if times is not None:
+                times.prefetch(some)
+            yield some, of_some
+            if times is not None:
+                times.store()
     except StreamiterError as error:  # Of the states, and not of the records, whose errors do not pass here.
         raise RecordFailure(context.name) from error
 

@@ -349,7 +349,8 @@ class OperatorInstance:
         """Keep the timers, and pass on a watermark that the operator has held back, as far as it lets it pass now."""
         if self.times is None:
             return
-        self.times.store()
+        with FailuresOf(self.step.name):
+            self.times.store()
         if self._holds_back is not None and self.times.passed < self.times.watermark:
             self._pass_event_time()
 

@@ -182,7 +182,7 @@ def _moments(
     keys: list[Any] = [None] * len(batch)
     if key_of is not None:
         batch, keys = keyed_records(batch, key_of, out, times)
-    for some, of_some in keys_in_turns(context, keys, batch):
+    for some, of_some in keys_in_turns(context, keys, batch, times):
         for record, key, timestamp in zip(of_some, some, _timestamps(of_some), strict=True):
             times.timestamp = timestamp
             yield record, key

@@ -33,6 +33,7 @@ from streamiter.operators.holding import HeldInput, Join, MiniBatch, ReduceAll, 
 from streamiter.operators.keyed import KeyedOperator
 from streamiter.operators.keyed_state import KeyedState
 from streamiter.operators.source import Collect
+from streamiter.operators.timed.steps import TimedOperator
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import GateEpochs, WatermarkTracker
 from streamiter.runtime.instance import OperatorInstance
@@ -399,7 +400,7 @@ CASES = [
     Case(stateless_steps, (OperatorInstance,), {"cuts": 3}),
     Case(turns_of_a_rebalance, (Task,), {"cuts": 4}),
     # Where no window is open at the cut, the numbers of windows begin anew.
-    Case(timed_windows, (KeyedOperator,), {"cuts": 8, "structs": (WindowResult,), "compare_state": False}),
+    Case(timed_windows, (TimedOperator,), {"cuts": 8, "structs": (WindowResult,), "compare_state": False}),
     # The records that the gates hold depend on the time of the barrier.
-    Case(timed_joins, (KeyedOperator,), {"cuts": 6, "compare_state": False}),
+    Case(timed_joins, (TimedOperator, KeyedOperator), {"cuts": 6, "compare_state": False}),
 ]
