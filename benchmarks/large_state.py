@@ -135,9 +135,8 @@ async def _due_at_once(what: str, keys: int, folder: Path, *, on_disk: bool) -> 
     due = keyed.process(Alarm, name="counts") if windows is None else windows.aggregate("count")
     results = due.map(lambda result: 1, name="ones").reduce_all(lambda a, b: a + b, name="sum").collect(name="results")
     job = await flow.start(checkpoints=Checkpoints(folder / "checkpoints", interval_s=3600), restore=None)
-    _say(
-        f"{what} {'on disk' if on_disk else 'in memory'}: {await _rate(job, keys):,.0f} keys/s; {_resident_mb():,.0f} MB"
-    )
+    rate = await _rate(job, keys)
+    _say(f"{what} {'on disk' if on_disk else 'in memory'}: {rate:,.0f} keys/s; resident {_resident_mb():,.0f} MB")
     await _checkpoint(job, "checkpoint")
     began_s = time.perf_counter()
     may_end.set()

@@ -299,7 +299,7 @@ class StepTimes:
                 self._resume()
         elif keyed is not None:
             self._timers.restore({key: timers for frame in keyed for key, timers in zip(*frame, strict=True)})
-        self.next_at = MIN_TIME
+            self._see_first()
         timers: Iterable[tuple[int, Any, Any]] = state["timers"]
         for at, key, payload in timers:
             self.set_timer(at, key, payload)
@@ -315,3 +315,8 @@ class StepTimes:
     def _resume(self) -> None:
         assert self._states is not None
         self._timers.keep_in(self._states)
+        self._see_first()
+
+    def _see_first(self) -> None:
+        first = self._timers.due().first()
+        self.next_at = _NO_TIMER if first is None else first

@@ -43,7 +43,7 @@ class Chain:
         self._room = room
         self._instances = list(instances)
         self._first = self._instances[0]
-        self._keeping = [instance for instance in instances if hasattr(instance.operator, "on_event_time_watermark")]
+        self._timed = [instance for instance in instances if instance.times is not None]
         self._writers = list(writers)
         self._progress = progress
         self._rounds = rounds
@@ -73,7 +73,7 @@ class Chain:
 
     async def catch_up(self) -> None:
         """Let the operators emit all that is due by their event-time watermarks, as the channels have room."""
-        for instance in self._keeping:
+        for instance in self._timed:
             await instance.catch_up(self._room)
 
     def write_control(self, control: Control) -> None:
@@ -103,7 +103,7 @@ class Chain:
         if after_first:
             self._first.out.pass_watermark(control)
         elif self._rounds is None:  # In rounds, each operator has an event time of its own.
-            await self._first.advance_awaited(control, self._room)
+            await self._first.advance_awaited(control)
             await self._first.catch_up(self._room)
 
     async def _pass_watermark(self, control: EpochWatermark, instances: Sequence[OperatorInstance]) -> None:
@@ -268,7 +268,7 @@ class Rounds:
 
     async def _finish(self) -> None:
         if self._instance.times is not None:
-            await self._instance.advance_awaited(EventTimeWatermark(MAX_TIME), _no_wait)
+            await self._instance.advance_awaited(EventTimeWatermark(MAX_TIME))
             await self._instance.catch_up(_no_wait)
         await self._instance.call("finish", self._instance.out)
         self.epoch = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from itertools import count
+from itertools import count, islice
 from typing import Any, Final, TypeVar, final
 
 from streamiter.checkpoints.keys import key_groups, normalize_key
@@ -202,8 +202,8 @@ class OperatorInstance:
 
     def _counted(self, handle: Callable[[Batch], T]) -> Callable[[Batch], T]:
         def entry(batch: Batch) -> T:
-            if self.operator.is_behind:
-                self._pass_event_time()
+            if self.is_behind:
+                self._catch_up_now()
             self.records_in += len(batch)
             self.batches_in += 1
             return handle(batch)
@@ -268,24 +268,29 @@ class OperatorInstance:
         """Handle an event-time watermark of the input: let timers fire, then pass it on."""
         if self.operator.assigns_event_time:
             return
-        if self._reach(control):
-            self._fire()
-            self._store_states()
-        self._pass_turn()
+        self._reach(control)
+        self._take_turn()
 
-    async def advance_awaited(self, control: EventTimeWatermark, room: Callable[[], Awaitable[None]]) -> None:
-        """Do the same for an operator that may be awaited. ``room`` waits until there is room for more records."""
-        if self.operator.assigns_event_time:
-            return
-        if self._reach(control):
-            await self._fire_awaited(room)
-        self._pass_turn()
+    async def advance_awaited(self, control: EventTimeWatermark) -> None:
+        """Do the same for an operator that may be awaited."""
+        if not self.operator.assigns_event_time:
+            self._reach(control)
+            await self._take_turn_awaited()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a part of what was due by the watermark is still to be emitted: it may be more than memory holds."""
+        return self.operator.is_behind or self._has_due_timers
 
     async def catch_up(self, room: Callable[[], Awaitable[None]]) -> None:
-        """Let the operator emit all that is due: that may be more than the memory holds."""
-        while self.operator.is_behind:
+        """Let the operator emit all that is due. ``room`` waits until there is room for more records."""
+        while self.is_behind:
             await room()
-            self._pass_turn()
+            await self._take_turn_awaited()
+
+    def _catch_up_now(self) -> None:
+        while self.is_behind:
+            self._take_turn()
 
     def end_event_time(self) -> None:
         """Send the last watermark, if event time begins at this step: its input has ended."""
@@ -305,27 +310,43 @@ class OperatorInstance:
         if self.times is not None and self.times.passed != MIN_TIME and self.step.watermarked:
             self.out.pass_watermark(EventTimeWatermark(self.times.passed))
 
-    def _reach(self, control: EventTimeWatermark) -> bool:
-        """Note a watermark; return whether it is new."""
+    def _reach(self, control: EventTimeWatermark) -> None:
+        """Note a watermark."""
         times = self.times
         assert times is not None
         times.is_idle = control.is_idle
-        if control.time <= times.watermark:
-            return False
-        times.reach(control.time)
-        return True
+        if control.time > times.watermark:
+            with FailuresOf(self.step.name):
+                times.reach(control.time)
 
-    def _fire(self) -> None:
-        """Call the operator for each timer that is due."""
-        for payload in self._due():
+    @property
+    def _has_due_timers(self) -> bool:
+        return self.times is not None and self.times.next_at <= self.times.watermark
+
+    def _take_turn(self) -> None:
+        """Let some of the timers fire that are due; after the last one, pass on the watermark."""
+        if self._has_due_timers:
+            self._fire(_TIMERS_AT_ONCE)
+            self._store_states()
+        if not self._has_due_timers:
+            self._pass_turn()
+
+    async def _take_turn_awaited(self) -> None:
+        if self._has_due_timers:
+            await self._fire_awaited(_TIMERS_AT_ONCE)
+        if not self._has_due_timers:
+            self._pass_turn()
+
+    def _fire(self, count: int | None = None) -> None:
+        """Call the operator for each timer that is due, or for so many of them."""
+        for payload in islice(self._due(), count):
             with FailuresOf(self.step.name):
                 self.operator.on_event_timer(payload, self.out)  # type: ignore[attr-defined]
+        self.out.flush()
 
-    async def _fire_awaited(self, room: Callable[[], Awaitable[None]] | None = None) -> None:
-        for number, payload in enumerate(self._due(), 1):
+    async def _fire_awaited(self, count: int | None = None) -> None:
+        for payload in islice(self._due(), count):
             await self.call("on_event_timer", payload, self.out)
-            if room is not None and number % _TIMERS_AT_ONCE == 0:
-                await room()
 
     def _due(self) -> Iterator[Any]:
         """Give the payload of each timer that is due, while its time and its key are at hand."""
@@ -343,7 +364,6 @@ class OperatorInstance:
             finally:
                 times.due = None
                 times.timestamp = MIN_TIME
-        self.out.flush()
 
     def _after_batch(self) -> None:
         """Keep the timers, and pass on a watermark that the operator has held back, as far as it lets it pass now."""
@@ -352,12 +372,9 @@ class OperatorInstance:
         with FailuresOf(self.step.name):
             self.times.store()
         if self._holds_back is not None and self.times.passed < self.times.watermark:
-            self._pass_event_time()
-
-    def _pass_event_time(self) -> None:
-        self._pass_turn()
-        while self.operator.is_behind:
             self._pass_turn()
+            while self.operator.is_behind:
+                self._pass_turn()
 
     def _pass_turn(self) -> None:
         """Pass on the watermark as far as the operator lets it. It may have more to do before: then it is behind."""
@@ -479,8 +496,8 @@ def _in_event_loop() -> bool:
     return True
 
 
-# What so many timers emit is small compared with the limit of a lane.
-_TIMERS_AT_ONCE: Final = 256
+# What so many timers emit is small compared with the limit of a lane. With timers on disk, as many are read at once.
+_TIMERS_AT_ONCE: Final = 8192
 
 _SWEEP: Final = object()
 """The payload of the timer that drops expired keyed state."""

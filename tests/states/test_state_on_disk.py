@@ -23,7 +23,7 @@ from streamiter.checkpoints.store import CheckpointStore, MemoryStore
 from streamiter.errors import CheckpointError, ConfigurationError, GraphError, StorageFull
 from streamiter.operators import Context, KeyedState, Output, Positions, Source, SourceBatch
 from streamiter.operators.keyed_state import KeyedStates
-from streamiter.runtime import output
+from streamiter.runtime import instance, output
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.states import rocks_state
@@ -438,26 +438,35 @@ def test_states_on_disk_change_in_event_timers(tmp_path: Path) -> None:
 # ---- windows and timers that are due at once
 
 
-def due_at_once(state: RocksState, parallelism: int) -> list[int]:
-    """Return the values of 600 windows, all of which are due when the input ends."""
-    flow = Flow("due at once", state=state)
-    numbers = flow.from_items(range(600)).event_time(lambda number: 5, unit="ms", check_unit=False)
-    counts = (
-        numbers.key_by(lambda number: number)
-        .window(tumbling(1), name="windows", parallelism=parallelism)
-        .aggregate("collect")
-    )
-    values = counts.rebalance().map(lambda result: result.value[0], name="values", parallelism=2).collect()
-    flow.run(channel_limits=ChannelLimits(records=10))
-    return sorted(values.items)
+class Alarm(Operator):
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    def process(self, number: int, out: Output) -> None:
+        self._context.set_event_timer(1000, [number])
+
+    def on_event_timer(self, payload: list[int], out: Output) -> None:
+        out.emit((self._context.key, *payload))
+
+
+def windows_of(keyed: Any, **options: Any) -> Stream:
+    windows = keyed.window(tumbling(1), **options).aggregate("collect")
+    return windows.map(lambda result: (result.key, *result.value), **{**options, "name": "rows"})
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_windows_that_are_due_at_once_leave_in_turns(
-    parallelism: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("due", [windows_of, lambda keyed, **options: keyed.process(Alarm, **options)])
+def test_what_is_due_at_once_leaves_in_turns(
+    due: Any, parallelism: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All windows of the day ended at midnight, and their results did not fit into memory."""
     monkeypatch.setattr(output, "LANE_LIMIT_BYTES", 10_000)
     monkeypatch.setattr(rocks_state, "_KEYS_AT_ONCE", 50)
     monkeypatch.setattr(rocks_state.RocksStates, "keys_at_once", 50)
-    assert due_at_once(RocksState(tmp_path), parallelism) == list(range(600))
+    monkeypatch.setattr(instance, "_TIMERS_AT_ONCE", 50)
+    flow = Flow("due at once", state=RocksState(tmp_path))
+    numbers = flow.from_items(range(600)).event_time(lambda number: 5, unit="ms", check_unit=False)
+    rows = due(numbers.key_by(lambda number: number), name="due", parallelism=parallelism)
+    values = rows.rebalance().map(lambda row: row, name="values", parallelism=3 - parallelism).collect()
+    flow.run(channel_limits=ChannelLimits(records=10))
+    assert sorted(values.items) == [(number, number) for number in range(600)]
