@@ -23,6 +23,9 @@ from streamiter.checkpoints.store import CheckpointStore, MemoryStore
 from streamiter.errors import CheckpointError, ConfigurationError, GraphError, StorageFull
 from streamiter.operators import Context, KeyedState, Output, Positions, Source, SourceBatch
 from streamiter.operators.keyed_state import KeyedStates
+from streamiter.operators.timed.kinds import Hopping
+from streamiter.operators.timed.several_aggregates import Aggregates
+from streamiter.operators.timed.windowing import OpenWindows, make_windows
 from streamiter.runtime import instance, output
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits
@@ -316,6 +319,43 @@ async def test_the_time_to_live_goes_on_where_it_was_in_the_checkpoint(make_stat
     in_memory.restore(KeyShare(databases, range(128)))
     [keys, _, idle_s] = PLAIN.decode(next(iter(in_memory.snapshot().frames())))
     assert dict(zip(keys, idle_s, strict=True)) == {early: pytest.approx(4), late: pytest.approx(7)}
+
+
+# ---- due items in files
+
+
+def counted_windows(lateness_ms: int = 0) -> OpenWindows:
+    return make_windows(Hopping(10, 10), Aggregates.of(["count"], {}), lateness_ms=lateness_ms)
+
+
+@pytest.mark.parametrize(
+    ("share", "lateness_ms", "recounts"),
+    [(False, 0, False), (False, 5, True), (True, 0, True)],
+    ids=["the same", "other settings", "other subtasks"],
+)
+async def test_due_items_are_in_the_files(
+    share: bool, lateness_ms: int, recounts: bool, make_states: Callable[..., KeyedStates]
+) -> None:
+    """Each restart read all states, and its time grew with them; or a window went at the time of the old settings."""
+    old, windows = make_states(ManualClock()), counted_windows()
+    windows.keep_in(old)
+    for key in (1, 2, 3):
+        old.load([key])
+        windows.add(key, 10 * key, [None])
+    old.summary = windows.summary()
+    store = MemoryStore()
+    await store.claim("clicks", "a")
+    databases = await stored_databases(store, 1, old)
+    states, _ = await restored(make_states, KeyShare(databases, range(128)) if share else databases[0], 0.0, None)
+    again, counted = counted_windows(lateness_ms), list[int]()
+    note = again._note
+    again._note = lambda key, state: (counted.append(key), note(key, state))[1]  # type: ignore[method-assign]
+    again.keep_in(states)
+    assert (sorted(counted), again.kept, again.numbered) == ([1, 2, 3] if recounts else [], 3, 3)
+    assert again.advance(31)
+    states.store()
+    assert [(result.key, result.value) for result in again.take_results()] == [(1, 1), (2, 1)]
+    assert again.next_due() == (35 if lateness_ms else 40)
 
 
 # ---- folders and errors
