@@ -127,7 +127,8 @@ class DueRows:
         prefix, pack = self._prefix, self._numbers.pack
         keys = encode_each_key([key for _, key in items])
         return [
-            prefix + pack(*[number + _ZERO for number in order]) + key
+            # A time plus two long durations may be later than all times.
+            prefix + pack(min(order[0], MAX_TIME) + _ZERO, *[number + _ZERO for number in order[1:]]) + key
             for (order, _), key in zip(items, keys, strict=True)
         ]
 

@@ -197,9 +197,9 @@ class RocksStates:
         return self._loaded.states
 
     def store(self) -> None:
-        changes = [change for due in self._due.values() for change in due.changes()]
-        if self._rows:
-            changes += self._changes()
+        changes = self._changes() if self._rows else []
+        for due in self._due.values():
+            changes += due.changes()
         if changes:
             self._database.write(changes)
 
