@@ -11,7 +11,7 @@ from streamiter.flow.building import Outlets, StepOutput, add_next_step
 from streamiter.flow.graph_checks import check_field_or_function, check_seconds
 from streamiter.flow.options import StepOptions, check_options
 from streamiter.operators.event_time import AssignEventTime, EventTimeSettings
-from streamiter.runtime.graph import SINGLE_INPUT
+from streamiter.runtime.graph import SINGLE_INPUT, Step
 from streamiter.times import UNIT_NAMES, TimeUnit, duration_ms
 
 
@@ -59,12 +59,21 @@ def add_event_time(
 
 def check_event_time(stream: Outlets, method: str) -> None:
     """Raise GraphError unless the whole stream has event time, which ``method`` needs."""
-    for outlet in stream.outlets:
-        if not (outlet.step.watermarked or (outlet.step.timed and stream.flow.round_scope is not None)):
-            raise GraphError(
-                f"{method}: expected a stream with event time, given {outlet.step.name!r} without; put "
-                ".event_time(…) before it"
-            )
+    for step in _steps_without(stream):
+        raise GraphError(
+            f"{method}: expected a stream with event time, given {step.name!r} without; put .event_time(…) before it"
+        )
+
+
+def has_event_time(stream: Outlets) -> bool:
+    """Return whether the whole stream has event time."""
+    return not _steps_without(stream)
+
+
+def _steps_without(stream: Outlets) -> list[Step]:
+    in_round = stream.flow.round_scope is not None
+    steps = [outlet.step for outlet in stream.outlets]
+    return [step for step in steps if not (step.watermarked or (step.timed and in_round))]
 
 
 def _check_behind_topic(stream: Outlets, unit: object, time_zone: object, options: StepOptions, label: str) -> None:

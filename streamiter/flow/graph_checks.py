@@ -170,6 +170,15 @@ def check_tag(tag: object, *, step: str) -> OutputTag | None:
     raise GraphError(f'step {step!r}: expected late= to be an OutputTag, given {tag!r}; write OutputTag("late")')
 
 
+def check_nothing_is_late(late: object, allowed_lateness_s: float, *, step: str) -> None:
+    """Raise GraphError for options of late records in processing time."""
+    if late is not None or allowed_lateness_s:
+        raise GraphError(
+            f"step {step!r}: expected no allowed_lateness_s= and no late= in processing time, where nothing is late, "
+            "given one; leave it out"
+        )
+
+
 def check_end_is_told(table: Iterable[Edge], *, step: str) -> None:
     """Raise GraphError if a step cannot know that an endless table has been read to its end.
 

@@ -14,16 +14,18 @@ from streamiter.flow.graph_checks import (
     check_choice,
     check_end_is_told,
     check_field_or_function,
+    check_nothing_is_late,
     check_tag,
 )
-from streamiter.flow.options import JoinOptions, StepOptions, TableOptions, check_options
+from streamiter.flow.options import IntervalOptions, JoinOptions, StepOptions, TableOptions, check_options
 from streamiter.flow.stream import Stream
 from streamiter.flow.windowed_stream import WindowedStream
+from streamiter.numbers import whole_number
 from streamiter.operators.functions import field_or_function
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.timed.as_of import AsOfJoin, TableHow
-from streamiter.operators.timed.join_steps import JoinSides, JoinTableAsOf, JoinTableNow, JoinWindowBefore
-from streamiter.operators.timed.joining import IntervalJoin, JoinHow, WindowJoin
+from streamiter.operators.timed.join_steps import JoinByClock, JoinSides, JoinTableAsOf, JoinTableNow, JoinWindowBefore
+from streamiter.operators.timed.joining import IntervalJoin, JoinHow, OneToOneJoin, WindowJoin
 from streamiter.operators.timed.kinds import Sliding, WindowKind
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.records import Key, OutputTag, Record
@@ -53,24 +55,42 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         other: Stream[T],
         *,
         lower_s: float,
-        upper_s: float,
+        upper_s: float | None,
         how: Literal["inner"] = "inner",
-        **options: Unpack[JoinOptions],
+        **options: Unpack[IntervalOptions],
     ) -> Stream[tuple[Record, T]]: ...
 
     @overload
     def interval_join(
-        self, other: Stream[T], *, lower_s: float, upper_s: float, how: Literal["left"], **options: Unpack[JoinOptions]
+        self,
+        other: Stream[T],
+        *,
+        lower_s: float,
+        upper_s: float | None,
+        how: Literal["left"],
+        **options: Unpack[IntervalOptions],
     ) -> Stream[tuple[Record, T | None]]: ...
 
     @overload
     def interval_join(
-        self, other: Stream[T], *, lower_s: float, upper_s: float, how: Literal["right"], **options: Unpack[JoinOptions]
+        self,
+        other: Stream[T],
+        *,
+        lower_s: float,
+        upper_s: float | None,
+        how: Literal["right"],
+        **options: Unpack[IntervalOptions],
     ) -> Stream[tuple[Record | None, T]]: ...
 
     @overload
     def interval_join(
-        self, other: Stream[T], *, lower_s: float, upper_s: float, how: JoinHow, **options: Unpack[JoinOptions]
+        self,
+        other: Stream[T],
+        *,
+        lower_s: float,
+        upper_s: float | None,
+        how: JoinHow,
+        **options: Unpack[IntervalOptions],
     ) -> Stream[tuple[Record | None, T | None]]: ...
 
     def interval_join(
@@ -78,18 +98,30 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         other: Stream[Any],
         *,
         lower_s: float,
-        upper_s: float,
+        upper_s: float | None,
         how: JoinHow = "inner",
+        one_to_one: bool = False,
+        kept_max: int | None = None,
+        time: TimeOf = "event",
         allowed_lateness_s: float = 0.0,
         late: OutputTag | None = None,
         **options: Unpack[StepOptions],
     ) -> Stream[tuple[Any, Any]]:
         """Emit the pairs ``(left, right)`` of one key with ``left + lower_s ≤ right ≤ left + upper_s``, by timestamps.
 
-        Both streams have keys and event time; the bounds are inclusive and have any sign. A pair leaves when its
-        second record arrives, with the greater timestamp. With ``how="left"`` (``"right"``, ``"full"``) a record that
-        can have no partner any more is emitted with None. Records that come later than ``allowed_lateness_s`` behind
-        the watermark are dropped, or go to the side output ``late``. See docs/joins.md.
+        Both streams have keys; the bounds are inclusive and have any sign, and ``upper_s=None`` is no limit. A pair
+        leaves when its second record arrives, with the greater timestamp. With ``how="left"`` (``"right"``, ``"full"``)
+        a record that can have no partner any more is emitted with None.
+
+        - ``one_to_one``: a record leaves with its first partner. A key has at most one waiting record of each side; a
+          new one takes its place, and the earlier one leaves without a partner.
+        - ``kept_max``: if more records wait in a subtask, the one whose wait would end first leaves without a partner.
+        - ``time="event"``: both streams have event time. Records that come later than ``allowed_lateness_s`` behind the
+          watermark are dropped, or go to the side output ``late``.
+        - ``time="processing"``: a record has the time of the clock when it arrives, and of two records the one that
+          arrives first is earlier. At the end of the input no partner can come any more.
+
+        See docs/joins.md.
 
         >>> from streamiter import Flow
         >>> flow = Flow("labels")
@@ -103,19 +135,30 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         """
         label = options.get("name") or "interval_join"
         lower = checked_duration("lower_s", lower_s, label, _ANY_S)
-        upper = checked_duration("upper_s", upper_s, label, _ANY_S)
-        if lower > upper:
+        upper = None if upper_s is None else checked_duration("upper_s", upper_s, label, _ANY_S)
+        if upper is not None and lower > upper:
             raise GraphError(
                 f"step {label!r}: expected lower_s of at most upper_s, given {lower_s} and {upper_s}; exchange them"
             )
         check_choice("how", how, get_args(JoinHow), step=label)
+        check_choice("time", time, get_args(TimeOf), step=label)
+        if kept_max is not None:
+            kept_max = whole_number(f"step {label!r}: kept_max", kept_max, 1, error=GraphError)
+        join = OneToOneJoin if one_to_one else IntervalJoin
+        by_clock = time == "processing"
+        step = JoinByClock if by_clock else JoinSides
+        if by_clock:
+            check_nothing_is_late(late, allowed_lateness_s, step=label)
         return self._joined(
             "interval_join",
             {"left": self, "right": other},
-            lambda *keys, **settings: JoinSides(IntervalJoin(lower, upper, how), *keys, **settings),
+            lambda *keys, **settings: step(
+                join(lower, upper, how, kept_max=kept_max, in_order=by_clock), *keys, **settings
+            ),
             options,
-            allowed_lateness_s=allowed_lateness_s,
+            allowed_lateness_s=None if by_clock else allowed_lateness_s,
             late=late,
+            keeps_event_time=not by_clock,
         )
 
     @overload
@@ -353,6 +396,7 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         allowed_lateness_s: float | None = None,
         late: OutputTag | None = None,
         awaited_input: str | None = None,
+        keeps_event_time: bool = True,
     ) -> Stream[Any]:
         """Add a step that joins two keyed streams; in event time, if it has an allowed lateness."""
         check_options(method, options)
@@ -380,7 +424,11 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
             if self._flow.loop is None:  # In a loop the gates may set aside what is not wanted.
                 check_can_wait(self.edges(), table, self._flow.steps, step=label)
         factory: OperatorFactory = lambda: make(*keys, **settings)  # noqa: E731
-        return self._made(add_next_step(keyed, method, factory, options, awaited_input=awaited_input))
+        return self._made(
+            add_next_step(
+                keyed, method, factory, options, awaited_input=awaited_input, keeps_event_time=keeps_event_time
+            )
+        )
 
 
 def _whole_record(record: Any) -> Any:

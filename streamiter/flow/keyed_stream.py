@@ -19,6 +19,7 @@ from streamiter.flow.graph_checks import (
     check_factory,
     check_field_or_function,
     check_function,
+    check_nothing_is_late,
     check_seconds,
     check_tag,
 )
@@ -186,11 +187,8 @@ class KeyedStream(KeyedJoins[Key, Record]):
         }
         if time == "event":
             check_event_time(self, "window")
-        elif late is not None or settings["lateness_ms"]:
-            raise GraphError(
-                f"step {label!r}: expected no allowed_lateness_s= and no late= in processing time, where nothing is "
-                "late, given one; leave it out"
-            )
+        else:
+            check_nothing_is_late(late, allowed_lateness_s, step=label)
         operator: Any = EventWindowStep if time == "event" else ClockWindowStep
         keyed, key_of, whole = self.tolerant(options), self._key_of, not self.has_record_keys
 

@@ -49,6 +49,14 @@ class JoinOptions(StepOptions, total=False):
     late: OutputTag | None
 
 
+class IntervalOptions(JoinOptions, total=False):
+    """Options of ``interval_join``, for its types."""
+
+    one_to_one: bool
+    kept_max: int | None
+    time: Literal["event", "processing"]
+
+
 class TableOptions(JoinOptions, total=False):
     """Options of a join with a table, for its types."""
 

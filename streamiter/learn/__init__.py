@@ -43,13 +43,13 @@ from streamiter.learn.features import FeatureHasher, StandardScaler, online_stan
 from streamiter.learn.foreign_models import ForeignModel
 from streamiter.learn.gradients import Gradient
 from streamiter.learn.item_sets import ItemSet, apriori
+from streamiter.learn.late_labels import DelayedLabels
 from streamiter.learn.linear import LinearModel
 from streamiter.learn.losses import HingeLoss, HuberLoss, LogLoss, PoissonLoss, QuantileLoss, SquaredLoss
 from streamiter.learn.model_owner import PublishSchedule
 from streamiter.learn.on_parameter_server import k_means_on_parameter_server, train_on_parameter_server
 from streamiter.learn.online import OnlineTraining, train_online
 from streamiter.learn.regression import Fit, LinearRegression, LogisticRegression, OfflineTraining, train_offline
-from streamiter.learn.row_reading import DelayedLabels
 from streamiter.learn.rows import BadRows, Examples
 from streamiter.learn.server_training import ParameterServerTraining, ParameterServerWorker
 from streamiter.learn.validation import PredictedRows, ProgressiveValidation

@@ -22,9 +22,9 @@ from streamiter.learn.adaptive import AdaptiveLinearModel, Label, Task
 from streamiter.learn.drift import DriftDetector
 from streamiter.learn.features import StandardScaler
 from streamiter.learn.foreign_models import ForeignModel
+from streamiter.learn.late_labels import DelayedLabels
 from streamiter.learn.model_owner import PublishSchedule
 from streamiter.learn.online import OnlineTraining, train_online
-from streamiter.learn.row_reading import DelayedLabels
 from streamiter.learn.rows import Extract
 from streamiter.learn.training import MakeModel
 from streamiter.learn.validation import PredictedRows, ProgressiveValidation
@@ -139,6 +139,11 @@ def compare_online(
             raise GraphError(
                 f"compare_online: expected {', '.join(LearnerOptions.__annotations__)} as the options of the learner "
                 f"{learner!r}, given {', '.join(unknown)}; leave them out"
+            )
+        if (labels := options.get("labels")) is not None and labels.otherwise is not None:
+            raise GraphError(
+                "compare_online: expected labels= without otherwise=, since learners come to the end of a wait at "
+                f"different places, given {labels.otherwise!r} for the learner {learner!r}"
             )
         if isinstance(options.get("model"), ForeignModel):
             options["mode"] = "asynchronous"  # Its one owner learns in the order of the stream in any case.

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 
 from streamiter.crossed_rows import checked_crosses, crossed_fields
 from streamiter.errors import ConfigurationError, GraphError, shortened
+from streamiter.flow.event_time import checked_duration, has_event_time
 from streamiter.flow.flow import all_or_nothing, check_stream, connect, step_names
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
@@ -25,12 +26,11 @@ from streamiter.learn.adaptive import AdaptiveLinearModel, Label, Task
 from streamiter.learn.drift import DRIFTS, DriftDetector
 from streamiter.learn.features import StandardScaler
 from streamiter.learn.foreign_models import ForeignModel, ForeignOwner, ReadForeign, checked_labels, fields_of
+from streamiter.learn.late_labels import DelayedLabels, EventReader, LabelJoin, StampEvents
 from streamiter.learn.linear import LinearModel
 from streamiter.learn.model_owner import MODELS, OwnerOptions, PublishSchedule
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions, function_of_features
 from streamiter.learn.row_reading import (
-    DelayedLabels,
-    EventReader,
     NumberMiniBatches,
     RowReader,
     extracted_rows,
@@ -164,7 +164,10 @@ def train_online(
     if not isinstance(rollbacks, (Rollbacks, type(None))):
         raise GraphError(f"train_online(rollbacks=): expected Rollbacks(topic, model), given {shortened(rollbacks)}")
     owner = OwnerOptions(schedule, synchronous, drift, on_drift == "raise rates", rollbacks)
-    shared = _TrainingOptions(mini_batch, workers, on_error, dead_letter, labels, owner, named)
+    is_timed = has_event_time(examples)
+    if labels is not None:
+        _check_waits(labels, synchronous=synchronous, is_timed=is_timed)
+    shared = _TrainingOptions(mini_batch, workers, on_error, dead_letter, labels, is_timed, owner, named)
     if isinstance(model, ForeignModel):
         if synchronous:
             raise GraphError(
@@ -180,7 +183,7 @@ def train_online(
 
         def make_reader() -> Operator:
             if labels is not None:
-                return EventReader(labels, features_reader(labels.features, (), bits))
+                return EventReader(labels, features_reader(labels.features, (), bits), is_timed=is_timed)
             if extract is not None:
                 return RowReader(extracted_rows(extract), None)
             assert label is not None
@@ -230,6 +233,8 @@ class _TrainingOptions(NamedTuple):
     on_error: RejectionPolicy
     dead_letter: Topic | None
     labels: DelayedLabels | None
+    is_timed: bool
+    """Whether the stream has event time."""
     owner: OwnerOptions
     named: Callable[[str], str]
 
@@ -267,14 +272,16 @@ def _by_gradients(shared: _TrainingOptions, model: MakeModel, extract: Extract |
     options = OnlineWorkerOptions(model, extract or _never_extracts, shared.owner.in_epochs)
 
     def make_worker() -> OnlineWorker:
-        return OnlineWorker(options) if labels is None else DelayedLabelsWorker(options, labels)
+        return (
+            OnlineWorker(options) if labels is None else DelayedLabelsWorker(options, labels, is_timed=shared.is_timed)
+        )
 
     def make_owner() -> StartedOwner:
         rule = EpochSteps(requires_examples=False) if shared.owner.in_epochs else BroadcastSteps()
         return StartedOwner(model, rule, shared.owner)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        rows = data[0] if labels is None else data[0].key_by(labels.key_of)
+        rows = data[0] if labels is None else _by_key(_stamped(data[0], shared), shared)
         mini_batches = rows.batch(shared.mini_batch, parallelism=shared.workers, name=named("mini-batches"))
         gradients = connect(model=variables[0].broadcast(), examples=mini_batches).process(
             make_worker, name=named("train"), on_error=shared.on_error, dead_letter=shared.dead_letter
@@ -287,6 +294,20 @@ def _by_gradients(shared: _TrainingOptions, model: MakeModel, extract: Extract |
     return body
 
 
+def _stamped(examples: Stream, shared: _TrainingOptions) -> Stream:
+    """Return the events, with their timestamps if labels that come later are joined by them."""
+    if shared.labels is None or not shared.is_timed:
+        return examples
+    return examples.process(StampEvents, name=shared.named("times"))
+
+
+def _by_key(events: Stream, shared: _TrainingOptions) -> Stream:
+    """Send the questions and answers of one key to one subtask."""
+    assert shared.labels is not None
+    key_of = shared.labels.key_of
+    return events.key_by((lambda stamped: key_of(stamped[1])) if shared.is_timed else key_of)
+
+
 def _by_rows(
     shared: _TrainingOptions, make_model: Callable[[], AdaptiveLinearModel], make_reader: Callable[[], Operator]
 ) -> Body:
@@ -295,13 +316,14 @@ def _by_rows(
     timeout_s = None if shared.owner.in_epochs else _SECONDS_A_MINI_BATCH
 
     def make_owner() -> RowOwner:
-        return RowOwner(make_model, shared.owner, waiting_max=0 if labels is None else labels.waiting_max)
+        joined = None if labels is None else LabelJoin(labels, is_timed=shared.is_timed)
+        return RowOwner(make_model, shared.owner, joined)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        examples, by_key = data[0], labels is not None and not shared.owner.in_epochs
-        if labels is not None and by_key:
+        examples, by_key = _stamped(data[0], shared), labels is not None and not shared.owner.in_epochs
+        if by_key:
             # The events of a question go through one worker, so that an answer does not overtake its question.
-            examples = examples.key_by(labels.key_of)
+            examples = _by_key(examples, shared)
         mini_batches = examples.batch(
             shared.mini_batch, timeout_s, parallelism=shared.workers if by_key else None, name=named("mini-batches")
         )
@@ -414,9 +436,23 @@ def _check_options(
         for option in ("key_of", "is_answer", "target_of"):
             check_function(getattr(labels, option), f"DelayedLabels({option}=)", ["event"])
         _check_features("DelayedLabels(features=)", labels.features, "questions")
+        if labels.unknown not in ("refuse", "skip"):
+            raise GraphError(f'DelayedLabels(unknown=): expected "refuse" or "skip", given {labels.unknown!r}')
+        whole_number("DelayedLabels(waiting_max=)", labels.waiting_max, 1, error=GraphError)
+        if labels.within_s is not None:
+            checked_duration("DelayedLabels(within_s=)", labels.within_s, "train_online", 0.001)
     if mode not in ("asynchronous", "synchronous"):
         raise GraphError(
             f'train_online: expected mode "asynchronous" or "synchronous", given {mode!r}; choose one of them'
+        )
+
+
+def _check_waits(labels: DelayedLabels, *, synchronous: bool, is_timed: bool) -> None:
+    """Refuse waits whose ends depend on timing in a synchronous training."""
+    if synchronous and (labels.otherwise is not None or not (labels.within_s is None or is_timed)):
+        raise GraphError(
+            'train_online(mode="synchronous"): expected DelayedLabels without otherwise=, and within_s= only in event '
+            "time, since the result must not depend on timing; use the asynchronous mode"
         )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamiter.errors import CheckpointError, GraphError, ModelError
-from streamiter.learn.row_reading import DelayedLabels
+from streamiter.errors import CheckpointError, GraphError
+from streamiter.learn.late_labels import DelayedLabels, LabelJoin, Pair, answers_and_keys, unstamped
 from streamiter.learn.rows import (
     BadRows,
     Examples,
@@ -25,6 +25,7 @@ from streamiter.learn.validation import PREDICTIONS, PredictedRows
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
+from streamiter.operators.timed.joining import LEFT, RIGHT
 from streamiter.records import Batch
 from streamiter.sparse_rows import SparseRows
 
@@ -157,26 +158,72 @@ class DelayedLabelsWorker(OnlineWorker):
     Validation counts that first prediction.
     """
 
-    def __init__(self, options: OnlineWorkerOptions, labels: DelayedLabels) -> None:
+    def __init__(self, options: OnlineWorkerOptions, labels: DelayedLabels, *, is_timed: bool = False) -> None:
         super().__init__(options)
         self._labels = labels
         self._features = function_of_features("DelayedLabels", labels.features)
-        self._waiting: dict[Hashable, tuple[_Row, float]] = {}
-        """Features and prediction of the questions without an answer, the oldest first."""
+        self._join = LabelJoin(labels, is_timed=is_timed)
+        """Its questions are their row and prediction."""
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        self._join.open(context)
 
     def process_examples(self, mini_batch: Batch, out: Output) -> None:
         """Predict all questions together, then match the events in order; learn from all answers together."""
-        predicted = self._predict_questions([event for event in mini_batch if not self._labels.is_answer(event)], out)
-        answered: list[_Answered] = []
-        for number, event in enumerate(mini_batch, start=self._records_read):
-            if not self._labels.is_answer(event):
-                question = next(predicted)
-                if question is not None:
-                    self._wait(event, *question)
-            elif (answer := self._answered(event, number, out)) is not None:
-                answered.append(answer)
+        answered = self._over(self._join.advance(self._join.now()), out)
+        times: list[int] = []
+        if self._join.is_timed:
+            times, mini_batch = unstamped(mini_batch)
+        first = self._records_read
+
+        def match(events: Batch, numbers: Indices) -> None:
+            of_events = [times[number - first] for number in numbers.tolist()] if times else None
+            self._match(events, numbers.tolist(), of_events, answered, out)
+
+        of_numbered_rows(match, mini_batch, first, out)
         self._learn_from(answered, out)
         self._records_read += len(mini_batch)
+
+    def _match(
+        self, events: Batch, numbers: list[int], timestamps: list[int] | None, answered: list[_Answered], out: Output
+    ) -> None:
+        """Predict the questions, and join the events; append the questions with an answer to ``answered``."""
+        are_answers, keys = answers_and_keys(self._labels, events)
+        questions = [event for event, is_answer in zip(events, are_answers, strict=True) if not is_answer]
+        predicted, join, target_of = self._predict_questions(questions, out), self._join.join, self._labels.target_of
+        times = self._join.times(timestamps)
+        for event, is_answer, key, time, number in zip(events, are_answers, keys, times, numbers, strict=False):
+            if is_answer:
+                join.add(RIGHT, key, time, event)
+            elif (question := next(predicted)) is not None:
+                join.add(LEFT, key, time, question)
+            if not join.results:
+                continue
+            for _, (question, answer) in join.take_results():
+                if question is None:
+                    self._join.refuse(answer, out)
+                elif answer is not None:
+                    try:
+                        if (target := target_of(answer)) is not None:
+                            answered.append((answer, *question, float(target), number))
+                    except Exception as error:
+                        out.reject(answer, error)
+
+    def input_ended(self, name: str, out: Output) -> None:
+        super().input_ended(name, out)
+        if name == "examples":
+            self._learn_from(self._over(self._join.end(), out), out)
+
+    def _over(self, pairs: list[tuple[int, Pair]], out: Output) -> list[_Answered]:
+        """Return the questions whose wait is over, with the label for that; refuse the answers."""
+        answered: list[_Answered] = []
+        for _, (question, answer) in pairs:
+            if question is None:
+                self._join.refuse(answer, out)
+            elif (label := self._labels.otherwise) is not None:
+                answered.append(({"otherwise": label}, *question, float(label), self._records_read))
+        return answered
 
     def _predict_questions(self, questions: list[Any], out: Output) -> Iterator[tuple[_Row, float] | None]:
         """Yield features and prediction of each question, None for a question without features."""
@@ -193,25 +240,6 @@ class DelayedLabelsWorker(OnlineWorker):
         rows: SparseRows = self._features(questions)
         return rows, self._model.predict(rows).tolist()
 
-    def _wait(self, question: Any, row: _Row, prediction: float) -> None:
-        key = self._labels.key_of(question)
-        self._waiting.pop(key, None)  # A question that is asked again becomes the youngest.
-        self._waiting[key] = (row, prediction)
-        if len(self._waiting) > self._labels.waiting_max:
-            del self._waiting[next(iter(self._waiting))]
-
-    def _answered(self, answer: Any, number: int, out: Output) -> _Answered | None:
-        waiting = self._waiting.pop(self._labels.key_of(answer), None)
-        if waiting is None:
-            out.reject(answer, ModelError("an answer without a question that waits for it"))
-            return None
-        try:
-            target = self._labels.target_of(answer)
-            return None if target is None else (answer, *waiting, float(target), number)
-        except Exception as error:
-            out.reject(answer, error)
-            return None
-
     def _learn_from(self, answered: list[_Answered], out: Output) -> None:
         while answered:
             events, rows, predictions, targets, numbers = zip(*answered, strict=True)
@@ -225,12 +253,11 @@ class DelayedLabelsWorker(OnlineWorker):
                 return
 
     def snapshot(self) -> dict[str, object]:
-        waiting = [(key, *row, prediction) for key, (row, prediction) in self._waiting.items()]
-        return super().snapshot() | {"waiting": waiting}
+        return super().snapshot() | {"waiting": self._join.snapshot(lambda question: question)}
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        self._waiting = {key: ((indices, values), prediction) for key, indices, values, prediction in state["waiting"]}
+        self._join.restore(state["waiting"], lambda question: question)
 
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Give all questions to a single worker."""
@@ -238,4 +265,4 @@ class DelayedLabelsWorker(OnlineWorker):
             # A mini-batch on its way has events of many keys, and cannot be divided among the owners of the keys.
             raise CheckpointError("only one worker can take over questions that wait for labels")
         [shared] = super().redistribute(states, parallelism)
-        return [shared | {"waiting": [question for state in states for question in state["waiting"]]}]
+        return [shared | {"waiting": [event for state in states for event in state["waiting"]]}]

@@ -1,14 +1,12 @@
 """The workers of training row by row: they number mini-batches, and read features, labels and weights for the owner.
 
-Records of all kinds become plain data that travels to the owner: named rows or sparse rows, with labels and weights;
-or, where labels come later, the questions and answers of a mini-batch in their order.
+Records of all kinds become plain data that travels to the owner: named rows or sparse rows, with labels and weights.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, Protocol, TypedDict, final
 
@@ -30,7 +28,7 @@ from streamiter.named_rows import FieldReader, NamedRows, is_missing, named_matr
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
-from streamiter.records import Batch, Columns, take
+from streamiter.records import Batch, Columns
 from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats
 
@@ -74,22 +72,6 @@ class RowsToLearn(TypedDict):
     features: NamedRecord | SparseRecord
     labels: Labels
     weights: Floats | None
-
-
-@final
-class EventsToLearn(TypedDict):
-    """Questions and answers, as a worker read them: plain data, from a worker to the owner."""
-
-    position: Position
-    numbers: Indices
-    records: Batch
-    keys: list[Hashable]
-    """For each event the key that an answer shares with its question."""
-    is_answer: list[bool]
-    labels: list[Label]
-    """For each event the label; None for a question, and for an answer after which there will be no label."""
-    features: NamedRecord | SparseRecord
-    """A row for each question."""
 
 
 def record_of_features(rows: NamedRows | SparseRows) -> NamedRecord | SparseRecord:
@@ -299,74 +281,3 @@ class RowReader(Operator):
             out.emit(rows)
 
         of_numbered_rows(emit, given["records"], given["position"][1], out)
-
-
-@dataclass(frozen=True, slots=True)
-class DelayedLabels:
-    """How to read a stream of questions and answers, in time order: predict now, learn when the answer arrives."""
-
-    key_of: Callable[[Any], Hashable]
-    """``key_of(event)`` returns the key that a question and its answer share: int, str, bytes or a tuple of these."""
-    is_answer: Callable[[Any], bool]
-    """Whether an event is an answer; all other events are questions."""
-    features: Callable[[Sequence[Any]], Any] | Sequence[str] | None
-    """``features(questions)`` returns a row of features for each question. A list of fields, or None for all fields of
-    the question, only with the model that ``train_online`` makes itself."""
-    target_of: Callable[[Any], Label | None]
-    """``target_of(answer)`` returns the label; None if the question has no label: then the question is forgotten."""
-    waiting_max: int = 1_000_000
-    """The largest number of questions that wait, with ``model=`` at each worker; beyond it the oldest is forgotten."""
-
-
-class EventReader(Operator):
-    """Reads questions and answers, for the owner."""
-
-    def __init__(self, events: DelayedLabels, read: ReadFeatures) -> None:
-        self._events = events
-        self._read = read
-
-    def open(self, context: Context) -> None:
-        self._unnamed = UnnamedFields(context.name, self._events.features)
-
-    def process(self, given: NumberedBatch, out: Output) -> None:
-        """Emit the events of a mini-batch; questions without features and answers without a label are refused."""
-        of_numbered_rows(
-            lambda records, numbers: out.emit(self._read_events(given["position"], numbers, records)),
-            given["records"],
-            given["position"][1],
-            out,
-        )
-
-    def _read_events(self, position: Position, numbers: Indices, records: Batch) -> EventsToLearn:
-        events = [self._read_event(row, event) for row, event in enumerate(records)]
-        asked = [row for row, (_, is_answer, _) in enumerate(events) if not is_answer]
-        return {
-            "position": position,
-            "numbers": numbers,
-            "records": records,
-            "keys": [key for key, _, _ in events],
-            "is_answer": [is_answer for _, is_answer, _ in events],
-            "labels": [label for _, _, label in events],
-            "features": record_of_features(self._read_questions(records, asked)),
-        }
-
-    def _read_event(self, row: int, event: Any) -> tuple[Hashable, bool, Label]:
-        try:
-            is_answer = bool(self._events.is_answer(event))
-            label = self._events.target_of(event) if is_answer else None
-            key = self._events.key_of(event)
-            hash(key)  # A TypeError here refuses this event only.
-            return key, is_answer, label
-        except Exception as error:
-            raise BadRows([row], f"{type(error).__name__}: {error}") from error
-
-    def _read_questions(self, records: Batch, asked: list[int]) -> NamedRows | SparseRows:
-        if not asked:
-            return named_matrix(np.empty((0, 0)))
-        questions = take(records, asked)
-        self._unnamed.look_at(questions)
-        try:
-            return blaming_rows(self._read, questions, self._read)
-        except BadRows as bad:
-            reasons = {asked[row]: reason for row, reason in bad.reasons.items()}
-            raise BadRows([asked[row] for row in bad.rows], bad.reason, reasons) from bad

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
-from streamiter.errors import ModelError
 from streamiter.learn.adaptive import AdaptiveLinearModel, Label
 from streamiter.learn.expert_weights import ExpertWeights, ModelRows, RowSteps
+from streamiter.learn.late_labels import NO_EVENTS, EventsToLearn, LabelJoin, Pair
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
-from streamiter.learn.row_reading import EventsToLearn, RowsToLearn, features_of_record, missing_values_of
+from streamiter.learn.row_reading import RowsToLearn, features_of_record, missing_values_of
 from streamiter.learn.rows import BadRows, without
 from streamiter.learn.validation import PredictedRows, ValidationKind, loss_of
 from streamiter.models.update import ModelUpdate
@@ -30,7 +30,7 @@ from streamiter.named_rows import is_missing
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
-from streamiter.records import Batch
+from streamiter.operators.timed.joining import LEFT, RIGHT
 
 # A version costs about as much time as a row for each fifteen columns, so publishing takes a fifth of the time at most.
 _ROWS_FOR_A_COLUMN: Final = 0.25
@@ -38,8 +38,8 @@ _MANY_COLUMNS: Final = 1_000
 _PUBLISHED_AFTER_S: Final = 1.0
 
 
-class _Waiting(NamedTuple):
-    """A question without an answer: its row, by columns of the model, and its prediction."""
+class _Predicted(NamedTuple):
+    """A question that waits for its answer: its row, by columns of the model, and its prediction."""
 
     indices: list[int]
     values: list[float]
@@ -48,11 +48,26 @@ class _Waiting(NamedTuple):
     scores: list[float]
     """The scores of the experts; empty before the first label."""
 
-    def by(self, column_of: Callable[[int], int | None]) -> _Waiting:
+    def by(self, column_of: Callable[[int], int | None]) -> _Predicted:
         """Return the question by the columns of another model, without a prediction."""
         columns = ((column_of(index), value) for index, value in zip(self.indices, self.values, strict=True))
         kept = sorted((column, value) for column, value in columns if column is not None)
-        return _Waiting([column for column, _ in kept], [value for _, value in kept], [math.nan], [])
+        return _Predicted([column for column, _ in kept], [value for _, value in kept], [math.nan], [])
+
+
+class _Question:
+    """A question: ``predicted``, or in the mini-batch under way, with its row there and the step that predicts it."""
+
+    __slots__ = ("predicted", "row", "step")
+
+    def __init__(self, predicted: _Predicted | None = None, row: int = -1, step: int = -1) -> None:
+        self.predicted = predicted
+        self.row = row
+        self.step = step
+
+
+_Answer = tuple[Label, int, Any]
+"""The label of an answer, its number, and its record."""
 
 
 class RowOwner(ModelOwner):
@@ -63,23 +78,26 @@ class RowOwner(ModelOwner):
     """
 
     def __init__(
-        self, make_model: Callable[[], AdaptiveLinearModel], options: OwnerOptions, *, waiting_max: int = 0
+        self, make_model: Callable[[], AdaptiveLinearModel], options: OwnerOptions, labels: LabelJoin | None = None
     ) -> None:
+        """``labels`` joins questions with labels that come later."""
         super().__init__(options)
         self._make_model = make_model
         self._model = make_model()
         self._in_epochs = self.needs_epochs = self.epochs_in_order = self.any_order = options.in_epochs
-        self._waiting_max = waiting_max
+        self._labels = labels
         self._raises_rates = options.raises_rates
         self._held: list[RowsToLearn | EventsToLearn] = []
         """Mini-batches of the epoch under way."""
-        self._waiting: dict[Hashable, _Waiting] = {}
-        """Questions without an answer, the oldest first."""
+        self._now: int | None = None
+        """How far time was when the first of them arrived."""
         self._missing = 0
         """The number of missing values since a version was published."""
 
     async def open(self, context: Context) -> None:
         """Compile in a thread, where that is needed: it takes ten seconds, in which all other tasks continue."""
+        if self._labels is not None:
+            self._labels.open(context)
         await asyncio.to_thread(ExpertWeights, "binary", scores=1, hashed=1, rates=self._model.rates)
         await super().open(context)
 
@@ -94,6 +112,8 @@ class RowOwner(ModelOwner):
 
     def process_rows(self, given: RowsToLearn | EventsToLearn, out: Output) -> None:
         """Learn from a mini-batch, or keep it until its epoch ends."""
+        if self._labels is not None and not self._held:
+            self._now = self._labels.now()
         if self._in_epochs:
             self._held.append(given)
         else:
@@ -116,7 +136,8 @@ class RowOwner(ModelOwner):
     def _learn(self, given: RowsToLearn | EventsToLearn, out: Output) -> None:
         self._rollbacks.take_over(self._start_again)
         if "is_answer" in given:
-            self._learn_events(given, out)
+            assert self._labels is not None
+            self._learn_events(given, self._labels.advance(self._now), out)
         else:
             self._learn_rows(given, out)
 
@@ -125,7 +146,8 @@ class RowOwner(ModelOwner):
         model = self._make_model()
         model.start_from(cast(dict[str, Any], update.parameters), records=update.records or 0)
         column_of = model.columns_from(self._model)
-        self._waiting = {key: question.by(column_of) for key, question in self._waiting.items()}
+        for question in [] if self._labels is None else self._labels.questions():
+            question.predicted = question.predicted.by(column_of)
         self._model = model
         self.begin_version()
 
@@ -171,27 +193,36 @@ class RowOwner(ModelOwner):
 
     # ---- questions and answers
 
-    def _learn_events(self, given: EventsToLearn, out: Output) -> None:
-        """Predict the questions and learn from the answers, in the order of the events."""
+    def _learn_events(self, given: EventsToLearn, over: list[tuple[int, Pair]], out: Output) -> None:
+        """Predict the questions and learn from the answers, in the order of the events; before them, from ``over``."""
+        assert self._labels is not None
         plan = _EventPlan(*self._question_rows(given, out))
-        for event, key in enumerate(given["keys"]):
+        numbers = given["numbers"].tolist()
+        for _, (question, answer) in over:
+            if question is None:
+                self._labels.refuse(answer[2], out)
+            elif (label := self._labels.otherwise) is not None:
+                plan.answer(question, (label, numbers[0] if numbers else 0, {"otherwise": label}))
+        records, labels, join = given["records"], given["labels"], self._labels.join
+        for event, (key, time) in enumerate(zip(given["keys"], self._labels.times(given["times"]), strict=False)):
             if event in plan.row_of_question:
-                self._waiting.pop(key, None)  # A question that is asked again becomes the youngest.
-                plan.ask(event, key)
-                if len(self._waiting) + len(plan.asked) > self._waiting_max:
-                    oldest: dict[Hashable, Any] = self._waiting or plan.asked
-                    del oldest[next(iter(oldest))]
+                join.add(LEFT, key, time, plan.ask(event))
             elif given["is_answer"][event]:
-                question = plan.asked.pop(key, None) or self._waiting.pop(key, None)
+                join.add(RIGHT, key, time, (labels[event], numbers[event], records[event]))
+            if not join.results:
+                continue
+            for _, (question, answer) in join.take_results():
                 if question is None:
-                    out.reject(given["records"][event], ModelError("an answer without a question that waits for it"))
-                elif given["labels"][event] is not None:
-                    plan.answer(event, question, given["labels"][event])
+                    self._labels.refuse(answer[2], out)
+                    continue
+                plan.asked.pop(question.step, None)
+                if answer is not None and answer[0] is not None:
+                    # The pair has the number of the event that completes it.
+                    plan.answer(question, (answer[0], numbers[event], answer[2]))
         scores = plan.earlier_scores()
-        predictions = self._make_steps(plan, scores, given["records"], out)
-        for key, question in plan.asked.items():
-            self._waiting[key] = plan.waiting(question, predictions, scores)
-        self._emit_answered(plan, predictions, given["numbers"], out)
+        predictions = self._make_steps(plan, scores, out)
+        plan.keep_waiting(predictions, scores)
+        self._emit_answered(plan, predictions, out)
 
     def _question_rows(self, given: EventsToLearn, out: Output) -> tuple[ModelRows, dict[int, int]]:
         """Return the rows of the questions, and which row each question has; others are refused."""
@@ -209,25 +240,22 @@ class RowOwner(ModelOwner):
                 kept = [row for row in range(len(asked)) if row not in refused]
                 asked, features = [asked[row] for row in kept], features[kept]
 
-    def _make_steps(
-        self, plan: _EventPlan, scores: dict[int, list[float]], records: Batch, out: Output
-    ) -> list[list[float]]:
+    def _make_steps(self, plan: _EventPlan, scores: dict[int, list[float]], out: Output) -> list[list[float]]:
         """Make the steps of the plan, without answers whose label is refused; return the predictions by step."""
         while True:
             try:
                 predictions = self._model.step(plan.rows(), plan.steps(), plan.labels, scores)
             except BadRows as bad:
                 for step in bad.rows:
-                    out.reject(records[plan.events[step]], bad)
-                plan.skip(bad.rows)
+                    out.reject(plan.skipped(step), bad)
             else:
                 return [np.atleast_1d(prediction).tolist() for prediction in predictions]
 
-    def _emit_answered(self, plan: _EventPlan, predictions: list[list[float]], numbers: Indices, out: Output) -> None:
+    def _emit_answered(self, plan: _EventPlan, predictions: list[list[float]], out: Output) -> None:
         """Emit the predictions of the questions that were answered; one made before the first label does not count."""
         known = [
-            (prediction, label, event)
-            for prediction, label, event in plan.answered(predictions)
+            (prediction, label, number)
+            for prediction, (label, number, _) in plan.answered(predictions)
             if not math.isnan(prediction[0])
         ]
         if not known:
@@ -238,8 +266,8 @@ class RowOwner(ModelOwner):
         for row, (prediction, _, _) in enumerate(known):
             matrix[row, : len(prediction) - 1], matrix[row, -1] = prediction[:-1], prediction[-1]
         shaped = matrix if self._model.classes else matrix[:, 0]
-        of_answers = numbers[[event for _, _, event in known]]
-        self._emit_predictions(shaped, targets, np.ones(len(known)), of_answers, out)
+        numbers = np.array([number for _, _, number in known])
+        self._emit_predictions(shaped, targets, np.ones(len(known)), numbers, out)
 
     # ---- publishing, state
 
@@ -261,13 +289,18 @@ class RowOwner(ModelOwner):
 
     def finish(self, out: Output) -> None:
         self._learn_held(out)
+        if self._labels is not None and (over := self._labels.end()):
+            self._learn_events(NO_EVENTS, over, out)
         super().finish(out)
 
     def snapshot(self) -> dict[str, object]:
         return super().snapshot() | {
             "model": self._model.state(),
             "held": list(self._held),
-            "waiting": [(key, *question) for key, question in self._waiting.items()],
+            "now": self._now,
+            "waiting": []
+            if self._labels is None
+            else self._labels.snapshot(lambda question: tuple(question.predicted)),
             "missing": self._missing,
         }
 
@@ -275,15 +308,10 @@ class RowOwner(ModelOwner):
         super().restore(state)
         self._model.restore(state["model"])
         self._held = list(state["held"])
-        self._waiting = {key: _Waiting(*question) for key, *question in state["waiting"]}
+        self._now = state["now"]
+        if self._labels is not None:
+            self._labels.restore(state["waiting"], lambda record: _Question(_Predicted(*record)))
         self._missing = state["missing"]
-
-
-class _Asked(NamedTuple):
-    """A question of the mini-batch under way: its row, and the step that predicts it."""
-
-    row: int
-    step: int
 
 
 class _EventPlan:
@@ -291,43 +319,43 @@ class _EventPlan:
 
     def __init__(self, rows: ModelRows, row_of_question: dict[int, int]) -> None:
         self.row_of_question = row_of_question
-        self.asked: dict[Hashable, _Asked] = {}
-        """The questions of this mini-batch that are without an answer so far."""
-        self.events: list[int] = []
-        """The event of each step."""
+        self.asked: dict[int, _Question] = {}
+        """The questions of this mini-batch that wait for an answer, by their step."""
         self.labels: list[Label] = []
         """The label of each step, None for a prediction."""
-        self._answered: dict[int, _Asked | _Waiting] = {}
-        """The question of each step that learns."""
+        self._answers: dict[int, tuple[_Question, _Answer]] = {}
+        """Question and answer of each step that learns."""
         self._own = rows
-        self._earlier: list[_Waiting] = []
+        self._earlier: list[_Predicted] = []
         self._rows: list[int] = []
         """The row of each step."""
+        self._predicts: list[bool] = []
 
-    def ask(self, event: int, key: Hashable) -> None:
+    def ask(self, event: int) -> _Question:
         """Predict a question."""
-        self.asked.pop(key, None)
-        self.asked[key] = _Asked(self.row_of_question[event], len(self.events))
-        self._add(event, self.row_of_question[event], None)
+        question = _Question(None, self.row_of_question[event], len(self._rows))
+        self.asked[question.step] = question
+        self._add(question.row, None)
+        return question
 
-    def answer(self, event: int, question: _Asked | _Waiting, label: Label) -> None:
+    def answer(self, question: _Question, answer: _Answer) -> None:
         """Learn from the row of a question."""
-        row = question.row if isinstance(question, _Asked) else self._own.length + len(self._earlier)
-        if isinstance(question, _Waiting):
-            self._earlier.append(question)
-        self._answered[len(self.events)] = question
-        self._add(event, row, label)
+        row = question.row
+        if question.predicted is not None:
+            row = self._own.length + len(self._earlier)
+            self._earlier.append(question.predicted)
+        self._answers[len(self._rows)] = question, answer
+        self._add(row, answer[0])
 
-    def _add(self, event: int, row: int, label: Label) -> None:
-        self.events.append(event)
+    def _add(self, row: int, label: Label) -> None:
         self._rows.append(row)
         self.labels.append(label)
+        self._predicts.append(label is None)
 
-    def skip(self, steps: Sequence[int]) -> None:
-        """Learn nothing in these steps."""
-        for step in steps:
-            del self._answered[step]
-            self.labels[step] = None
+    def skipped(self, step: int) -> Any:
+        """Learn nothing in this step; return the record of the answer."""
+        self.labels[step] = None
+        return self._answers.pop(step)[1][2]
 
     def rows(self) -> ModelRows:
         """Return the rows of the mini-batch, then those of earlier questions."""
@@ -344,41 +372,41 @@ class _EventPlan:
 
     def steps(self) -> RowSteps:
         """Return the steps: questions are predicted, answers are learned from."""
-        count = len(self.events)
+        count = len(self._rows)
         learns = np.zeros(count, dtype=np.bool_)
-        learns[list(self._answered)] = True
-        predicts = np.zeros(count, dtype=np.bool_)
-        predicts[[step for step, event in enumerate(self.events) if event in self.row_of_question]] = True
+        learns[list(self._answers)] = True
         questions = np.arange(count)
-        for step, question in self._answered.items():
-            questions[step] = question.step if isinstance(question, _Asked) else step
+        for step, (question, _) in self._answers.items():
+            if question.predicted is None:
+                questions[step] = question.step
+        predicts = np.array(self._predicts, dtype=np.bool_)
         return RowSteps(np.array(self._rows, dtype=np.intp), predicts, learns, np.ones(count), questions)
 
     def earlier_scores(self) -> dict[int, list[float]]:
         """Return the experts' scores of earlier questions, by the step of the answer."""
-        return {step: question.scores for step, question in self._answered.items() if isinstance(question, _Waiting)}
+        return {
+            step: question.predicted.scores
+            for step, (question, _) in self._answers.items()
+            if question.predicted is not None
+        }
 
-    def waiting(self, question: _Asked, predictions: list[list[float]], scores: dict[int, list[float]]) -> _Waiting:
-        """Return a question of this mini-batch, to wait for its answer."""
-        part = slice(self._own.indptr[question.row], self._own.indptr[question.row + 1])
-        indices, values = self._own.indices[part], self._own.values[part]
-        is_there = ~is_missing(values)
-        return _Waiting(
-            indices[is_there].tolist(),
-            values[is_there].tolist(),
-            predictions[question.step],
-            scores.get(question.step, []),
-        )
+    def keep_waiting(self, predictions: list[list[float]], scores: dict[int, list[float]]) -> None:
+        """Keep rows and predictions in the questions of this mini-batch that wait for an answer."""
+        if not self.asked:
+            return
+        places = np.flatnonzero(~is_missing(self._own.values))
+        indices, values = self._own.indices[places].tolist(), self._own.values[places].tolist()
+        starts = np.searchsorted(places, self._own.indptr).tolist()
+        for step, question in self.asked.items():
+            part = slice(starts[question.row], starts[question.row + 1])
+            question.predicted = _Predicted(indices[part], values[part], predictions[step], scores.get(step, []))
+            question.row = question.step = -1
 
-    def answered(self, predictions: list[list[float]]) -> list[tuple[list[float], Label, int]]:
-        """Return prediction, label and event of each answer."""
+    def answered(self, predictions: list[list[float]]) -> list[tuple[list[float], _Answer]]:
+        """Return the prediction and the answer of each step that learns."""
         return [
-            (
-                question.prediction if isinstance(question, _Waiting) else predictions[question.step],
-                self.labels[step],
-                self.events[step],
-            )
-            for step, question in self._answered.items()
+            (predictions[question.step] if question.predicted is None else question.predicted.prediction, answer)
+            for question, answer in self._answers.values()
         ]
 
 

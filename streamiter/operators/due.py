@@ -6,8 +6,8 @@ Windows, joins by time and event timers ask :class:`DueItems`. Here they are in 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from heapq import heappop, heappush
-from typing import Any, Protocol
+from heapq import heapify, heappop, heappush
+from typing import Any, Final, Protocol
 
 DueItem = tuple[Any, ...]
 """The numbers by which the item is ordered, of which the first is its time; something to ignore; and its key."""
@@ -31,6 +31,15 @@ class DueItems(Protocol):
     def first(self) -> int | None:
         """Return the least time; None if there is no item."""
 
+    def take_first(self) -> DueItem:
+        """Take the first item; the state of its key is loaded. There must be one."""
+
+    def remove(self, order: tuple[int, ...], key: Any, *, kept: int, is_kept: Callable[[DueItem], bool]) -> None:
+        """Remove an item that is not due any more. In memory this may happen later, and `until` may still give it.
+
+        ``kept`` is the number of items that ``is_kept`` is true for.
+        """
+
     def latest(self) -> Iterator[DueItem]:
         """Give the items from the last one to the first one, without taking them."""
 
@@ -42,6 +51,10 @@ class MakeDue(Protocol):
     """
 
     def __call__(self, number: int, numbers: int, *, of_pairs: bool = False) -> DueItems: ...
+
+
+# A heap is cleared of removed items when they are more than three times the others and this number.
+_REMOVED_MAX: Final = 1_000
 
 
 class DueHeap:
@@ -85,6 +98,14 @@ class DueHeap:
 
     def first(self) -> int | None:
         return self._heap[0][0] if self._heap else None
+
+    def take_first(self) -> DueItem:
+        return next(self.until(self._heap[0][0]))
+
+    def remove(self, order: tuple[int, ...], key: Any, *, kept: int, is_kept: Callable[[DueItem], bool]) -> None:
+        if len(self._heap) > 4 * kept + _REMOVED_MAX:
+            self._heap = list(filter(is_kept, self._heap))
+            heapify(self._heap)
 
     def latest(self) -> Iterator[DueItem]:
         return iter(sorted(self._heap, reverse=True))

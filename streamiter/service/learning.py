@@ -27,7 +27,7 @@ from streamiter.models import Parameters, Rollbacks
 from streamiter.numbers import positive
 from streamiter.optimizers import Constant, Optimizer
 from streamiter.service.features import FeatureRows, FieldPredictor
-from streamiter.service.labels import MatchAnswers, delayed_labels_of, label_of
+from streamiter.service.labels import delayed_labels_of, label_of, questions_and_answers
 from streamiter.service.settings import InputSettings, LearnSettings, ServiceSettings
 from streamiter.service.settings_file import OPTIMIZERS
 from streamiter.topics import Decoder, Json, topic
@@ -57,14 +57,9 @@ class ServiceLearning:
         detectors = {"adwin": ADWIN, "page-hinkley": PageHinkley}
         options: dict[str, Any] = {"label": label_of(learn), "features": self.features, "weight": learn.weight}
         if learn.label.event is not None:
+            events = questions_and_answers(events, learn.label, rejections)
             is_strict = rejections.get("on_error") == "fail"
-            events = events.process(
-                lambda: MatchAnswers(learn.label, is_strict=is_strict),
-                name="match answers",
-                parallelism=1,
-                **rejections | ({"on_error": "skip"} if is_strict else {}),
-            )
-            options = {"labels": delayed_labels_of(learn, self.features)}
+            options = {"labels": delayed_labels_of(learn, self.features, is_strict=is_strict)}
         return train_online(
             events,
             self._make_model(),

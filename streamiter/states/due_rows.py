@@ -108,6 +108,20 @@ class DueRows:
         self._least = _NUMBERS[1].unpack_from(self._begin, 1)[0] - _ZERO
         return self._least
 
+    def take_first(self) -> DueItem:
+        self._flush()
+        row, _ = next(iter(self._database.rows(self._begin, self._end)))
+        [item] = self._items([row])
+        self._load([item[-1][0] if self._of_pairs else item[-1]])
+        self._begin, self._least, self._changed[row] = row, item[0], None
+        return item
+
+    def remove(self, order: tuple[int, ...], key: Any, *, kept: int, is_kept: Callable[[DueItem], bool]) -> None:
+        self._changed.update(dict.fromkeys(self._rows(self._pushed), b""))
+        self._pushed = []
+        [row] = self._rows([(order, key)])
+        self._changed[row] = None
+
     def latest(self) -> Iterator[DueItem]:
         self._flush()
         for row in self._database.keys_from_the_end(self._prefix, self._end):

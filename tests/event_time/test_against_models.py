@@ -22,7 +22,7 @@ from support.examples import random_examples
 from streamiter.operators.keyed_state import KeyedStates
 from streamiter.operators.timed.aggregates import fold, quantile
 from streamiter.operators.timed.as_of import AsOfJoin, AsOfWindow, Deduplication
-from streamiter.operators.timed.joining import IntervalJoin, WindowJoin
+from streamiter.operators.timed.joining import IntervalJoin, OneToOneJoin, WindowJoin
 from streamiter.operators.timed.kinds import Hopping, Session, Sliding
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.windowing import AlignedWindows, make_windows
@@ -323,6 +323,87 @@ def test_no_result_of_an_interval_join_is_behind_its_event_time_watermark(
 
     example.restarts = set()
     example.drive(lambda: IntervalJoin(lower, upper, how), add, backend)
+
+
+class PlainOneToOne:
+    """A one-to-one join of few records: a list of those that wait."""
+
+    def __init__(self, lower: int, upper: int | None, kept_max: int | None, in_order: bool) -> None:
+        self.lower, self.upper, self.kept_max, self.in_order = lower, upper, kept_max, in_order
+        self.watermark, self.arrived = MIN_TIME, 0
+        self.waiting: list[tuple[Any, ...]] = []
+        self.results: list[Any] = []
+
+    def add(self, state: Any, arrival: Arrival) -> None:
+        side, key, time, _ = arrival
+        self.watermark = state.watermark
+        self.drop(lambda entry: entry[0] < self.watermark)
+        self.arrived += 1
+        is_right = side == "R"
+        limit = time - self.lower if is_right else MAX_TIME - 1 if self.upper is None else time + self.upper
+        for entry in self.waiting:
+            left, right = (entry[3], arrival) if is_right else (arrival, entry[3])
+            latest = MAX_TIME if self.upper is None else left[2] + self.upper
+            if entry[1] != is_right and entry[3][1] == key and left[2] + self.lower <= right[2] <= latest:
+                self.waiting.remove(entry)
+                self.results.append((max(time, entry[3][2]), (left, right)))
+                return
+        same = [entry for entry in self.waiting if entry[1] == is_right and entry[3][1] == key]
+        mine = (limit, is_right, self.arrived, arrival)
+        if limit < self.watermark + self.in_order or any(entry[3][2] > time for entry in same):
+            self.alone(mine)
+            return
+        self.drop(lambda entry: entry in same)
+        self.waiting.append(mine)
+        while self.kept_max is not None and len(self.waiting) > self.kept_max:
+            first = min(self.waiting)
+            self.drop(lambda entry, first=first: entry is first)  # type: ignore[misc]
+
+    def drop(self, leaves: Callable[[Any], bool]) -> None:
+        for entry in sorted(filter(leaves, self.waiting)):
+            self.waiting.remove(entry)
+            self.alone(entry)
+
+    def alone(self, entry: tuple[Any, ...]) -> None:
+        _, is_right, _, record = entry
+        self.results.append((record[2], (None, record) if is_right else (record, None)))
+
+
+@random_examples(examples("LR", bounds), fewest=20)
+def test_one_to_one_joins_equal_a_list_of_waiting_records(example: Example, backend: KeyedStates | None) -> None:
+    """An answer met a question that had been answered, or waited for one that was not the last of its key."""
+    lower, upper = example.kind
+    settings: Any = (
+        lower,
+        None if example.choice % 3 == 0 else upper,
+        (None, 1, 2)[example.choice // 4 % 3],
+        example.choice % 5 == 0,
+    )
+    plain = PlainOneToOne(*settings)
+
+    def make() -> OneToOneJoin:
+        return OneToOneJoin(*settings[:2], "full", kept_max=settings[2], in_order=settings[3])
+
+    def add(state: Any, arrival: Arrival) -> None:
+        plain.add(state, arrival)
+        add_to_side(state, arrival)
+        assert state.kept == len(plain.waiting)
+
+    kept = example.drive(make, add, backend)
+    plain.drop(lambda entry: True)
+    assert kept.state.results == plain.results
+    assert not kept.states()
+
+
+def test_the_heap_of_a_one_to_one_join_does_not_grow_with_the_pairs() -> None:
+    """Each question of a day was kept until the day was over, although its answer came in a second."""
+    join = OneToOneJoin(0, 86_400_000)
+    for n in range(10_000):
+        join.add("left", n, n, n)
+        join.add("right", n, n, n)
+    assert len(join.results) == 10_000
+    assert not join.kept
+    assert len([*join._waiting.latest()]) <= 1_001
 
 
 @random_examples(examples("LR", hopping, session), fewest=20)

@@ -165,6 +165,29 @@ async def test_windows_of_the_clock_are_given_when_it_passes_their_end_and_at_th
     assert not any(result.revision or result.is_early for result in found.items)
 
 
+@pytest.mark.parametrize("is_timed", [False, True])
+async def test_a_join_by_the_clock_gives_records_without_a_partner_when_their_time_is_over(is_timed: bool) -> None:
+    """A view without a click was given with the next view, or at the end of the job."""
+    flow = Flow("clock")
+    numbers = flow.from_source(lambda: Ticking(20))
+    if is_timed:
+        numbers = numbers.event_time(lambda n: n, unit="ms", check_unit=False)
+    # 19, 18, … 0: the partner of n comes 300 ms after it as n − 3, but not that of 10 and more.
+    left, right = numbers.key_by(lambda n: n), numbers.filter(lambda n: n < 7).key_by(lambda n: n + 3)
+    pairs = left.interval_join(right, lower_s=0, upper_s=0.45, how="left", one_to_one=True, time="processing")
+    seen: list[tuple[int, Any]] = []
+    pairs.map(seen.append)
+    clock = VirtualClock()
+    job = await flow.start(clock=clock)
+    await clock.advance(1.99)
+    assert seen[:10] == [*[(n, None) for n in range(19, 13, -1)], *seen[6:10]]
+    assert {pair for pair in seen if pair[0] < 10} == {(n, n - 3) for n in range(9, 3, -1)}
+    assert (10, None) in seen
+    await clock.advance(1)
+    await job.wait()
+    assert sorted(seen, key=str) == sorted([(n, n - 3 if 3 <= n < 10 else None) for n in range(20)], key=str)
+
+
 async def test_early_results_come_by_the_clock_for_windows_that_have_changed() -> None:
     flow = Flow("early")
     timed = flow.from_source(lambda: Ticking(10)).event_time(lambda n: 10 - n, unit="ms", check_unit=False)
@@ -303,6 +326,16 @@ WRONG: dict[str, tuple[Callable[[Flow], Any], str]] = {
     "empty interval": (
         lambda flow: timed(flow).interval_join(timed(flow), lower_s=2, upper_s=1),
         "step 'interval_join': expected lower_s of at most upper_s, given 2 and 1; exchange them",
+    ),
+    "late join by the clock": (
+        lambda flow: untimed(flow).interval_join(
+            untimed(flow), lower_s=0, upper_s=1, time="processing", allowed_lateness_s=1
+        ),
+        "step 'interval_join': expected no allowed_lateness_s= and no late= in processing time",
+    ),
+    "nothing kept": (
+        lambda flow: timed(flow).interval_join(timed(flow), lower_s=0, upper_s=None, kept_max=0),
+        "step 'interval_join': kept_max: expected a whole number of at least 1, given 0",
     ),
     "sliding join": (
         lambda flow: timed(flow).window_join(timed(flow), sliding(1)),

@@ -76,7 +76,10 @@ def joins(simulation: Simulation) -> Flow:
 
 
 def join_steps(views: KeyedStream, clicks: KeyedStream) -> dict[str, Stream]:
+    # By unique keys: which of two records of one key is paired depends on the order of arrival.
+    view, click = views.key_by(id_of), clicks.key_by(id_of)
     pairs = {
+        "one": view.interval_join(click, lower_s=-0.03, upper_s=0.05, how="full", one_to_one=True, name="one"),
         "interval": views.interval_join(clicks, lower_s=-0.03, upper_s=0.05, how="full", name="interval"),
         "window": views.window_join(clicks, tumbling(0.1), how="left", name="window"),
         "as of": views.join_table(clicks, value="id", name="as of"),

@@ -47,6 +47,7 @@ from streamiter.learn.clustering import _SomePoints
 from streamiter.learn.comparison import Compare
 from streamiter.learn.expert_weights import CrossStatistics, ExpertWeights
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
+from streamiter.learn.late_labels import LabelJoin
 from streamiter.learn.model_owner import ModelOwner
 from streamiter.learn.offline_workers import KeptExamples, OfflineWorker, ReplayedExamples
 from streamiter.learn.online import _OneStart
@@ -356,6 +357,37 @@ def online_training_by_rows_with_delayed_labels(mode: str, flow: Flow) -> dict[s
     return _outputs(training)
 
 
+def online_training_with_labels_in_event_time(mode: str, flow: Flow, *, model: Any = None) -> dict[str, Stream]:
+    """Train with answers that come before their question, too late, or never."""
+    rows = table(10)
+    questions = [{"id": n, "x": x, "at": 10 * n} for n, x in enumerate(rows["x"].tolist())]
+    answers = [{"id": n, "y": float(y), "at": 10 * n + 7 * n % 60} for n, y in enumerate(rows["y"])]
+    events = sorted([*questions, *answers], key=lambda event: event["at"] + 13 * event["id"] % 31)
+    labels = DelayedLabels(
+        key_of=lambda event: event["id"],
+        is_answer=lambda event: "y" in event,
+        features=lambda asked: SparseRows.from_dense(np.array([event["x"] for event in asked])),
+        target_of=lambda answer: answer["y"],
+        within_s=0.045,
+        otherwise=None if mode == "synchronous" else 1.0,
+    )
+    timed = fed(flow, events, batch=2).event_time(
+        "at", unit="ms", check_unit=False, out_of_orderness_s=0.031, name="times"
+    )
+    training = train_online(
+        timed,
+        model,
+        labels=labels,
+        mini_batch=3,
+        mode=mode,  # type: ignore[arg-type]
+        report_every=2,
+        on_error="skip",
+        workers=1,
+        name="late",
+    )
+    return _outputs(training)
+
+
 def comparison(mode: str, flow: Flow) -> dict[str, Stream]:
     """Compare three learners; in which order their versions reach the step depends on their speed."""
     compared = compare_online(
@@ -499,10 +531,21 @@ CASES = [
     Case(online_training_by_two_workers, (EpochSteps,), {"cuts": 5}),
     Case(online_training_by_two_workers, (EpochSteps,), turns(6)),
     Case(online_training_from_a_start, (*ONLINE, _OneStart, BroadcastSteps), {"cuts": 6}),
-    Case(online_training_with_delayed_labels, (*ONLINE, DelayedLabelsWorker)),
+    Case(online_training_with_delayed_labels, (*ONLINE, DelayedLabelsWorker, LabelJoin)),
+    *(
+        Case(
+            functools.partial(online_training_with_labels_in_event_time, mode, model=regression),
+            (*ONLINE, DelayedLabelsWorker, LabelJoin),
+        )
+        for mode in ("asynchronous", "synchronous")
+    ),
     *(
         Case(functools.partial(build, mode), BY_ROWS, options)
-        for build in (online_training_by_rows, online_training_by_rows_with_delayed_labels)
+        for build in (
+            online_training_by_rows,
+            online_training_by_rows_with_delayed_labels,
+            online_training_with_labels_in_event_time,
+        )
         for mode, options in (("asynchronous", {}), ("synchronous", {}), ("synchronous", turns(6)))
     ),
     Case(functools.partial(comparison, "asynchronous"), (Compare,), {"cuts": 6, "compare_state": False}),

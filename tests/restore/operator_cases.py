@@ -293,6 +293,8 @@ def timed_joins(flow: Flow) -> dict[str, Stream]:
     table = fed(flow, VISITS[:6], name="table").key_by(lambda visit: visit["user"])
     return {
         "interval": left.interval_join(right, lower_s=-0.02, upper_s=0.03, how="full", name="interval"),
+        "one": left.interval_join(right, lower_s=0, upper_s=None, how="full", one_to_one=True, kept_max=3, name="one"),
+        "clock": left.interval_join(right, lower_s=-2, upper_s=3, how="full", time="processing", name="clock"),
         "window": left.window_join(right, session(0.02), how="full", name="window"),
         "as of": left.join_table(right, value="id", allowed_lateness_s=0.05, name="as of"),
         "now": left.join_table(table, time="processing", name="now"),

@@ -50,7 +50,6 @@ ELSEWHERE = {
     "streamiter.learn.drift.DriftWatch": "tests/learn/test_drift.py",
     "streamiter.learn.drift.PageHinkley": "tests/learn/test_drift.py",
     "streamiter.learn.foreign_models.ForeignOwner": "tests/learn/test_foreign_models.py",
-    "streamiter.service.labels.MatchAnswers": "tests/service/test_service_learning.py",
 }
 """Classes whose case needs a file or a server, or no flow; each names the test with that case."""
 

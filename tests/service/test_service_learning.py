@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from streamiter.errors import ConfigurationError, JobFailed, ModelError, Streami
 from streamiter.learn import BadRows
 from streamiter.models import ModelSnapshot
 from streamiter.service.features import FeatureRows
-from streamiter.service.labels import MatchAnswers, delayed_labels_of, label_of, milliseconds_of
+from streamiter.service.labels import label_of, milliseconds_of
 from streamiter.service.learning import ServiceLearning, decoder_of
 from streamiter.service.service import OnlineLearningService
 from streamiter.service.settings import (
@@ -28,7 +27,7 @@ from streamiter.service.settings import (
     PublishSettings,
     ServiceSettings,
 )
-from streamiter.testing import VirtualClock, check_restore
+from streamiter.testing import VirtualClock
 
 LATE = FieldComparison("delay", ">", 15.0)
 BY_CLOCK = LabelSettings(LATE, event="arrival", key="flight", within_s=100.0)
@@ -53,94 +52,84 @@ def answer(flight: str, delay: Any = 20, at: int = 0) -> dict[str, Any]:
     return {"event": "arrival", "flight": flight, "delay": delay, "at": START_S + at}
 
 
-class Matched:
-    """The records that ``MatchAnswers`` passes on and refuses."""
+class Learning:
+    """A training with late labels: the labels that it learned, and how many records it refused."""
 
-    def __init__(self, label: LabelSettings, **options: Any) -> None:
-        self.flow, self.given, self.clock = Flow("f"), Fed(), VirtualClock()
-        step = self.flow.from_source(lambda: self.given).process(
-            lambda: MatchAnswers(label, **options), on_error="skip", name="match"
+    def __init__(self, label: LabelSettings, on_error: str = "skip") -> None:
+        learn = LearnSettings(
+            "classification", label, {"km": "number"}, learner="ftrl", learner_settings={"mini_batch": 1}
         )
-        self.passed = step.collect()
-        self._labels = delayed_labels_of(LearnSettings("classification", label), None)
+        source = InputSettings("memory://in", on_error=on_error)
+        settings = ServiceSettings("s", source, learn, PublishSettings("memory://out", None, 1))
+        self.flow, self.given, self.clock = Flow("f"), Fed(), VirtualClock()
+        training = ServiceLearning(settings).train(self.flow.from_source(lambda: self.given))
+        self._predicted = training.predictions.collect()
 
-    async def __aenter__(self) -> Matched:
+    async def __aenter__(self) -> Learning:
         self.job = await self.flow.start(clock=self.clock)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.job.stop("abort")
 
+    async def give(self, *events: Any) -> None:
+        """Give events, one batch each."""
+        for event in events:
+            self.given.give(event)
+            await self.clock.advance(0)
+
     @property
     def refused(self) -> int:
-        return self.job.statistics().step("match").rejected
+        return sum(step.counts.rejected for task in self.job.statistics().tasks for step in task.steps)
 
-    def seen(self) -> list[tuple[Any, Any]]:
-        """Return the key of each record that was passed on, with the label of an answer."""
-        labels = self._labels
-        return [
-            (labels.key_of(event), labels.target_of(event) if labels.is_answer(event) else "?")
-            for event in self.passed.items
-        ]
+    @property
+    def labels(self) -> list[float]:
+        return [float(label) for rows in self._predicted.items for label in rows["targets"]]
 
 
 async def test_an_answer_without_a_question_ends_no_service() -> None:
     """A service that began in the middle of a topic failed at the first arrival of an older departure."""
-    async with Matched(BY_CLOCK, is_strict=True) as matched:
-        matched.given.give(answer("old"), question("a"), answer("a"), answer("a"), answer("b"))
-        await matched.clock.advance(0)
-        assert matched.seen() == [("a", "?"), ("a", True)]
-        assert matched.refused == 3
+    for on_error, refused in [("fail", 0), ("skip", 3)]:
+        async with Learning(BY_CLOCK, on_error) as learning:
+            await learning.give(answer("old"), question("a"), answer("a"), answer("a", 1), answer("b"))
+            assert learning.labels == [1.0]
+            assert learning.refused == refused
 
 
 async def test_a_question_that_waits_for_too_long_is_forgotten() -> None:
     """Cancelled flights were never answered, and filled the memory."""
-    async with Matched(BY_CLOCK) as matched:
-        matched.given.give(question("a"))
-        await matched.clock.advance(60)
-        matched.given.give(question("b"), question("a"))  # Asked again: the wait begins again.
-        await matched.clock.advance(99)
-        assert matched.seen()[3:] == []
-        await matched.clock.advance(2)
-        assert matched.seen()[3:] == [("b", None), ("a", None)]
-        matched.given.give(answer("a"))
-        await matched.clock.advance(0)
-        assert matched.refused == 1
-
-
-async def test_too_many_questions_are_forgotten_from_the_oldest_on() -> None:
-    """The learner forgot a question, its answer still came, and the service failed."""
-    async with Matched(BY_CLOCK, waiting_max=2) as matched:
-        matched.given.give(question("a"), question("b"), question("c"), answer("a"), answer("b"))
-        await matched.clock.advance(0)
-        assert matched.seen() == [("a", "?"), ("b", "?"), ("a", None), ("c", "?"), ("b", True)]
-        assert matched.refused == 1
+    async with Learning(BY_CLOCK) as learning:
+        await learning.give(question("a"), question("b"), question("c"))
+        await learning.clock.advance(60)
+        await learning.give(question("a"))  # Asked again: the wait begins again.
+        await learning.clock.advance(39)
+        await learning.give(answer("b", 1))
+        await learning.clock.advance(2)
+        await learning.give(answer("c"), answer("a"))
+        assert learning.labels == [0.0, 1.0]
+        assert learning.refused == 1
 
 
 async def test_no_answer_in_time_is_a_label_where_the_file_says_so() -> None:
     """A view without a click was no example, so that each view in the training had a click."""
-    async with Matched(CLICKS) as matched:
-        views = [{"event": "view", "view": n, "at": START_S + n} for n in range(3)]
-        matched.given.give(
-            *views,
-            {"event": "scroll"},
-            {"event": "click", "view": 1, "at": START_S + 50},
-            {**views[0], "at": START_S + 62},
-        )
-        await matched.clock.advance(0)
+    async with Learning(CLICKS) as learning:
+        views = [{"event": "view", "view": n, "at": START_S + at} for n, at in enumerate((0, 1, 2, 62, 63))]
+        await learning.give(*views[:3], {"event": "scroll"}, {"event": "click", "view": 1, "at": START_S + 50})
+        assert learning.labels == [1.0]
+        await learning.give(*views[3:])
         # Question 2 waits until the events are 60 s after it.
-        assert matched.seen() == [(0, "?"), (1, "?"), (2, "?"), (1, True), (0, False), (2, False), (0, "?")]
-        assert matched.refused == 0
+        assert learning.labels == [1.0, 0.0, 0.0]
+        assert learning.refused == 0
 
 
 async def test_a_time_in_the_future_is_refused() -> None:
     """A clock of a sender was wrong by years, and from then on no view without a click was an example."""
-    async with Matched(CLICKS) as matched:
-        views = [{"event": "view", "view": n, "at": START_S + at} for n, at in enumerate((0, 1e9, 5, 70))]
-        matched.given.give(*views)
-        await matched.clock.advance(0)
-        assert matched.seen() == [(0, "?"), (2, "?"), (0, False), (2, False), (3, "?")]
-        assert matched.refused == 1
+    async with Learning(CLICKS) as learning:
+        await learning.give(
+            *({"event": "view", "view": n, "at": START_S + at} for n, at in enumerate((0, 1e9, 5, 70, 71)))
+        )
+        assert learning.labels == [0.0, 0.0]
+        assert learning.refused == 1
 
 
 @pytest.mark.parametrize(
@@ -148,26 +137,15 @@ async def test_a_time_in_the_future_is_refused() -> None:
 )
 async def test_a_record_that_is_no_event_follows_the_policy(record: Any) -> None:
     """One damaged record ended the service, or was left out without a trace."""
-    async with Matched(BY_EVENTS) as matched:
-        matched.given.give(record, question("b"))
-        await matched.clock.advance(0)
-        assert matched.seen() == [("b", "?")]
-        assert matched.refused == 1
-    flow = Flow("f")
-    flow.from_items([record]).process(lambda: MatchAnswers(BY_EVENTS, is_strict=True), on_error="skip")
+    async with Learning(BY_EVENTS) as learning:
+        await learning.give(record, question("b"), answer("b"))
+        assert learning.labels == [1.0]
+        assert learning.refused == 1
+    strict = Learning(BY_EVENTS, "fail")
+    job = await strict.flow.start(clock=strict.clock)
+    strict.given.give(record)
     with pytest.raises(JobFailed):
-        await (await flow.start()).wait()
-
-
-def strict_match() -> MatchAnswers:
-    return MatchAnswers(BY_EVENTS)
-
-
-def test_waiting_questions_are_restored() -> None:
-    """After a restart no answer had a question, and a day of labels was lost."""
-    events = [question("a"), question("b", 5), answer("a", 1, 50), question("c", 104), question("d", 106), answer("c")]
-    check_restore(strict_match, events, fresh_process=False)
-    check_restore(partial(MatchAnswers, BY_CLOCK), events, interval_s=40.0, fresh_process=False)
+        await job.wait()
 
 
 def test_times_of_all_forms_are_read() -> None:

@@ -15,7 +15,7 @@ from streamiter.operators.output import Output
 from streamiter.operators.timed.as_of import AsOfJoin, AsOfWindow, Deduplication, TableHow
 from streamiter.operators.timed.joining import IntervalJoin, Side, TimedRecord, WindowJoin
 from streamiter.operators.timed.several_aggregates import Aggregates
-from streamiter.operators.timed.steps import TimedOperator
+from streamiter.operators.timed.steps import ByClock, TimedOperator
 from streamiter.records import Batch, OutputTag, TimedBatch, untimed
 from streamiter.times import MAX_TIME, MIN_TIME
 
@@ -77,7 +77,7 @@ class JoinSides(JoinOperator):
         self._process("right", batch, out, self._other_key_of)
 
     def _process(self, side: Side, batch: Batch, out: Output, key_of: KeyOf) -> None:
-        self._take_over_watermark()
+        self._reach_watermark(out)
         for record, key, time in self._moments(batch, out, key_of):
             if not self._join.add(side, key, time, record):
                 self._emit_late(out, record, time)
@@ -86,7 +86,21 @@ class JoinSides(JoinOperator):
     def _passed_on(self, watermark: int) -> int:
         if isinstance(self._join, WindowJoin) or watermark in (MIN_TIME, MAX_TIME):
             return watermark
-        return watermark - self._join.held_back_ms()
+        return max(MIN_TIME, watermark - self._join.held_back_ms())
+
+
+class JoinByClock(ByClock, JoinSides):
+    """Joins ``left`` and ``right`` by an interval in processing time; the pairs have no timestamps."""
+
+    def _process(self, side: Side, batch: Batch, out: Output, key_of: KeyOf) -> None:
+        super()._process(side, batch, out, key_of)
+        self._arm()
+
+    def on_event_time_watermark(self, watermark: int, out: Output) -> int:
+        return watermark
+
+    def _emit_results(self, out: Output) -> None:
+        out.emit_batch([pair for _, pair in self._join.take_results()])
 
 
 class JoinStream(JoinOperator):
@@ -95,7 +109,7 @@ class JoinStream(JoinOperator):
     _join: AsOfJoin | AsOfWindow
 
     def process_stream_batch(self, batch: Batch, out: Output) -> None:
-        self._take_over_watermark()
+        self._reach_watermark(out)
         for record, key, time in self._moments(batch, out):
             if not self._join.add(key, time, record):
                 self._emit_late(out, record, time)
@@ -117,7 +131,7 @@ class JoinTableAsOf(JoinStream):
         self._value_of = value_of
 
     def process_table_batch(self, batch: Batch, out: Output) -> None:
-        self._take_over_watermark()
+        self._reach_watermark(out)
         for record, key, time in self._moments(batch, out, self._other_key_of):
             try:
                 version = self._value_of(record)
@@ -142,7 +156,7 @@ class JoinWindowBefore(JoinStream):
         self._aggregates = aggregates
 
     def process_events_batch(self, batch: Batch, out: Output) -> None:
-        self._take_over_watermark()
+        self._reach_watermark(out)
         for event, key, time in self._moments(batch, out, self._other_key_of):
             try:
                 is_in_time = self._join.add_event(key, time, self._aggregates.values_of(event))
@@ -247,7 +261,7 @@ class Deduplicate(TimedOperator):
         self._id_of = id_of
 
     def process_batch(self, batch: Batch, out: Output) -> None:
-        self._take_over_watermark()
+        self._reach_watermark(out)
         for record, key, time in self._moments(batch, out):
             try:
                 [identity] = self._check_keys([self._id_of(record)])

@@ -13,15 +13,16 @@ sides minus the allowed lateness. What they emit is appended to ``results`` with
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final, Literal
 
-from streamiter.operators.due import MakeDue
+from streamiter.operators.due import DueItem, MakeDue
 from streamiter.operators.keyed_state import KeyedStates
 from streamiter.operators.timed.kinds import Calendar, Hopping, Session
 from streamiter.operators.timed.timed_states import TimedStates
 from streamiter.operators.timed.windowing import WindowResult, make_windows
+from streamiter.times import MAX_TIME
 
 Side = Literal["left", "right"]
 LEFT: Final = "left"
@@ -45,24 +46,51 @@ def keeps_unpaired(how: JoinHow, side: Side) -> bool:
     return how in (side, "full")
 
 
+# More than the difference of two times.
+_NO_LIMIT_MS: Final = 2**64
+
+# The limit of a record that waits until the end: below it, so that the record leaves there.
+_TO_THE_END: Final = MAX_TIME - 1
+
+
 class IntervalJoin(TimedStates[TimedRecord]):
     """Pairs with ``left + lower ≤ right ≤ left + upper``. The state of a key: the waiting records of both sides.
 
     A pair is emitted when its second record arrives. A record without a partner is emitted when none can come.
     """
 
-    def __init__(self, lower_ms: int, upper_ms: int, how: JoinHow = "inner") -> None:
+    def __init__(
+        self,
+        lower_ms: int,
+        upper_ms: int | None,
+        how: JoinHow = "inner",
+        *,
+        kept_max: int | None = None,
+        in_order: bool = False,
+    ) -> None:
+        """``upper_ms`` None is no limit. ``kept_max``: if more records wait, the one with the earliest limit leaves.
+
+        ``in_order``: a record that arrives later has a later time, even if it has the same millisecond.
+        """
         super().__init__()
+        upper_ms = _NO_LIMIT_MS if upper_ms is None else upper_ms
         # From the time of a record to those of its partners on the other side.
         self._to_partners = {LEFT: (lower_ms, upper_ms), RIGHT: (-upper_ms, -lower_ms)}
         self._how: JoinHow = how
+        self._kept_max = kept_max
+        self._in_order = in_order
 
     def _make_due(self, make: MakeDue) -> None:
         self._waiting = make(0, 3)
         """By the time until which a record waits, whether it is of the right side, and its arrival."""
 
     def _settings(self) -> list[Any]:
-        return [*super()._settings(), *self._to_partners[LEFT]]
+        lower, upper = self._to_partners[LEFT]
+        return [*super()._settings(), lower, min(upper, _TO_THE_END)]
+
+    def next_due(self) -> int | None:
+        limit = self._waiting.first()
+        return None if limit is None else limit + 1
 
     def held_back_ms(self) -> int:
         """Return by how much the event-time watermark behind the join is lower: its unpaired records are so late."""
@@ -81,10 +109,9 @@ class IntervalJoin(TimedStates[TimedRecord]):
             other[IS_PAIRED] = True
             pair = (record, other[RECORD]) if side == LEFT else (other[RECORD], record)
             self.results.append((max(time, other[TIME]), pair))
-        arrival, self.numbered = self.numbered, self.numbered + 1
-        if reached <= time + upper:
-            insort_right(own, [time, arrival, record, first < last], key=_time)
-            self._wait(key, side, time, arrival)
+        if reached + self._in_order <= time + upper:
+            insort_right(own, [time, self._wait(key, side, time), record, first < last], key=_time)
+            self._keep_at_most()
         else:
             if first == last:
                 self._emit_unpaired(side, time, record)
@@ -93,24 +120,54 @@ class IntervalJoin(TimedStates[TimedRecord]):
 
     def advance(self, watermark: int) -> bool:
         self.watermark = max(watermark, self.watermark)
-        for _, is_right, _, _, key in self._waiting.until(self.watermark - 1):
-            self.kept -= 1
-            # The records of one side leave in the order of (time, arrival).
-            time, _, record, is_paired = self.states[key][is_right].pop(0)
-            if not is_paired:
-                self._emit_unpaired(RIGHT if is_right else LEFT, time, record)
-            self._drop_if_empty(key)
+        for item in self._waiting.until(self.watermark - 1):
+            self._drop(item)
         return not self._waiting.is_more
 
-    def _note(self, key: Any, state: Any) -> None:
-        for side, records in zip(SIDES, state, strict=True):
-            for record in records:
-                self._wait(key, side, record[TIME], record[ARRIVAL])
-                self.numbered = max(self.numbered, record[ARRIVAL] + 1)
+    def waiting(self) -> Iterator[tuple[Side, Any, Sequence[Any]]]:
+        """Yield side, key and state of each record that waits and is loaded, key by key."""
+        for key, sides in self.states.items():
+            for side, waiting in self._waiting_in(sides):
+                yield side, key, waiting
 
-    def _wait(self, key: Any, side: Side, time: int, arrival: int) -> None:
+    def _waiting_in(self, sides: Any) -> Iterator[tuple[Side, Sequence[Any]]]:
+        for side, records in zip(SIDES, sides, strict=True):
+            for record in records:
+                yield side, record
+
+    def _note(self, key: Any, state: Any) -> None:
+        for side, waiting in self._waiting_in(state):
+            self.kept += 1
+            self._waiting.push(self._due(side, waiting[TIME], waiting[ARRIVAL]), key)
+            self.numbered = max(self.numbered, waiting[ARRIVAL] + 1)
+
+    def _due(self, side: Side, time: int, arrival: int) -> tuple[int, int, int]:
+        limit = time + self._to_partners[side][1]
+        return (limit if limit < _TO_THE_END else _TO_THE_END, int(side == RIGHT), arrival)
+
+    def _wait(self, key: Any, side: Side, time: int) -> int:
+        """Let a record wait; return the number of its arrival."""
+        arrival = self.numbered
+        self.numbered += 1
         self.kept += 1
-        self._waiting.push((time + self._to_partners[side][1], int(side == RIGHT), arrival), key)
+        self._waiting.push(self._due(side, time, arrival), key)
+        return arrival
+
+    def _keep_at_most(self) -> None:
+        while self._kept_max is not None and self.kept > self._kept_max:
+            self._drop(self._waiting.take_first())
+
+    def _drop(self, item: DueItem) -> None:
+        """Drop a record; emit it if it has no partner."""
+        _, is_right, arrival, _, key = item
+        self.kept -= 1
+        records = self.states[key][is_right]
+        # The records of one side leave in the order of (time, arrival), unless their limit is the end.
+        place = next(place for place, record in enumerate(records) if record[ARRIVAL] == arrival)
+        time, _, record, is_paired = records.pop(place)
+        if not is_paired:
+            self._emit_unpaired(RIGHT if is_right else LEFT, time, record)
+        self._drop_if_empty(key)
 
     def _emit_unpaired(self, side: Side, time: int, record: Any) -> None:
         if keeps_unpaired(self._how, side):
@@ -119,6 +176,84 @@ class IntervalJoin(TimedStates[TimedRecord]):
     def _drop_if_empty(self, key: Any) -> None:
         if not any(self.states[key]):
             del self.states[key]
+
+
+class OneToOneJoin(IntervalJoin):
+    """An interval join in which a record leaves with its first partner.
+
+    A key has at most one waiting record of each side: of two, the one with the later time waits, and the other is
+    emitted without a partner. The state of a key: for each side time, arrival and record, or None.
+
+    >>> join = OneToOneJoin(0, 10, "full")
+    >>> for side, time in [(LEFT, 1), (LEFT, 2), (RIGHT, 3), (RIGHT, 4)]:
+    ...     assert join.add(side, "ann", time, f"{side} at {time}")
+    >>> join.advance(20), join.take_results()
+    (True, [(1, ('left at 1', None)), (3, ('left at 2', 'right at 3')), (4, (None, 'right at 4'))])
+    """
+
+    def add(self, side: Side, key: Any, time: int, record: Any) -> bool:
+        """Add a record; return False, and change nothing, if it is late."""
+        reached = self.watermark if self.floor_of is None else self.reached(key)
+        if time < reached:
+            return False
+        states = self.states
+        lower, upper = self._to_partners[side]
+        left, right = states.get(key, _NONE_WAITS)
+        own, other = (left, right) if side == LEFT else (right, left)
+        if other is not None and lower <= other[TIME] - time <= upper:
+            pair = (record, other[RECORD]) if side == LEFT else (other[RECORD], record)
+            self.results.append((time if time > other[TIME] else other[TIME], pair))
+            if own is None:
+                del states[key]
+            else:
+                self._keep(key, side, own, None)
+            self.kept -= 1
+            self._remove(key, RIGHT if side == LEFT else LEFT, other)
+        elif reached + self._in_order > time + upper or (own is not None and own[TIME] > time):
+            self._emit_unpaired(side, time, record)
+        else:
+            if own is not None:
+                self._emit_unpaired(side, own[TIME], own[RECORD])
+                self.kept -= 1
+            waiting = (time, self._wait(key, side, time), record)
+            states[key] = (waiting, other) if side == LEFT else (other, waiting)
+            if own is not None:
+                self._remove(key, side, own)
+            if self._kept_max is not None and self.kept > self._kept_max:
+                self._keep_at_most()
+        return True
+
+    def _waiting_in(self, sides: Any) -> Iterator[tuple[Side, Sequence[Any]]]:
+        for side, waiting in zip(SIDES, sides, strict=True):
+            if waiting is not None:
+                yield side, waiting
+
+    def _keep(self, key: Any, side: Side, own: Any, other: Any) -> None:
+        if own is None and other is None:
+            self.states.pop(key, None)
+        else:
+            self.states[key] = (own, other) if side == LEFT else (other, own)
+
+    def _remove(self, key: Any, side: Side, waiting: Sequence[Any]) -> None:
+        """Remove a record that has left from those that will be due."""
+        due = self._due(side, waiting[TIME], waiting[ARRIVAL])
+        self._waiting.remove(due, key, kept=self.kept, is_kept=self._is_kept)
+
+    def _is_kept(self, item: DueItem) -> bool:
+        waiting = self.states.get(item[-1], _NONE_WAITS)[item[1]]
+        return waiting is not None and waiting[ARRIVAL] == item[2]
+
+    def _drop(self, item: DueItem) -> None:
+        if not self._is_kept(item):
+            return
+        key, side = item[-1], SIDES[item[1]]
+        time, _, record = self.states[key][item[1]]
+        self.kept -= 1
+        self._keep(key, side, None, self.states[key][1 - item[1]])
+        self._emit_unpaired(side, time, record)
+
+
+_NONE_WAITS: Final = (None, None)
 
 
 class SidesOfWindow:

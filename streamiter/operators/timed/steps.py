@@ -90,8 +90,8 @@ class TimedOperator(KeyedOperator):
         assert self._context is not None
         return self._context
 
-    def _take_over_watermark(self) -> None:
-        """Take over the watermark that the engine has restored, and those of keys that were further."""
+    def _reach_watermark(self, out: Output) -> None:
+        """Let the states know how far time is: also after a restore, and for keys that were further."""
         context, states = self._opened(), self._timed_states
         if (watermark := context.event_time) is not None:
             states.watermark = max(states.watermark, self._own(watermark))
@@ -210,10 +210,6 @@ class WindowStep(TimedOperator):
             self._states.store()
         self._emit_results(out)
 
-    def _reach_watermark(self, out: Output) -> None:
-        """Let the windows know how far time is."""
-        raise NotImplementedError
-
     def _process_each(self, moments: Iterable[tuple[Any, Any, int]], out: Output) -> None:
         add, values_of = self._windows.add, self._aggregates.values_of
         for record, key, time in moments:
@@ -272,9 +268,6 @@ class WindowStep(TimedOperator):
 class EventWindowStep(WindowStep):
     """Emits the results of windows in event time."""
 
-    def _reach_watermark(self, out: Output) -> None:
-        self._take_over_watermark()
-
     def on_event_time_watermark(self, watermark: int, out: Output) -> int:
         """Emit the results of the windows that are complete."""
         return watermark if self._advance(watermark, out) else MIN_TIME
@@ -295,10 +288,10 @@ _AT_ONCE_S: Final = -1.0
 _ROUNDING_S: Final = 1e-6
 
 
-class ClockWindowStep(WindowStep):
-    """Emits the results of the same windows in processing time: a record has the time of the clock when it arrives.
+class ByClock(TimedOperator):
+    """Mixed in: a record has the time of the clock when it arrives, and no record is late.
 
-    No record is late, and the windows that are open at the end of the input are given then.
+    At the end of the input, all that is not complete is given.
     """
 
     takes_timed_batches = False
@@ -312,7 +305,7 @@ class ClockWindowStep(WindowStep):
         self._arm()
 
     def _times_of(self, batch: Batch) -> Times:
-        return np.full(len(batch), self._windows.watermark, np.int64)
+        return np.full(len(batch), self._timed_states.watermark, np.int64)
 
     def _reach_watermark(self, out: Output) -> None:
         self._advance_to(self._opened().clock.now_ms(), out)
@@ -320,10 +313,6 @@ class ClockWindowStep(WindowStep):
     def _advance_to(self, now_ms: int, out: Output) -> None:
         while not self._advance(now_ms, out):
             pass
-
-    def process_batch(self, batch: Batch, out: Output) -> None:
-        super().process_batch(batch, out)
-        self._arm()
 
     def on_timer(self, payload: Any, out: Output) -> None:
         # Whichever timer is first at a time: a window that is complete has no early result any more.
@@ -338,11 +327,19 @@ class ClockWindowStep(WindowStep):
         self._advance_to(MAX_TIME, out)
 
     def _arm(self) -> None:
-        """Set a timer for the first window that will be complete, unless there is one."""
-        due = self._windows.next_due()
+        """Set a timer for what will be complete first, unless there is one."""
+        due = self._timed_states.next_due()
         if due is not None and due < self._armed_for:
             self._armed_for = due
             self._opened().set_timer(max(0, due - self._opened().clock.now_ms()) / 1000, _DUE)
+
+
+class ClockWindowStep(ByClock, WindowStep):
+    """Emits the results of the same windows in processing time."""
+
+    def process_batch(self, batch: Batch, out: Output) -> None:
+        super().process_batch(batch, out)
+        self._arm()
 
     def _emit_results(self, out: Output) -> None:
         if self._windows.results:

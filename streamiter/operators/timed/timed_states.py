@@ -51,6 +51,10 @@ class TimedStates(Generic[Result]):
         """
         raise NotImplementedError
 
+    def next_due(self) -> int | None:
+        """Return the watermark at which something is complete, at the earliest; None if nothing waits for that."""
+        raise NotImplementedError
+
     def restore(self, states: Mapping[Any, Any]) -> None:
         """Resume from the states of all keys. Set ``watermark`` before that."""
         self.states.clear()

@@ -1,0 +1,204 @@
+"""Late labels as a join by time: out of order, with an end of the wait, from two streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from flow.small_flows import Fed
+from iteration.iteration_support import cut_items, run
+from learn.frozen_states import frozen
+from learn.online_support import DELAYED, FEATURES, Record, Result, trips
+
+from streamiter import Flow, Stream
+from streamiter.errors import GraphError
+from streamiter.learn import DelayedLabels, LinearRegression, SparseRows, compare_online, train_online
+from streamiter.optimizers import SGD
+from streamiter.runtime.statistics import JobStatistics
+from streamiter.testing import VirtualClock
+
+WITHIN_MS = 200
+BOUND_MS = 40
+
+
+def events_in_disorder(count: int, seed: int = 0) -> list[Record]:
+    """Return questions and answers, out of order within the bound; some answers come first, or are too late."""
+    random = np.random.default_rng(seed)
+    events: list[tuple[float, Record]] = []
+    for n, trip in enumerate(trips(count, seed)):
+        question = {name: trip[name] for name in FEATURES if name in trip} | {"id": n, "at": 10 * n}
+        wait = int(random.choice([random.integers(0, 30), random.integers(100, WITHIN_MS + 100)]))
+        for event in (question, {"id": n, "answer": trip["late"], "at": 10 * n + wait})[: 1 + (n % 9 > 0)]:
+            events.append((event["at"] + random.uniform(0, BOUND_MS), event))
+    return [event for _, event in sorted(events, key=lambda pair: pair[0])]
+
+
+def by_hand(events: list[Record], within_ms: int = WITHIN_MS) -> tuple[list[Record], list[tuple[Record, Record]]]:
+    """Return the events so that an answer follows its question, without those too late; and the pairs in this order."""
+    questions = {event["id"]: event for event in events if "answer" not in event}
+    early: dict[int, Record] = {}
+    asked: set[int] = set()
+    ordered: list[Record] = []
+    for event in events:
+        key = event["id"]
+        if "answer" not in event:
+            asked.add(key)
+            ordered += [event, *([early[key]] if key in early else [])]
+        elif event["at"] < questions[key]["at"] + within_ms:
+            if key in asked:
+                ordered.append(event)
+            else:
+                early[key] = event
+    assert len(early) > 3
+    return ordered, [(questions[event["id"]], event) for event in ordered if "answer" in event]
+
+
+def timed(events: Stream) -> Stream:
+    return events.event_time("at", unit="ms", check_unit=False, out_of_orderness_s=BOUND_MS / 1000)
+
+
+LABELS = replace(DELAYED, waiting_max=10**6)
+IN_TIME = replace(LABELS, within_s=WITHIN_MS / 1000)
+
+
+def trained(
+    events: list[Record], labels: DelayedLabels, prepared: Callable[[Stream], Stream], seed: int = 0, **options: Any
+) -> tuple[Result, JobStatistics]:
+    flow = Flow("f")
+    result = Result(
+        train_online(
+            prepared(cut_items(flow, events, seed=seed)), labels=labels, on_error="skip", report_every=10**6, **options
+        )
+    )
+    return result, run(flow, seed=seed)
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_answers_wait_for_their_questions_for_any_cut_of_batches(mode: Any) -> None:
+    """Two topics are read at their own speeds, and an answer that was read before its question was refused."""
+    events = events_in_disorder(150)
+    ordered, pairs = by_hand(events)
+    expected, _ = trained(ordered, LABELS, lambda stream: stream, mini_batch=10, workers=1, mode=mode)
+    for seed, mini_batch in enumerate([1, 13, 1_000]):
+        found, statistics = trained(events, IN_TIME, timed, seed, mini_batch=mini_batch, workers=1, mode=mode)
+        assert found.last == expected.last
+        assert found.metrics["count"] == expected.metrics["count"]
+        assert found.metrics["loss"] == pytest.approx(expected.metrics["loss"], rel=1e-9)
+        assert found.models[-1].records == len(pairs)
+        too_late = sum("answer" in event for event in events) - len(pairs)
+        assert statistics.step("learn").rejected == too_late > 3
+
+
+def km_of(questions: list[Record]) -> SparseRows:
+    return SparseRows.from_dense([[event.get("km") or 0.5, event["id"] % 5] for event in questions], keep_zeros=True)
+
+
+def plain() -> LinearRegression:
+    return LinearRegression(2, optimizer=SGD(1e-9))
+
+
+def test_training_with_late_labels_equals_an_interval_join_before_a_training() -> None:
+    """The labels of a training met other questions than those of the general join of two streams."""
+    events = events_in_disorder(150)
+    _, pairs = by_hand(events)
+    flow = Flow("join")
+    stream = timed(flow.from_items(events, parallelism=1))
+    questions, answers = (
+        stream.filter(lambda event, is_answer=is_answer: ("answer" in event) is is_answer).key_by(
+            lambda event: event["id"]
+        )
+        for is_answer in (False, True)
+    )
+    joined = questions.interval_join(answers, lower_s=0, upper_s=(WITHIN_MS - 1) / 1000, one_to_one=True).collect()
+    flow.run()
+    place = {event["id"]: number for number, (_, event) in enumerate(pairs)}
+    assert sorted(joined.items, key=lambda pair: place[pair[0]["id"]]) == pairs
+
+    flow = Flow("by hand")
+    training = train_online(
+        flow.from_items(pairs, parallelism=1),
+        plain,
+        features=lambda batch: km_of([question for question, _ in batch]),
+        label=lambda pair: float(pair[1]["answer"]),
+        mini_batch=1,
+        mode="synchronous",
+    )
+    expected = training.models.collect()
+    flow.run()
+    labels = DelayedLabels(
+        IN_TIME.key_of, IN_TIME.is_answer, km_of, lambda answer: float(answer["answer"]), within_s=IN_TIME.within_s
+    )
+    found, _ = trained(events, labels, timed, model=plain, mini_batch=1, workers=1, mode="synchronous")
+    versions = [frozen(model.parameters) for model in expected.items]
+    assert [frozen(model.parameters) for model in found.models] == versions
+    assert len(versions) == len(pairs)
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_question_whose_wait_is_over_is_learned_with_the_other_label(is_own: bool) -> None:
+    """Views without a click were no examples, or those of the last minutes never came to the model."""
+    events = events_in_disorder(150)
+    _, pairs = by_hand(events)
+    labels = replace(IN_TIME, otherwise=False, **({"features": km_of} if is_own else {}))
+    options: Any = {"model": plain} if is_own else {}
+    if is_own:
+        labels = replace(labels, target_of=lambda answer: float(answer["answer"]))
+    found, _ = trained(events, labels, timed, mini_batch=10, workers=1, **options)
+    assert found.models[-1].records == 150
+    forgotten, _ = trained(events, replace(labels, otherwise=None), timed, mini_batch=10, workers=1, **options)
+    assert forgotten.models[-1].records == len(pairs) < 150
+
+
+async def test_a_wait_ends_by_the_clock() -> None:
+    """Without event time a question waited for ever, or the label for its end came at once."""
+    clock, flow, given = VirtualClock(), Flow("clock"), Fed()
+    labels = replace(LABELS, within_s=35.0, otherwise=False)
+    training = train_online(flow.from_source(lambda: given), labels=labels, mini_batch=1, on_error="skip")
+    models = training.models.collect()
+    job = await flow.start(clock=clock)
+    answers = [{"id": n, "answer": True} for n in range(4)]
+    for seconds, event, learned, refused in [
+        (34.9, {"id": 0, "km": 1.0}, 0, 0),
+        (0.0, {"id": 1, "km": 1.0}, 0, 0),
+        (0.2, answers[1], 1, 0),
+        (30.0, answers[0], 2, 1),
+        (1.0, {"id": 2, "km": 1.0}, 2, 1),
+        (0.0, {"id": 3, "km": 1.0}, 2, 1),
+        (0.0, answers[2], 3, 1),
+    ]:
+        given.give(event)
+        await clock.advance(0.0)
+        assert (models.items[-1].records if models.items else 0, job.statistics().step("learn").rejected) == (
+            learned,
+            refused,
+        )
+        await clock.advance(seconds)
+    await job.stop("drain")
+    assert models.items[-1].records == 4
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "message"),
+    [
+        (replace(DELAYED, within_s=0.0), {}, r"DelayedLabels\(within_s=\): expected seconds of at least 0.001"),
+        (replace(DELAYED, waiting_max=0), {}, r"DelayedLabels\(waiting_max=\): expected a whole number of at least 1"),
+        (replace(DELAYED, within_s=1.0), {"mode": "synchronous"}, r"expected DelayedLabels without otherwise="),
+        (replace(DELAYED, otherwise=False), {"mode": "synchronous"}, r"and within_s= only in event time"),
+    ],
+)
+def test_waits_that_cannot_be_kept_are_refused(labels: DelayedLabels, options: Any, message: str) -> None:
+    """A synchronous training depended on the clock."""
+    flow = Flow("f")
+    with pytest.raises(GraphError, match=message):
+        train_online(flow.from_items([{"id": 1}]), labels=labels, **options)
+
+
+def test_labels_for_the_end_of_a_wait_are_not_compared() -> None:
+    """Learners gave such rows at different places, and their losses were those of different rows."""
+    flow = Flow("f")
+    labels = replace(DELAYED, within_s=1.0, otherwise=False)
+    with pytest.raises(GraphError, match=r"compare_online: expected labels= without otherwise="):
+        compare_online(flow.from_items([{"id": 1}]), {"a": None, "b": None}, labels=labels)
