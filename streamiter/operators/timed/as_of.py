@@ -9,6 +9,7 @@ to ``results`` with its timestamp.
 >>> [prices.add("apple", time, f"sold at {time}") for time in (5, 10)]
 [True, True]
 >>> prices.advance(11)
+True
 >>> prices.take_results()
 [(5, ('sold at 5', 10)), (10, ('sold at 10', 12))]
 """

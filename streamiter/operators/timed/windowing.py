@@ -9,6 +9,7 @@ watermark, and ``early`` asks for early results; all append to ``results``. The 
 >>> for time, value in [(1, 5), (9, 2), (10, 1)]:
 ...     assert windows.add("ann", time, [value])
 >>> windows.advance(10)
+True
 >>> windows.take_results()
 [WindowResult(key='ann', start=0, end=10, value=7, is_early=False, is_retraction=False, revision=0)]
 >>> windows.add("ann", 9, [2])   # It is late: its window has gone.
