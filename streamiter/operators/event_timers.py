@@ -47,23 +47,15 @@ def checked_time(option: str, time: object) -> int:
 class EventTimers(TimedStates[EventTimer]):
     """The timers of one subtask. The state of a key: the number of each timer, by its identity.
 
-    An *identity* is the time, and the type and the value of the payload. If the payload is not an atom, its value there
-    is what ``identify`` has returned, and the timer has a list of its number and its payload.
+    An *identity* is the time, and the type and the value of the payload. If the payload is not an atom, it has no type
+    but what ``identify`` has returned, and the timer has a list of its number and its payload.
     """
-
-    def identity(self, at: int, payload: Any, identify: Callable[[Any], Hashable]) -> tuple[Any, ...]:
-        """Return the same for equal times and payloads."""
-        kind = type(payload)
-        return (at, kind.__name__, payload) if kind in _ATOMS else (at, "", identify(payload))
 
     def set(self, key: Any, identity: tuple[Any, ...], payload: Any) -> None:
         """Set a timer that is not set."""
         number, self.numbered = self.numbered, self.numbered + 1
         self.states.setdefault(key, {})[identity] = number if identity[1] else [number, payload]
         self._push(key, identity, number)
-
-    def is_set(self, key: Any, identity: tuple[Any, ...]) -> bool:
-        return key in self.states and identity in self.states[key]
 
     def delete(self, key: Any, identity: tuple[Any, ...]) -> None:
         """Delete a timer that is set; it is due as before, but nothing is known of it."""
@@ -217,8 +209,8 @@ class StepTimes:
 
     def set_timer(self, at: int, key: Any, payload: Any) -> None:
         """Set a timer; no effect if an equal one is set."""
-        key, identity = self._load(at, key, payload)
-        if self._timers.is_set(key, identity):
+        key, identity, is_set = self._find(at, key, payload)
+        if is_set:
             return
         if at > self._last:
             self.dropped += 1
@@ -228,8 +220,8 @@ class StepTimes:
 
     def delete_timer(self, at: int, key: Any, payload: Any) -> None:
         """Delete a timer; no effect if none is set."""
-        key, identity = self._load(at, key, payload)
-        if self._timers.is_set(key, identity):
+        key, identity, is_set = self._find(at, key, payload)
+        if is_set:
             self._timers.delete(key, identity)
 
     def take_due(self) -> EventTimer | None:
@@ -254,12 +246,15 @@ class StepTimes:
     def __len__(self) -> int:
         return self._timers.kept
 
-    def _load(self, at: int, key: Any, payload: Any) -> tuple[Any, tuple[Any, ...]]:
-        """Return the key and the identity of a timer; the timers of the key are loaded."""
+    def _find(self, at: int, key: Any, payload: Any) -> tuple[Any, tuple[Any, ...], bool]:
+        """Return the key and the identity of a timer, and whether it is set; the timers of the key are loaded."""
         if self._states is not None:
             key = self._no_key if key is None else key
             self._states.load((key,))
-        return key, self._timers.identity(at, payload, self._identify)
+        kind = type(payload)
+        identity = (at, kind.__name__, payload) if kind in _ATOMS else (at, "", self._identify(payload))
+        known = self._timers.states.get(key)
+        return key, identity, known is not None and identity in known
 
     def _latest(self) -> int:
         """Return the time of the last timer."""

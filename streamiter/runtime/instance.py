@@ -201,8 +201,10 @@ class OperatorInstance:
         self.batches_in += 1
 
     def _counted(self, handle: Callable[[Batch], T]) -> Callable[[Batch], T]:
+        is_timed = self.times is not None
+
         def entry(batch: Batch) -> T:
-            if self.is_behind:
+            if is_timed and self.is_behind:
                 self._catch_up_now()
             self.records_in += len(batch)
             self.batches_in += 1
