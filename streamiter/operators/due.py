@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any, Final, Protocol
 
+Prefetch = Callable[[Sequence[Any]], object]
+
 DueItem = tuple[Any, ...]
 """The numbers by which the item is ordered, of which the first is its time; something to ignore; and its key."""
 
@@ -48,9 +50,12 @@ class MakeDue(Protocol):
     """Makes due items, of which a step may have several by ``number``. Each item is ordered by so many ``numbers``.
 
     ``of_pairs``: the key of an item is a pair, of the key whose state is to be loaded and of something like a key.
+    ``prefetch`` is called with many such keys at once, where that is faster.
     """
 
-    def __call__(self, number: int, numbers: int, *, of_pairs: bool = False) -> DueItems: ...
+    def __call__(
+        self, number: int, numbers: int, *, of_pairs: bool = False, prefetch: Prefetch | None = None
+    ) -> DueItems: ...
 
 
 # A heap is cleared of removed items when they are more than three times the others and this number.
@@ -76,8 +81,9 @@ class DueHeap:
         *,
         of_pairs: bool = False,
         load: Callable[[Sequence[Any]], object] | None = None,
+        prefetch: Prefetch | None = None,
     ) -> None:
-        """``load`` is called with the key of an item before the item is given. The numbers have no effect."""
+        """``load`` is called with the key of an item before the item is given. The others have no effect."""
         self._of_pairs = of_pairs
         self._load = load
         self._heap: list[DueItem] = []

@@ -14,7 +14,7 @@ import numpy as np
 
 from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError
-from streamiter.operators.due import DueItem, DueItems, MakeDue
+from streamiter.operators.due import DueItem, DueItems, MakeDue, Prefetch
 from streamiter.operators.keyed_state import KeyedStates, StateFrame
 from streamiter.operators.timed.timed_states import TimedStates
 from streamiter.times import MAX_TIME, MIN_TIME, TIME_LIMIT
@@ -51,6 +51,11 @@ class EventTimers(TimedStates[EventTimer]):
     but what ``identify`` has returned, and the timer has a list of its number and its payload.
     """
 
+    def __init__(self, prefetch: Prefetch | None = None) -> None:
+        """``prefetch`` reads what the operator probably asks for when the timers of some keys fire."""
+        self._prefetch = prefetch
+        super().__init__()
+
     def set(self, key: Any, identity: tuple[Any, ...], payload: Any) -> None:
         """Set a timer that is not set."""
         number, self.numbered = self.numbered, self.numbered + 1
@@ -85,7 +90,7 @@ class EventTimers(TimedStates[EventTimer]):
         return [timer for _, timer in sorted(timers, key=itemgetter(0))]
 
     def _make_due(self, make: MakeDue) -> None:
-        self._due = make(0, 2, of_pairs=True)
+        self._due = make(0, 2, of_pairs=True, prefetch=self._prefetch)
 
     def _note(self, key: Any, state: Any) -> None:
         for identity, entry in state.items():
@@ -133,16 +138,18 @@ class StepTimes:
         self._identify = identify
         self._states: KeyedStates | None = None
         self._no_key: Any = None
+        self._prefetch: Prefetch | None = None
         self.clear()
 
-    def keep_timers_in(self, make: Callable[[], KeyedStates], no_key: Any) -> None:
+    def keep_timers_in(self, make: Callable[[], KeyedStates], no_key: Any, prefetch: Prefetch | None = None) -> None:
         """Keep the timers in states by key, which the first call makes.
 
         ``no_key`` stands for the key of a timer that was set without one: ``((), number)``, with a number that makes it
-        a key of this subtask.
+        a key of this subtask. ``prefetch`` reads what the operator may ask for when the timers of some keys fire.
         """
         if self._states is None:
-            self._states, self._no_key = make(), no_key
+            self._states, self._no_key, self._prefetch = make(), no_key, prefetch
+            self._timers = EventTimers(prefetch)
             self._timers.keep_in(self._states)
 
     def prefetch(self, keys: Sequence[Any]) -> None:
@@ -173,7 +180,7 @@ class StepTimes:
         """The number of timers that were set after the end, and dropped."""
         self._last = MAX_TIME
         """Later timers are dropped."""
-        self._timers = EventTimers()
+        self._timers = EventTimers(self._prefetch)
         self._firing: Iterator[DueItem] | None = None
         """The timers that are taken now."""
         if self._states is not None:

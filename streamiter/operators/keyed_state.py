@@ -20,7 +20,7 @@ import numpy as np
 
 from streamiter.deferred import Deferred, Encode, PlainValue
 from streamiter.errors import InternalError, PlainDataError, shortened
-from streamiter.operators.due import DueHeap, DueItems
+from streamiter.operators.due import DueHeap, DueItems, Prefetch
 from streamiter.records import Array, Batch, slice_batch
 
 # Values of these types cannot change, so they need no copy. numpy's structured scalars can change.
@@ -88,7 +88,7 @@ class KeyedStates(Protocol):
         It is the same dict for all calls until `clear` or `restore`.
         """
 
-    def due(self, number: int, numbers: int, *, of_pairs: bool = False) -> DueItems:
+    def due(self, number: int, numbers: int, *, of_pairs: bool = False, prefetch: Prefetch | None = None) -> DueItems:
         """Return due items, which are kept with the states; the arguments are those of `MakeDue`."""
 
     def all_without_due(self) -> Iterable[Mapping[Any, Any]]:
@@ -184,7 +184,7 @@ class KeyedState:
     def store(self) -> None:
         pass
 
-    def due(self, number: int, numbers: int, *, of_pairs: bool = False) -> DueItems:
+    def due(self, number: int, numbers: int, *, of_pairs: bool = False, prefetch: Prefetch | None = None) -> DueItems:
         return DueHeap(number, numbers, of_pairs=of_pairs, load=self.load)
 
     def all_without_due(self) -> Iterable[Mapping[Any, Any]]:

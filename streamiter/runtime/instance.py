@@ -218,16 +218,18 @@ class OperatorInstance:
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the operator, and await it if it is a coroutine. A failure names the step."""
-        self.progress.handled += 1
-        with FailuresOf(self.step.name):
-            result = getattr(self.operator, method)(*arguments)
-            if inspect.isawaitable(result):
-                result = await unless_cancelled(result, self.step.name)
+        result = await self._called(method, *arguments)
         self.out.flush()
         self._store_states()
         if self._holds_back is not None:
             self._after_batch()
         return result
+
+    async def _called(self, method: str, *arguments: Any) -> Any:
+        self.progress.handled += 1
+        with FailuresOf(self.step.name):
+            result = getattr(self.operator, method)(*arguments)
+            return await unless_cancelled(result, self.step.name) if inspect.isawaitable(result) else result
 
     def _store_states(self) -> None:
         """Keep the changes of states by key: a call of the operator has returned."""
@@ -246,10 +248,20 @@ class OperatorInstance:
         self._is_open = True
         self._loop = asyncio.get_running_loop()
         if self.times is not None and self.keyed is not None and self.context.takes_event_timers:
-            self.times.keep_timers_in(lambda: self._make_states(None), self._no_key())
+            self.times.keep_timers_in(lambda: self._make_states(None), self._no_key(), self._prefetch)
         await self.call("open", self.context)
         if self.keyed is not None and self.keyed.time_to_live_s is not None:
             self._sweep_later(self.keyed.time_to_live_s)
+
+    def _prefetch(self, keys: Sequence[Any]) -> None:
+        """Read the states of the next timers that fire."""
+        if self.keyed is not None:
+            self.keyed.prefetch(keys[: self._timers_at_once])
+
+    @property
+    def _timers_at_once(self) -> int:
+        """How many timers fire before what they have emitted may wait for room, and the states are stored."""
+        return (None if self.keyed is None else self.keyed.keys_at_once) or _TIMERS_AT_ONCE
 
     def _no_key(self) -> Any:
         """Return what stands for the key of event timers that are set without one: a key of this subtask."""
@@ -328,14 +340,14 @@ class OperatorInstance:
     def _take_turn(self) -> None:
         """Let some of the timers fire that are due; after the last one, pass on the watermark."""
         if self._has_due_timers:
-            self._fire(_TIMERS_AT_ONCE)
+            self._fire(self._timers_at_once)
             self._store_states()
         if not self._has_due_timers:
             self._pass_turn()
 
     async def _take_turn_awaited(self) -> None:
         if self._has_due_timers:
-            await self._fire_awaited(_TIMERS_AT_ONCE)
+            await self._fire_awaited(self._timers_at_once)
         if not self._has_due_timers:
             self._pass_turn()
 
@@ -348,7 +360,9 @@ class OperatorInstance:
 
     async def _fire_awaited(self, count: int | None = None) -> None:
         for payload in islice(self._due(), count):
-            await self.call("on_event_timer", payload, self.out)
+            await self._called("on_event_timer", payload, self.out)
+        self.out.flush()
+        self._store_states()
 
     def _due(self) -> Iterator[Any]:
         """Give the payload of each timer that is due, while its time and its key are at hand."""

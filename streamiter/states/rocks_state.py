@@ -21,6 +21,7 @@ from streamiter.clock import Clock
 from streamiter.deferred import DeferredFiles, LocalFile, PlainValue
 from streamiter.errors import ConfigurationError, InternalError, shortened
 from streamiter.numbers import whole_number
+from streamiter.operators.due import Prefetch
 from streamiter.operators.keyed_state import KeyedState, KeyedStates, StateFrame
 from streamiter.records import Array
 from streamiter.states.due_rows import DueRows
@@ -259,9 +260,14 @@ class RocksStates:
 
     # ---- due items
 
-    def due(self, number: int, numbers: int, *, of_pairs: bool = False) -> DueRows:
+    def due(self, number: int, numbers: int, *, of_pairs: bool = False, prefetch: Prefetch | None = None) -> DueRows:
+        def load(keys: Sequence[Any]) -> None:
+            self.prefetch(keys)
+            if prefetch is not None:
+                prefetch(keys)
+
         due = self._due[number] = DueRows(
-            number, numbers, self._database, of_pairs=of_pairs, load=self.prefetch, turn=lambda: self.keys_at_once or 1
+            number, numbers, self._database, of_pairs=of_pairs, load=load, turn=lambda: self.keys_at_once or 1
         )
         return due
 
