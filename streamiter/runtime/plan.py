@@ -518,7 +518,13 @@ class Planner:
             channel: (intake,) for channel, intake in self._intakes_elsewhere.items()
         }
         for task in tasks:
-            channels = [port.channel for port in task.gate.ports if isinstance(port.channel, Channel)]
+            # Records of an awaited table go no further, and a step behind may hold records while this one waits again.
+            awaited = task.first.step.awaited_input
+            channels = [
+                port.channel
+                for port in task.gate.ports
+                if isinstance(port.channel, Channel) and port.input_name != awaited
+            ]
             known = dict.fromkeys(intake for channel in channels for intake in intakes.get(channel, ()))
             sources = tuple(known) if task.feeder is None else (task.feeder.intake,)
             for channel in (lane.channel for writer in task.writers for lane in writer.lanes):

@@ -234,6 +234,39 @@ async def test_two_tables_of_one_topic_and_a_table_of_a_file(tmp_path: Path) -> 
     await job.stop("abort")
 
 
+async def test_records_held_since_the_last_run_do_not_hold_up_the_table_that_two_joins_wait_for(tmp_path: Path) -> None:
+    """A job stood still after each restart: its second join held records, so the source of its first one paused."""
+    made = MemoryBroker()
+    for name in ("names", "numbers"):
+        await made.topic(name).create()
+    await write(made.topic("names"), [{"id": n, "name": "old"} for n in range(KEYS)])
+    await write(made.topic("numbers"), [n % KEYS for n in range(2_000)])
+
+    async def job_of(held: Held) -> tuple[Job, Collected]:
+        flow = Flow("names twice")
+        names = flow.source(made.topic("names"), name="names")
+        by_id, later = (
+            stream.key_by(lambda each: each["id"]) for stream in (names, names.map_async(held, name="held"))
+        )
+        once = by_self(flow.source(made.topic("numbers"), name="numbers")).join_table(
+            by_id, value="name", time="processing", name="once"
+        )
+        twice = once.key_by(lambda pair: pair[0]).join_table(later, value="name", time="processing", name="twice")
+        found = twice.collect(name="found")
+        return await started(flow, tmp_path), found
+
+    job, _ = await job_of(Held())
+    await until(lambda: any(task.is_paused for task in job.statistics().tasks))
+    await job.stop("suspend")
+    await write(made.topic("names"), [{"id": n % KEYS, "name": "new"} for n in range(2_000)])
+    held = Held()
+    held.go.set()
+    job, found = await job_of(held)
+    await until(lambda: len(found.items) == 2_000)
+    assert {pair[1] for pair in found.items} == {"new"}
+    await job.stop("abort")
+
+
 async def test_a_table_that_is_read_later_does_not_hold_up_a_barrier_or_a_restore() -> None:
     """A snapshot held the news of an end that was found before the restart; the next job did not wait."""
 
