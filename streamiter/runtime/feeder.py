@@ -39,7 +39,8 @@ class Feeder:
     The task handles everything that was read. The caller of ``stop`` chooses the control record that follows.
     """
 
-    def __init__(self, source: Source, channel: Channel, step: str, clock: Clock) -> None:
+    def __init__(self, source: Source, channel: Channel, step: str, clock: Clock, *, is_awaited: bool = False) -> None:
+        """``is_awaited``: a step waits until the source has read to its end, or to the end found at the start."""
         self.channel = channel
         self._clock = clock
         self.intake = Intake()
@@ -48,6 +49,9 @@ class Feeder:
         self._step = step
         self.is_idle = False
         """Whether the source brings nothing for now. It is known after ``open``."""
+        self.is_awaited = is_awaited
+        """Whether a step still waits for records that the source has not read yet."""
+        self._when_read: list[Callable[[], object]] = []
         self._opened = False
         self._is_reading = False
         self._stopped = False
@@ -86,8 +90,16 @@ class Feeder:
             assert self._running is not None
             self._running.cancel()
 
+    def when_read(self, f: Callable[[], object]) -> None:
+        """Call ``f`` when no step waits for this source any more; never if the source is stopped before."""
+        self._when_read.append(f)
+
     async def _run(self) -> None:
         await self._read_all()
+        self.is_awaited = False
+        if not self._stopped:
+            for f in self._when_read:
+                f()
         if self.source.tells_end and not self._stopped:
             self.channel.put_control(ReadToEnd())
             await self._unless_stopped(self.source.read_on)

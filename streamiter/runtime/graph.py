@@ -288,8 +288,11 @@ def awaited_edges(step: Step) -> list[Edge]:
 
 
 def read_to_end(steps: Iterable[Step]) -> dict[Step, None]:
-    """Return the steps that tell those behind them when they have read to the end that was found at the start."""
-    return upstream_of(edge for step in steps for edge in awaited_edges(step))
+    """Return the steps that tell those behind them when they have read to the end that was found at the start.
+
+    In a loop, the table ends, and its end says enough.
+    """
+    return upstream_of(edge for step in steps if step.loop is None for edge in awaited_edges(step))
 
 
 def leaves_loop(edge: Edge, reader: Step) -> bool:

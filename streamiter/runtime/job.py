@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
@@ -281,7 +281,7 @@ class Job:
 
         ``drain``: the inputs end here, loops finish, and the job ends as finished. A bounded iteration finishes its
         present epoch; an unbounded one finishes when no feedback is left, or, after a second call, with its present
-        epoch.
+        epoch. If a join waits for its table, the inputs end when the table is read.
 
         ``abort``: the job ends immediately.
 
@@ -307,7 +307,7 @@ class Job:
         if mode == "abort":
             self._abort()
         elif mode == "drain":
-            self._drain()
+            self._when_tables_are_read(self._drain)
         else:
             await self._suspend()
         return await self.wait()
@@ -329,7 +329,19 @@ class Job:
         if mode == "abort":
             self._abort()
         else:
-            self._drain_sources()
+            self._when_tables_are_read(self._drain_sources)
+
+    def _when_tables_are_read(self, drain: Callable[[], None]) -> None:
+        """Drain when no source has records left to read that a join waits for.
+
+        Otherwise the join would use a part of its table for the records of the stream that were read already.
+        """
+        feeders = [task.feeder for task in self._tasks if task.feeder is not None and not task.ended]
+        awaited = next((feeder for feeder in feeders if feeder.is_awaited), None)
+        if awaited is None:
+            drain()
+        else:
+            awaited.when_read(lambda: self._when_tables_are_read(drain))
 
     def _drain(self) -> None:
         self._drain_sources()

@@ -317,9 +317,10 @@ class Planner:
         name = f"{head.name}[{subtask}]"
         feeder, ports, input_names = None, self._ports(head, subtask), head.input_names()
         if head.source is not None:
-            source = make_source(head)
-            source.tells_end = head in self._read_to_end and not head.bounded
-            feeder = Feeder(source, self._bounded_channel(f"{name} ← source"), head.name, self.options.clock)
+            source, is_awaited = make_source(head), head in self._read_to_end
+            source.tells_end = is_awaited and not head.bounded
+            channel = self._bounded_channel(f"{name} ← source")
+            feeder = Feeder(source, channel, head.name, self.options.clock, is_awaited=is_awaited)
             ports = [Port(0, SINGLE_INPUT, feeder.channel, is_feedback=False)]
             input_names = [SINGLE_INPUT]
         gate = self._make_gate(head, name, ports)

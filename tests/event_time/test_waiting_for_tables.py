@@ -212,6 +212,34 @@ async def test_a_job_that_waits_says_so_and_can_be_drained() -> None:
     assert dict(found.items) == {1: "one", 2: None}
 
 
+async def test_a_job_that_waits_is_drained_when_the_table_is_read(tmp_path: Path) -> None:
+    """A drained job had joined the records that were read already with a part of its table."""
+    made, records = MemoryBroker(), 2_000
+    await made.topic("numbers").create()
+    await made.topic("names").create(partitions=16)  # A batch has records of one partition.
+    await write(made.topic("names"), [{"id": n % KEYS, "name": f"{n // KEYS}"} for n in range(records)])
+    await write(made.topic("numbers"), list(range(8)))
+    flow, _ = flow_of(made.topic("numbers"), made.topic("names"), Held())
+    job = await started(flow, tmp_path)
+    draining = asyncio.create_task(job.stop("drain"))
+    before = taken(job)
+    await until(lambda: taken(job) > before + 2)
+    assert (await job.stop("suspend")).state == (await draining).state == "suspended"
+
+    # No source had ended; so the next job reads new records of both topics.
+    await write(made.topic("names"), [{"id": n, "name": "last"} for n in range(KEYS)])
+    await write(made.topic("numbers"), list(range(8)))
+    flow, found = flow_of(made.topic("numbers"), made.topic("names"), held := Held())
+    job = await started(flow, tmp_path)
+    before = taken(job)
+    await until(lambda: taken(job) > before + 2)
+    draining = asyncio.create_task(job.stop("drain"))
+    await turn()
+    held.go.set()
+    assert (await draining).state == "finished"
+    assert sorted(found.items) == sorted([(n, "last") for n in range(8)] * 2)
+
+
 async def test_two_tables_of_one_topic_and_a_table_of_a_file(tmp_path: Path) -> None:
     """The second join waits for a topic that the first one reads, too; neither holds up the other."""
     made, records = MemoryBroker(), 5_000
