@@ -52,7 +52,8 @@ async def abort(made: Topic, records: list[Any], partition: int) -> None:
     """Leave offsets without records at the end of a partition."""
     transactions = await made.open_transactions(f"abort {made.name}")
     await transactions.begin()
-    await transactions.write(made, OutgoingBatch([orjson.dumps(each) for each in records], partition=partition))
+    values = [orjson.dumps(each) for each in records]  # A compacted topic takes no record without a key.
+    await transactions.write(made, OutgoingBatch(values, [b"key"] * len(values), partition=partition))
     await transactions.abort()
     await transactions.close()
 
