@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from checkpoints_jobs.parallelism_support import NUMBERS, numbers, outputs
 
-from streamiter import Flow, RocksState, session, sliding, tumbling
+from streamiter import Flow, Operator, RocksState, session, sliding, tumbling
 from streamiter.flow.keyed_stream import KeyedStream
+from streamiter.operators import Context, Output
 from streamiter.topics import MemoryBroker
 
 TURNS = 60
@@ -41,6 +42,25 @@ def joins(broker: MemoryBroker, parallelism: int, state: RocksState | None) -> F
     pairs.map(lambda pair: ["interval", *pair]).sink(broker.topic("out"))
     as_of.map(lambda pair: ["as of", *pair]).sink(broker.topic("out"))
     before.map(lambda pair: ["before", *pair]).sink(broker.topic("out"))
+    return flow
+
+
+class Later(Operator):
+    """Emits each number 9 ms later."""
+
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    def process(self, number: int, out: Output) -> None:
+        self._context.set_event_timer(number + 9, number)
+
+    def on_event_timer(self, number: int, out: Output) -> None:
+        out.emit([self._context.key, number, self._context.event_time])
+
+
+def timers(broker: MemoryBroker, parallelism: int, state: RocksState | None) -> Flow:
+    flow = Flow("timers", parallelism=parallelism, state=state)
+    keyed(flow, broker).process(Later, name="later").sink(broker.topic("out"))
     return flow
 
 
@@ -75,7 +95,15 @@ def expected_joins() -> Counter[Any]:
         *((before, after, "either") for before, after in [(2, 3), (2, 2)]),
     ],
 )
-@pytest.mark.parametrize(("make", "expected"), [(windows, expected_windows()), (joins, expected_joins())])
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (windows, expected_windows()),
+        (joins, expected_joins()),
+        (timers, Counter((n % KEYS, n, n + 9) for n in range(NUMBERS))),
+    ],
+    ids=["windows", "joins", "timers"],
+)
 def test_states_move_with_their_keys(
     make: Any, expected: Counter[Any], before: int, after: int, kept: str, tmp_path: Path
 ) -> None:

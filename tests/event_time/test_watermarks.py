@@ -190,10 +190,15 @@ def test_a_gate_keeps_a_watermark_until_the_records_before_it_are_handled() -> N
 # -- timers ------------------------------------------------------------------------------------------------
 
 
-def operations(random: Random) -> list[tuple[str, int, str, Any]]:
+def operations(random: Random) -> list[tuple[str, int, str | None, Any]]:
     kinds = ["set"] * 5 + ["delete", "reach", "reach"]
     return [
-        (random.choice(kinds), random.randrange(40), random.choice("ab"), random.choice([None, 1, True, [1]]))
+        (
+            random.choice(kinds),
+            random.randrange(40),
+            random.choice(["a", "b", None]),
+            random.choice([None, 1, True, [1]]),
+        )
         for _ in range(30)
     ]
 
@@ -208,9 +213,9 @@ def step_times(backend: KeyedStates | None) -> StepTimes:
 
 @random_examples(operations, fewest=20)
 def test_timers_fire_by_time_and_then_in_the_order_of_setting(
-    example: list[tuple[str, int, str, Any]], backend: KeyedStates | None
+    example: list[tuple[str, int, str | None, Any]], backend: KeyedStates | None
 ) -> None:
-    times, expected = step_times(backend), list[tuple[int, str, Any]]()
+    times, expected = step_times(backend), list[tuple[int, str | None, Any]]()
     for number, (what, at, key, payload) in enumerate(example):
         times.store()
         if number == 15:
