@@ -1,4 +1,4 @@
-"""Windows and joins in flows: the cases of the pure states, columns, side outputs, clocks, and wrong settings."""
+"""Windows and joins in flows: timestamps, columns, clocks, refused records, and wrong settings."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from event_time.cases import Case, Record, read_cases
+from event_time.cases import Record
 from event_time.operators import Singles
-from event_time.pure_runs import shown
 from operators.operator_harness import frozen
 
 from streamiter import (
@@ -43,51 +42,6 @@ def by_key(flow: Flow, records: list[Any], bound_s: float = 0.0) -> KeyedStream:
         lambda record: record.time, unit="ms", check_unit=False, out_of_orderness_s=bound_s
     )
     return stream.key_by(lambda record: record.key)
-
-
-def windows_of_case(case: Case) -> Any:
-    sizes = [int(argument) / 1000 for argument in case.arguments if argument.isdigit()]
-    makers: dict[str, Callable[..., Any]] = {
-        "tumbling": tumbling,
-        "hopping": hopping,
-        "sliding": sliding,
-        "session": session,
-    }
-    return calendar("day", *case.arguments) if case.kind == "day" else makers[case.kind](*sizes)
-
-
-ONE_INPUT = [
-    case
-    for case in read_cases()
-    if case.kind in ("tumbling", "day", "hopping", "sliding", "session")
-    and "parts" not in case.options
-    and all(action.name != "tick" for action in case.actions)
-]
-
-
-@pytest.mark.parametrize("parallelism", [1, 2])
-@pytest.mark.parametrize("case", ONE_INPUT, ids=lambda case: f"{case.number}-{case.kind}")
-def test_a_flow_does_what_the_case_says(case: Case, parallelism: int) -> None:
-    flow = Flow("case")
-    records = [action.record for action in case.actions if action.record is not None]
-    results = (
-        by_key(flow, records, int(case.options.get("bound", 0)) / 1000)
-        .window(
-            windows_of_case(case),
-            allowed_lateness_s=int(case.options.get("late", 0)) / 1000,
-            results="retracting" if "retract" in case.options else "accumulating",
-            late=LATE,
-            parallelism=parallelism,
-        )
-        .aggregate(("sum", "value"))
-    )
-    found, late = results.collect(), results.side_output(LATE).collect()
-    assert flow.run().state == "finished"
-    expected = [result for result in case.expected if result != "late"]
-    given = list(map(shown, found.items))
-    assert given == expected if parallelism == 1 else sorted(given) == sorted(expected)
-    assert len(late.items) == case.expected.count("late")
-    assert all(isinstance(record, Record) for record in late.items)
 
 
 def test_results_have_the_timestamp_of_the_end_of_their_window() -> None:
