@@ -27,7 +27,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 LIST: Final = ROOT / "tests" / "mutants.toml"
 
 # Each run has the same examples, so that the survivors do not change; failing examples are not made smaller.
-_ENVIRONMENT: Final = {"STREAMITER_EXAMPLES": "5000", "STREAMITER_EXAMPLES_SEED": "1", "OPENBLAS_NUM_THREADS": "1"}
+_ENVIRONMENT: Final = {"STREAMITER_EXAMPLES_SEED": "1", "OPENBLAS_NUM_THREADS": "1"}
+_EXAMPLES: Final = 5000
 _PYTEST_ARGUMENTS: Final = ["--hypothesis-profile=mutation", "-p", "no:cacheprovider"]
 # A change may make tests slower; a run of more than this many times the usual time is an endless loop.
 _TIMEOUT_FACTOR: Final = 8.0
@@ -67,6 +68,7 @@ def main(wanted: list[str]) -> int:
         return 2
     survivors: list[Mutant] = []
     for core in cores:
+        os.environ["STREAMITER_EXAMPLES"] = str(core.get("examples", _EXAMPLES))
         count, alive = _mutated(core["module"], core.get("names", []), core["tests"])
         survivors += alive
         print(f"{core['module']}: {count} mutants, {len(alive)} not noticed", flush=True)

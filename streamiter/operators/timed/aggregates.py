@@ -12,8 +12,8 @@ for a window.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, reduce
 from operator import itemgetter
 from typing import Any, Final
 
@@ -41,6 +41,9 @@ class Aggregate:
     takes_arrays: bool = False
     """Whether it defines ``add_groups``."""
 
+    has_digests: bool = True
+    """Whether it aggregates many records faster by parts, with ``digest`` and ``combined``."""
+
     adds_in_place: bool = False
     """Whether ``add`` changes the accumulator; it never raises then."""
 
@@ -57,6 +60,21 @@ class Aggregate:
     def add(self, accumulator: Any, time: int, value: Any) -> Any:
         """Add a value."""
         raise NotImplementedError
+
+    def added(self, times: Sequence[int], values: Sequence[Any]) -> Any:
+        """Return the accumulator of some records, in the order of (time, arrival)."""
+        accumulator = self.initial()
+        for time, value in zip(times, values, strict=True):
+            accumulator = self.add(accumulator, time, value)
+        return accumulator
+
+    def digest(self, times: Sequence[int], values: Sequence[Any]) -> Any:
+        """Return what ``combined`` needs of some records, at least one of them; it never changes."""
+        return self.added(times, values)
+
+    def combined(self, digests: Sequence[Any]) -> Any:
+        """Return the accumulator of all records of these parts, in order; None where only ``added`` can do that."""
+        return reduce(self.merge, digests)
 
     def add_groups(
         self, accumulators: list[Any], groups: Indices, counts: Indices, values: Array | None
@@ -137,6 +155,22 @@ class Sum(NumberAggregate):
         added: list[Any] = sums.tolist()
         return added
 
+    def digest(self, times: Sequence[int], values: Sequence[Any]) -> Any:
+        """Return the sum, None if there are floats; and the values as floats, None if there are large ints."""
+        kinds = set(map(type, values))
+        is_exact = kinds == {float} or max(map(abs, (value for value in values if type(value) is not float))) < _SMALL
+        return None if float in kinds else sum(values), np.array(values, np.float64) if is_exact else None
+
+    def combined(self, digests: Sequence[Any]) -> Any:
+        sums, values = zip(*digests, strict=True)
+        if None not in sums:
+            return sum(sums)
+        if any(each is None for each in values) or sum(map(len, values)) > _SUMMED_EXACTLY:
+            return None
+        # From left to right, unlike np.sum; the first addition is to the int 0, which makes 0.0 of −0.0.
+        with np.errstate(all="ignore"):
+            return float(np.add.accumulate(np.concatenate([[0.0], *values]))[-1])
+
     def merge(self, earlier: Any, later: Any) -> Any:
         return earlier + later
 
@@ -164,6 +198,13 @@ class Mean(NumberAggregate):
         return [
             [total, before[1] + count] for total, before, count in zip(sums, accumulators, counts.tolist(), strict=True)
         ]
+
+    def digest(self, times: Sequence[int], values: Sequence[Any]) -> Any:
+        return self._sum.digest(times, values), len(values)
+
+    def combined(self, digests: Sequence[Any]) -> Any:
+        total = self._sum.combined([part for part, _ in digests])
+        return None if total is None else [total, sum(count for _, count in digests)]
 
     def merge(self, earlier: list[Any], later: list[Any]) -> list[Any]:
         return [earlier[0] + later[0], earlier[1] + later[1]]
@@ -258,6 +299,7 @@ class Collect(Aggregate):
     """A list of all values, by time, simultaneous ones by arrival."""
 
     adds_in_place = True
+    has_digests = False
 
     def initial(self) -> list[Any]:
         return []
@@ -311,11 +353,17 @@ class Quantile(NumberAggregate):
         return accumulator
 
     def merge(self, earlier: list[Any], later: list[Any]) -> list[Any]:
-        signs = [
-            {bin_of_value: first.get(bin_of_value, 0) + second.get(bin_of_value, 0) for bin_of_value in first | second}
-            for first, second in zip(earlier[:2], later[:2], strict=True)
-        ]
-        return [*signs, earlier[2] + later[2], earlier[3] + later[3]]
+        return self.combined([earlier, later])
+
+    def combined(self, digests: Sequence[Any]) -> list[Any]:
+        accumulator = self.initial()
+        for *signs, zeros, nans in digests:
+            for bins, of_part in zip(accumulator[:2], signs, strict=True):
+                for bin_of_value, count in of_part.items():
+                    bins[bin_of_value] = bins.get(bin_of_value, 0) + count
+            accumulator[2] += zeros
+            accumulator[3] += nans
+        return accumulator
 
     def result(self, accumulator: list[Any]) -> Any:
         *signs, zeros, nans = accumulator
@@ -358,7 +406,7 @@ class Fold(Aggregate):
         self._add = add
         self._merge = merge
         self._result = result
-        self.merges = merge is not None
+        self.merges = self.has_digests = merge is not None
 
     def initial(self) -> Any:
         return self._initial() if callable(self._initial) else independent_copy(self._initial)
@@ -368,6 +416,9 @@ class Fold(Aggregate):
 
     def add(self, accumulator: Any, time: int, value: Any) -> Any:
         return self._add(accumulator, value)
+
+    def combined(self, digests: Sequence[Any]) -> Any:
+        return reduce(self.merge, map(independent_copy, digests))  # The function may change what it is given.
 
     def merge(self, earlier: Any, later: Any) -> Any:
         assert self._merge is not None
@@ -438,6 +489,10 @@ def _check(argument: str, f: Callable[..., Any], arguments: list[str]) -> None:
     if reason := misfit(plain_function(argument, f), arguments):
         raise ConfigurationError(f"{argument}: expected a function of {arguments}, given {reason}")
 
+
+# So many ints before the first float have the same sum as floats, below 2⁵³, if each is below ``_SMALL``.
+_SMALL: Final = 2**32
+_SUMMED_EXACTLY: Final = 2**21
 
 # Sums of fewer than 2⁶³ in absolute value do not wrap around.
 _INT64_MAX: Final = 2**63 - 1

@@ -22,8 +22,9 @@ from typing import Any, Final, Literal
 
 from streamiter.operators.due import MakeDue
 from streamiter.operators.timed.joining import TimedRecord
+from streamiter.operators.timed.ranges import RangeAggregates
+from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.timed_states import TimedStates
-from streamiter.operators.timed.windowing import WindowContent
 
 _first: Final = itemgetter(0)
 
@@ -54,7 +55,7 @@ class WaitingRecords(TimedStates[TimedRecord]):
             return False
         state = self._state_of(key)
         if self._is_known(time):
-            self._answer(state, time, record)
+            self._answer(key, state, time, record)
             self._prune(key)
             return True
         arrival, self.numbered = self.numbered, self.numbered + 1
@@ -68,7 +69,7 @@ class WaitingRecords(TimedStates[TimedRecord]):
             self.kept -= 1
             state = self.states[key]
             time, _, record = state[-1].pop(0)
-            self._answer(state, time, record)
+            self._answer(key, state, time, record)
             self._prune(key)
         if self._due.is_more:
             return False
@@ -90,7 +91,7 @@ class WaitingRecords(TimedStates[TimedRecord]):
         """Return the state of a key, which may be new."""
         raise NotImplementedError
 
-    def _answer(self, state: list[Any], time: int, record: Any) -> None:
+    def _answer(self, key: Any, state: list[Any], time: int, record: Any) -> None:
         """Emit a record with what holds at its time."""
         raise NotImplementedError
 
@@ -140,7 +141,7 @@ class AsOfJoin(WaitingRecords):
         state: list[Any] = self.states.setdefault(key, [[], [], []])
         return state
 
-    def _answer(self, state: list[Any], time: int, record: Any) -> None:
+    def _answer(self, key: Any, state: list[Any], time: int, record: Any) -> None:
         times, versions, _ = state
         at = (bisect_left if self._strict else bisect_right)(times, time)
         version = versions[at - 1] if at else None
@@ -166,10 +167,15 @@ class AsOfWindow(WaitingRecords):
     The state of a key: the times of the events, in order; their values, by (time, arrival); and the waiting records.
     """
 
-    def __init__(self, size_ms: int, aggregates: WindowContent) -> None:
-        super().__init__(strict=True)
+    def __init__(self, size_ms: int, aggregates: Aggregates) -> None:
         self._size_ms = size_ms
         self._aggregates = aggregates
+        self._ranges = RangeAggregates(aggregates, size_ms)
+        super().__init__(strict=True)
+
+    def _make_due(self, make: MakeDue) -> None:
+        super()._make_due(make)
+        self._ranges.clear()  # The states may be others now.
 
     def _settings(self) -> list[Any]:
         return [*super()._settings(), self._size_ms]
@@ -184,6 +190,7 @@ class AsOfWindow(WaitingRecords):
         at = bisect_right(times, time)
         times.insert(at, time)
         events.insert(at, values)
+        self._ranges.changed(key, time)
         self._stale.push((time + self._size_ms,), key)
         return True
 
@@ -191,17 +198,15 @@ class AsOfWindow(WaitingRecords):
         state: list[Any] = self.states.setdefault(key, [[], [], []])
         return state
 
-    def _answer(self, state: list[Any], time: int, record: Any) -> None:
+    def _answer(self, key: Any, state: list[Any], time: int, record: Any) -> None:
         times, events, _ = state
-        first, last = bisect_left(times, time - self._size_ms), bisect_left(times, time)
-        accumulators = self._aggregates.initial()
-        for at, values in zip(times[first:last], events[first:last], strict=True):
-            accumulators = self._aggregates.add(accumulators, at, values)
+        accumulators = self._ranges.accumulators(key, times, events, time - self._size_ms, time)
         self.results.append((time, (record, self._aggregates.result(accumulators))))
 
     def _prune(self, key: Any) -> None:
         times, events, waiting = self.states[key]
         gone = bisect_left(times, self._least_time(waiting) - self._size_ms)
+        self._ranges.removed(key, times[:gone], len(times) > gone)
         del times[:gone], events[:gone]
         if not (times or waiting):
             del self.states[key]

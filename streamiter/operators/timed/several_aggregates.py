@@ -63,6 +63,11 @@ class Aggregates:
             for aggregate, value_of in zip(self._aggregates, self._values, strict=True)
         ]
 
+    @property
+    def have_digests(self) -> bool:
+        """Whether all of them aggregate many records faster by parts."""
+        return all(aggregate.has_digests for aggregate in self._aggregates)
+
     def columns_of(self, batch: Sequence[Any] | Array | Columns) -> list[Array | None] | None:
         """Return an array of values for each aggregate that needs one; None if arrays cannot do what ``add`` does."""
         if not self._take_arrays:
@@ -87,6 +92,28 @@ class Aggregates:
         for number in self._order:
             added[number] = self._aggregates[number].add(accumulators[number], time, values[number])
         return added
+
+    def added(self, times: Sequence[int], values: Sequence[list[Any]]) -> list[Any]:
+        """Return the accumulators of some records, in order."""
+        return [
+            aggregate.added(times, [of_record[number] for of_record in values])
+            for number, aggregate in enumerate(self._aggregates)
+        ]
+
+    def digests(self, times: Sequence[int], values: Sequence[list[Any]]) -> list[Any]:
+        """Return for each aggregate what ``combined`` needs of some records, at least one of them."""
+        return [
+            aggregate.digest(times, [of_record[number] for of_record in values])
+            for number, aggregate in enumerate(self._aggregates)
+        ]
+
+    def combined(self, digests: Sequence[list[Any]]) -> list[Any] | None:
+        """Return the accumulators of all records of these parts, in order; None where only ``added`` can do that."""
+        combined = [
+            aggregate.combined(parts)
+            for aggregate, parts in zip(self._aggregates, zip(*digests, strict=True), strict=True)
+        ]
+        return None if any(each is None for each in combined) else combined
 
     def add_groups(
         self, accumulators: list[list[Any]], groups: Indices, counts: Indices, columns: list[Array | None]

@@ -28,6 +28,7 @@ import numpy as np
 from streamiter.operators.due import MakeDue
 from streamiter.operators.timed.aggregates import Indices
 from streamiter.operators.timed.kinds import AlignedWindow, Hopping, Session, Sliding, WindowKind
+from streamiter.operators.timed.ranges import RangeAggregates
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.timed_states import TimedStates
 from streamiter.records import Array
@@ -410,9 +411,10 @@ class SlidingWindows(OpenWindows):
     windows by their start. A window's accumulators are computed for its result.
     """
 
-    def __init__(self, size_ms: int, content: WindowContent, **options: Any) -> None:
-        super().__init__(content, **options)
+    def __init__(self, size_ms: int, content: Aggregates, **options: Any) -> None:
         self._size_ms = size_ms
+        self._ranges = RangeAggregates(content, size_ms)
+        super().__init__(content, **options)
 
     def _windows_of(self, state: list[Any]) -> Iterable[OpenWindow]:
         windows: dict[int, OpenWindow] = state[2]
@@ -420,6 +422,10 @@ class SlidingWindows(OpenWindows):
 
     def _find(self, state: list[Any], start: int, creation: int) -> OpenWindow | None:
         return super()._find(state[2], start, creation)
+
+    def _make_due(self, make: MakeDue) -> None:
+        super()._make_due(make)
+        self._ranges.clear()  # The states may be others now.
 
     def _settings(self) -> list[Any]:
         return [*super()._settings(), self._size_ms]
@@ -438,6 +444,7 @@ class SlidingWindows(OpenWindows):
         at = bisect_right(times, time)
         times.insert(at, time)
         values_by_time.insert(at, values)
+        self._ranges.changed(key, time)
         own = time + 1 - self._size_ms
         if own not in windows:
             windows[own] = self._new_window(key, own, time + 1, [])
@@ -450,10 +457,7 @@ class SlidingWindows(OpenWindows):
 
     def _value(self, key: Any, window: OpenWindow) -> Any:
         times, values_by_time, _ = self.states[key]
-        first, last = bisect_left(times, window[START]), bisect_left(times, window[END])
-        accumulators = self._content.initial()
-        for time, values in zip(times[first:last], values_by_time[first:last], strict=True):
-            accumulators = self._content.add(accumulators, time, values)
+        accumulators = self._ranges.accumulators(key, times, values_by_time, window[START], window[END])
         return self._content.result(accumulators)
 
     def _expire(self, key: Any, start: int, creation: int) -> None:
@@ -465,6 +469,7 @@ class SlidingWindows(OpenWindows):
             return
         # No window that is open, or may still be created, has these records.
         gone = bisect_right(times, start)
+        self._ranges.removed(key, times[:gone], len(times) > gone)
         del times[:gone], values_by_time[:gone]
         if not times:
             del self.states[key]
@@ -475,6 +480,7 @@ def make_windows(kind: WindowKind, content: WindowContent, **options: Any) -> Op
     if isinstance(kind, Session):
         return SessionWindows(kind.gap_ms, content, **options)
     if isinstance(kind, Sliding):
+        assert isinstance(content, Aggregates)
         return SlidingWindows(kind.size_ms, content, **options)
     return AlignedWindows(kind, content, **options)
 
