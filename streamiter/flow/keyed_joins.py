@@ -17,7 +17,7 @@ from streamiter.flow.graph_checks import (
     check_nothing_is_late,
     check_tag,
 )
-from streamiter.flow.options import IntervalOptions, JoinOptions, StepOptions, TableOptions, check_options
+from streamiter.flow.options import IntervalOptions, JoinOptions, StepOptions, TableOptions, check_options, survives
 from streamiter.flow.stream import Stream
 from streamiter.flow.windowed_stream import WindowedStream
 from streamiter.numbers import whole_number
@@ -377,8 +377,8 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
 
         A step that survives refused records also receives those without a key.
         """
-        survives = options.get("on_error", "fail") != "fail" or options.get("dead_letter") is not None
-        return self.partitioned(ByKey(self._key_of, self._whole_batches, survives and not self._whole_batches))
+        receives_all = survives(options) and not self._whole_batches
+        return self.partitioned(ByKey(self._key_of, self._whole_batches, receives_all))
 
     def record_key(self, method: str) -> Callable[[Any], Key]:
         """For the engine: return the function that gives the key of a record."""

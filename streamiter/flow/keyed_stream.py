@@ -24,7 +24,7 @@ from streamiter.flow.graph_checks import (
     check_tag,
 )
 from streamiter.flow.keyed_joins import KeyedJoins, TimeOf
-from streamiter.flow.options import ProcessOptions, StepOptions, check_options
+from streamiter.flow.options import ProcessOptions, StepOptions, check_options, survives
 from streamiter.flow.stream import Stream
 from streamiter.flow.windowed_stream import WindowedStream
 from streamiter.operators.functions import field_or_function
@@ -198,6 +198,8 @@ class KeyedStream(KeyedJoins[Key, Record]):
                     f"step {label!r}: expected an aggregate that merges, as sessions do, given a fold without; "
                     "write fold(initial, add, merge)"
                 )
+            if survives(options):
+                aggregates = aggregates.atomic()
             self.flow.register(WindowResult)
             return self._made(
                 add_next_step(

@@ -90,6 +90,11 @@ class RunOptions(TypedDict, total=False):
     new_id: Callable[[], str] | None
 
 
+def survives(options: StepOptions) -> bool:
+    """Return whether the step continues after a refused record."""
+    return options.get("on_error", "fail") != "fail" or options.get("dead_letter") is not None
+
+
 def check_options(method: str, options: Mapping[str, object], allowed: type = StepOptions) -> None:
     """Raise TypeError for an option that ``allowed``, a TypedDict, does not have."""
     names = allowed.__annotations__

@@ -7,6 +7,7 @@ state at any of these places.
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -502,15 +503,35 @@ def test_a_key_is_late_by_the_watermark_that_it_had_before(kind: Any) -> None:
     assert [join.add("left", key, 22, None) for key in ("was further", "was not")] == [False, True]
 
 
-def test_a_refused_record_changes_no_aggregate() -> None:
-    def picky(total: int, value: int) -> int:
-        if value == 7:
-            raise ValueError("seven")
-        return total + value
+def grown(seen: list[int], value: int) -> list[int]:
+    """Change the accumulator, then raise for the value 7, or if there is a 5."""
+    seen.append(value)
+    if value == 7 or 5 in seen[:-1]:
+        raise ValueError("refused")
+    return seen
 
-    windows = make_windows(Hopping(10, 5), Aggregates.of((), {"all": "collect", "sum": fold(0, picky)}))
-    windows.add("a", 7, [1, 1])
-    with pytest.raises(ValueError, match="seven"):
-        windows.add("a", 8, [7, 7])
+
+def joined(earlier: list[int], later: list[int]) -> list[int]:
+    earlier += later
+    return earlier
+
+
+@pytest.mark.parametrize("kind", [Hopping(10, 5), Session(5)])
+def test_a_refused_record_changes_no_aggregate_of_any_window(kind: Any) -> None:
+    """The second of two windows refused a record, which was in the list of the first."""
+    names: dict[str, Any] = {"all": "collect", "median": quantile(0.5), "grown": fold(list, grown, joined)}
+    names["sum"] = fold(0, operator.add, operator.add)
+    windows = make_windows(kind, Aggregates.of((), names).atomic())
+    # Time 8 is in the windows from 0 and from 5, and between the sessions of 4 and of 12; only the last has the 5.
+    for time, value in [(4, 1), (12, 5)]:
+        windows.add("a", time, [value] * 4)
+    for time, value in [(8, 7), (8, 8), (8, "text")]:
+        with pytest.raises((ValueError, TypeError)):
+            windows.add("a", time, [value] * 4)
     windows.advance(MAX_TIME)
-    assert [result.value for result in windows.results] == [{"all": [1], "sum": 1}] * 2
+    assert [result.value["all"] for result in windows.results] == (
+        [[1], [1], [5], [5]] if kind == Hopping(10, 5) else [[1], [5]]
+    )
+    for value in (result.value for result in windows.results):
+        assert value["grown"] == value["all"] == [value["sum"]]
+        assert abs(value["median"] - value["sum"]) < 0.1

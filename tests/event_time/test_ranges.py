@@ -70,7 +70,7 @@ def test_a_range_by_blocks_has_the_aggregates_of_its_records_to_the_bit(
             found = several.result(state.accumulators("a", times, values, start, end))
             one_by_one = several.initial()
             for time, of_record in zip(times[first:last], values[first:last], strict=True):
-                one_by_one = several.add(one_by_one, time, of_record)
+                [one_by_one] = several.add([one_by_one], time, of_record)
             assert frozen(found) == frozen(several.result(one_by_one))
 
 

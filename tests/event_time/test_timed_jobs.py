@@ -197,16 +197,22 @@ def test_each_round_has_windows_of_its_own() -> None:
 
 
 def test_a_refused_record_follows_the_policy_and_has_no_part_in_any_aggregate() -> None:
+    def halved(seen: list[int], value: int) -> list[int]:
+        seen.append(value)
+        if value % 2:
+            raise ValueError("odd")
+        return seen
+
     flow = Flow("refused")
-    records = [Record("a", 1, 5), Record("a", 2, None), Record("a", 3, "x"), Record("b", 4, 7)]
+    records = [Record("a", at, value) for at, value in enumerate([4, None, "x", 3, 8])]
     found = (
         by_key(flow, records)
         .window(tumbling(1), on_error="skip", name="sums")
-        .aggregate(n="count", total=("sum", "value"))
+        .aggregate(n="count", total=("sum", "value"), even=(fold(list, halved), "value"))
         .collect()
     )
-    assert flow.run().step("sums").rejected == 2
-    assert [result.value for result in found.items] == [{"n": 1, "total": 5}, {"n": 1, "total": 7}]
+    assert flow.run().step("sums").rejected == 3
+    assert [result.value for result in found.items] == [{"n": 2, "total": 12, "even": [4, 8]}]
 
 
 def test_a_value_that_is_no_number_ends_the_job_with_the_reason() -> None:

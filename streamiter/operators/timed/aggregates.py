@@ -47,6 +47,9 @@ class Aggregate:
     adds_in_place: bool = False
     """Whether ``add`` changes the accumulator; it never raises then."""
 
+    may_raise_midway: bool = False
+    """Whether ``add`` and ``merge`` may raise when they have changed an accumulator."""
+
     def initial(self) -> Any:
         """Return the accumulator of a window without records."""
         raise NotImplementedError
@@ -394,6 +397,8 @@ def _ddsketch() -> Any:
 
 class Fold(Aggregate):
     """An aggregate by functions of the user; see :func:`fold`."""
+
+    may_raise_midway = True
 
     def __init__(
         self,

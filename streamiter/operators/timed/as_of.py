@@ -185,7 +185,7 @@ class AsOfWindow(WaitingRecords):
         if time + self._size_ms < self.reached(key):
             return False
         # Aggregates that refuse an event refuse it now.
-        self._aggregates.add(self._aggregates.initial(), time, values)
+        self._aggregates.add([self._aggregates.initial()], time, values)
         times, events, _ = self._state_of(key)
         at = bisect_right(times, time)
         times.insert(at, time)

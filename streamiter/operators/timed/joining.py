@@ -262,10 +262,11 @@ class SidesOfWindow:
     def initial(self) -> list[Any]:
         return [[], []]
 
-    def add(self, accumulators: list[Any], time: int, values: list[Any]) -> list[Any]:
+    def add(self, windows: Sequence[list[Any]], time: int, values: list[Any]) -> list[list[Any]]:
         side, record = values
-        accumulators[side == RIGHT].append((time, record))
-        return accumulators
+        for sides in windows:
+            sides[side == RIGHT].append((time, record))
+        return list(windows)
 
     def merge(self, earlier: list[Any], later: list[Any]) -> list[Any]:
         return [earlier[0] + later[0], earlier[1] + later[1]]

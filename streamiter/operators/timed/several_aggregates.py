@@ -3,7 +3,7 @@
 >>> several = Aggregates.of((), {"clicks": "count", "spent": ("sum", "price"), "pages": ("collect", "page")})
 >>> accumulators = several.initial()
 >>> for time, record in [(1, {"price": 2, "page": "/"}), (2, {"price": 3, "page": "/buy"})]:
-...     accumulators = several.add(accumulators, time, several.values_of(record))
+...     [accumulators] = several.add([accumulators], time, several.values_of(record))
 >>> several.result(accumulators)
 {'clicks': 2, 'spent': 5, 'pages': ['/', '/buy']}
 """
@@ -17,6 +17,7 @@ import numpy as np
 
 from streamiter.errors import ConfigurationError, did_you_mean, shortened
 from streamiter.operators.functions import field_or_function, plain_function
+from streamiter.operators.keyed_state import independent_copy
 from streamiter.operators.timed.aggregates import BY_NAME, Aggregate, Indices
 from streamiter.records import Array, Columns
 
@@ -31,14 +32,21 @@ class Aggregates:
     """Several aggregates of the same records. Without names there is one, whose result is not in a dict."""
 
     def __init__(
-        self, names: Sequence[str] | None, aggregates: Sequence[Aggregate], values: Sequence[ValueOf | None]
+        self,
+        names: Sequence[str] | None,
+        aggregates: Sequence[Aggregate],
+        values: Sequence[ValueOf | None],
+        *,
+        is_atomic: bool = False,
     ) -> None:
+        """``is_atomic``: the functions of a user get copies, so that a record for which one raises has no effect."""
         self._names = names
         self._aggregates = tuple(aggregates)
         self._values = tuple(values)
         self._take_arrays = all(aggregate.takes_arrays for aggregate in aggregates)
         # Those that change accumulators come last, so that a record is added to all or, if one raises, to none.
         self._order = sorted(range(len(aggregates)), key=lambda number: aggregates[number].adds_in_place)
+        self._copied = [number for number in self._order if is_atomic and aggregates[number].may_raise_midway]
 
     @staticmethod
     def of(one: Sequence[AggregateSpec], named: Mapping[str, AggregateSpec]) -> Aggregates:
@@ -50,6 +58,10 @@ class Aggregates:
             )
         parsed = [_parsed(spec) for spec in (one or named.values())]
         return Aggregates(tuple(named) or None, [each for each, _ in parsed], [value for _, value in parsed])
+
+    def atomic(self) -> Aggregates:
+        """Return the same aggregates for a step that survives records for which a function raises."""
+        return Aggregates(self._names, self._aggregates, self._values, is_atomic=True)
 
     @property
     def merge_is_missing(self) -> bool:
@@ -86,11 +98,19 @@ class Aggregates:
         """Return the accumulators of a window without records."""
         return [aggregate.initial() for aggregate in self._aggregates]
 
-    def add(self, accumulators: list[Any], time: int, values: list[Any]) -> list[Any]:
-        """Return the accumulators with a record, whose values ``values_of`` has returned."""
-        added = accumulators.copy()
+    def add(self, windows: Sequence[list[Any]], time: int, values: list[Any]) -> list[list[Any]]:
+        """Return the accumulators of some windows with a record, whose values ``values_of`` has returned.
+
+        If one raises, all windows are as they were; of functions this holds with ``is_atomic``.
+        """
+        added = [accumulators.copy() for accumulators in windows]
         for number in self._order:
-            added[number] = self._aggregates[number].add(accumulators[number], time, values[number])
+            add = self._aggregates[number].add
+            for accumulators in added:
+                before = accumulators[number]
+                accumulators[number] = add(
+                    independent_copy(before) if number in self._copied else before, time, values[number]
+                )
         return added
 
     def added(self, times: Sequence[int], values: Sequence[list[Any]]) -> list[Any]:
@@ -132,6 +152,9 @@ class Aggregates:
 
     def merge(self, earlier: list[Any], later: list[Any]) -> list[Any]:
         """Return the accumulators of two windows, all of whose records are one before the other's."""
+        for number in self._copied:
+            earlier, later = earlier.copy(), later.copy()
+            earlier[number], later[number] = independent_copy(earlier[number]), independent_copy(later[number])
         return [
             aggregate.merge(first, second)
             for aggregate, first, second in zip(self._aggregates, earlier, later, strict=True)

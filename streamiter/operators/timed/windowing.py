@@ -71,8 +71,8 @@ class WindowContent(Protocol):
     def initial(self) -> list[Any]:
         """Return the accumulators of a window without records."""
 
-    def add(self, accumulators: list[Any], time: int, values: list[Any]) -> list[Any]:
-        """Return the accumulators with a record; change nothing if the record is refused."""
+    def add(self, windows: Sequence[list[Any]], time: int, values: list[Any]) -> list[list[Any]]:
+        """Return the accumulators of windows with a record; change nothing if the record is refused."""
 
     def merge(self, earlier: list[Any], later: list[Any]) -> list[Any]:
         """Return the accumulators of two windows, all of whose records are one before the other's."""
@@ -262,11 +262,8 @@ class AlignedWindows(OpenWindows):
             return not intervals  # Between two windows a record is not late.
         state: dict[int, OpenWindow] = self.states.get(key) or {}
         content = self._content
-        # All windows or none: the functions of an aggregate may raise.
-        added = [
-            content.add(state[start][VALUES] if start in state else content.initial(), time, values)
-            for start, _ in wanted
-        ]
+        before = [state[start][VALUES] if start in state else content.initial() for start, _ in wanted]
+        added = content.add(before, time, values)
         for (start, end), accumulators in zip(wanted, added, strict=True):
             if start not in state:
                 state[start] = self._new_window(key, start, end, accumulators)
@@ -353,7 +350,7 @@ class SessionWindows(OpenWindows):
         if not parts:
             if self._is_over(key, end):
                 return False
-            accumulators = self._content.add(self._content.initial(), time, values)
+            [accumulators] = self._content.add([self._content.initial()], time, values)
             state.append(self._new_window(key, time, end, accumulators))
             state.sort(key=_start)
             self.states[key] = state
@@ -362,7 +359,7 @@ class SessionWindows(OpenWindows):
         merged = parts[0][VALUES]
         for part in parts[1:]:
             merged = self._content.merge(merged, part[VALUES])
-        accumulators = self._content.add(merged, time, values)
+        [accumulators] = self._content.add([merged], time, values)
         # A session is due at its first end, so that a record of it costs nothing; but it has the right start.
         is_due_elsewhere = len(parts) > 1 or time < parts[0][START] or parts[0][IS_COMPLETE]
         gone = [part[CREATION] for part in parts[1:]]
@@ -439,7 +436,7 @@ class SlidingWindows(OpenWindows):
         if self._is_over(key, time + 1):
             return False
         # Aggregates that refuse a record refuse it now.
-        self._content.add(self._content.initial(), time, values)
+        self._content.add([self._content.initial()], time, values)
         times, values_by_time, windows = state = self.states.get(key) or [[], [], {}]
         at = bisect_right(times, time)
         times.insert(at, time)
