@@ -122,10 +122,11 @@ class Stream(Outlets, Generic[Record]):
         """Emit ``await f(record)`` for each record, such as the answer of a service to a request.
 
         Each subtask makes at most ``concurrency`` calls at a time. Results keep the order of the records; with
-        ``ordered=False`` they leave as they come, within their epoch. A call that takes longer than ``timeout_s`` is
-        cancelled. A call that fails is made again, up to ``retries`` times: after ``backoff_s``, then twice that time
-        and so on, up to ``backoff_max_s``, each shortened at random (from ``seed``) to at least half. If the last call
-        fails, or any raises ``RejectRecords``, the record follows ``on_error``.
+        ``ordered=False`` they leave as they come, within their epoch (then two runs of a synchronous loop may differ
+        in the last bits). A call that takes longer than ``timeout_s`` is cancelled. A call that fails is made again, up
+        to ``retries`` times: after ``backoff_s``, then twice that time and so on, up to ``backoff_max_s``, each
+        shortened at random (from ``seed``) to at least half. If the last call fails, or any raises ``RejectRecords``,
+        the record follows ``on_error``.
 
         A checkpoint waits for no call: the records in flight are part of it, and their calls are made again after a
         restore. So the service may receive a record twice, and each result is emitted once.

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import FunctionType, MethodType
-from typing import Any, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import numpy as np
 
@@ -135,7 +135,8 @@ def _shown(parameter: inspect.Parameter) -> str:
 def field_or_function(argument: str, field_or_f: str | Function) -> Function:
     """Return the function; for the name of a field, return a function that reads the field by key or by attribute.
 
-    >>> field_or_function("Sort(key)", "age")({"age": 41})
+    >>> age_of = field_or_function("Sort(key)", "age")
+    >>> age_of({"age": 41})
     41
     """
     if not isinstance(field_or_f, str):
@@ -143,9 +144,32 @@ def field_or_function(argument: str, field_or_f: str | Function) -> Function:
     name = field_or_f
 
     def field(record: Any) -> Any:
-        return record[name] if isinstance(record, (dict, np.void)) else getattr(record, name)
+        try:
+            return record[name] if isinstance(record, (dict, np.void)) else getattr(record, name)
+        except (KeyError, AttributeError, ValueError) as error:
+            raise _no_field(argument, name, record) from error
 
     return field
+
+
+def _no_field(argument: str, name: str, record: Any) -> ValueError:
+    known: Any = record
+    if isinstance(record, np.void):
+        known = record.dtype.names or ()
+    elif not isinstance(record, dict):
+        # Those of msgspec's structs, of named tuples, and of other objects.
+        attributes = (getattr(record, each, None) for each in ("__struct_fields__", "_fields", "__dict__"))
+        known = next(filter(None, attributes), ())
+    names = ", ".join(map(repr, [*known][:_FIELDS_SHOWN])) + ", …" * (len(known) > _FIELDS_SHOWN)
+    given = f"one with {names}" if names else f"{shortened(record)}, which has no fields"
+    return ValueError(
+        f"{argument}: expected a record with the field {name!r}, given {given}; write a field that each record has, or "
+        "a function"
+    )
+
+
+_FIELDS_SHOWN: Final = 20
+"""A message with more names would not be read."""
 
 
 def rows_if_table(function: str, result: Any) -> Any:

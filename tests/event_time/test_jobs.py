@@ -18,6 +18,7 @@ from streamiter import (
     Operator,
     OutputTag,
     Stream,
+    WindowResult,
     connect,
     epochs_every,
     feedback_through,
@@ -194,6 +195,32 @@ def test_records_without_a_valid_time_follow_the_policy() -> None:
     assert [row[1] for row in asyncio.run(letters())] == [1, 2]
     with pytest.raises(JobFailed, match=r"(?s)event_time.*expected a time, given None"):
         results(lambda flow: flow.from_items([{"at": None}]).event_time("at", unit="ms"))
+
+
+class Visit:
+    def __init__(self) -> None:
+        self.at = 1
+
+
+@pytest.mark.parametrize(
+    ("record", "given"),
+    [
+        ({"at": 1, "user": 2}, "given one with 'at', 'user'; write a field that each record has, or a function"),
+        (Visit(), "given one with 'at'; write"),
+        (WindowResult("a", 0, 1, 2), "given one with 'key', 'start', 'end', 'value', "),
+        (np.array([(1, 2)], [("at", "i8"), ("x", "i8")])[0], "given one with 'at', 'x'; write"),
+        ({str(number): 0 for number in range(30)}, "'18', '19', …; write"),
+        ((1, 2), "given (1, 2), which has no fields; write"),
+    ],
+    ids=["dict", "object", "struct", "row", "many", "tuple"],
+)
+def test_a_missing_field_is_named_with_those_of_the_record(record: Any, given: str) -> None:
+    """The error was only KeyError: 'time'."""
+    with pytest.raises(JobFailed) as failed:
+        results(lambda flow: flow.from_items([record]).event_time("time", unit="ms", name="times"))
+    assert "step 'times'" in str(failed.value)
+    assert "event_time(of): expected a record with the field 'time', given " in str(failed.value)
+    assert given in str(failed.value)
 
 
 def test_the_first_number_shows_a_wrong_unit() -> None:
