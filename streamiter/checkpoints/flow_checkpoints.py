@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Final
 
-from streamiter.checkpoints.blobs import COPIED_BYTES, BlobChanged, BlobReader, Blobs
+from streamiter.checkpoints.blobs import BlobChanged, BlobReader, Blobs
 from streamiter.checkpoints.flow_record import (
     RECORD_FORMAT,
     STORAGE_NAME_CHARACTERS,
@@ -26,7 +25,7 @@ from streamiter.checkpoints.flow_record import (
     unpack_record,
 )
 from streamiter.checkpoints.snapshot import CheckpointId, Damage, OtherFormat, PartsFile, SharedFile, SnapshotHeader
-from streamiter.checkpoints.snapshot_file import SnapshotWriter, StoredSnapshot
+from streamiter.checkpoints.snapshot_file import SnapshotWriter, StoredSnapshot, size_and_crc32
 from streamiter.deferred import DeferredFiles, LocalFile
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError, StreamiterError
 
@@ -168,10 +167,7 @@ class FlowCheckpoints:
         writer.add_frame(piece.rest())
 
     def _shared(self, file: LocalFile, blob: str) -> SharedFile:
-        crc32 = size_bytes = 0
-        with open(file.path, "rb") as content:
-            while piece := content.read(COPIED_BYTES):
-                crc32, size_bytes = zlib.crc32(piece, crc32), size_bytes + len(piece)
+        size_bytes, crc32 = size_and_crc32(file.path)
         self._blobs.adopt(file.path, f"{self._folder}/{blob}")
         return SharedFile(file.name, blob, size_bytes, crc32)
 

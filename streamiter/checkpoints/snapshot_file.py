@@ -137,11 +137,14 @@ class StoredSnapshot:
         blobs, name = self._blob(file)
         with blobs.explained(f"flow {self.header.flow!r}"):
             blobs.fetch(name, path)
-        if (size_bytes := path.stat().st_size) != file.bytes:
+        size_bytes, crc32 = size_and_crc32(path)
+        if size_bytes != file.bytes:
             raise CheckpointError(
                 f"{blobs.place_of(name)}: expected the {file.bytes} bytes that checkpoint {self.header.id} names, "
                 f"given {size_bytes}; put the file back from a backup, or start from another checkpoint"
             )
+        if crc32 != file.crc32:
+            raise _damaged(blobs.place_of(name), file)
 
     def _blob(self, file: SharedFile) -> tuple[Blobs, str]:
         """Return the blobs that have a shared file, and its full name."""
@@ -233,10 +236,7 @@ class StoredSnapshot:
                 crc32 = zlib.crc32(piece, crc32)
                 position += len(piece)
         if (position, crc32) != (file.bytes, file.crc32):
-            raise CheckpointError(
-                f"{blobs.place_of(name)}: the checkpoint is damaged: a file of {file.bytes} bytes that it shares does "
-                "not match its checksum; start from an older one, or put the file back from a backup"
-            )
+            raise _damaged(blobs.place_of(name), file)
 
     def _read(self, offset: int, length: int) -> bytes:
         """Return exactly these bytes. Raises ``Damage`` if the file ends before."""
@@ -307,6 +307,22 @@ class _SectionReader:
 def _compare(number: int, given: int, expected: int) -> None:
     if given != expected:
         raise Damage(f"frame {number} does not match its checksum (expected {expected:08x}, given {given:08x})")
+
+
+def size_and_crc32(path: Path) -> tuple[int, int]:
+    """Return the size of a file and the CRC-32 of its content. It blocks."""
+    size_bytes = crc32 = 0
+    with open(path, "rb") as file:
+        while piece := file.read(_CHECKED_BYTES):
+            size_bytes, crc32 = size_bytes + len(piece), zlib.crc32(piece, crc32)
+    return size_bytes, crc32
+
+
+def _damaged(place: str, file: SharedFile) -> CheckpointError:
+    return CheckpointError(
+        f"{place}: the checkpoint is damaged: a file of {file.bytes} bytes that it shares does not match its checksum; "
+        "start from an older one, or put the file back from a backup"
+    )
 
 
 BATCH_BYTES: Final = 1 << 20

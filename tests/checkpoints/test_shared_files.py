@@ -256,6 +256,8 @@ class TestInFolder(SharedFilesContract):
         path.write_bytes(path.read_bytes()[:-1] + b"?")
         with pytest.raises(CheckpointError, match=rf"{file.blob}: the checkpoint is damaged: a file of 3000 bytes"):
             snapshot.verify()
+        with pytest.raises(CheckpointError, match=rf"{file.blob}: the checkpoint is damaged: a file of 3000 bytes"):
+            snapshot.fetch(file, tmp_path / "fetched with its size")
         path.write_bytes(b"short")
         with pytest.raises(CheckpointError, match=r"expected the 3000 bytes that checkpoint 1 of run a names, given 5"):
             snapshot.fetch(file, tmp_path / "fetched")
