@@ -503,6 +503,62 @@ def test_a_key_is_late_by_the_watermark_that_it_had_before(kind: Any) -> None:
     assert [join.add("left", key, 22, None) for key in ("was further", "was not")] == [False, True]
 
 
+def resumed(state: Any, make: Callable[[], Any]) -> Any:
+    """Return a new instance with the states of another."""
+    other = make()
+    other.watermark = state.watermark
+    other.restore(stored(state.states)())
+    return other
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_unpaired_records_of_one_limit_leave_by_arrival_whatever_their_keys(restarts: bool) -> None:
+    def make() -> IntervalJoin:
+        return IntervalJoin(-5, 0, "left")
+
+    join = make()
+    for key, time in [("a", 1), ("b", 5), ("a", 5)]:
+        join.add("left", key, time, (key, time))
+    if restarts:
+        join = resumed(join, make)
+    join.add("left", "b", 5, "last")
+    join.advance(MAX_TIME)
+    assert [left for _, (left, _) in join.results] == [("a", 1), ("b", 5), ("a", 5), "last"]
+
+
+def test_a_record_waits_for_partners_at_the_watermark() -> None:
+    join = IntervalJoin(-5, 0)
+    join.advance(10)
+    join.add("left", "a", 10, "left")
+    join.add("right", "a", 10, "right")
+    assert join.results == [(10, ("left", "right"))]
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"), [("inner", [0, 0, 0]), ("left", [7, 0, 2]), ("right", [0, 9, 5]), ("full", [7, 9, 5])]
+)
+def test_a_join_holds_back_the_watermark_for_its_unpaired_records(how: Any, expected: list[int]) -> None:
+    assert [IntervalJoin(*bounds, how).held_back_ms() for bounds in [(3, 7), (-9, -4), (-5, 2)]] == expected
+
+
+def test_a_window_join_has_simultaneous_records_by_arrival_and_knows_late_ones() -> None:
+    join = WindowJoin(Hopping(10, 10))
+    for side, time, record in [
+        ("right", 4, "y"),
+        ("right", 4, "x"),
+        ("left", 5, "b"),
+        ("left", 5, "a"),
+        ("left", 4, "c"),
+    ]:
+        assert join.add(side, "a", time, record)  # type: ignore[arg-type]
+    assert join.kept == 1
+    join.advance(10)
+    assert [pair for _, pair in join.results] == [(left, right) for left in "cba" for right in "yx"]
+    join.floor_of = {"a": 0, "was further": 40}.__getitem__
+    assert [join.add("left", key, 15, None) for key in ("a", "was further")] == [True, False]
+    assert not join.add("left", "a", 9, None)
+
+
 def grown(seen: list[int], value: int) -> list[int]:
     """Change the accumulator, then raise for the value 7, or if there is a 5."""
     seen.append(value)

@@ -18,7 +18,6 @@ from streamiter import (
     Operator,
     OutputTag,
     Stream,
-    calendar,
     fold,
     for_each_round,
     hopping,
@@ -318,22 +317,15 @@ def test_a_wrong_setting_is_refused_at_the_users_line(name: str) -> None:
     assert "test_timed_jobs.py:" in str(refused.value)
 
 
-WRONG_WINDOWS: dict[str, tuple[Callable[[], Any], str]] = {
-    "size": (
-        lambda: tumbling(0),
-        "tumbling(size_s): expected seconds of at least 0.001, in whole milliseconds, given 0",
-    ),
-    "text": (lambda: session("1h"), "session(gap_s): expected seconds"),  # type: ignore[arg-type]
+WRONG_AGGREGATES: dict[str, tuple[Callable[[], Any], str]] = {
     "quantile": (lambda: quantile(1.5), "quantile(q): expected a number from 0 to 1, given 1.5; 0.5 is the median"),
-    "unit": (lambda: calendar("year", "UTC"), 'calendar(unit): expected "day", "week" or "month", given \'year\''),  # type: ignore[arg-type]
-    "zone": (lambda: calendar("day", "Mars"), "calendar(time_zone): expected the name of a time zone such as 'Europe/"),
     "fold": (lambda: fold(0, lambda a: a), "fold(add): expected a function of ['accumulator', 'value'], given"),  # type: ignore[arg-type, misc]
 }
 
 
-@pytest.mark.parametrize("name", WRONG_WINDOWS)
-def test_a_wrong_window_is_refused(name: str) -> None:
-    make, message = WRONG_WINDOWS[name]
+@pytest.mark.parametrize("name", WRONG_AGGREGATES)
+def test_a_wrong_aggregate_is_refused(name: str) -> None:
+    make, message = WRONG_AGGREGATES[name]
     with pytest.raises(Exception, match="expected") as refused:
         make()
     assert message in str(refused.value)

@@ -187,6 +187,22 @@ def test_a_gate_keeps_a_watermark_until_the_records_before_it_are_handled() -> N
     assert repr(times.bring(1, EventTimeWatermark(MAX_TIME))) == f"[EventTimeWatermark({MAX_TIME})]"
 
 
+def test_a_gate_knows_whether_an_epoch_watermark_goes_first_and_lets_all_go_at_the_end() -> None:
+    times = GateTimes([0, 1, 2])
+    assert times.settle(1, lowest_pending=None) == [], "nothing waits"
+    times.bring(0, EventTimeWatermark(5), pending=2)
+    assert not times.is_behind_epoch(0)
+    times.bring(0, EventTimeWatermark(7), pending=2, is_behind_epoch=True)
+    assert times.is_behind_epoch(0)
+    times.bring(0, EventTimeWatermark(9), pending=4)
+    times.bring(1, EventTimeWatermark(8), pending=1)
+    assert times.bring(2, EventTimeWatermark(20)) == []
+    assert repr(times.settle_all()) == "[EventTimeWatermark(8)]"
+    assert not times.waits(0)
+    assert times.slowest == 1
+    assert repr(times.bring(1, EventTimeWatermark(30))) == "[EventTimeWatermark(9)]"
+
+
 # -- timers ------------------------------------------------------------------------------------------------
 
 
@@ -197,7 +213,7 @@ def operations(random: Random) -> list[tuple[str, int, str | None, Any]]:
             random.choice(kinds),
             random.randrange(40),
             random.choice(["a", "b", None]),
-            random.choice([None, 1, True, [1]]),
+            random.choice([None, 1, True, [1], [2]]),
         )
         for _ in range(30)
     ]
@@ -249,12 +265,18 @@ def test_at_the_end_a_timer_that_sets_itself_again_ends(backend: KeyedStates | N
     for at in (5, 20, 50):
         times.set_timer(at, "a", None)
     times.delete_timer(50, "a", None)
+    assert (times.is_idle, times.event_time("a")) == (False, None)
     times.reach(MAX_TIME)
+    times.set_timer(20, "b", None)
     fired = []
     while (timer := times.take_due()) is not None:
         fired.append(timer.at)
         times.set_timer(timer.at + 10, "a", None)
-    assert (fired, times.dropped) == ([5, 15, 20], 2)
+    assert (fired, times.dropped) == ([5, 15, 20, 20], 3)
+    times = StepTimes()
+    times.reach(MAX_TIME)
+    times.set_timer(0, "a", None)
+    assert (times.take_due(), times.dropped) == (None, 1), "nothing was pending"
 
 
 def test_groups_that_were_further_keep_their_event_time() -> None:
@@ -263,11 +285,13 @@ def test_groups_that_were_further_keep_their_event_time() -> None:
     assert [times.event_time(key) for key in ("a", "b", None)] == [30, 10, 10]
     times.reach(20)
     assert [times.event_time(key) for key in ("a", "b")] == [30, 20]
-    times.reach(40)
+    assert times.has_floors
+    times.reach(30)
     assert times.snapshot()["floors"] == []
 
 
 @pytest.mark.parametrize("time", [True, 1.0, "1", None, 2**62, -(2**62)])
 def test_a_time_is_whole_milliseconds(time: object) -> None:
+    assert [checked_time("at", each) for each in (np.int32(-5), 2**62 - 1, 1 - 2**62)] == [-5, 2**62 - 1, 1 - 2**62]
     with pytest.raises(ConfigurationError, match=r"^emit\(event_time\): expected whole milliseconds since 1970"):
         checked_time("emit(event_time)", time)
