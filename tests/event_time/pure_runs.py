@@ -108,6 +108,7 @@ class Kept:
             self._backend.store()
             self._backend.summary = None if recounts else before.summary()
             self.state.keep_in(self._backend)
+        assert self.state.kept == before.kept
 
     def states(self) -> dict[Any, Any]:
         """Return the states of all keys, at the end."""

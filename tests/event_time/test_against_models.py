@@ -25,7 +25,7 @@ from streamiter.operators.timed import ranges
 from streamiter.operators.timed.aggregates import fold, quantile
 from streamiter.operators.timed.as_of import AsOfJoin, AsOfWindow, Deduplication
 from streamiter.operators.timed.joining import IntervalJoin, OneToOneJoin, WindowJoin
-from streamiter.operators.timed.kinds import Hopping, Session, Sliding
+from streamiter.operators.timed.kinds import Hopping, Session, Sliding, calendar
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.windowing import AlignedWindows, make_windows
 from streamiter.records import Columns
@@ -69,12 +69,14 @@ class Example:
             add(kept.state, arrival)
             reached[side] = max(reached[side], time - self.bound)
         kept.advance(MAX_TIME)
+        assert not kept.state.kept
         kept.state.results[:0] = emitted
         return kept
 
 
 def some_arrivals(random: Random, sides: str, disorder: int) -> list[Arrival]:
-    times = sorted(random.randrange(-20, 80) for _ in range(random.randrange(25)))
+    latest = random.choice([5, 80])
+    times = sorted(random.randrange(-20, latest) for _ in range(random.randrange(25)))
     records = [(random.choice(sides), random.choice("ab"), time, number) for number, time in enumerate(times)]
     return sorted(records, key=lambda record: record[2] + random.randint(0, disorder))
 
@@ -168,6 +170,8 @@ def test_the_results_that_stand_are_those_of_all_records(example: Example, backe
 
     kept = example.drive(lambda: make_windows(example.kind, aggregates, **options), add, backend)
     assert not kept.states()
+    if isinstance(example.kind, Sliding):
+        assert not kept.state._ranges._digests
     expected = {
         interval: {
             "all": (values := [value for *_, value in records]),
@@ -220,48 +224,69 @@ def test_final_results_do_not_depend_on_cuts_and_come_by_end(example: Example, b
 
 NUMBERS = [0, 1, -5, 2**62, 2**63 - 1, True, 0.1, -0.0, 1e300, float("nan"), float("inf"), float("-inf")]
 TYPES = ["?", "i1", "u2", "i8", "u8", "f4", "f8"]
+KEYS = {
+    "i8": [3, 70_000, -7, 2**63 - 1],
+    "i1": [-100, 100, 0],
+    "u8": [3, 2**64 - 1, 2**64 - 2],
+    "U5": [3, 70_000],
+    "list": [3, 70_000, "x"],
+}
 
 
-def some_columns(random: Random) -> tuple[Hopping, list[tuple[Any, list[int], Any]]]:
-    batches = []
+@dataclass
+class ColumnBatch:
+    keys: Any
+    times: list[int]
+    values: Any
+    watermark: int
+
+
+def some_columns(random: Random) -> tuple[Hopping, int, list[ColumnBatch]]:
+    batches, latest = [], random.choice([100, 2**45])
     for _ in range(random.randrange(4)):
         length = random.randint(1, 12)
-        dtype = random.choice(TYPES)
         with np.errstate(all="ignore"):
-            values = np.array([random.choice(NUMBERS) for _ in range(length)], "f8").astype(dtype)
-        keys = np.array([random.choice([3, 70_000]) for _ in range(length)], random.choice(["i8", "U5", "u8"]))
-        batches.append((keys, [random.randrange(100) for _ in range(length)], values))
-    return hopping(random), batches
+            values = np.array([random.choice(NUMBERS) for _ in range(length)], "f8").astype(random.choice(TYPES))
+        dtype = random.choice(list(KEYS))
+        keys = [random.choice(KEYS[dtype]) for _ in range(length)]
+        times = [random.randrange(latest) for _ in range(length)]
+        batches.append(
+            ColumnBatch(keys if dtype == "list" else np.array(keys, dtype), times, values, random.randrange(90))
+        )
+    return hopping(random), random.choice([0, 30]), batches
 
 
 @random_examples(some_columns)
-def test_columns_have_the_results_of_single_records_to_the_bit(
-    example: tuple[Hopping, list[tuple[Any, list[int], Any]]],
-) -> None:
-    kind, batches = example
+def test_columns_have_the_results_of_single_records_to_the_bit(example: tuple[Hopping, int, list[ColumnBatch]]) -> None:
+    kind, lateness, batches = example
     aggregates = Aggregates.of(
         (),
         {"n": "count"} | {each: (each, "x") for each in ("sum", "mean", "min", "max")},  # type: ignore[arg-type]
     )
-    in_columns, one_by_one = AlignedWindows(kind, aggregates), AlignedWindows(kind, aggregates)
-    for keys, times, values in batches:
-        columns = Columns({"x": values})
-        as_list = [{"x": value} for value in values.tolist()]
-        arrays = aggregates.columns_of(as_list if len(values) % 2 else columns)
-        assert arrays is not None or len(values) % 2
-        added = arrays is not None and in_columns.add_batch(keys, np.array(times), arrays)
-        for key, time, record in zip(keys.tolist(), times, columns, strict=True):
+    options = {"lateness_ms": lateness, "gives_early": len(batches) % 2}
+    in_columns, one_by_one = AlignedWindows(kind, aggregates, **options), AlignedWindows(kind, aggregates, **options)
+    for batch in batches:
+        columns = Columns({"x": batch.values})
+        as_list = [{"x": value} for value in batch.values.tolist()]
+        arrays = aggregates.columns_of(as_list if len(batch.values) % 2 else columns)
+        assert arrays is not None or len(batch.values) % 2
+        added = arrays is not None and in_columns.add_batch(batch.keys, np.array(batch.times), arrays)
+        keys = batch.keys if isinstance(batch.keys, list) else batch.keys.tolist()
+        for key, time, record in zip(keys, batch.times, columns, strict=True):
             one_by_one.add(key, time, aggregates.values_of(record))
             if not added:
                 in_columns.add(key, time, aggregates.values_of(record))
+        assert in_columns.kept == one_by_one.kept
+        for state in (in_columns, one_by_one):
+            state.early()
+            state.advance(batch.watermark)
     for state in (in_columns, one_by_one):
         state.advance(MAX_TIME)
-    assert [frozen(result.value) for result in in_columns.results] == [
-        frozen(result.value) for result in one_by_one.results
-    ]
-    assert [(each.key, each.start) for each in in_columns.results] == [
-        (each.key, each.start) for each in one_by_one.results
-    ]
+    in_full, expected = (
+        [frozen([result.key, result.start, result.value, result.revision, result.is_early]) for result in state.results]
+        for state in (in_columns, one_by_one)
+    )
+    assert in_full == expected
 
 
 def some_numbers(random: Random) -> tuple[list[float], float]:
@@ -471,6 +496,7 @@ def test_features_are_of_the_events_strictly_before_a_record(example: Example, b
     ]
     assert pairs_of(kept.state.results) == pairs_of(expected)
     assert not kept.states()
+    assert not kept.state._ranges._digests
 
 
 @random_examples(examples("x", sliding), fewest=20)
@@ -490,40 +516,167 @@ def test_a_duplicate_is_dropped_whatever_arrives_first(example: Example, backend
     assert not kept.states()
 
 
+FURTHER = {"was further": 40, "was not": 0}
+
+
 @pytest.mark.parametrize("kind", [Hopping(10, 10), Sliding(10), Session(10)])
 def test_a_key_is_late_by_the_watermark_that_it_had_before(kind: Any) -> None:
     """The step had other subtasks, one of which was further: a window that had been given was given again."""
     windows = make_windows(kind, Aggregates.of(["count"], {}), lateness_ms=5)
     windows.advance(10)
-    windows.floor_of = {"was further": 40, "was not": 0}.__getitem__
-    assert [windows.add(key, 22, [None]) for key in ("was further", "was not")] == [False, True]
+    windows.floor_of = FURTHER.__getitem__
+    assert [windows.add(key, 22, [None]) for key in FURTHER] == [False, True]
     assert windows.add("was further", 35, [None])
+    assert windows.add("was further", 36, [None])
+    windows.advance(MAX_TIME)
+    assert not windows.kept
     join = IntervalJoin(0, 5)
-    join.floor_of = windows.floor_of
-    assert [join.add("left", key, 22, None) for key in ("was further", "was not")] == [False, True]
+    join.floor_of = FURTHER.__getitem__
+    assert [join.add("left", key, 22, None) for key in FURTHER] == [False, True]
 
 
-def resumed(state: Any, make: Callable[[], Any]) -> Any:
-    """Return a new instance with the states of another."""
-    other = make()
-    other.watermark = state.watermark
-    other.restore(stored(state.states)())
-    return other
+def test_records_of_a_key_are_late_for_joins_with_a_table_and_duplicates_too() -> None:
+    table, window, once = AsOfJoin(), AsOfWindow(10, Aggregates.of(["count"], {})), Deduplication(10)
+    for state in (table, window, once):
+        state.advance(10)
+        state.floor_of = FURTHER.__getitem__
+    assert [table.add(key, 39, None) for key in FURTHER] == [False, True]
+    assert [window.add(key, 39, None) for key in FURTHER] == [False, True]
+    assert [window.add_event(key, 29, [None]) for key in FURTHER] == [False, True]
+    assert [once.add(key, 29, 1) for key in FURTHER] == [None, True]
+    assert table.add("was further", 40, None)
+    assert window.add_event("was further", 30, [None])
+    assert once.add("was further", 30, 1)
+
+
+def test_what_is_needed_no_more_is_forgotten_at_once() -> None:
+    once = Deduplication(10)
+    once.add("a", 5, "x")
+    once.advance(24)
+    assert once.kept == 1
+    once.advance(25)
+    assert (once.kept, once.states) == (0, {})
+    for kind in (Hopping(10, 10), Sliding(10), Session(10)):
+        windows = make_windows(kind, Aggregates.of(["count"], {}), lateness_ms=5)
+        windows.add("a", 3, [None])
+        windows.advance(10 if isinstance(kind, Hopping) else 13)
+        if not isinstance(kind, Sliding):
+            windows.add("a", 4, [None])  # A session grows; it has been given.
+        due = {Hopping: 15, Sliding: 18, Session: 19}[type(kind)]
+        windows.advance(due - 1)
+        assert windows.states
+        windows.advance(due)
+        assert (windows.kept, windows.states) == (0, {})
+
+
+def test_by_default_a_version_counts_for_its_own_time_and_an_event_does_not() -> None:
+    table, window = AsOfJoin(), AsOfWindow(10, Aggregates.of(["count"], {}))
+    table.add_version("a", 5, "v")
+    window.add_event("a", 5, [None])
+    for state in (table, window):
+        state.add("a", 5, "r")
+        state.advance(5)
+    assert (table.results, window.results) == ([], [(5, ("r", 0))])
+    table.advance(6)
+    assert table.results == [(5, ("r", "v"))]
+
+
+# -- windows -----------------------------------------------------------------------------------------------
+
+
+def shown_results(windows: Any) -> list[Any]:
+    """Return the results since the last call: retractions with a minus, early ones with an e, and the revision."""
+    return [
+        f"{'-' * each.is_retraction}{each.key}[{each.start},{each.end})={each.value}"
+        f"{':e' * each.is_early}:r{each.revision}"
+        for each in windows.take_results()
+    ]
+
+
+def test_without_options_nothing_is_early_late_or_taken_back_and_the_state_is_small() -> None:
+    windows = make_windows(Hopping(10, 10), Aggregates.of(["count"], {}))
+    windows.add("a", 5, [None])
+    windows.early()
+    assert windows.states == {"a": {0: [0, 10, 0, [1], 0, [], False, False, []]}}
+    windows.advance(10)
+    assert shown_results(windows) == ["a[0,10)=1:r0"]
+    assert not windows.add("a", 9, [None])
+    assert not windows.states
+
+
+def test_a_late_window_is_given_once_and_kept_until_its_lateness_is_over() -> None:
+    windows = make_windows(Hopping(10, 10), Aggregates.of(["count"], {}), lateness_ms=5)
+    windows.advance(12)
+    windows.add("a", 5, [None])
+    assert shown_results(windows) == ["a[0,10)=1:r0"]
+    assert windows.states == {"a": {0: [0, 10, 0, [1], 1, [], True, False, []]}}
+    windows.advance(14)
+    assert (shown_results(windows), windows.kept) == ([], 1)
+    windows.advance(15)
+    assert not windows.states
+
+
+def test_early_results_come_by_end_and_creation_whatever_the_keys() -> None:
+    windows = make_windows(Hopping(10, 10), Aggregates.of(["count"], {}), gives_early=True)
+    for key, time in [("c", 15), ("b", 5), ("a", 5), ("b", 6)]:
+        windows.add(key, time, [None])
+    windows.early()
+    windows.early()
+    assert shown_results(windows) == ["b[0,10)=2:e:r0", "a[0,10)=1:e:r0", "c[10,20)=1:e:r0"]
+    assert windows.states["b"][0] == [0, 10, 1, [2], 1, [], False, False, []]
+
+
+def test_a_session_that_only_gets_a_record_takes_nothing_back_but_one_that_grows_does() -> None:
+    windows = make_windows(Session(10), Aggregates.of(["count"], {}), lateness_ms=1)
+    for time in (0, 5):
+        windows.add("a", time, [None])
+    windows.advance(15)
+    windows.add("a", 3, [None])
+    assert shown_results(windows) == ["a[0,15)=2:r0", "a[0,15)=3:r1"]
+    windows.add("a", 14, [None])
+    windows.advance(24)
+    assert shown_results(windows) == ["-a[0,15)=3:r1", "a[0,24)=4:r2"]
+    windows.advance(25)
+    assert not windows.kept
+
+
+def test_a_merged_session_is_given_in_the_order_of_its_start() -> None:
+    windows = make_windows(Session(10), Aggregates.of(["count"], {}))
+    for key, time in [("a", 16), ("b", 10), ("b", 16), ("a", 0), ("a", 8)]:
+        windows.add(key, time, [None])
+    windows.advance(26)
+    assert shown_results(windows) == ["a[0,26)=3:r0", "b[10,26)=2:r0"]
+
+
+def test_a_late_record_changes_the_sliding_windows_that_contain_it() -> None:
+    windows = make_windows(Sliding(10), Aggregates.of(["count"], {}), lateness_ms=100)
+    for time in (1, 11, 12, 50):
+        windows.add("a", time, [None])
+    windows.advance(60)
+    windows.take_results()
+    windows.add("a", 2, [None])
+    assert shown_results(windows) == ["a[-7,3)=2:r0", "a[2,12)=2:r1"]
+    windows = make_windows(Sliding(10), Aggregates.of(["count"], {}))
+    windows.advance(5)
+    assert [windows.add("a", time, [None]) for time in (4, 5)] == [False, True]
+
+
+def test_windows_of_the_calendar_take_no_columns() -> None:
+    windows = AlignedWindows(calendar("day", "UTC"), Aggregates.of(["count"], {}))
+    assert not windows.add_batch(np.array([1]), np.array([1]), [None])
+    assert not windows.kept
 
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_unpaired_records_of_one_limit_leave_by_arrival_whatever_their_keys(restarts: bool) -> None:
-    def make() -> IntervalJoin:
-        return IntervalJoin(-5, 0, "left")
-
-    join = make()
+    kept = Kept(lambda: IntervalJoin(-5, 0, "left"), None)
     for key, time in [("a", 1), ("b", 5), ("a", 5)]:
-        join.add("left", key, time, (key, time))
+        kept.state.add("left", key, time, (key, time))
     if restarts:
-        join = resumed(join, make)
-    join.add("left", "b", 5, "last")
-    join.advance(MAX_TIME)
-    assert [left for _, (left, _) in join.results] == [("a", 1), ("b", 5), ("a", 5), "last"]
+        kept.restart()
+    kept.state.add("left", "b", 5, "last")
+    kept.advance(MAX_TIME)
+    assert [left for _, (left, _) in kept.state.results] == [("a", 1), ("b", 5), ("a", 5), "last"]
 
 
 def test_a_record_waits_for_partners_at_the_watermark() -> None:

@@ -463,12 +463,12 @@ class SlidingWindows(OpenWindows):
             if self._find(state, start, creation) is not None:
                 del windows[start]
                 self.kept -= 1
-            return
-        # No window that is open, or may still be created, has these records.
-        gone = bisect_right(times, start)
-        self._ranges.removed(key, times[:gone], len(times) > gone)
-        del times[:gone], values_by_time[:gone]
-        if not times:
+        else:
+            # No window that is open, or may still be created, has these records.
+            gone = bisect_right(times, start)
+            self._ranges.removed(key, times[:gone], len(times) > gone)
+            del times[:gone], values_by_time[:gone]
+        if not (times or windows):
             del self.states[key]
 
 
@@ -534,7 +534,9 @@ def codes_of(keys: Sequence[Any] | Array) -> Array:
         if keys.dtype.kind in "iu":
             lowest = int(keys.min())
             if int(keys.max()) - lowest < _SPARSE * len(keys) + 1024:
-                differences: Array = keys - keys.dtype.type(lowest)
+                # The difference of two small ints need not fit their type; that of unsigned ones does.
+                wide = keys if keys.dtype.kind == "u" else keys.astype(np.int64)
+                differences: Array = wide - wide.dtype.type(lowest)
                 return differences.astype(np.int64)
         codes: Array = np.unique(keys, return_inverse=True)[1]
         return codes
