@@ -17,7 +17,14 @@ from streamiter.flow.graph_checks import (
     check_nothing_is_late,
     check_tag,
 )
-from streamiter.flow.options import IntervalOptions, JoinOptions, StepOptions, TableOptions, check_options, survives
+from streamiter.flow.options import (
+    ClockedJoinOptions,
+    IntervalOptions,
+    StepOptions,
+    TableOptions,
+    check_options,
+    survives,
+)
 from streamiter.flow.stream import Stream
 from streamiter.flow.windowed_stream import WindowedStream
 from streamiter.numbers import whole_number
@@ -163,22 +170,27 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
 
     @overload
     def window_join(
-        self, other: Stream[T], window: WindowKind, *, how: Literal["inner"] = "inner", **options: Unpack[JoinOptions]
+        self,
+        other: Stream[T],
+        window: WindowKind,
+        *,
+        how: Literal["inner"] = "inner",
+        **options: Unpack[ClockedJoinOptions],
     ) -> Stream[tuple[Record, T]]: ...
 
     @overload
     def window_join(
-        self, other: Stream[T], window: WindowKind, *, how: Literal["left"], **options: Unpack[JoinOptions]
+        self, other: Stream[T], window: WindowKind, *, how: Literal["left"], **options: Unpack[ClockedJoinOptions]
     ) -> Stream[tuple[Record, T | None]]: ...
 
     @overload
     def window_join(
-        self, other: Stream[T], window: WindowKind, *, how: Literal["right"], **options: Unpack[JoinOptions]
+        self, other: Stream[T], window: WindowKind, *, how: Literal["right"], **options: Unpack[ClockedJoinOptions]
     ) -> Stream[tuple[Record | None, T]]: ...
 
     @overload
     def window_join(
-        self, other: Stream[T], window: WindowKind, *, how: JoinHow, **options: Unpack[JoinOptions]
+        self, other: Stream[T], window: WindowKind, *, how: JoinHow, **options: Unpack[ClockedJoinOptions]
     ) -> Stream[tuple[Record | None, T | None]]: ...
 
     def window_join(
@@ -187,6 +199,7 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         window: WindowKind,
         *,
         how: JoinHow = "inner",
+        time: TimeOf = "event",
         allowed_lateness_s: float = 0.0,
         late: OutputTag | None = None,
         **options: Unpack[StepOptions],
@@ -195,7 +208,8 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
 
         A session spans the records of both streams. With ``how="left"`` (``"right"``, ``"full"``) the records of a
         window without any record of the other stream are emitted with None. The timestamp is the last millisecond of
-        the window.
+        the window. With ``time="processing"`` the clock at the arrival of a record is its timestamp: nothing is late,
+        and windows that are open at the end of the input are joined then.
 
         >>> from streamiter import Flow, tumbling
         >>> flow = Flow("same minute")
@@ -214,13 +228,19 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
                 f"{shortened(window)}; for records near each other use interval_join"
             )
         check_choice("how", how, get_args(JoinHow), step=label)
+        check_choice("time", time, get_args(TimeOf), step=label)
+        by_clock = time == "processing"
+        step = JoinByClock if by_clock else JoinSides
+        if by_clock:
+            check_nothing_is_late(late, allowed_lateness_s, step=label)
         return self._joined(
             "window_join",
             {"left": self, "right": other},
-            lambda *keys, **settings: JoinSides(WindowJoin(window, how), *keys, **settings),
+            lambda *keys, **settings: step(WindowJoin(window, how), *keys, **settings),
             options,
-            allowed_lateness_s=allowed_lateness_s,
+            allowed_lateness_s=None if by_clock else allowed_lateness_s,
             late=late,
+            keeps_event_time=not by_clock,
         )
 
     @overload

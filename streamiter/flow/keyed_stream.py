@@ -30,7 +30,7 @@ from streamiter.flow.windowed_stream import WindowedStream
 from streamiter.operators.functions import field_or_function
 from streamiter.operators.keyed import KeyedReduce, KeyedReduceBatch, StatefulMap
 from streamiter.operators.operator import OperatorFactory
-from streamiter.operators.timed.join_steps import Deduplicate
+from streamiter.operators.timed.join_steps import Deduplicate, DeduplicateByClock
 from streamiter.operators.timed.kinds import Session, WindowKind
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.steps import ClockWindowStep, EventWindowStep
@@ -219,12 +219,14 @@ class KeyedStream(KeyedJoins[Key, Record]):
         *,
         within_s: float,
         late: OutputTag | None = None,
+        time: TimeOf = "event",
         **options: Unpack[StepOptions],
     ) -> Stream[Record]:
         """Drop each record if one with the same key and id has passed whose timestamp is less than ``within_s`` away.
 
         ``by`` is the field with the id, or a function: an int, a text, bytes or a tuple of these. Records more than
-        ``within_s`` behind the watermark are late, and dropped or sent to the side output ``late``.
+        ``within_s`` behind the watermark are late, and dropped or sent to the side output ``late``. With
+        ``time="processing"`` the clock at the arrival of a record counts, and nothing is late.
 
         >>> from streamiter import Flow
         >>> flow = Flow("once")
@@ -240,13 +242,18 @@ class KeyedStream(KeyedJoins[Key, Record]):
         id_of = field_or_function("deduplicate(by)", by)
         within = checked_duration("within_s", within_s, label, 0.001)
         tag = check_tag(late, step=label)
-        check_event_time(self, "deduplicate")
+        check_choice("time", time, get_args(TimeOf), step=label)
+        if time == "event":
+            check_event_time(self, "deduplicate")
+        else:
+            check_nothing_is_late(late, 0.0, step=label)
+        operator = Deduplicate if time == "event" else DeduplicateByClock
         keyed, key_of = self.tolerant(options), self.record_key("deduplicate")
         return self._made(
             add_next_step(
                 {SINGLE_INPUT: keyed},
                 "deduplicate",
-                lambda: Deduplicate(key_of, id_of, within, late=tag, check_keys=check_keys),
+                lambda: operator(key_of, id_of, within, late=tag, check_keys=check_keys),
                 options,
             )
         )

@@ -49,18 +49,22 @@ class JoinOptions(StepOptions, total=False):
     late: OutputTag | None
 
 
-class IntervalOptions(JoinOptions, total=False):
+class ClockedJoinOptions(JoinOptions, total=False):
+    """Options of joins in event time or by the clock, for their types."""
+
+    time: Literal["event", "processing"]
+
+
+class IntervalOptions(ClockedJoinOptions, total=False):
     """Options of ``interval_join``, for its types."""
 
     one_to_one: bool
     kept_max: int | None
-    time: Literal["event", "processing"]
 
 
-class TableOptions(JoinOptions, total=False):
+class TableOptions(ClockedJoinOptions, total=False):
     """Options of a join with a table, for its types."""
 
-    time: Literal["event", "processing"]
     strict: bool
     wait_for_table: bool
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import repeat
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ def any_keys(keys: list[Any]) -> list[Any]:
 class KeyedOperator(Operator):
     """Base class of the operators with a state for each key, which never expires."""
 
-    one_by_one = "if tolerant"
+    one_by_one: Literal["never", "if tolerant", "always"] = "if tolerant"
 
     def __init__(self, key_of: Callable[[Any], Any], check_keys: CheckKeys) -> None:
         self._key_of = plain_function(f"{type(self).__name__}(key_of)", key_of)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from event_time.cases import Record
-from event_time.operators import Singles
+from event_time.operators import Singles, Stamped
 from operators.operator_harness import frozen
 
 from streamiter import (
@@ -141,6 +141,45 @@ async def test_a_join_by_the_clock_gives_records_without_a_partner_when_their_ti
     assert sorted(seen, key=str) == sorted([(n, n - 3 if 3 <= n < 10 else None) for n in range(20)], key=str)
 
 
+async def test_a_join_by_the_clock_pairs_what_arrives_in_one_window() -> None:
+    flow = Flow("clock")
+    left, right = (flow.from_source(lambda: Ticking(25), name=name) for name in ("left", "right"))
+    timed = right.event_time(lambda n: n, unit="ms", check_unit=False)
+    pairs = left.key_by(lambda n: n % 2).window_join(
+        timed.filter(lambda n: n > 5).key_by(lambda n: n % 2), tumbling(1), how="left", time="processing"
+    )
+    found = pairs.collect()
+    clock = VirtualClock()
+    job = await flow.start(clock=clock)
+    await clock.advance(1.5)
+    given = len(found)
+    assert given > 10, "it is given when the clock passes the end of the window"
+    await clock.advance(5)
+    await job.wait()
+    assert len(found) > given
+    assert {one for one, _ in found.items} == set(range(25))
+    assert {(n, n) for n in range(6, 25)} <= set(found.items)
+    assert all(other is None or (abs(one - other) < 10 and (one - other) % 2 == 0) for one, other in found.items)
+    assert (0, None) in found.items
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+async def test_duplicates_by_the_clock_are_those_that_arrive_soon_after(is_timed: bool) -> None:
+    flow = Flow("once")
+    numbers = flow.from_source(lambda: Ticking(25))
+    if is_timed:
+        numbers = numbers.event_time(lambda n: 7 * n, unit="ms", check_unit=False)
+    once = numbers.key_by(lambda n: 0).deduplicate(lambda n: n % 3, within_s=0.35, time="processing", name="once")
+    found = (once.process(Stamped) if is_timed else once.map(lambda n: (n, 7 * n, None))).collect()
+    clock = VirtualClock()
+    job = await flow.start(clock=clock)
+    await clock.advance(5)
+    await job.wait()
+    # An id comes every 0.3 s, so each second one passes.
+    assert [row[:2] for row in found.items] == [(n, 7 * n) for n in range(24, -1, -1) if (24 - n) // 3 % 2 == 0]
+    assert job.statistics().step("once").records_in == 25
+
+
 async def test_early_results_come_by_the_clock_for_windows_that_have_changed() -> None:
     flow = Flow("early")
     timed = flow.from_source(lambda: Ticking(10)).event_time(lambda n: 10 - n, unit="ms", check_unit=False)
@@ -257,6 +296,20 @@ WRONG: dict[str, tuple[Callable[[Flow], Any], str]] = {
     "late by the clock": (
         lambda flow: untimed(flow).window(tumbling(1), time="processing", late=LATE),
         "step 'window': expected no allowed_lateness_s= and no late= in processing time, where nothing is late",
+    ),
+    "late duplicates by the clock": (
+        lambda flow: untimed(flow).deduplicate("id", within_s=1, time="processing", late=LATE),
+        "step 'deduplicate': expected no allowed_lateness_s= and no late= in processing time, where nothing is late",
+    ),
+    "late pairs by the clock": (
+        lambda flow: untimed(flow).window_join(
+            untimed(flow), tumbling(1), time="processing", allowed_lateness_s=1, name="pairs"
+        ),
+        "step 'pairs': expected no allowed_lateness_s= and no late= in processing time, where nothing is late, given",
+    ),
+    "another time": (
+        lambda flow: timed(flow).deduplicate("id", within_s=1, time="clock"),  # type: ignore[arg-type]
+        "step 'deduplicate': expected time= to be one of \"event\", \"processing\", given 'clock'; choose one",
     ),
     "two aggregates": (
         lambda flow: timed(flow).window(tumbling(1)).aggregate("count", "sum"),

@@ -300,6 +300,8 @@ def timed_joins(flow: Flow) -> dict[str, Stream]:
         "now": left.join_table(table, time="processing", name="now"),
         "before": left.as_of_window(right, 0.05, name="before").aggregate(("sum", "id")),
         "once": left.deduplicate(lambda visit: visit["id"] % 2, within_s=0.03, name="once"),
+        "window now": left.window_join(right, tumbling(5), how="left", time="processing", name="window now"),
+        "once now": left.deduplicate(lambda visit: visit["id"] % 2, within_s=4, time="processing", name="once now"),
     }
 
 

@@ -232,6 +232,9 @@ class Deduplication(TimedStates[Any]):
     def _settings(self) -> list[Any]:
         return [*super()._settings(), self._within_ms]
 
+    def next_due(self) -> int | None:
+        return None  # A record passes at once, or never.
+
     def add(self, key: Any, time: int, identity: Any) -> bool | None:
         """Return whether a record passes; None if it is late."""
         if time < self.reached(key) - self._within_ms:

@@ -90,7 +90,7 @@ class JoinSides(JoinOperator):
 
 
 class JoinByClock(ByClock, JoinSides):
-    """Joins ``left`` and ``right`` by an interval in processing time; the pairs have no timestamps."""
+    """Joins ``left`` and ``right`` in processing time; the pairs have no timestamps."""
 
     def _process(self, side: Side, batch: Batch, out: Output, key_of: KeyOf) -> None:
         super()._process(side, batch, out, key_of)
@@ -270,9 +270,12 @@ class Deduplicate(TimedOperator):
                 continue
             passes = self._passed.add(key, time, identity)
             if passes:
-                out.emit(record, event_time=time)
+                self._emit(record, time, out)
             elif passes is None:
                 self._emit_late(out, record, time)
+
+    def _emit(self, record: Any, time: int, out: Output) -> None:
+        out.emit(record, event_time=time)
 
     def on_event_time_watermark(self, watermark: int, out: Output) -> int:
         """Forget the records that do not count any more."""
@@ -280,3 +283,15 @@ class Deduplicate(TimedOperator):
 
     def _emit_results(self, out: Output) -> None:
         """The records that pass have been emitted."""
+
+
+class DeduplicateByClock(ByClock, Deduplicate):
+    """Emits the records of which none with the same key and id has passed less than ``within_ms`` ago, by the clock."""
+
+    one_by_one = "always"  # So each record keeps its own timestamp, if it has one.
+
+    def _emit(self, record: Any, time: int, out: Output) -> None:
+        out.emit(record)
+
+    def on_event_time_watermark(self, watermark: int, out: Output) -> int:
+        return watermark

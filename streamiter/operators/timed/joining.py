@@ -284,6 +284,9 @@ class WindowJoin(TimedStates[TimedRecord]):
         self._how: JoinHow = how
         self.states = self._windows.states
 
+    def next_due(self) -> int | None:
+        return self._windows.next_due()
+
     def add(self, side: Side, key: Any, time: int, record: Any) -> bool:
         """Add a record; return False, and change nothing, if it is late."""
         if time < self.reached(key):
