@@ -21,6 +21,9 @@ from streamiter.operators.timed.several_aggregates import Aggregates
 # records.
 _BLOCKS: Final = 64
 
+# After so many computed blocks all are dropped, since their keys may have been stored on disk meanwhile: some 50 MB.
+_MOST_COMPUTED: Final = 1 << 18
+
 # Below it, records are added one by one: finding the blocks would take longer.
 _FEWEST: Final = 64
 
@@ -34,6 +37,7 @@ class RangeAggregates:
         self._block_ms = -(-longest_ms // _BLOCKS)
         self._digests: dict[Any, dict[int, list[Any]]] = {}
         """By key and number of a block, whose records are all known: its digests."""
+        self._computed = 0
 
     @property
     def blocks(self) -> int:
@@ -59,8 +63,11 @@ class RangeAggregates:
                 digest = aggregates.digests(times[at:stop], values[at:stop])
                 if is_whole:
                     known[block] = digest
+                    self._computed += 1
             digests.append(digest)
             at = stop
+        if self._computed > _MOST_COMPUTED:
+            self.clear()
         combined = aggregates.combined(digests)
         return aggregates.added(times[first:last], values[first:last]) if combined is None else combined
 
@@ -81,3 +88,4 @@ class RangeAggregates:
     def clear(self) -> None:
         """Drop what is kept: the records are others now."""
         self._digests.clear()
+        self._computed = 0
