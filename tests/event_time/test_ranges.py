@@ -38,7 +38,7 @@ def some_ranges(random: Random) -> Example:
     several = random.choice([NUMBERS, OTHERS]) if 1e300 not in numbers and 2**70 not in numbers else NUMBERS
     longest, spread, actions = random.randint(1, 300), random.randint(1, 500), []
     for _ in range(random.randrange(20)):
-        for _ in range(random.randrange(12)):
+        for _ in range(random.randrange(6)):
             actions.append(("add", random.randint(-spread, spread), 0, random.choice(numbers)))
         start = random.randint(-spread, spread)
         actions.append(("ask", start, start + random.randint(0, longest), None))
