@@ -7,7 +7,6 @@ state at any of these places.
 
 from __future__ import annotations
 
-import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from support.examples import random_examples
 
 from streamiter.operators.keyed_state import KeyedStates
 from streamiter.operators.timed import ranges
-from streamiter.operators.timed.aggregates import fold, quantile
+from streamiter.operators.timed.aggregates import fold
 from streamiter.operators.timed.as_of import AsOfJoin, AsOfWindow, Deduplication
 from streamiter.operators.timed.joining import IntervalJoin, OneToOneJoin, WindowJoin
 from streamiter.operators.timed.kinds import Hopping, Session, Sliding, calendar
@@ -287,23 +286,6 @@ def test_columns_have_the_results_of_single_records_to_the_bit(example: tuple[Ho
         for state in (in_columns, one_by_one)
     )
     assert in_full == expected
-
-
-def some_numbers(random: Random) -> tuple[list[float], float]:
-    count, scale = random.randint(1, 30), random.choice([1e-3, 1.0, 1e9])
-    return [random.choice([0, random.gauss(0, scale), random.random()]) for _ in range(count)], random.random()
-
-
-@random_examples(some_numbers)
-def test_a_quantile_is_within_a_hundredth_of_a_value_of_that_rank(example: tuple[list[float], float]) -> None:
-    numbers, q = example
-    aggregate = quantile(q)
-    halves = [aggregate.initial(), aggregate.initial()]
-    for place, number in enumerate(numbers):
-        halves[place % 2] = aggregate.add(halves[place % 2], 0, aggregate.checked(number))
-    found = aggregate.result(stored(aggregate.merge(*halves))())
-    exact = sorted(numbers)[int(q * (len(numbers) - 1))]
-    assert abs(found - exact) <= 0.010001 * abs(exact)
 
 
 # -- joins -------------------------------------------------------------------------------------------------
@@ -710,37 +692,3 @@ def test_a_window_join_has_simultaneous_records_by_arrival_and_knows_late_ones()
     join.floor_of = {"a": 0, "was further": 40}.__getitem__
     assert [join.add("left", key, 15, None) for key in ("a", "was further")] == [True, False]
     assert not join.add("left", "a", 9, None)
-
-
-def grown(seen: list[int], value: int) -> list[int]:
-    """Change the accumulator, then raise for the value 7, or if there is a 5."""
-    seen.append(value)
-    if value == 7 or 5 in seen[:-1]:
-        raise ValueError("refused")
-    return seen
-
-
-def joined(earlier: list[int], later: list[int]) -> list[int]:
-    earlier += later
-    return earlier
-
-
-@pytest.mark.parametrize("kind", [Hopping(10, 5), Session(5)])
-def test_a_refused_record_changes_no_aggregate_of_any_window(kind: Any) -> None:
-    """The second of two windows refused a record, which was in the list of the first."""
-    names: dict[str, Any] = {"all": "collect", "median": quantile(0.5), "grown": fold(list, grown, joined)}
-    names["sum"] = fold(0, operator.add, operator.add)
-    windows = make_windows(kind, Aggregates.of((), names).atomic())
-    # Time 8 is in the windows from 0 and from 5, and between the sessions of 4 and of 12; only the last has the 5.
-    for time, value in [(4, 1), (12, 5)]:
-        windows.add("a", time, [value] * 4)
-    for time, value in [(8, 7), (8, 8), (8, "text")]:
-        with pytest.raises((ValueError, TypeError)):
-            windows.add("a", time, [value] * 4)
-    windows.advance(MAX_TIME)
-    assert [result.value["all"] for result in windows.results] == (
-        [[1], [1], [5], [5]] if kind == Hopping(10, 5) else [[1], [5]]
-    )
-    for value in (result.value for result in windows.results):
-        assert value["grown"] == value["all"] == [value["sum"]]
-        assert abs(value["median"] - value["sum"]) < 0.1

@@ -319,10 +319,6 @@ WRONG: dict[str, tuple[Callable[[Flow], Any], str]] = {
         lambda flow: timed(flow).window(tumbling(1)).collect(),  # type: ignore[attr-defined]
         'collect: expected a stream, given windows without an aggregate; write .aggregate("count") before .collect(…)',
     ),
-    "unknown aggregate": (
-        lambda flow: timed(flow).window(tumbling(1)).aggregate("summ"),
-        "quantile(q) or fold(…), given 'summ'; did you mean 'sum'?",
-    ),
     "session without merge": (
         lambda flow: timed(flow).window(session(1)).aggregate(fold(0, lambda a, b: a + b)),
         "step 'window': expected an aggregate that merges, as sessions do, given a fold without; write fold(",

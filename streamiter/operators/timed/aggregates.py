@@ -377,7 +377,8 @@ class Quantile(NumberAggregate):
             for bin_of_value, count in sorted(bins.items()):
                 store.add(bin_of_value, count)
         sketch = self._library.ddsketch.BaseDDSketch(self._mapping, *stores, zeros)
-        return sketch.get_quantile_value(self._q)
+        value = sketch.get_quantile_value(self._q)
+        return None if value is None else float(value)  # It is the int 0 for a zero.
 
     def __str__(self) -> str:
         return f"quantile({self._q})"
