@@ -23,6 +23,8 @@ CHANGES = {
         "2017-10-15T03:00",
         "2018-02-18T02:00",
     ],  # Clocks change at midnight, to before and behind it.
+    "America/St_Johns": ["2006-04-02T03:31", "2006-10-29T02:31"],  # A minute after midnight, to the day before.
+    "America/Toronto": ["1919-03-31T04:30"],  # From 23:30 to 00:30: midnight was left out.
     "America/Havana": ["2024-03-10T05:00", "2024-11-03T05:00"],
     "Asia/Beirut": ["2022-03-26T22:00", "2022-10-29T21:00"],
     "Pacific/Apia": ["2011-12-30T10:00"],  # There was no 30 December.
@@ -84,6 +86,10 @@ HOURS = {
     # At midnight the clock went on to 01:00, or back to 23:00 of the day before, which is one day with it.
     ("day", "America/Sao_Paulo", "2017-10-15T12:00"): ("2017-10-15T03:00", 23),
     ("day", "America/Sao_Paulo", "2018-02-18T02:30"): ("2018-02-17T02:00", 25),
+    ("day", "America/St_Johns", "2006-10-29T02:29"): ("2006-10-28T02:30", 24),
+    ("day", "America/St_Johns", "2006-10-29T02:45"): ("2006-10-29T02:30", 25),
+    ("day", "America/Toronto", "1919-03-31T04:29"): ("1919-03-30T05:00", 23.5),
+    ("day", "America/Toronto", "1919-03-31T04:30"): ("1919-03-31T04:30", 23.5),
     ("day", "Pacific/Apia", "2011-12-30T09:59"): ("2011-12-29T10:00", 24),
     ("day", "Pacific/Apia", "2011-12-30T10:00"): ("2011-12-30T10:00", 24),
 }
