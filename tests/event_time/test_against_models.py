@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from event_time.pure_runs import Kept
-from operators.operator_harness import frozen, stored
+from operators.operator_harness import frozen
 from support.examples import random_examples
 
 from streamiter.operators.keyed_state import KeyedStates
