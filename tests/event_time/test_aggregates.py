@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -135,6 +136,30 @@ WRITTEN: dict[str, Any] = {
     "aggregate(value): expected a function, given 3": ("sum", 3),
 }
 
+MADE: dict[str, Callable[[], Any]] = {
+    "quantile(q): expected a number from 0 to 1, given 1.01; 0.5 is the median": lambda: quantile(1.01),
+    "quantile(q): expected a number from 0 to 1, given -0.01; 0.5": lambda: quantile(-0.01),
+    "fold(initial): expected a function of [], given <lambda>(a): missing": lambda: fold(lambda a: a, operator.add),
+    "fold(add): expected a function of ['accumulator', 'value'], given <lambda>(a): too": lambda: fold(0, lambda a: a),  # type: ignore[misc, arg-type]
+    "fold(merge): expected a function of ['earlier', 'later'], given <lambda>(a)": lambda: fold(
+        0,
+        operator.add,
+        lambda a: a,  # type: ignore[misc, arg-type]
+    ),
+    "fold(result): expected a function of ['accumulator'], given <lambda>(): too": lambda: fold(
+        0,
+        operator.add,
+        result=lambda: 1,  # type: ignore[misc, arg-type]
+    ),
+}
+
+
+@pytest.mark.parametrize("message", MADE, ids=range(len(MADE)))
+def test_an_aggregate_with_wrong_arguments_is_refused(message: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        MADE[message]()
+    assert str(refused.value).startswith(message)
+
 
 @pytest.mark.parametrize("message", WRITTEN, ids=range(len(WRITTEN)))
 def test_a_wrong_aggregate_is_refused_with_what_could_be_written(message: str) -> None:
@@ -143,27 +168,103 @@ def test_a_wrong_aggregate_is_refused_with_what_could_be_written(message: str) -
     assert str(refused.value).startswith(message)
 
 
-VALUES: dict[str, list[tuple[int, Any]]] = {"none": [], "simultaneous": [(3, "a"), (3, "b"), (1, "c"), (1, "d")]}
-EXPECTED: dict[str, tuple[Any, Any]] = {
-    "count": (0, 4),
-    "first": (None, "c"),
-    "last": (None, "b"),
-    "min": (None, "a"),
-    "max": (None, "d"),
-    "collect": ([], ["c", "d", "a", "b"]),
+# -- arrays ------------------------------------------------------------------------------------------------
+
+LARGEST = 2**63 - 1
+
+GROUPS: dict[str, tuple[str, list[Any], Any, bool]] = {
+    "counts": ("count", [0, 3], np.ones(3), True),
+    "floats": ("sum", [0, 1.5], np.array([0.1, 0.2, 0.7]), True),
+    "short floats": ("sum", [0, 1.5], np.array([0.1, 0.2, 0.7], "f4"), True),
+    "floats to an int": ("sum", [2**53 - 1, 0.5], np.array([0.1, 0.2, 0.7]), True),
+    "floats to a large int": ("sum", [2**53, 0.5], np.array([0.1, 0.2, 0.7]), False),
+    "ints": ("sum", [0, -5], np.array([1, 2, 3], "i2"), True),
+    "truths": ("sum", [0, 1], np.array([True, True, False]), True),
+    "ints to floats": ("sum", [0.5, 1], np.array([1, 2, 3]), False),
+    "ints up to the largest": ("sum", [LARGEST - 15, 15 - LARGEST], np.array([5, 5, -5]), True),
+    "ints beyond": ("sum", [LARGEST - 14, 0], np.array([5, 5, 5]), False),
+    "sums beyond": ("sum", [LARGEST + 1, 0], np.array([0, 0, 0]), False),
+    "large values": ("sum", [0, 0], np.array([2**62, 2**62, 0]), False),
+    "means": ("mean", [[0, 0], [1.5, 2]], np.array([0.1, 0.2, 0.7]), True),
+    "means of large ints": ("mean", [[LARGEST, 1], [0, 0]], np.array([1, 1, 1]), False),
+    "least floats": ("min", [None, 0.5], np.array([-0.0, 0.2, 0.7]), True),
+    "least floats, not a number": ("min", [None, float("nan")], np.array([1.0, float("nan"), 0.7]), True),
+    "least ints": ("min", [None, -5], np.array([1, LARGEST, 3]), True),
+    "least small ints": ("min", [LARGEST, 7], np.array([1, 2, 127], "i1"), True),
+    "least unsigned ints": ("min", [None, 7], np.array([1, 2, 2**64 - 1], "u8"), False),
+    "greatest floats": ("max", [None, 0.5], np.array([-3.0, -2.0, 0.7]), True),
+    "greatest ints": ("max", [None, -LARGEST], np.array([-LARGEST, -9, -3]), True),
+    "greatest of a large int": ("max", [LARGEST + 1, 0], np.array([1, 2, 3]), False),
+    "greatest of ints and floats": ("max", [None, 2], np.array([1.0, 2.0, 3.0]), False),
+    "greatest of floats and ints": ("max", [None, 2.0], np.array([1, 2, 3]), False),
+    "greatest truths": ("max", [None, True], np.array([True, False, False]), False),
+    "values in order": ("last", [[], []], np.ones(3), False),
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_arrays_are_added_where_the_result_is_that_of_single_values(name: str) -> None:
+    kind, accumulators, values, is_possible = GROUPS[name]
+    aggregate = BY_NAME[kind]()
+    groups = np.array([0, 1, 0])
+    expected = list(accumulators)
+    for group, value in zip(groups.tolist(), values.tolist(), strict=True):
+        expected[group] = aggregate.add(expected[group], 0, aggregate.checked(value))
+    found = aggregate.add_groups(accumulators, groups, np.array([2, 1]), values)
+    assert (found is not None) == is_possible
+    if found is not None:
+        assert frozen(found) == frozen(expected)
+
+
+PARTS: dict[str, tuple[str, list[list[Any]], bool]] = {
+    "ints of any size": ("sum", [[2**70, True], [-1]], True),
+    "floats": ("sum", [[0.1], [0.2, -0.0], [0.3]], True),
+    "ints and floats": ("mean", [[1, 2], [0.1, 2**32 - 1], [3]], True),
+    "floats and large ints": ("mean", [[1, 2], [0.1, 2**32]], False),
+    "large ints, then floats": ("sum", [[2**32], [0.1]], False),
+    "the least": ("min", [[3, 1], [2]], True),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_are_combined_where_the_result_is_that_of_all_values(name: str) -> None:
+    kind, parts, is_possible = PARTS[name]
+    aggregate = BY_NAME[kind]()
+    combined = aggregate.combined([aggregate.digest([0] * len(part), part) for part in parts])
+    assert (combined is not None) == is_possible
+    if combined is not None:
+        values = [value for part in parts for value in part]
+        assert frozen(combined) == frozen(aggregate.added([0] * len(values), values))
+
+
+# -- single values -----------------------------------------------------------------------------------------
+
+TEXTS = [(3, "a"), (3, "b"), (1, "c"), (1, "d")]
+NUMBERS = [(3, 5), (3, 2), (1, 9), (1, 4)]
+EXPECTED: dict[str, tuple[Any, Any, Any]] = {
+    "count": (0, 4, TEXTS),
+    "sum": (0, 20, NUMBERS),
+    "mean": (None, 5.0, NUMBERS),
+    "first": (None, "c", TEXTS),
+    "last": (None, "b", TEXTS),
+    "min": (None, "a", TEXTS),
+    "max": (None, "d", TEXTS),
+    "collect": ([], ["c", "d", "a", "b"], TEXTS),
 }
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_windows_without_records_and_simultaneous_records(name: str) -> None:
+def test_windows_without_records_and_merged_ones(name: str) -> None:
     aggregate = BY_NAME[name]()
-    for expected, values in zip(EXPECTED[name], VALUES.values(), strict=True):
-        accumulator = aggregate.initial()
-        for time, value in values:
-            accumulator = aggregate.add(accumulator, time, value)
-        assert aggregate.result(accumulator) == expected
-        assert aggregate.result(aggregate.merge(aggregate.initial(), accumulator)) == expected
-        assert aggregate.result(aggregate.merge(accumulator, aggregate.initial())) == expected
+    empty, expected, values = EXPECTED[name]
+    assert aggregate.result(aggregate.initial()) == empty
+    # In merged windows all records of one are before those of the other.
+    later, earlier, whole = (
+        aggregate.added([time for time, _ in part], [value for _, value in part])
+        for part in (values[:2], values[2:], values)
+    )
+    for merged in [(earlier, later), (aggregate.initial(), whole), (whole, aggregate.initial())]:
+        assert aggregate.result(aggregate.merge(*merged)) == expected
 
 
 REFUSED: dict[str, tuple[Any, Any]] = {
@@ -185,8 +286,21 @@ def test_a_value_that_cannot_be_aggregated_is_refused(message: str) -> None:
 
 def test_a_quantile_knows_zeros_signs_and_not_a_number() -> None:
     median = quantile(0.5)
-    for values, expected in {(0.0, 0, -0.0): 0.0, (-3, 0, 5): 0.0, (): None, (1.0, float("nan")): float("nan")}.items():
+    not_a_number = float("nan")
+    examples: dict[tuple[float, ...], float | None] = {
+        (0.0, 0, -0.0): 0.0,
+        (-3, 0, 5): 0.0,
+        (-3, -3, 5): -3.0,
+        (): None,
+        (1.0, not_a_number): not_a_number,
+    }
+    for values, expected in examples.items():
         accumulator = median.initial()
         for value in values:
             accumulator = median.add(accumulator, 0, median.checked(value))
-        assert frozen(median.result(accumulator)) == frozen(expected)
+        for merged in (accumulator, median.merge(accumulator, median.initial())):
+            found = median.result(merged)
+            assert found is None if expected is None else found == pytest.approx(expected, rel=0.01, nan_ok=True)
+            assert type(found) is type(expected)
+    ends = [quantile(q) for q in (0, 1)]
+    assert [each.result(each.added([0, 0], [1, 100])) for each in ends] == pytest.approx([1, 100], rel=0.01)

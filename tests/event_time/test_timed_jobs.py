@@ -22,7 +22,6 @@ from streamiter import (
     for_each_round,
     hopping,
     iterate_bounded_streams_until_termination,
-    quantile,
     replayed,
     session,
     sliding,
@@ -364,20 +363,6 @@ def test_a_wrong_setting_is_refused_at_the_users_line(name: str) -> None:
         build(flow)
     assert message in str(refused.value)
     assert "test_timed_jobs.py:" in str(refused.value)
-
-
-WRONG_AGGREGATES: dict[str, tuple[Callable[[], Any], str]] = {
-    "quantile": (lambda: quantile(1.5), "quantile(q): expected a number from 0 to 1, given 1.5; 0.5 is the median"),
-    "fold": (lambda: fold(0, lambda a: a), "fold(add): expected a function of ['accumulator', 'value'], given"),  # type: ignore[arg-type, misc]
-}
-
-
-@pytest.mark.parametrize("name", WRONG_AGGREGATES)
-def test_a_wrong_aggregate_is_refused(name: str) -> None:
-    make, message = WRONG_AGGREGATES[name]
-    with pytest.raises(Exception, match="expected") as refused:
-        make()
-    assert message in str(refused.value)
 
 
 def test_statistics_count_late_records_and_what_is_kept() -> None:
