@@ -563,6 +563,49 @@ def test_by_default_a_version_counts_for_its_own_time_and_an_event_does_not() ->
     assert table.results == [(5, ("r", "v"))]
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_record_at_the_watermark_waits_for_versions_of_its_time_unless_they_do_not_count(strict: bool) -> None:
+    table = AsOfJoin(strict=strict)
+    table.advance(5)
+    table.add("a", 5, "r")
+    assert table.results == ([(5, ("r", None))] if strict else [])
+    table.add_version("a", 5, "v")
+    table.advance(6)
+    assert table.results == [(5, ("r", None if strict else "v"))]
+
+
+def test_records_of_one_time_are_given_by_arrival_whatever_their_keys() -> None:
+    kept = Kept(AsOfJoin, None)
+    for key, time in [("a", 1), ("b", 5), ("a", 5), ("b", 5)]:
+        kept.state.add(key, time, key)
+    kept.restart()
+    kept.state.add("a", 5, "last")
+    kept.advance(6)
+    assert [record for _, (record, _) in kept.state.results] == ["a", "b", "a", "b", "last"]
+
+
+def test_a_version_goes_when_the_watermark_passes_the_next_one() -> None:
+    table = AsOfJoin()
+    table.add_version("a", 1, "old")
+    table.add_version("a", 5, "new")
+    table.advance(5)
+    assert table.states == {"a": [[1, 5], ["old", "new"], []]}
+    table.advance(6)
+    assert table.states == {"a": [[5], ["new"], []]}
+
+
+def test_a_late_event_counts_for_the_records_that_are_still_to_come() -> None:
+    window = AsOfWindow(10, Aggregates.of([LISTED], {}))
+    for time in (1, 2, 3):
+        window.add_event("a", time, [time])
+    window.add("a", 8, "first")
+    window.advance(8)
+    window.add_event("a", 2, ["late"])
+    window.add("a", 9, "second")
+    window.advance(9)
+    assert window.results == [(8, ("first", [1, 2, 3])), (9, ("second", [1, 2, "late", 3]))]
+
+
 # -- windows -----------------------------------------------------------------------------------------------
 
 

@@ -136,6 +136,17 @@ WRITTEN: dict[str, Any] = {
     "aggregate(value): expected a function, given 3": ("sum", 3),
 }
 
+
+def test_one_aggregate_has_no_name_and_several_have() -> None:
+    for one, named in [((), {}), (("count", "sum"), {}), (("count",), {"n": "count"})]:
+        with pytest.raises(ConfigurationError) as refused:
+            Aggregates.of(one, named)  # type: ignore[arg-type]
+        assert str(refused.value) == (
+            f"aggregate: expected one aggregate, or several by name, given {len(one)} without a name and {len(named)} "
+            'by name; write aggregate("count") or aggregate(clicks="count", spent=("sum", "price"))'
+        )
+
+
 MADE: dict[str, Callable[[], Any]] = {
     "quantile(q): expected a number from 0 to 1, given 1.01; 0.5 is the median": lambda: quantile(1.01),
     "quantile(q): expected a number from 0 to 1, given -0.01; 0.5": lambda: quantile(-0.01),

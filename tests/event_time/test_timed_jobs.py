@@ -310,10 +310,6 @@ WRONG: dict[str, tuple[Callable[[Flow], Any], str]] = {
         lambda flow: timed(flow).deduplicate("id", within_s=1, time="clock"),  # type: ignore[arg-type]
         "step 'deduplicate': expected time= to be one of \"event\", \"processing\", given 'clock'; choose one",
     ),
-    "two aggregates": (
-        lambda flow: timed(flow).window(tumbling(1)).aggregate("count", "sum"),
-        "aggregate: expected one aggregate, or several by name, given 2 without a name and 0 by name",
-    ),
     "no aggregate": (
         lambda flow: timed(flow).window(tumbling(1)).collect(),  # type: ignore[attr-defined]
         'collect: expected a stream, given windows without an aggregate; write .aggregate("count") before .collect(…)',

@@ -99,11 +99,9 @@ class Calendar:
         return latest
 
     def _window_of(self, time: int) -> Interval:
-        # Where clocks are set back across midnight, a date is interrupted by the date before it.
         first = self._first_date(self._local_date(time))
-        if self._first_instant(first) > time:
-            first = self._first_date(first - timedelta(days=1))
         following = self._following(first)
+        # Where clocks are set back across midnight, a date is interrupted by the date before it.
         while self._first_instant(following) <= time:
             first, following = following, self._following(following)
         return self._first_instant(first), self._first_instant(following)
