@@ -227,6 +227,7 @@ KEYS = {
     "i8": [3, 70_000, -7, 2**63 - 1],
     "i1": [-100, 100, 0],
     "u8": [3, 2**64 - 1, 2**64 - 2],
+    "=i8": [2**63 - 1, 2**63 - 2],
     "U5": [3, 70_000],
     "list": [3, 70_000, "x"],
 }
@@ -250,7 +251,12 @@ def some_columns(random: Random) -> tuple[Hopping, int, list[ColumnBatch]]:
         keys = [random.choice(KEYS[dtype]) for _ in range(length)]
         times = [random.randrange(latest) for _ in range(length)]
         batches.append(
-            ColumnBatch(keys if dtype == "list" else np.array(keys, dtype), times, values, random.randrange(90))
+            ColumnBatch(
+                keys if dtype == "list" else np.array(keys, dtype),
+                times,
+                values,
+                random.choice([-1, random.randrange(90)]),
+            )
         )
     return hopping(random), random.choice([0, 30]), batches
 
@@ -639,6 +645,20 @@ def test_a_late_window_is_given_once_and_kept_until_its_lateness_is_over() -> No
     assert (shown_results(windows), windows.kept) == ([], 1)
     windows.advance(15)
     assert not windows.states
+
+
+def test_the_next_watermark_with_an_effect_is_known() -> None:
+    windows = make_windows(Hopping(10, 10), Aggregates.of(["count"], {}), lateness_ms=5)
+    assert windows.next_due() is None
+    for time in (15, 5):
+        windows.add("a", time, [None])
+    assert windows.next_due() == 10
+    windows.advance(10)
+    assert windows.next_due() == 15
+    windows.advance(15)
+    assert windows.next_due() == 20
+    windows.advance(25)
+    assert windows.next_due() is None
 
 
 def test_early_results_come_by_end_and_creation_whatever_the_keys() -> None:
