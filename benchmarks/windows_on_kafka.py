@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -18,13 +19,14 @@ from benchmarks.measuring import Contender, Figure, Stopwatch, Trial, alternate
 from benchmarks.quix import Job, Outcome
 from benchmarks.session import PROJECT, Session
 from benchmarks.windows import DISORDER_MS, KEYS, SIZE_S, pair_count, stream
-from streamiter import Flow, KeyedStream, Operator, Stream, tumbling
+from streamiter import Flow, KeyedStream, Operator, RocksState, Stream, tumbling
 from streamiter.topics import OutgoingBatch, Topic
 
 __all__ = ["interval_join_on_kafka", "tumbling_count_on_kafka"]
 
 RECORDS: Final = "records/s"
 STREAMITER: Final = "streamiter"
+ON_DISK: Final = "streamiter, state on disk"
 QUIX: Final = "Quix Streams"
 # `make bench` installs it there: it cannot be beside the packages of the project.
 QUIX_FOLDER: Final = Path(sys.prefix) / "quix"
@@ -45,7 +47,8 @@ def interval_join_on_kafka(session: Session) -> Iterator[Figure]:
 
 
 def _compared(session: Session, work: Callable[[int], _Work], *, quix_part: int) -> Iterator[Figure]:
-    contenders: dict[str, Contender] = {STREAMITER: work(1).in_flow}
+    ours = work(1)
+    contenders: dict[str, Contender] = {STREAMITER: ours.in_flow, ON_DISK: ours.in_flow_on_disk}
     if (QUIX_FOLDER / "quixstreams").is_dir():
         # A contender has the rate of as many records as it handles in some seconds.
         contenders[QUIX] = work(quix_part).in_quix
@@ -55,7 +58,8 @@ def _compared(session: Session, work: Callable[[int], _Work], *, quix_part: int)
     peer = QUIX if QUIX in contenders else ""
     if peer:
         yield series.figure(QUIX, RECORDS)
-    yield series.figure(STREAMITER, RECORDS, compared_with=peer)
+    for name in (STREAMITER, ON_DISK):
+        yield series.figure(name, RECORDS, compared_with=peer)
 
 
 class _Work:
@@ -79,8 +83,8 @@ class _Work:
         """Return the stream of counts, or of a 1 for each pair."""
         raise NotImplementedError
 
-    def in_flow(self) -> Trial:
-        flow, counts, watch = Flow("timed"), _Counts(), Stopwatch()
+    def in_flow(self, state: RocksState | None = None) -> Trial:
+        flow, counts, watch = Flow("timed", state=state), _Counts(), Stopwatch()
         streams = [
             flow.source(each, stop="latest")
             .event_time("at", unit="ms", check_unit=False, out_of_orderness_s=DISORDER_MS / 1000)
@@ -92,6 +96,10 @@ class _Work:
             flow.run()
         self._check(counts.results, counts.total)
         return Trial(watch.rates(self.count, "records"))
+
+    def in_flow_on_disk(self) -> Trial:
+        with tempfile.TemporaryDirectory() as folder:
+            return self.in_flow(RocksState(folder))
 
     def in_quix(self) -> Trial:
         names = [each.name for each in self.topics]
