@@ -189,6 +189,7 @@ GROUPS: dict[str, tuple[str, list[Any], Any, bool]] = {
     "short floats": ("sum", [0, 1.5], np.array([0.1, 0.2, 0.7], "f4"), True),
     "floats to an int": ("sum", [2**53 - 1, 0.5], np.array([0.1, 0.2, 0.7]), True),
     "floats to a large int": ("sum", [2**53, 0.5], np.array([0.1, 0.2, 0.7]), False),
+    "floats beyond": ("sum", [1e308, -1e308], np.array([1e308, 0.2, 1e308]), True),
     "ints": ("sum", [0, -5], np.array([1, 2, 3], "i2"), True),
     "truths": ("sum", [0, 1], np.array([True, True, False]), True),
     "ints to floats": ("sum", [0.5, 1], np.array([1, 2, 3]), False),
@@ -201,6 +202,7 @@ GROUPS: dict[str, tuple[str, list[Any], Any, bool]] = {
     "least floats": ("min", [None, 0.5], np.array([-0.0, 0.2, 0.7]), True),
     "least floats, not a number": ("min", [None, float("nan")], np.array([1.0, float("nan"), 0.7]), True),
     "least ints": ("min", [None, -5], np.array([1, LARGEST, 3]), True),
+    "least large ints": ("min", [None, -5], np.array([LARGEST - 1, 1, LARGEST - 2]), True),
     "least small ints": ("min", [LARGEST, 7], np.array([1, 2, 127], "i1"), True),
     "least unsigned ints": ("min", [None, 7], np.array([1, 2, 2**64 - 1], "u8"), False),
     "greatest floats": ("max", [None, 0.5], np.array([-3.0, -2.0, 0.7]), True),
@@ -230,6 +232,7 @@ def test_arrays_are_added_where_the_result_is_that_of_single_values(name: str) -
 PARTS: dict[str, tuple[str, list[list[Any]], bool]] = {
     "ints of any size": ("sum", [[2**70, True], [-1]], True),
     "floats": ("sum", [[0.1], [0.2, -0.0], [0.3]], True),
+    "floats beyond": ("sum", [[1e308, 1e308], [-1e308]], True),
     "ints and floats": ("mean", [[1, 2], [0.1, 2**32 - 1], [3]], True),
     "floats and large ints": ("mean", [[1, 2], [0.1, 2**32]], False),
     "large ints, then floats": ("sum", [[2**32], [0.1]], False),
