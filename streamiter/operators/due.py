@@ -36,11 +36,11 @@ class DueItems(Protocol):
     def take_first(self) -> DueItem:
         """Take the first item; the state of its key is loaded. There must be one."""
 
-    def remove(self, order: tuple[int, ...], key: Any, *, kept: int, is_kept: Callable[[DueItem], bool]) -> None:
-        """Remove an item that is not due any more. In memory this may happen later, and `until` may still give it.
+    def remove(self, order: tuple[int, ...], key: Any, is_kept: Callable[[DueItem], bool]) -> None:
+        """Remove an item that is not due any more, or all items that ``is_kept`` is false for."""
 
-        ``kept`` is the number of items that ``is_kept`` is true for.
-        """
+    def may_keep_removed(self, kept: int) -> bool:
+        """Whether it costs less not to remove an item yet; `until` then gives it. ``kept`` others are still due."""
 
     def latest(self) -> Iterator[DueItem]:
         """Give the items from the last one to the first one, without taking them."""
@@ -108,10 +108,12 @@ class DueHeap:
     def take_first(self) -> DueItem:
         return next(self.until(self._heap[0][0]))
 
-    def remove(self, order: tuple[int, ...], key: Any, *, kept: int, is_kept: Callable[[DueItem], bool]) -> None:
-        if len(self._heap) > 4 * kept + _REMOVED_MAX:
-            self._heap = list(filter(is_kept, self._heap))
-            heapify(self._heap)
+    def remove(self, order: tuple[int, ...], key: Any, is_kept: Callable[[DueItem], bool]) -> None:
+        self._heap = list(filter(is_kept, self._heap))
+        heapify(self._heap)
+
+    def may_keep_removed(self, kept: int) -> bool:
+        return len(self._heap) <= 4 * kept + _REMOVED_MAX
 
     def latest(self) -> Iterator[DueItem]:
         return iter(sorted(self._heap, reverse=True))

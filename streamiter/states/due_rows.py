@@ -116,11 +116,14 @@ class DueRows:
         self._begin, self._least, self._changed[row] = row, item[0], None
         return item
 
-    def remove(self, order: tuple[int, ...], key: Any, *, kept: int, is_kept: Callable[[DueItem], bool]) -> None:
+    def remove(self, order: tuple[int, ...], key: Any, is_kept: Callable[[DueItem], bool]) -> None:
         self._changed.update(dict.fromkeys(self._rows(self._pushed), b""))
         self._pushed = []
         [row] = self._rows([(order, key)])
         self._changed[row] = None
+
+    def may_keep_removed(self, kept: int) -> bool:
+        return False
 
     def latest(self) -> Iterator[DueItem]:
         self._flush()

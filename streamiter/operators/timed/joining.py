@@ -209,15 +209,18 @@ class OneToOneJoin(IntervalJoin):
                 self._keep(key, side, own, None)
             self.kept -= 1
             self._remove(key, RIGHT if side == LEFT else LEFT, other)
-        elif reached + self._in_order > time + upper or (own is not None and own[TIME] > time):
+        elif reached + self._in_order > (limit := time + upper) or (own is not None and own[TIME] > time):
             self._emit_unpaired(side, time, record)
         else:
+            # As in `_wait` and `_due`, whose calls would take a seventh of the time.
+            self.numbered = (arrival := self.numbered) + 1
+            self.kept += 1
+            self._waiting.push((limit if limit < _TO_THE_END else _TO_THE_END, side == RIGHT, arrival), key)
+            waiting = (time, arrival, record)
+            states[key] = (waiting, other) if side == LEFT else (other, waiting)
             if own is not None:
                 self._emit_unpaired(side, own[TIME], own[RECORD])
                 self.kept -= 1
-            waiting = (time, self._wait(key, side, time), record)
-            states[key] = (waiting, other) if side == LEFT else (other, waiting)
-            if own is not None:
                 self._remove(key, side, own)
             if self._kept_max is not None and self.kept > self._kept_max:
                 self._keep_at_most()
@@ -236,8 +239,10 @@ class OneToOneJoin(IntervalJoin):
 
     def _remove(self, key: Any, side: Side, waiting: Sequence[Any]) -> None:
         """Remove a record that has left from those that will be due."""
+        if self._waiting.may_keep_removed(self.kept):
+            return
         due = self._due(side, waiting[TIME], waiting[ARRIVAL])
-        self._waiting.remove(due, key, kept=self.kept, is_kept=self._is_kept)
+        self._waiting.remove(due, key, self._is_kept)
 
     def _is_kept(self, item: DueItem) -> bool:
         waiting = self.states.get(item[-1], _NONE_WAITS)[item[1]]
