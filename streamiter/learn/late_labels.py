@@ -55,11 +55,11 @@ class DelayedLabels:
     waiting_max: int = 1_000_000
     """The largest number of events that wait, with ``model=`` at each worker; beyond it the oldest is forgotten."""
     within_s: float | None = None
-    """How long a question waits. A wait that is over ends with the next mini-batch. None: without end."""
+    """How long a question waits. In event time a wait that is over ends with the next mini-batch. None: without end."""
     otherwise: Label = None
     """The label of a question whose wait is over, also by the end of the stream; None: the question is forgotten."""
     unknown: Literal["refuse", "skip"] = "refuse"
-    """Whether an answer without a question that waits follows the policy of the training, or is left out."""
+    """Whether an answer without a question that waits follows the policy of the training, or is skipped and counted."""
 
 
 @final
@@ -91,6 +91,9 @@ NO_EVENTS: Final[EventsToLearn] = {
     "features": record_of_features(named_matrix(np.empty((0, 0)))),
 }
 
+WAIT_IS_OVER: Final = "wait is over"
+"""The payload of the timer of :meth:`LabelJoin.wait`."""
+
 Pair = tuple[Any, Any]
 """A question and its answer; None in the place of one of them."""
 
@@ -105,10 +108,25 @@ class LabelJoin:
         within_ms = None if labels.within_s is None else round(labels.within_s * 1000) - 1
         self.join = OneToOneJoin(0, within_ms, "full", kept_max=labels.waiting_max, in_order=not is_timed)
         """Add questions and answers here, by ``times``. What leaves are pairs, and events with None."""
+        self._timer_at = MAX_TIME
 
     def open(self, context: Context) -> None:
-        """Take the time from the step."""
+        """Take the time from the step, and set its timers."""
         self._context = context
+
+    def wait(self) -> None:
+        """By the clock, set a timer for the end of the first wait that gives a label: its payload is ``WAIT_IS_OVER``.
+
+        Call :meth:`heard` and this when it fires.
+        """
+        due = self.join.next_due()
+        if not self.is_timed and self.otherwise is not None and due is not None and due < self._timer_at:
+            self._timer_at = due
+            self._context.set_timer(max(0, due - self._context.clock.now_ms()) / 1000, WAIT_IS_OVER)
+
+    def heard(self) -> None:
+        """Forget the timer, which has fired."""
+        self._timer_at = MAX_TIME
 
     def now(self) -> int | None:
         """Return how far time is: the event-time watermark, or the clock. None: not known."""
@@ -133,9 +151,9 @@ class LabelJoin:
         return repeat(reached) if timestamps is None else [max(time, reached) for time in timestamps]
 
     def refuse(self, answer: Any, out: Output) -> None:
-        """Refuse an answer without a question, or leave it out."""
-        if self._refuses_unknown:
-            out.reject(answer, ModelError("an answer without a question that waits for it"))
+        """Refuse an answer without a question, or skip it."""
+        refuse = out.reject if self._refuses_unknown else out.skip
+        refuse(answer, ModelError("an answer without a question that waits for it"))
 
     def questions(self) -> list[Any]:
         """Return the questions that wait."""
@@ -153,6 +171,11 @@ class LabelJoin:
         """Resume from what :meth:`snapshot` returned."""
         for side, key, time, event in state:
             self.join.add(side, key, time, question_from_record(event) if side == LEFT else event)
+        if not self.is_timed:
+            # The clock of another machine may be behind, and an answer is not earlier than its question.
+            self.join.watermark = max((time for _, _, time, _ in state), default=self.join.watermark)
+        self.join.take_results()  # If fewer may wait than before, the oldest are forgotten: their waits are not over.
+        self.wait()
 
 
 class StampEvents(Operator):

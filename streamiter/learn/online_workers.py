@@ -184,6 +184,13 @@ class DelayedLabelsWorker(OnlineWorker):
         of_numbered_rows(match, mini_batch, first, out)
         self._learn_from(answered, out)
         self._records_read += len(mini_batch)
+        self._join.wait()
+
+    def on_timer(self, payload: object, out: Output) -> None:
+        """Learn from questions whose wait is over."""
+        self._join.heard()
+        self._learn_from(self._over(self._join.advance(self._join.now()), out), out)
+        self._join.wait()
 
     def _match(
         self, events: Batch, numbers: list[int], timestamps: list[int] | None, answered: list[_Answered], out: Output

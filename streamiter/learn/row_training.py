@@ -20,7 +20,7 @@ import numpy as np
 
 from streamiter.learn.adaptive import AdaptiveLinearModel, Label
 from streamiter.learn.expert_weights import ExpertWeights, ModelRows, RowSteps
-from streamiter.learn.late_labels import NO_EVENTS, EventsToLearn, LabelJoin, Pair
+from streamiter.learn.late_labels import NO_EVENTS, WAIT_IS_OVER, EventsToLearn, LabelJoin, Pair
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.row_reading import RowsToLearn, features_of_record, missing_values_of
 from streamiter.learn.rows import BadRows, without
@@ -120,6 +120,14 @@ class RowOwner(ModelOwner):
             self._learn(given, out)
             self.count_step(out)
 
+    def on_timer(self, payload: object, out: Output) -> None:
+        """Learn from questions whose wait is over, or publish the version that waited."""
+        if payload != WAIT_IS_OVER:
+            super().on_timer(payload, out)
+        elif self._labels is not None:
+            self._labels.heard()
+            self.process_rows(NO_EVENTS, out)
+
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
         self._learn_held(out)
 
@@ -138,6 +146,7 @@ class RowOwner(ModelOwner):
         if "is_answer" in given:
             assert self._labels is not None
             self._learn_events(given, self._labels.advance(self._now), out)
+            self._labels.wait()
         else:
             self._learn_rows(given, out)
 

@@ -168,14 +168,22 @@ class Output:
         """
         if self._policy == "fail":
             self.fail(reason, record, origin=origin if isinstance(origin, Origin) else None)
-        self.rejected += 1
-        if self._policy == "skip" and self._on_rejected is None:
-            return
-        letter = DeadLetter(record, self._step, described(reason), origin, key)
-        if self._on_rejected is not None:
-            self._on_rejected(letter)
+        self.skip(record, reason, origin=origin, key=key)
         if self._policy == "dead_letter":
-            self.emit(letter, tag=DEAD_LETTERS)
+            self.emit(DeadLetter(record, self._step, described(reason), origin, key), tag=DEAD_LETTERS)
+
+    def skip(
+        self,
+        record: Any,
+        reason: str | Exception,
+        *,
+        origin: Origin | BatchOrigin | None = None,
+        key: bytes | None = None,
+    ) -> None:
+        """Refuse a record as by the policy ``skip``, whatever the step's policy is: it is counted, and left out."""
+        self.rejected += 1
+        if self._on_rejected is not None:
+            self._on_rejected(DeadLetter(record, self._step, described(reason), origin, key))
 
     def fail(self, reason: str | Exception, record: Any, *, origin: Origin | None = None) -> NoReturn:
         """End the job, naming the step and the record."""

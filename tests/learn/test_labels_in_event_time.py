@@ -16,6 +16,7 @@ from learn.online_support import DELAYED, FEATURES, Record, Result, trips
 from streamiter import Flow, Stream
 from streamiter.errors import GraphError
 from streamiter.learn import DelayedLabels, LinearRegression, SparseRows, compare_online, train_online
+from streamiter.learn.late_labels import LabelJoin
 from streamiter.optimizers import SGD
 from streamiter.runtime.statistics import JobStatistics
 from streamiter.testing import VirtualClock
@@ -150,6 +151,48 @@ def test_a_question_whose_wait_is_over_is_learned_with_the_other_label(is_own: b
     assert found.models[-1].records == 150
     forgotten, _ = trained(events, replace(labels, otherwise=None), timed, mini_batch=10, workers=1, **options)
     assert forgotten.models[-1].records == len(pairs) < 150
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+async def test_on_a_quiet_stream_a_wait_ends_by_the_clock(is_own: bool) -> None:
+    """The last views of an evening got their label for no click in the morning."""
+    clock, flow, given = VirtualClock(), Flow("clock"), Fed()
+    labels = replace(LABELS, within_s=35.0, otherwise=0.0, **({"features": km_of} if is_own else {}))
+    options: Any = {"model": plain, "workers": 1} if is_own else {}
+    training = train_online(flow.from_source(lambda: given), labels=labels, mini_batch=1, **options)
+    predictions = training.predictions.collect()
+    job = await flow.start(clock=clock)
+    for event in [{"id": 0, "km": 1.0}, {"id": 0, "answer": 1.0}, {"id": 1, "km": 1.0}, {"id": 2, "km": 1.0}]:
+        given.give(event)
+        await clock.advance(1.0)
+    for seconds, count in [(31.0, 0), (2.9, 1), (0.2, 2), (100.0, 2)]:
+        await clock.advance(seconds)
+        assert sum(0.0 in rows["targets"] for rows in predictions.items) == count
+    await job.stop("abort")
+
+
+def test_answers_meet_restored_questions_of_a_clock_that_was_ahead() -> None:
+    """A job moved to a machine whose clock was two seconds behind, and the answers of the next seconds were lost."""
+    before, after = (LabelJoin(LABELS, is_timed=False) for _ in range(2))
+    before.advance(5_000)
+    before.join.add("left", "a", 5_000, "question")
+    earlier = ("left", "b", 4_000, "question of another worker")
+    after.restore([*before.snapshot(str), earlier], str)
+    assert len(after.questions()) == 2
+    assert after.advance(3_000) == []
+    time = next(iter(after.times(None)))
+    after.join.add("right", "a", time, "answer")
+    assert after.join.take_results() == [(5_000, ("question", "answer"))]
+
+
+def test_restored_questions_that_are_too_many_get_no_label() -> None:
+    """Questions learned the label for the end of their wait in their first minute, since fewer workers had room."""
+    many, few = (LabelJoin(replace(IN_TIME, otherwise=False, waiting_max=count), is_timed=True) for count in (3, 2))
+    for key in range(3):
+        many.join.add("left", key, 100 + key, f"question {key}")
+    few.restore(many.snapshot(str), str)
+    assert few.advance(100) == []
+    assert few.questions() == ["question 1", "question 2"]
 
 
 async def test_a_wait_ends_by_the_clock() -> None:
