@@ -58,9 +58,14 @@ class EventTimers(TimedStates[EventTimer]):
 
     def set(self, key: Any, identity: tuple[Any, ...], payload: Any) -> None:
         """Set a timer that is not set."""
-        number, self.numbered = self.numbered, self.numbered + 1
-        self.states.setdefault(key, {})[identity] = number if identity[1] else [number, payload]
-        self._push(key, identity, number)
+        number = self.numbered
+        self.numbered = number + 1
+        self.kept += 1
+        state = self.states.get(key)
+        if state is None:
+            state = self.states[key] = {}
+        state[identity] = number if identity[1] else [number, payload]
+        self._due.push((identity[0], number), (key, identity))
 
     def delete(self, key: Any, identity: tuple[Any, ...]) -> None:
         """Delete a timer that is set; it is due as before, but nothing is known of it."""
@@ -73,11 +78,21 @@ class EventTimers(TimedStates[EventTimer]):
         """Return the timers by time and number, with the pairs of key and identity."""
         return self._due
 
-    def payload(self, key: Any, identity: tuple[Any, ...], number: int) -> Any:
-        """Return the payload of a timer, or ``_DELETED``."""
-        entry = self.states[key].get(identity) if key in self.states else None
-        if entry is None or _number(entry) != number:
+    def is_set(self, key: Any, identity: tuple[Any, ...], number: int) -> bool:
+        """Return whether a timer that is due has not been deleted."""
+        entry = self.states.get(key, {}).get(identity)
+        return entry is not None and _number(entry) == number
+
+    def take(self, key: Any, identity: tuple[Any, ...], number: int) -> Any:
+        """Delete a timer that is due, and return its payload; ``_DELETED`` if it has been deleted."""
+        state = self.states.get(key)
+        entry = None if state is None else state.get(identity)
+        if state is None or entry is None or _number(entry) != number:
             return _DELETED
+        del state[identity]
+        if not state:
+            del self.states[key]
+        self.kept -= 1
         return identity[2] if identity[1] else entry[1]
 
     def in_order(self) -> list[EventTimer]:
@@ -96,11 +111,8 @@ class EventTimers(TimedStates[EventTimer]):
         for identity, entry in state.items():
             number = _number(entry)
             self.numbered = max(self.numbered, number + 1)
-            self._push(key, identity, number)
-
-    def _push(self, key: Any, identity: tuple[Any, ...], number: int) -> None:
-        self.kept += 1
-        self._due.push((identity[0], number), (key, identity))
+            self.kept += 1
+            self._due.push((identity[0], number), (key, identity))
 
 
 def _has_no_key(key: Any) -> bool:
@@ -223,7 +235,8 @@ class StepTimes:
             self.dropped += 1
             return
         self._timers.set(key, identity, payload)
-        self.next_at = min(self.next_at, at)
+        if at < self.next_at:
+            self.next_at = at
 
     def delete_timer(self, at: int, key: Any, payload: Any) -> None:
         """Delete a timer; no effect if none is set."""
@@ -241,9 +254,8 @@ class StepTimes:
             for at, number, _, (key, identity) in self._firing:
                 if self._states is not None:
                     self._states.load((key,))
-                payload = timers.payload(key, identity, number)
+                payload = timers.take(key, identity, number)
                 if payload is not _DELETED:
-                    timers.delete(key, identity)
                     return EventTimer(at, None if _has_no_key(key) else key, payload)
             self._firing = None
             if not due.is_more:
@@ -268,7 +280,7 @@ class StepTimes:
         for at, number, _, (key, identity) in self._timers.due().latest():
             if self._states is not None:
                 self._states.load((key,))
-            if self._timers.payload(key, identity, number) is not _DELETED:
+            if self._timers.is_set(key, identity, number):
                 return int(at)
         return MIN_TIME
 

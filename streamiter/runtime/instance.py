@@ -360,7 +360,11 @@ class OperatorInstance:
 
     async def _fire_awaited(self, count: int | None = None) -> None:
         for payload in islice(self._due(), count):
-            await self._called("on_event_timer", payload, self.out)
+            self.progress.handled += 1
+            with FailuresOf(self.step.name):
+                result = self.operator.on_event_timer(payload, self.out)  # type: ignore[attr-defined]
+                if result is not None and inspect.isawaitable(result):
+                    await unless_cancelled(result, self.step.name)
         self.out.flush()
         self._store_states()
 

@@ -163,7 +163,9 @@ class IntervalJoin(TimedStates[TimedRecord]):
         self.kept -= 1
         records = self.states[key][is_right]
         # The records of one side leave in the order of (time, arrival), unless their limit is the end.
-        place = next(place for place, record in enumerate(records) if record[ARRIVAL] == arrival)
+        place = 0
+        while records[place][ARRIVAL] != arrival:
+            place += 1
         time, _, record, is_paired = records.pop(place)
         if not is_paired:
             self._emit_unpaired(RIGHT if is_right else LEFT, time, record)
