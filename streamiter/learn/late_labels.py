@@ -191,10 +191,7 @@ def answers_and_keys(labels: DelayedLabels, events: Batch) -> tuple[list[bool], 
     """Return for each event whether it is an answer, and its key. Raises BadRows for events that have none."""
 
     def read(some: Batch) -> tuple[list[bool], list[Hashable]]:
-        are_answers, keys = (
-            [bool(is_answer) for is_answer in map(labels.is_answer, some)],
-            list(map(labels.key_of, some)),
-        )
+        are_answers, keys = list(map(bool, map(labels.is_answer, some))), list(map(labels.key_of, some))
         frozenset(keys)  # TypeError for a key without a hash.
         return are_answers, keys
 

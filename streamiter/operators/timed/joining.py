@@ -210,7 +210,8 @@ class OneToOneJoin(IntervalJoin):
             else:
                 self._keep(key, side, own, None)
             self.kept -= 1
-            self._remove(key, RIGHT if side == LEFT else LEFT, other)
+            if not self._waiting.may_keep_removed(self.kept):
+                self._remove(key, RIGHT if side == LEFT else LEFT, other)
         elif reached + self._in_order > (limit := time + upper) or (own is not None and own[TIME] > time):
             self._emit_unpaired(side, time, record)
         else:
@@ -223,7 +224,8 @@ class OneToOneJoin(IntervalJoin):
             if own is not None:
                 self._emit_unpaired(side, own[TIME], own[RECORD])
                 self.kept -= 1
-                self._remove(key, side, own)
+                if not self._waiting.may_keep_removed(self.kept):
+                    self._remove(key, side, own)
             if self._kept_max is not None and self.kept > self._kept_max:
                 self._keep_at_most()
         return True
@@ -241,8 +243,6 @@ class OneToOneJoin(IntervalJoin):
 
     def _remove(self, key: Any, side: Side, waiting: Sequence[Any]) -> None:
         """Remove a record that has left from those that will be due."""
-        if self._waiting.may_keep_removed(self.kept):
-            return
         due = self._due(side, waiting[TIME], waiting[ARRIVAL])
         self._waiting.remove(due, key, self._is_kept)
 
