@@ -6,7 +6,7 @@ due, and calls the operator.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, final
 
@@ -31,6 +31,9 @@ class EventTimer(NamedTuple):
 _NO_TIMER: Final = MAX_TIME + 1
 """Later than all timers, and than the last watermark."""
 
+_IDENTITY: Final = 3
+"""The length of the identity of a timer that has a key."""
+
 _ATOMS: Final = (type(None), bool, int, str, bytes)
 
 
@@ -45,10 +48,11 @@ def checked_time(option: str, time: object) -> int:
 
 @final
 class EventTimers(TimedStates[EventTimer]):
-    """The timers of one subtask. The state of a key: the number of each timer, by its identity.
+    """The timers of one subtask. The state of a key: the number of each timer, by its identity; a pair of both for one.
 
     An *identity* is the time, and the type and the value of the payload. If the payload is not an atom, it has no type
-    but what ``identify`` has returned, and the timer has a list of its number and its payload.
+    but what ``identify`` has returned, and the timer has a list of its number and its payload. One more item, None,
+    says that the timer was set without a key: a record may have the key that stands for that, too.
     """
 
     def __init__(self, prefetch: Prefetch | None = None) -> None:
@@ -61,17 +65,23 @@ class EventTimers(TimedStates[EventTimer]):
         number = self.numbered
         self.numbered = number + 1
         self.kept += 1
+        entry = number if identity[1] else [number, payload]
         state = self.states.get(key)
         if state is None:
-            state = self.states[key] = {}
-        state[identity] = number if identity[1] else [number, payload]
+            self.states[key] = (identity, entry)  # A dict would take 160 bytes more.
+        else:
+            if type(state) is tuple:
+                state = self.states[key] = dict((state,))
+            state[identity] = entry
         self._due.push((identity[0], number), (key, identity))
 
     def delete(self, key: Any, identity: tuple[Any, ...]) -> None:
         """Delete a timer that is set; it is due as before, but nothing is known of it."""
-        del self.states[key][identity]
-        if not self.states[key]:
+        state = self.states[key]
+        if len(_timers_of(state)) == 1:
             del self.states[key]
+        else:
+            del state[identity]
         self.kept -= 1
 
     def due(self) -> DueItems:
@@ -80,19 +90,22 @@ class EventTimers(TimedStates[EventTimer]):
 
     def is_set(self, key: Any, identity: tuple[Any, ...], number: int) -> bool:
         """Return whether a timer that is due has not been deleted."""
-        entry = self.states.get(key, {}).get(identity)
+        entry = self.entry(key, identity)
         return entry is not None and _number(entry) == number
+
+    def entry(self, key: Any, identity: tuple[Any, ...]) -> Any:
+        """Return the number of a timer, or the list with it; None if it is not set."""
+        state = self.states.get(key)
+        if type(state) is tuple:
+            return state[1] if state[0] == identity else None
+        return None if state is None else state.get(identity)
 
     def take(self, key: Any, identity: tuple[Any, ...], number: int) -> Any:
         """Delete a timer that is due, and return its payload; ``_DELETED`` if it has been deleted."""
-        state = self.states.get(key)
-        entry = None if state is None else state.get(identity)
-        if state is None or entry is None or _number(entry) != number:
+        entry = self.entry(key, identity)
+        if entry is None or _number(entry) != number:
             return _DELETED
-        del state[identity]
-        if not state:
-            del self.states[key]
-        self.kept -= 1
+        self.delete(key, identity)
         return identity[2] if identity[1] else entry[1]
 
     def in_order(self) -> list[EventTimer]:
@@ -100,7 +113,7 @@ class EventTimers(TimedStates[EventTimer]):
         timers = [
             (_number(entry), EventTimer(identity[0], key, identity[2] if identity[1] else entry[1]))
             for key, state in self.states.items()
-            for identity, entry in state.items()
+            for identity, entry in _timers_of(state)
         ]
         return [timer for _, timer in sorted(timers, key=itemgetter(0))]
 
@@ -108,15 +121,16 @@ class EventTimers(TimedStates[EventTimer]):
         self._due = make(0, 2, of_pairs=True, prefetch=self._prefetch)
 
     def _note(self, key: Any, state: Any) -> None:
-        for identity, entry in state.items():
+        for identity, entry in _timers_of(state):
             number = _number(entry)
             self.numbered = max(self.numbered, number + 1)
             self.kept += 1
             self._due.push((identity[0], number), (key, identity))
 
 
-def _has_no_key(key: Any) -> bool:
-    return type(key) is tuple and len(key) == 2 and key[0] == ()
+def _timers_of(state: Any) -> Collection[tuple[Any, Any]]:
+    """Return the identities and entries in the state of a key."""
+    return (state,) if type(state) is tuple else state.items()
 
 
 def _number(entry: int | list[Any]) -> int:
@@ -156,8 +170,8 @@ class StepTimes:
     def keep_timers_in(self, make: Callable[[], KeyedStates], no_key: Any, prefetch: Prefetch | None = None) -> None:
         """Keep the timers in states by key, which the first call makes.
 
-        ``no_key`` stands for the key of a timer that was set without one: ``((), number)``, with a number that makes it
-        a key of this subtask. ``prefetch`` reads what the operator may ask for when the timers of some keys fire.
+        ``no_key`` stands for the key of a timer that was set without one: any key of this subtask. ``prefetch`` reads
+        what the operator may ask for when the timers of some keys fire.
         """
         if self._states is None:
             self._states, self._no_key, self._prefetch = make(), no_key, prefetch
@@ -256,7 +270,7 @@ class StepTimes:
                     self._states.load((key,))
                 payload = timers.take(key, identity, number)
                 if payload is not _DELETED:
-                    return EventTimer(at, None if _has_no_key(key) else key, payload)
+                    return EventTimer(at, None if len(identity) > _IDENTITY else key, payload)
             self._firing = None
             if not due.is_more:
                 self.next_at = self.watermark + 1
@@ -267,13 +281,15 @@ class StepTimes:
 
     def _find(self, at: int, key: Any, payload: Any) -> tuple[Any, tuple[Any, ...], bool]:
         """Return the key and the identity of a timer, and whether it is set; the timers of the key are loaded."""
-        if self._states is not None:
-            key = self._no_key if key is None else key
-            self._states.load((key,))
         kind = type(payload)
-        identity = (at, kind.__name__, payload) if kind in _ATOMS else (at, "", self._identify(payload))
-        known = self._timers.states.get(key)
-        return key, identity, known is not None and identity in known
+        identity: tuple[Any, ...] = (
+            (at, kind.__name__, payload) if kind in _ATOMS else (at, "", self._identify(payload))
+        )
+        if self._states is not None:
+            if key is None:
+                key, identity = self._no_key, (*identity, None)
+            self._states.load((key,))
+        return key, identity, self._timers.entry(key, identity) is not None
 
     def _latest(self) -> int:
         """Return the time of the last timer."""
