@@ -7,7 +7,7 @@ the encoding of the item's key. So the first rows are due first, and a scan read
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, final
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from streamiter.states.database import Change, Database
 
 _NUMBERS: Final = [Struct(f">{count}Q") for count in range(4)]
+# So many items are read for one that is taken first.
+_AHEAD: Final = 256
 # Added to a number, so that the bytes of negative ones come first.
 _ZERO: Final = 2**63
 
@@ -58,6 +60,10 @@ class DueRows:
         """A heap of the items that are taken now, with their rows."""
         self._near_to: tuple[int, bytes] | None = None
         """While items are taken: all up to this time and row are in ``_near``."""
+        self._ahead: list[DueItem] = []
+        """A heap of the first items, with their rows. A scan for each of them would pass by all that were taken."""
+        self._ahead_to: bytes | None = None
+        """All up to this row are in ``_ahead``."""
 
     def push(self, order: tuple[int, ...], key: Any) -> None:
         near_to = self._near_to
@@ -70,6 +76,12 @@ class DueRows:
         if order[0] <= self._least:
             self._least = order[0]
             self._begin = self._from(order[0])
+        if self._ahead_to is not None:
+            [row] = self._rows([(order, key)])
+            if row <= self._ahead_to:
+                self._changed[row] = b""
+                heappush(self._ahead, (*order, row, key))
+                return
         self._pushed.append((order, key))
 
     def changes(self) -> list[Change]:
@@ -83,6 +95,7 @@ class DueRows:
         self.is_more = False
         if time < self._least:
             return
+        self._ahead, self._ahead_to = [], None
         self._flush()
         count = self._turn()
         end = self._end if time == MAX_TIME else self._from(time + 1)
@@ -109,11 +122,13 @@ class DueRows:
         return self._least
 
     def take_first(self) -> DueItem:
-        self._flush()
-        row, _ = next(iter(self._database.rows(self._begin, self._end)))
-        [item] = self._items([row])
+        if not self._ahead:
+            self._flush()
+            rows = [row for row, _ in islice(self._database.rows(self._begin, self._end), _AHEAD)]
+            self._ahead, self._ahead_to = self._items(rows), rows[-1]
+        item = heappop(self._ahead)
         self._load([item[-1][0] if self._of_pairs else item[-1]])
-        self._begin, self._least, self._changed[row] = row, item[0], None
+        self._begin, self._least, self._changed[item[-2]] = item[-2], item[0], None
         return item
 
     def remove(self, order: tuple[int, ...], key: Any, is_kept: Callable[[DueItem], bool]) -> None:
@@ -121,6 +136,9 @@ class DueRows:
         self._pushed = []
         [row] = self._rows([(order, key)])
         self._changed[row] = None
+        if self._ahead_to is not None and row <= self._ahead_to:
+            self._ahead = [item for item in self._ahead if item[-2] != row]
+            heapify(self._ahead)
 
     def may_keep_removed(self, kept: int) -> bool:
         return False
