@@ -256,6 +256,7 @@ async def test_a_run_that_timed_out_and_was_replaced_takes_nothing_from_the_newe
     older = await made.open_transactions(f"{made.name}-t", timeout_s=0.3)
     await patiently(older.begin())
     await write_number(older, made, 0)
+    await until_written(made, 1)  # otherwise the transaction may begin behind the next record
     await write(made, OutgoingBatch([b"behind"]))
     async with asyncio.timeout(PATIENCE_S):
         while not await read_to_end(made):
