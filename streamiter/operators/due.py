@@ -10,6 +10,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Final, Protocol
 
 Prefetch = Callable[[Sequence[Any]], object]
+"""Reads what belongs to some keys, which will be asked for soon."""
 
 DueItem = tuple[Any, ...]
 """The numbers by which the item is ordered, of which the first is its time; something to ignore; and its key."""
@@ -34,7 +35,7 @@ class DueItems(Protocol):
         """Return the least time; None if there is no item."""
 
     def take_first(self) -> DueItem:
-        """Take the first item; the state of its key is loaded. There must be one."""
+        """Take the first item; the state of its key is loaded. There must be one. It may have been removed."""
 
     def remove(self, order: tuple[int, ...], key: Any, is_kept: Callable[[DueItem], bool]) -> None:
         """Remove an item that is not due any more, or all items that ``is_kept`` is false for."""

@@ -108,7 +108,7 @@ class EventTimers(TimedStates[EventTimer]):
         self.delete(key, identity)
         return identity[2] if identity[1] else entry[1]
 
-    def in_order(self) -> list[EventTimer]:
+    def oldest_first(self) -> list[EventTimer]:
         """Return all timers in the order in which they were set."""
         timers = [
             (_number(entry), EventTimer(identity[0], key, identity[2] if identity[1] else entry[1]))
@@ -312,7 +312,7 @@ class StepTimes:
             "watermark": self.watermark,
             "passed": self.passed,
             "last": self._last,
-            "timers": [tuple(timer) for timer in self._timers.in_order()] if keyed is None else [],
+            "timers": [tuple(timer) for timer in self._timers.oldest_first()] if keyed is None else [],
             "keyed timers": keyed,
             "dropped": self.dropped,
             "floors": list(self._floors.items()),

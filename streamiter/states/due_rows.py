@@ -7,7 +7,7 @@ the encoding of the item's key. So the first rows are due first, and a scan read
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import islice
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, final
@@ -55,7 +55,7 @@ class DueRows:
         """No row is before it. So a scan does not pass by the rows that were deleted."""
         self._pushed: list[tuple[tuple[int, ...], Any]] = []
         self._changed: dict[bytes, bytes | None] = {}
-        """Rows that were taken; and those that were pushed at or before the item at hand."""
+        """Rows that were taken, and those that were pushed while ``_near`` or ``_ahead`` may need them."""
         self._near: list[DueItem] = []
         """A heap of the items that are taken now, with their rows."""
         self._near_to: tuple[int, bytes] | None = None
@@ -76,13 +76,13 @@ class DueRows:
         if order[0] <= self._least:
             self._least = order[0]
             self._begin = self._from(order[0])
-        if self._ahead_to is not None:
-            [row] = self._rows([(order, key)])
-            if row <= self._ahead_to:
-                self._changed[row] = b""
-                heappush(self._ahead, (*order, row, key))
-                return
-        self._pushed.append((order, key))
+        if self._ahead_to is None:
+            self._pushed.append((order, key))
+            return
+        [row] = self._rows([(order, key)])
+        self._changed[row] = b""
+        if row <= self._ahead_to:
+            heappush(self._ahead, (*order, row, key))
 
     def changes(self) -> list[Change]:
         """Return what was pushed and taken since the last call, to be written now."""
@@ -136,9 +136,6 @@ class DueRows:
         self._pushed = []
         [row] = self._rows([(order, key)])
         self._changed[row] = None
-        if self._ahead_to is not None and row <= self._ahead_to:
-            self._ahead = [item for item in self._ahead if item[-2] != row]
-            heapify(self._ahead)
 
     def may_keep_removed(self, kept: int) -> bool:
         return False

@@ -11,7 +11,7 @@ from operators.operator_harness import ManualClock
 
 from streamiter import RocksState
 from streamiter.operators.keyed_state import KeyedStates
-from streamiter.states import rocks_state
+from streamiter.states import due_rows, rocks_state
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +28,7 @@ def backend(request: Any, monkeypatch: pytest.MonkeyPatch) -> KeyedStates | None
     if request.param == "memory":
         return None
     monkeypatch.setattr(rocks_state, "_KEYS_AT_ONCE", 3)
+    monkeypatch.setattr(due_rows, "_AHEAD", 2)
     states: KeyedStates = request.getfixturevalue("states_on_disk")
     states.keys_at_once = 3
     return states

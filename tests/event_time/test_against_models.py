@@ -401,7 +401,7 @@ def test_one_to_one_joins_equal_a_list_of_waiting_records(example: Example, back
     settings: Any = (
         lower,
         None if example.choice % 3 == 0 else upper,
-        (None, 1, 2)[example.choice // 4 % 3],
+        (None, 1, 4)[example.choice // 4 % 3],
         example.choice % 5 == 0,
     )
     plain = PlainOneToOne(*settings)
