@@ -1,4 +1,4 @@
-"""Locks of files, names that the disk has stored, and work that a cancellation does not interrupt.
+"""Locks of files, files that are replaced, names that the disk has stored, and work that no cancellation interrupts.
 
 :func:`alone`, :func:`shared`, :func:`is_free` and :func:`locked` lock files, so that several processes can use them. On
 Windows, which has no such locks, the package works without checkpoints in a folder.
@@ -114,6 +114,16 @@ def sync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file, or replace it; it is complete at any time."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 P = ParamSpec("P")

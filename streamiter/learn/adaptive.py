@@ -29,6 +29,7 @@ from streamiter.named_rows import ABSENT, HUGE, FieldReader, NamedRows, is_missi
 from streamiter.notebooks import html_facts
 from streamiter.numbers import Floats, plain_scalar, whole_number
 from streamiter.records import Columns, columns_of_table
+from streamiter.saved_objects import Savable
 from streamiter.sparse_rows import SparseRows, sparse_if_scipy
 from streamiter.tables import as_floats
 
@@ -59,7 +60,7 @@ Features = Any
 """Records with named fields, ``NamedRows``, ``SparseRows``, or anything that numpy turns into a matrix."""
 
 
-class AdaptiveLinearModel:
+class AdaptiveLinearModel(Savable):
     """A linear model for any stream: standardized columns, six learning rates side by side, mixed into one model.
 
     It predicts a probability, one for each class, or a number. ``task`` says whether labels are classes or numbers;

@@ -26,6 +26,7 @@ from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import Floats, plain_float, whole_number
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch
+from streamiter.saved_objects import Savable
 from streamiter.topics.topic import Topic
 
 # Measured for 10 clusters of 10 coordinates: with 2,048 points or more, calls cost little compared with the arithmetic;
@@ -271,7 +272,7 @@ def inertia_of(spread: Spread, means: Floats, counts: npt.NDArray[np.int64]) -> 
     return max(0.0, spread["squares"] - between)
 
 
-class OnlineKMeans:
+class OnlineKMeans(Savable):
     """Centroids with weights, which learn from mini-batches of points and forget old points.
 
     With each mini-batch the weight w of a centroid becomes w·decay + n, where n is the number of points that are

@@ -8,7 +8,7 @@ sums of all subtasks into the centroids of the next round. The arithmetic is in 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple, Self, TypedDict
 
@@ -45,6 +45,7 @@ from streamiter.numbers import Floats, plain_float, whole_number
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch
+from streamiter.saved_objects import Savable
 from streamiter.topics.topic import Decoder, Topic
 
 
@@ -319,7 +320,7 @@ def _check_points(points: Stream) -> None:
         )
 
 
-class KMeans:
+class KMeans(Savable):
     """Clusters around centroids, learned offline: fit, then predict.
 
     ``fit`` runs a flow of :func:`~streamiter.learn.clustering.k_means`, and has its options.
@@ -442,6 +443,17 @@ class KMeans:
     def rounds_made(self) -> int:
         """The number of rounds of the last fit; 0 before the first fit."""
         return self._rounds_made
+
+    def state(self) -> dict[str, object]:
+        """Return the centroids, the result of the last fit and its number of rounds, as plain data."""
+        model = self._model
+        fitted = None if model is None else (self.parameters(), model.records, dict(model.metrics))
+        return {"fitted": fitted, "rounds made": self._rounds_made}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore a :meth:`state`."""
+        fitted, self._rounds_made = state["fitted"], state["rounds made"]
+        self._model = None if fitted is None else ModelSnapshot(fitted[0], records=fitted[1], metrics=fitted[2])
 
     def _fitted(self) -> ModelSnapshot:
         if self._model is None:

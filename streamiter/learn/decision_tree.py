@@ -32,6 +32,7 @@ from streamiter.learn.rows import (
 from streamiter.learn.tree_growing import Growing, TreeOptions, grow_tree
 from streamiter.numbers import Floats, Indices, whole_number
 from streamiter.records import Columns
+from streamiter.saved_objects import Savable
 from streamiter.tables import array_of, as_floats
 from streamiter.topics.topic import Decoder, Topic
 
@@ -44,7 +45,7 @@ _NAME: Final = "DecisionTree"
 _BINS_LIMIT: Final = 1 << 16  # The number of a bin fits into two bytes.
 
 
-class DecisionTree:
+class DecisionTree(Savable):
     """A tree of questions such as ``width ≤ 2.5``, each chosen so that it divides the rows best.
 
     ``task`` is ``"classification"`` (by Gini impurity) or ``"regression"`` (by variance). The tree grows level by
@@ -241,6 +242,22 @@ class DecisionTree:
             "tree": tree.as_plain_data(),
         }
 
+    def state(self) -> dict[str, Any] | None:
+        """Return the tree, its width and classes as plain data; None before a fit."""
+        if self._tree is None:
+            return None
+        arrays = {name: array.copy() for name, array in self._tree.as_plain_data().items()}
+        classes = None if self._classes is None else self._classes.copy()
+        return {"tree": arrays, "width": self._width, "classes": classes}
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """Restore a :meth:`state`."""
+        if state is None:
+            self._tree = None
+        else:
+            self._tree = Tree.from_plain_data(state["tree"])
+            self._width, self._classes = state["width"], state["classes"]
+
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, Any]) -> Self:
         """Return a tree that predicts like the tree that returned these :meth:`parameters`."""
@@ -250,8 +267,7 @@ class DecisionTree:
                 "give all of parameters()"
             )
         tree = cls(parameters["task"], feature_names=parameters["feature_names"])
-        tree._width, tree._classes = parameters["width"], parameters["classes"]
-        tree._tree = Tree.from_plain_data(parameters["tree"])
+        tree.restore(parameters)
         return tree
 
 

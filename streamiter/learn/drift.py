@@ -22,6 +22,7 @@ from streamiter.learn.validation import PredictedRows, ValidationKind
 from streamiter.numbers import Floats, whole_number
 from streamiter.operators.output import Output
 from streamiter.records import OutputTag
+from streamiter.saved_objects import Savable
 from streamiter.tables import as_floats
 
 
@@ -36,7 +37,7 @@ class Change(NamedTuple):
     """The mean of the values since the change."""
 
 
-class DriftDetector(abc.ABC):
+class DriftDetector(Savable, abc.ABC):
     """Watches numbers for a change of their mean."""
 
     name: ClassVar[str]
@@ -210,7 +211,7 @@ DRIFTS: Final = OutputTag("drifts")
 """The side output of a learner: each :class:`DriftEvent`."""
 
 
-class DriftWatch:
+class DriftWatch(Savable):
     """Watches the loss of each prediction that a learner makes, and counts drifts: changes to a larger mean loss.
 
     The loss is from 0 to 1, because one row of a large log loss would hide a change of all others: the squared error of

@@ -25,6 +25,7 @@ from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import Floats, Indices, Moments, has_plain_digits, plain_float, standardized, whole_number
 from streamiter.operators.output import RejectionPolicy
 from streamiter.records import Columns, columns_of_table
+from streamiter.saved_objects import Savable
 from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats
 from streamiter.topics.topic import Topic
@@ -151,7 +152,7 @@ _ABSENT: Final = -1
 _BITS_MAX: Final = 32
 
 
-class FeatureHasher:
+class FeatureHasher(Savable):
     """Turns records with named fields into sparse rows: the hash of a feature is its place among 2**bits places.
 
     A *categorical* field gives one feature of value 1 for each of its texts; 5, 5.0 and "5" are the same text, True
@@ -363,7 +364,7 @@ def _check_fields(categorical: Sequence[str], numeric: Sequence[str], crosses: C
         raise ConfigurationError(f"FeatureHasher(crosses=): expected each cross once, given {list(crosses)}")
 
 
-class StandardScaler:
+class StandardScaler(Savable):
     """Learns the mean and the sample deviation of each feature, row by row or in mini-batches of any size.
 
     Use a scaler in one task only. A ``BadRows`` names the rows that are refused; then the scaler is unchanged.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Generic, Literal, TypeVar
 
 import numpy as np
@@ -96,18 +97,10 @@ class ForeignModel(Generic[Model]):
             )
         is_classifier = hasattr(last, "predict_proba_one")
 
-        def learn(model: Any, features: Mapping[str, Any], label: Any, *weight: float) -> None:
-            named = {"w": weight[0]} if weight else {}
-            model.learn_one(_without_missing(features), label, **named)
-
-        def predict(model: Any, features: Mapping[str, Any]) -> Any:
-            row = _without_missing(features)
-            return model.predict_proba_one(row) if is_classifier else model.predict_one(row)
-
         return ForeignModel(
             make=make,
-            learn=learn,
-            predict=predict,
+            learn=_learn_in_river,
+            predict=_classify_in_river if is_classifier else _predict_in_river,
             save=save,
             load=load,
             task="classification" if is_classifier else "regression",
@@ -118,8 +111,23 @@ class ForeignModel(Generic[Model]):
 
         It takes what ``predict`` takes: the features of a row, or of a mini-batch.
         """
-        model = self.load(_bytes_of(parameters))
-        return lambda features: self.predict(model, features)
+        return partial(self.predict, self.load(_bytes_of(parameters)))
+
+
+# Functions of a module, so that a ForeignModel can be pickled.
+
+
+def _learn_in_river(model: Any, features: Mapping[str, Any], label: Any, *weight: float) -> None:
+    named = {"w": weight[0]} if weight else {}
+    model.learn_one(_without_missing(features), label, **named)
+
+
+def _classify_in_river(model: Any, features: Mapping[str, Any]) -> Any:
+    return model.predict_proba_one(_without_missing(features))
+
+
+def _predict_in_river(model: Any, features: Mapping[str, Any]) -> Any:
+    return model.predict_one(_without_missing(features))
 
 
 def _without_missing(features: Mapping[str, Any]) -> dict[str, Any]:

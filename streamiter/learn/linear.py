@@ -40,6 +40,7 @@ from streamiter.learn.rows import (
 from streamiter.notebooks import html_facts
 from streamiter.numbers import Floats, Moments, standardized, whole_number
 from streamiter.optimizers import Optimizer, checked_optimizer, view_of
+from streamiter.saved_objects import Savable
 from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats
 
@@ -81,7 +82,7 @@ class LinearOptions(TypedDict, total=False):
     initial_intercept: float
 
 
-class LinearModel:
+class LinearModel(Savable):
     """A linear model that learns online, one step at a time: weights, an intercept, a loss and an optimizer.
 
     ``width`` is the number of features. Learning starts from ``initial_weights`` and ``initial_intercept`` (zeros
@@ -472,6 +473,11 @@ class LinearModel:
         self._version, self._step, self._records = state["version"], state["step"], state["records"]
         if self._moments is not None:
             self._moments = Moments(*state["moments"])
+
+    def _start_with(self, state: Mapping[str, Any]) -> None:
+        if state["moments"] is not None:
+            self.scale(Moments(*state["moments"]))
+        self.restore(state)
 
     # ---- checks
 

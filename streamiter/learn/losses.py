@@ -94,6 +94,7 @@ class _IdentityLoss(LinearLoss):
         refuse_rows_unless(np.isfinite(targets), owner, "finite targets", targets)
 
 
+@dataclass(frozen=True)
 class SquaredLoss(_IdentityLoss):
     """½ (prediction − target)²: the prediction is the mean."""
 
@@ -162,6 +163,7 @@ class QuantileLoss(_IdentityLoss):
         return -self.quantile if prediction < target else (prediction > target) * (1.0 - self.quantile)
 
 
+@dataclass(frozen=True)
 class PoissonLoss(LinearLoss):
     """Half the deviance of Poisson counts; the link is the logarithm, so predictions are means above 0.
 
@@ -190,6 +192,7 @@ class PoissonLoss(LinearLoss):
         refuse_rows_unless((targets >= 0.0) & (targets < np.inf), owner, "targets of 0 or more", targets)
 
 
+@dataclass(frozen=True)
 class LogLoss(LinearLoss):
     """−log of the probability that was predicted for the target, 0 or 1; the link is the logit.
 
@@ -227,6 +230,7 @@ class LogLoss(LinearLoss):
         _check_classes(owner, targets)
 
 
+@dataclass(frozen=True)
 class HingeLoss(_IdentityLoss):
     """max(0, 1 − s · margin) with s = 1 for target 1 and −1 for target 0: the loss of support vector machines.
 

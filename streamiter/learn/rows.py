@@ -47,6 +47,9 @@ class BadRows(ModelError):
         noun = "row" if len(self.rows) == 1 else "rows"
         super().__init__(f"{reason} ({noun} {named}{more} of the batch)")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.rows, self.reason, dict(self.reasons))
+
     def of_row(self, row: int) -> BadRows:
         """Return the error of one of the rows."""
         return BadRows([row], self.reasons[row]) if row in self.reasons else self

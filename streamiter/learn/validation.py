@@ -21,6 +21,7 @@ from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Array, OutputTag
+from streamiter.saved_objects import Savable
 from streamiter.sparse_rows import sums_by
 
 __all__ = ["CalibrationBin", "ProgressiveValidation", "ScoreHistogram", "Validate", "area_under_curve"]
@@ -162,7 +163,7 @@ def _calibration_of(rows: Floats) -> _Calibration:
     return calibration
 
 
-class ProgressiveValidation:
+class ProgressiveValidation(Savable):
     """Metrics of predictions, over all rows so far and over the last ``window`` rows.
 
     ``kind="classification"``: predictions are probabilities of target 1, targets are 0 or 1. ``kind="regression"``:

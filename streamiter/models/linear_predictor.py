@@ -21,6 +21,7 @@ from streamiter.models.documents import Parameters
 from streamiter.named_rows import HUGE, FieldReader, NamedRows, are_texts, is_missing, named_matrix
 from streamiter.numbers import Floats, Indices, is_number, standardized
 from streamiter.records import Columns, columns_of_table
+from streamiter.saved_objects import Savable
 from streamiter.sparse_rows import SparseRows, sparse_if_scipy, sums_by
 from streamiter.tables import as_floats
 
@@ -51,7 +52,7 @@ class Explanation:
         return sum(self.contributions.values(), start=self.intercept)
 
 
-class LinearPredictor:
+class LinearPredictor(Savable):
     """Predicts one row, or each of several rows, with the parameters of a linear model.
 
     *Plain* parameters are ``{"weights": (d,), "intercept": number, "link": "identity" | "logit" | "log"}``, of which

@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, ModelError
+from streamiter.files import replace_file
 from streamiter.learn.rows import holds
 from streamiter.learn.validation import area_under_curve
 from streamiter.models.documents import Parameters
@@ -89,6 +90,7 @@ class NetworkPredictor:
 
     def __init__(self, network: Network, arrays: Mapping[str, Array], subject: str = "network") -> None:
         self._subject = subject
+        self._network = network
         self._graph = network.graph()
         self._arrays = arrays
         self._features = self._graph.place_holder.feature_dimension
@@ -99,6 +101,10 @@ class NetworkPredictor:
         parts = [_answer(part, self._graph) for part in self._parts(rows)]
         answers = np.concatenate(parts) if parts else np.zeros(0)
         return answers[0].item() if is_single else answers
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Layers that have computed cannot be pickled.
+        return type(self), (self._network, dict(self._arrays), self._subject)
 
     def predictions(self, x: object) -> Predictions:
         """Return score, probability and label of the rows, as far as the loss defines them."""
@@ -375,7 +381,7 @@ def save_network(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            _replace(folder / name, content)
+            replace_file(folder / name, content)
     except OSError as error:
         raise _cannot_be_written(folder, error) from error
 
@@ -415,15 +421,6 @@ def _cannot_be_written(folder: Path, error: OSError) -> ModelError:
 
 def _as_json(document: object) -> bytes:
     return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @final

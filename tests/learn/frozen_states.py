@@ -15,7 +15,7 @@ def frozen(state: Any) -> Any:
         return state.shape, str(state.dtype), state.tobytes()
     if isinstance(state, dict):
         return {name: frozen(value) for name, value in state.items()}
-    return [frozen(value) for value in state] if isinstance(state, list) else state
+    return [frozen(value) for value in state] if isinstance(state, (list, tuple)) else state
 
 
 def learned(model: AdaptiveLinearModel) -> Any:
