@@ -25,6 +25,7 @@ Each module imports only from the modules in the rows below it:
 ``tree_growing``, ``tree_splits``        how a decision tree grows; how its nodes are split
 ``drift``                                ``ADWIN``, ``PageHinkley``: has the loss risen?
 ``validation``                           ``ProgressiveValidation``: metrics of predictions
+``score_metrics``                        metrics of probabilities: the area under the ROC curve, calibration
 ``estimators``                           the common parts of all ``fit`` methods
 ``linear``                               ``LinearModel``: weights, steps, gradients
 ``losses``                               what a wrong prediction costs; links

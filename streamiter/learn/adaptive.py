@@ -144,6 +144,11 @@ class AdaptiveLinearModel(Savable):
         return 0 if self._weights is None else self._weights.used
 
     @property
+    def scores(self) -> int:
+        """The number of probabilities, or numbers, that a prediction has; 0 before the first label."""
+        return 0 if self._weights is None else self._weights.scores
+
+    @property
     def task(self) -> Task | None:
         """What is predicted; None before the first label, if it was not given."""
         if self._weights is None:

@@ -280,9 +280,18 @@ class ForeignOwner(ModelOwner, Generic[Model]):
         given = np.ones(len(labels)) if weights is None else weights
         rows = PredictedRows(task=kind, predictions=found, targets=targets, weights=given, numbers=numbers)
         if kind == "classes":
-            classes = [self._classes.setdefault(label, len(self._classes)) for label in labels]
-            rows["classes"] = np.array(classes, dtype=np.intp)
+            classes = np.array([self._number_of(label) for label in labels], dtype=np.intp)
+            by_label = [_by_label(prediction) for prediction in predictions]
+            by_number = [{self._number_of(label): each[label] for label in each} for each in by_label]
+            probabilities = np.zeros((len(labels), len(self._classes)))
+            for row, each in enumerate(by_number):
+                probabilities[row, list(each)] = list(each.values())
+            rows |= {"classes": classes, "labels": list(self._classes), "probabilities": probabilities}
         self.emit_predictions(rows, out)
+
+    def _number_of(self, label: Any) -> int:
+        """Return the number of a class; a new one gets the next."""
+        return self._classes.setdefault(label, len(self._classes))
 
     def snapshot(self) -> dict[str, object]:
         return super().snapshot() | {
@@ -309,9 +318,7 @@ def _probabilities(predictions: list[Any], labels: list[Any]) -> tuple[Validatio
     """
     if all(isinstance(prediction, (float, np.floating)) for prediction in predictions):
         return "classification", np.array(predictions, dtype=np.float64), np.array(labels, dtype=np.float64)
-    of_label = [
-        prediction if isinstance(prediction, Mapping) else {plain_scalar(prediction): 1.0} for prediction in predictions
-    ]
+    of_label = [_by_label(prediction) for prediction in predictions]
     if all(isinstance(label, (bool, np.bool_)) for label in labels):
         found = [_of_true(probabilities) for probabilities in of_label]
         return "classification", np.array(found), np.array(labels, dtype=np.float64)
@@ -321,6 +328,11 @@ def _probabilities(predictions: list[Any], labels: list[Any]) -> tuple[Validatio
         for probabilities, probability in zip(of_label, found, strict=True)
     ]
     return "classes", np.clip(found, 0.0, 1.0), np.array(hits)
+
+
+def _by_label(prediction: Any) -> Mapping[Any, float]:
+    """Return the probability of each label; a plain label has the probability 1."""
+    return prediction if isinstance(prediction, Mapping) else {plain_scalar(prediction): 1.0}
 
 
 def _of_true(probabilities: Mapping[Any, float]) -> float:

@@ -188,15 +188,16 @@ class RowOwner(ModelOwner):
         self, predictions: Floats, targets: Floats, weights: Floats, numbers: Indices, out: Output
     ) -> None:
         task: ValidationKind = self._model.task or "classification"
-        classes = None
+        classes = probabilities = None
         if predictions.ndim == 2:
             task, classes = "classes", targets.astype(np.intp)
-            predictions, targets = _hits(predictions, classes)
+            probabilities = _widened(predictions, self._model.scores)
+            predictions, targets = _hits(probabilities, classes)
         self._weight += float(weights.sum())
         self._loss += loss_of(task, predictions, targets, weights)
         rows = PredictedRows(task=task, predictions=predictions, targets=targets, weights=weights, numbers=numbers)
-        if classes is not None:
-            rows["classes"] = classes
+        if classes is not None and probabilities is not None:
+            rows |= {"classes": classes, "labels": self._model.classes or [], "probabilities": probabilities}
         if self.emit_predictions(rows, out) and self._raises_rates:
             self._model.raise_rates()
 
@@ -419,12 +420,20 @@ class _EventPlan:
         ]
 
 
+def _widened(predictions: Floats, width: int) -> Floats:
+    """Return the probabilities of all classes: 0 for those that came after the predictions; the last stays the last."""
+    known = predictions.shape[1]
+    if known == width:
+        return predictions
+    return np.insert(predictions, [known - 1] * (width - known), 0.0, axis=1)
+
+
 def _hits(predictions: Floats, classes: Indices) -> tuple[Floats, Floats]:
     """Return the probability of the true class of each row, and 1 where no other class is more probable.
 
     A class that had not come yet had the probability of the last column.
     """
     rows = np.arange(len(classes))
-    found = predictions[rows, np.minimum(classes, predictions.shape[1] - 1)]
+    found = predictions[rows, classes]
     probabilities = np.where(found > 0.0, found, predictions[:, -1])
     return probabilities, (found > 0.0) * (found >= predictions.max(axis=1)).astype(np.float64)

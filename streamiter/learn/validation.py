@@ -1,7 +1,6 @@
 """Progressive validation: each prediction is made before the model learns from its row, then compared with the target.
 
-:class:`ProgressiveValidation` counts predictions and returns metrics. The area under the ROC curve (``auc``) is
-computed exactly for the rows of a window, and approximately, from a histogram of scores, for an endless stream.
+:class:`ProgressiveValidation` counts predictions and returns metrics. :class:`Validate` does so as a step of a flow.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -17,88 +16,14 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.losses import PROBABILITY_FLOOR, LinearLoss, LogLoss, SquaredLoss
 from streamiter.learn.rows import refuse_rows_unless, row_vector, row_weights
+from streamiter.learn.score_metrics import Calibration, CalibrationBin, ScoreHistogram, area_under_curve, calibration_of
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Array, OutputTag
 from streamiter.saved_objects import Savable
-from streamiter.sparse_rows import sums_by
-
-__all__ = ["CalibrationBin", "ProgressiveValidation", "ScoreHistogram", "Validate", "area_under_curve"]
-
 
 _log = logging.getLogger("streamiter.learn")
-
-# 32,768 bins over log odds of ±20 (probabilities from 2e-9 on) are 0.0012 wide, 0.5 MB in all. Pairs in one bin count
-# half, so the error is at most half the share of such pairs: about 0.28 · 0.0012 / 2 < 2e-4 for scores whose log odds
-# have a deviation of 1, and 2e-3 for a deviation of 0.1. Within a bin both orders are equally frequent, so the measured
-# error is ten times smaller.
-_BINS: Final = 1 << 15
-_LOG_ODDS_MAX: Final = 20.0
-
-
-def area_under_curve(scores: Floats, targets: Floats, weights: Floats) -> float | None:
-    """Return the probability that a row of target 1 has a higher score than a row of target 0; ties count half.
-
-    This is the area under the ROC curve. None if one of the two targets is missing.
-
-    >>> area_under_curve(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0.0, 0.0, 1.0, 1.0]), np.ones(4))
-    0.75
-    """
-    order = np.argsort(scores)
-    ordered = scores[order]
-    place = np.cumsum(np.diff(ordered, prepend=ordered[:1]) > 0.0, dtype=np.intp)
-    count = int(place[-1]) + 1 if len(place) else 0
-    positive = sums_by(place, (weights * targets)[order], count)
-    negative = sums_by(place, (weights * (1.0 - targets))[order], count)
-    return _area(positive, negative)
-
-
-def _area(positive: Floats, negative: Floats) -> float | None:
-    """Return the area for the weights of both targets, each by ascending score."""
-    all_pairs = float(positive.sum()) * float(negative.sum())
-    if all_pairs <= 0.0:
-        return None
-    negative_below = np.cumsum(negative) - negative
-    # Not as a product of matrices, whose threads would spin for a while after it.
-    return float((positive * (negative_below + 0.5 * negative)).sum()) / all_pairs
-
-
-class ScoreHistogram:
-    """Sums of weights by score and target, in bins of equal width in log odds; its memory does not grow.
-
-    >>> scores = ScoreHistogram()
-    >>> scores.add(log_odds=np.array([-2.2, 1.4]), targets=np.array([0.0, 1.0]), weights=np.ones(2))
-    >>> scores.area_under_curve()
-    1.0
-    """
-
-    def __init__(self) -> None:
-        self._positive = np.zeros(_BINS)
-        self._negative = np.zeros(_BINS)
-
-    def add(self, *, log_odds: Floats, targets: Floats, weights: Floats) -> None:
-        """Count these rows."""
-        scaled = (log_odds + _LOG_ODDS_MAX) * (_BINS / (2.0 * _LOG_ODDS_MAX))
-        bins = np.clip(scaled, 0.0, _BINS - 1.0).astype(np.intp)
-        np.add.at(self._positive, bins, weights * targets)
-        np.add.at(self._negative, bins, weights * (1.0 - targets))
-
-    def area_under_curve(self) -> float | None:
-        """Return :func:`area_under_curve` with the rows of a bin as ties."""
-        return _area(self._positive, self._negative)
-
-    def state(self) -> dict[str, object]:
-        """Return the bins that are in use as plain data."""
-        used = np.flatnonzero((self._positive > 0.0) | (self._negative > 0.0))
-        return {"bins": used, "positive": self._positive[used], "negative": self._negative[used]}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore a :meth:`state`."""
-        for mine, name in ((self._positive, "positive"), (self._negative, "negative")):
-            mine[:] = 0.0
-            mine[state["bins"]] = state[name]
-
 
 ValidationKind = Literal["classification", "classes", "regression"]
 """What predictions are: probabilities of target 1, probabilities of the true class, or numbers."""
@@ -109,58 +34,6 @@ _NAME: Final = "ProgressiveValidation"
 # are predicted as 1 or have target 1. A sum that the kind does not need is 0.
 _SUMS: Final = 7
 _WEIGHT, _LOSS, _SQUARES, _CORRECT, _DISTANCE, _BOTH, _ONES = range(_SUMS)
-
-CALIBRATION_BINS: Final = 10
-
-
-class CalibrationBin(NamedTuple):
-    """The rows whose prediction is in one of ten equal parts of 0 to 1; probabilities are good if both means agree."""
-
-    lowest: float
-    """The smallest prediction of the bin; a prediction of 1 is in the last bin."""
-    weight: float
-    """The sum of the sample weights: the number of rows, if all weights are 1."""
-    mean_prediction: float | None
-    """The mean prediction; None without rows."""
-    share: float | None
-    """The share of rows with target 1; None without rows."""
-
-
-class _Calibration:
-    """For each bin the sums of weights, predictions and targets."""
-
-    def __init__(self) -> None:
-        self.sums: Floats = np.zeros((3, CALIBRATION_BINS))
-
-    def add(self, rows: Floats) -> None:
-        """Count rows of predictions, targets and weights, one after the other."""
-        predictions, targets, weights = rows
-        bins = np.minimum((predictions * CALIBRATION_BINS).astype(np.intp), CALIBRATION_BINS - 1)
-        for mine, terms in zip(self.sums, (weights, weights * predictions, weights * targets), strict=True):
-            np.add.at(mine, bins, terms)
-
-    def table(self) -> list[CalibrationBin]:
-        """Return all bins, by ascending prediction."""
-        return [
-            CalibrationBin(
-                number / CALIBRATION_BINS,
-                weight,
-                predicted / weight if weight else None,
-                found / weight if weight else None,
-            )
-            for number, (weight, predicted, found) in enumerate(self.sums.T.tolist())
-        ]
-
-    def error(self) -> float:
-        """Return the mean distance between both means of a bin, over all rows."""
-        weights, predicted, found = self.sums
-        return float(np.abs(predicted - found).sum() / weights.sum())
-
-
-def _calibration_of(rows: Floats) -> _Calibration:
-    calibration = _Calibration()
-    calibration.add(rows)
-    return calibration
 
 
 class ProgressiveValidation(Savable):
@@ -211,7 +84,7 @@ class ProgressiveValidation(Savable):
         self._count = 0
         self._sums = np.zeros(_SUMS)
         self._scores = ScoreHistogram() if kind == "classification" else None
-        self._calibration = _Calibration() if kind == "classification" else None
+        self._calibration = Calibration() if kind == "classification" else None
         self._window = _Window(window)
 
     def update(
@@ -242,7 +115,7 @@ class ProgressiveValidation(Savable):
         rows = self._window.rows()
         sums = self._added(rows, self._losses(rows)[0], np.zeros(_SUMS)) if rows.shape[1] else np.zeros(_SUMS)
         area = area_under_curve(*rows) if self._scores else None
-        calibration = _calibration_of(rows) if self._scores else None
+        calibration = calibration_of(rows) if self._scores else None
         window = self._means(rows.shape[1], sums, area, calibration)
         if rows.shape[1] and self.kind != "classes":
             _, targets, weights = rows
@@ -263,7 +136,7 @@ class ProgressiveValidation(Savable):
         if self._calibration is None:
             raise ModelError(f"{_NAME}.calibration: expected kind classification, given {self.kind}")
         if window:
-            return _calibration_of(self._window.rows()).table()
+            return calibration_of(self._window.rows()).table()
         return self._calibration.table()
 
     def state(self) -> dict[str, object]:
@@ -335,9 +208,7 @@ class ProgressiveValidation(Savable):
         added[places] = np.cumsum(weighted, axis=1, out=weighted)[:, -1]
         return added
 
-    def _means(
-        self, count: int, sums: Floats, area: float | None, calibration: _Calibration | None
-    ) -> dict[str, float]:
+    def _means(self, count: int, sums: Floats, area: float | None, calibration: Calibration | None) -> dict[str, float]:
         weight, loss, squares, correct, distance, both, ones = sums.tolist()
         if not count:
             return {"count": 0, "weight": 0.0}
@@ -414,6 +285,12 @@ class PredictedRows(TypedDict):
     """The sample weights; 1 where none are given."""
     classes: NotRequired[Indices]
     """For "classes" the number of the true class of each row."""
+    labels: NotRequired[list[Any]]
+    """For "classes" the labels of the classes that have come so far, by number."""
+    probabilities: NotRequired[Floats]
+    """For "classes" the probability of each class for each row, a matrix (rows, classes) in the order of ``labels``. If
+    it has one column more, the last is the probability of a class that had not come yet. A class that came after the
+    prediction has the probability 0."""
     numbers: NotRequired[Indices]
     """The number of each row's record, or answer, in the stream (in its subtask), from 0 on, ascending. If records of a
     mini-batch are refused before, the numbers of its other rows may be smaller by as many."""

@@ -25,7 +25,7 @@ from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.files import replace_file
 from streamiter.learn.rows import holds
-from streamiter.learn.validation import area_under_curve
+from streamiter.learn.score_metrics import area_under_curve
 from streamiter.models.documents import Parameters
 from streamiter.models.linear_predictor import rows_to_predict
 from streamiter.models.served import ServedModel

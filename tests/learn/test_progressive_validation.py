@@ -12,7 +12,7 @@ from support.examples import random_examples
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn import BadRows, ProgressiveValidation
-from streamiter.learn.validation import area_under_curve
+from streamiter.learn.score_metrics import area_under_curve
 
 rows = st.lists(
     st.tuples(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 1.0]), st.integers(0, 1), st.integers(0, 3)),

@@ -54,6 +54,7 @@ from streamiter.learn.online import _OneStart
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions
 from streamiter.learn.row_reading import NumberMiniBatches
 from streamiter.learn.row_training import RowOwner
+from streamiter.learn.score_metrics import ScoreHistogram
 from streamiter.learn.server_training import ParameterServerWorker, Repeater, Versions
 from streamiter.learn.training import (
     BroadcastSteps,
@@ -64,7 +65,7 @@ from streamiter.learn.training import (
     ReplySteps,
 )
 from streamiter.learn.tree_growing import HistogramWorker, TreeOptions, TreeOwner, grow_tree
-from streamiter.learn.validation import MeanComparison, ScoreHistogram, Validate
+from streamiter.learn.validation import MeanComparison, Validate
 from streamiter.operators import Output
 from streamiter.parameter_server import ASP, BSP, ParameterServer
 from streamiter.parameter_server.consistency import ProgressTracker
