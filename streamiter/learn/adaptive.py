@@ -25,6 +25,7 @@ from streamiter.learn.expert_weights import (
     checked_rates,
 )
 from streamiter.learn.rows import BadRows, row_weights
+from streamiter.models.documents import refused_state, state_in, with_state
 from streamiter.named_rows import ABSENT, HUGE, FieldReader, NamedRows, is_missing, named_matrix
 from streamiter.notebooks import html_facts
 from streamiter.numbers import Floats, plain_scalar, whole_number
@@ -496,8 +497,11 @@ class AdaptiveLinearModel(Savable):
         names = ("task", "classes", "columns", "records", "version")
         return html_facts(type(self).__name__, {name: getattr(self, name) for name in names})
 
-    def parameters(self) -> dict[str, Any]:
-        """Return the one linear model that is served: weights by field and place, centers, limits, intercept, link."""
+    def parameters(self, *, state: bool = False) -> dict[str, Any]:
+        """Return the one linear model that is served: weights by field and place, centers, limits, intercept, link.
+
+        With ``state`` also all that :meth:`start_from` needs to continue exactly, in about three times as many bytes.
+        """
         if self._weights is None:
             raise ModelError(f"{_NAME}: expected to have learned from a row first, given none so far")
         published = self._weights.published() | {
@@ -510,15 +514,19 @@ class AdaptiveLinearModel(Savable):
             published["width"] = self._sparse_width
         if self._weights.task == "number":
             lowest, highest = self._weights.totals[4:]
-            return published | {"link": "clipped", "lowest": float(lowest), "highest": float(highest)}
-        if self._weights.task == "classes":
-            return published | {"link": "softmax", "classes": list(self._classes)}
-        return published | {"link": "logit"}
+            published |= {"link": "clipped", "lowest": float(lowest), "highest": float(highest)}
+        elif self._weights.task == "classes":
+            published |= {"link": "softmax", "classes": list(self._classes)}
+        else:
+            published["link"] = "logit"
+        return with_state(published, _NAME, {"model": self.state()}) if state else published
 
     def start_from(self, parameters: Mapping[str, Any], *, records: int = 0) -> None:
-        """Continue from published parameters, with new learning rates; ``records`` rows were learned from already.
+        """Continue from published parameters: exactly, from the state that they carry.
 
-        Raises ``ModelError`` if the model has learned already, or for parameters that no such model has published.
+        Without a state the model learns with new learning rates, and ``records`` rows were learned from already.
+        Raises ``ModelError`` if the model has learned already, for parameters that no such model has published, and for
+        a state that does not fit: leave the parameter ``state`` out to start without it.
         """
         kinds: dict[object, LabelKind] = {"clipped": "number", "softmax": "classes", "logit": "binary"}
         kind = kinds.get(parameters.get("link"))
@@ -534,6 +542,12 @@ class AdaptiveLinearModel(Savable):
                 f"model with {_NAME}(bits={parameters['bits']})"
             )
         check_published(f"{_NAME}.start_from", parameters, 2**self.bits)
+        task = "regression" if kind == "number" else "classification"
+        if self._given_task not in (None, task):
+            raise ModelError(f"{_NAME}.start_from: expected a model of a {self._given_task}, given one of a {task}")
+        if (state := state_in(parameters, _NAME, f"{_NAME}.start_from")) is not None:
+            self._resume(state, parameters)
+            return
         self._crosses.start_from(parameters)
         self._records = records
         self._label_kind = kind
@@ -546,6 +560,19 @@ class AdaptiveLinearModel(Savable):
         self._text_fields = dict.fromkeys(parameters["text_fields"])
         self._weights.add_numeric(len(self._columns))
         self._weights.start_from(parameters)
+
+    def _resume(self, state: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
+        """Restore the state of a version, unless it is the state of other weights."""
+        try:
+            self.restore(state["model"])
+            own = self.parameters()
+            other = [
+                name for name in ("weights", "intercept", "places") if not np.array_equal(own[name], parameters[name])
+            ]
+        except (ModelError, LookupError, TypeError, ValueError) as error:
+            raise refused_state(f"{_NAME}.start_from", error) from error
+        if other:
+            raise refused_state(f"{_NAME}.start_from", f"it is that of other {other[0]}; use another version")
 
     def state(self) -> dict[str, object]:
         """Return a copy of everything the model has learned, as plain data."""

@@ -20,8 +20,7 @@ from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.row_reading import UnnamedFields
 from streamiter.learn.rows import BadRows, blaming_rows, of_numbered_rows
 from streamiter.learn.validation import PredictedRows, ValidationKind
-from streamiter.models.documents import Parameters
-from streamiter.models.update import ModelUpdate
+from streamiter.models.documents import Parameters, state_in
 from streamiter.numbers import Floats, Indices, plain_scalar
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
@@ -191,6 +190,7 @@ class ForeignOwner(ModelOwner, Generic[Model]):
     Mini-batches are learned as they arrive: in the order of the stream, if the stream has one subtask.
     """
 
+    learner = _NAME
     needs_epochs = False
 
     def __init__(
@@ -213,9 +213,11 @@ class ForeignOwner(ModelOwner, Generic[Model]):
         self._unnamed = UnnamedFields(context.name, self._features)
         await super().open(context)
 
-    def start_from(self, parameters: Any) -> None:
+    def start_from(self, parameters: Any, records: int) -> None:
         self._model = self._functions.load(_bytes_of(parameters))
-        self._may_predict = True
+        self._may_predict, self._records = True, records
+        if (state := state_in(parameters, _NAME, f"{_NAME}.start_from")) is not None:
+            self._restore_counts(state)
 
     def records(self) -> int:
         return self._records
@@ -223,14 +225,12 @@ class ForeignOwner(ModelOwner, Generic[Model]):
     def parameters(self) -> object:
         return {"saved": np.frombuffer(self._functions.save(self._model), dtype=np.uint8)}
 
-    def _start_again(self, update: ModelUpdate) -> None:
-        self.start_from(update.parameters)
-        self._records = update.records or 0
-        self.begin_version()
+    def state(self) -> dict[str, object]:
+        return {"records": self._records, "may predict": self._may_predict, "classes": list(self._classes)}
 
     def process_rows(self, mini_batch: Batch, out: Output) -> None:
         """Predict and learn; records that are no rows follow the policy of the step."""
-        self._rollbacks.take_over(self._start_again)
+        self.take_over_rollback()
         self._unnamed.look_at(mini_batch)
 
         def learn(records: Batch, numbers: Indices) -> None:
@@ -294,19 +294,17 @@ class ForeignOwner(ModelOwner, Generic[Model]):
         return self._classes.setdefault(label, len(self._classes))
 
     def snapshot(self) -> dict[str, object]:
-        return super().snapshot() | {
-            "model": self._functions.save(self._model),
-            "records": self._records,
-            "records read": self._read_records,
-            "may predict": self._may_predict,
-            "classes": list(self._classes),
-        }
+        saved = {"model": self._functions.save(self._model), "records read": self._read_records}
+        return super().snapshot() | self.state() | saved
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
         self._model = self._functions.load(state["model"])
-        self._records, self._read_records = state["records"], state["records read"]
-        self._may_predict = state["may predict"]
+        self._read_records = state["records read"]
+        self._restore_counts(state)
+
+    def _restore_counts(self, state: Mapping[str, Any]) -> None:
+        self._records, self._may_predict = state["records"], state["may predict"]
         self._classes = {label: number for number, label in enumerate(state["classes"])}
 
 

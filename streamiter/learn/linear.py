@@ -37,6 +37,7 @@ from streamiter.learn.rows import (
     rows_as_lists,
     weighted_sum,
 )
+from streamiter.models.documents import refused_state, state_in, with_state
 from streamiter.notebooks import html_facts
 from streamiter.numbers import Floats, Moments, standardized, whole_number
 from streamiter.optimizers import Optimizer, checked_optimizer, view_of
@@ -80,6 +81,12 @@ class LinearOptions(TypedDict, total=False):
     intercept: bool
     initial_weights: npt.ArrayLike | None
     initial_intercept: float
+
+
+LEARNER: Final = "LinearModel"
+"""The name of the learner whose state versions carry."""
+
+_IN_PARAMETERS: Final = ("weights", "intercept")
 
 
 class LinearModel(Savable):
@@ -186,20 +193,37 @@ class LinearModel(Savable):
         }
         return html_facts(type(self).__name__, facts)
 
-    def parameters(self) -> dict[str, Any]:
-        """Return copies of weights, intercept and link as plain data: all parameters of predictions."""
+    def parameters(self, *, state: bool = False) -> dict[str, Any]:
+        """Return copies of weights, intercept and link as plain data: all parameters of predictions.
+
+        With ``state`` also all that :meth:`start_from` needs to continue exactly: slots, steps and records.
+        """
         parameters = {"weights": self._weights.copy(), "intercept": self.intercept_weight, "link": self._link}
         if (moments := self._moments) is not None:
             parameters |= moments._asdict() | {"deviation": moments.deviation()}
-        return parameters
+        return with_state(parameters, LEARNER, {"model": self.learned()}) if state else parameters
+
+    def learned(self) -> dict[str, object]:
+        """Return :meth:`state` without what :meth:`parameters` has, too."""
+        return {name: value for name, value in self.state().items() if name not in _IN_PARAMETERS}
 
     # ---- taking over the parameters of another model
 
     def start_from(self, parameters: Mapping[str, Any] | npt.ArrayLike) -> None:
-        """Continue from the :meth:`parameters` of another model, or from bare weights; the optimizer's state is reset.
+        """Continue from the :meth:`parameters` of another model, or from bare weights.
 
-        Every optimizer keeps these weights, unlike ``initial_weights``, which FTRL resets.
+        If they carry a state, the model continues exactly; otherwise the optimizer's state is reset. Every optimizer
+        keeps these weights, unlike ``initial_weights``, which FTRL resets. Raises ModelError for a state that does not
+        fit: leave the parameter ``state`` out to start without it.
         """
+        subject = f"{self._name}.start_from"
+        if (state := state_in(parameters, LEARNER, subject)) is not None:
+            weights = dict(zip(_IN_PARAMETERS, self._checked_parameters(parameters), strict=True))
+            try:
+                self.restore(state["model"] | weights)
+            except (ModelError, LookupError, TypeError, ValueError) as error:
+                raise refused_state(subject, error) from error
+            return
         self.follow(parameters)
         for slots, fresh in (
             (self._slots, self.optimizer.slots_for_warm_start(self._weights)),
@@ -219,6 +243,10 @@ class LinearModel(Savable):
     def take_over(self, parameters: Mapping[str, Any], *, steps: int, records: int) -> None:
         """Take over the parameters of a model that started with these weights; count its steps and records, too."""
         self.start_from(parameters)
+        self.count(records, steps)
+
+    def count(self, records: int, steps: int = 0) -> None:
+        """Count records that another model has learned from, and its steps."""
         self._version += steps
         self._records += records
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import abc
 import math
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from streamiter.errors import ConfigurationError
 from streamiter.learn.drift import DriftDetector, DriftWatch
 from streamiter.learn.validation import PREDICTIONS, PredictedRows
+from streamiter.models.documents import state_in, with_state
 from streamiter.models.rollbacks import Rollbacks, RollbackWatch
-from streamiter.models.update import ModelSnapshot
+from streamiter.models.update import ModelSnapshot, ModelUpdate
 from streamiter.numbers import positive, whole_number
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
@@ -71,24 +72,32 @@ class OwnerOptions:
     raises_rates: bool = False
     """Whether a drift raises the rates of the model."""
     rollbacks: Rollbacks | None = None
+    publishes_state: bool = False
+    """Whether versions carry the state of the learner."""
 
 
 class ModelOwner(Operator, IterationListener, abc.ABC):
     """The base of all owners: has the model, resumes from rollbacks, publishes versions. Parallelism 1.
 
-    Input ``start`` brings the one record to start from: None, or the parameters of a model; later records of it do not
-    count. A subclass learns from its other input, and calls :meth:`count_step` when it has.
+    Input ``start`` brings the one record to start from: None, the parameters of a model, or a ``ModelSnapshot``; later
+    records of it do not count. A subclass learns from its other input, and calls :meth:`count_step` when it has.
     """
+
+    learner: ClassVar[str]
+    """The name of the learner whose state versions carry."""
 
     def __init__(self, options: OwnerOptions) -> None:
         self._schedule = options.schedule
         self._rollbacks = RollbackWatch(options.rollbacks)
         self._drift = None if options.drift is None else DriftWatch(options.drift)
+        self._publishes_state = options.publishes_state
         self._is_started = False
+        self._has_published = False
+        """Whether a version was published, or a rollback taken over; the first one does not wait."""
         self._steps = 0
         """The number of steps, mini-batches or epochs since a version was published."""
         self._records_published = 0
-        """The records that this version had learned from; 0 before the first one."""
+        """The records that this version, or the start, had learned from."""
         self._has_timer = False
         self._loss = self._weight = 0.0
         """The sums of the losses and weights of the rows since a version was published."""
@@ -102,8 +111,11 @@ class ModelOwner(Operator, IterationListener, abc.ABC):
         await self._rollbacks.close()
 
     @abc.abstractmethod
-    def start_from(self, parameters: Any) -> None:
-        """Start from the parameters of a published model."""
+    def start_from(self, parameters: Any, records: int) -> None:
+        """Start from a published model: from the state that its parameters carry, or else with new learning rates.
+
+        ``records`` is how many records it has learned from, where no state says it.
+        """
 
     @abc.abstractmethod
     def records(self) -> int:
@@ -111,7 +123,11 @@ class ModelOwner(Operator, IterationListener, abc.ABC):
 
     @abc.abstractmethod
     def parameters(self) -> object:
-        """Return the parameters to publish."""
+        """Return the parameters to publish, without a state."""
+
+    @abc.abstractmethod
+    def state(self) -> dict[str, object]:
+        """Return the state of the learner, as plain data: all that :meth:`start_from` needs to continue exactly."""
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of a version that is published now."""
@@ -126,8 +142,23 @@ class ModelOwner(Operator, IterationListener, abc.ABC):
         """Start from these parameters, or as the model was made."""
         if not self._is_started:
             self._is_started = True
-            if parameters is not None:
-                self.start_from(parameters)
+            if (given := started_from(parameters)) is not None:
+                self._resume(given)
+                self._records_published = self.records()
+
+    def take_over_rollback(self) -> bool:
+        """Start from a rollback that was not taken over yet; return whether there is one."""
+        return self._rollbacks.take_over(self._start_again)
+
+    def _start_again(self, update: ModelUpdate) -> None:
+        self._resume(ModelSnapshot(update.parameters, update.records))
+        self.begin_version()
+
+    def _resume(self, given: ModelSnapshot) -> None:
+        self.start_from(given.parameters, given.records or 0)
+        state = state_in(given.parameters, self.learner, f"{self.learner}.start_from")
+        if self._drift is not None and state is not None:
+            self._drift.restore(state["drift"])
 
     def emit_predictions(self, rows: PredictedRows, out: Output) -> bool:
         """Emit predictions that were made before learning, and drifts that they tell of; return whether there are."""
@@ -153,13 +184,13 @@ class ModelOwner(Operator, IterationListener, abc.ABC):
 
     def due_in_s(self) -> float:
         """Return in how many seconds a version is due; infinity: not before there are more rows."""
-        schedule, before = self._schedule, self._records_published
+        schedule = self._schedule
         if schedule.every_s is not None:
-            return self.seconds_left(schedule.every_s) if before else 0.0
+            return self.seconds_left(schedule.every_s) if self._has_published else 0.0
         if schedule.records is None:
             is_due = self._steps >= (schedule.mini_batches or 1)
         else:
-            is_due = not before or self.records() - before >= schedule.records
+            is_due = not self._has_published or self.records() - self._records_published >= schedule.records
         return 0.0 if is_due else math.inf
 
     def seconds_left(self, every_s: float) -> float:
@@ -173,16 +204,18 @@ class ModelOwner(Operator, IterationListener, abc.ABC):
     def _publish(self, out: Output) -> None:
         if not self._is_new():
             return
-        version = ModelSnapshot(
-            self.parameters(), self.records(), self.metrics(), self._context.epoch, self._rollbacks.taken
-        )
+        parameters = self.parameters()
+        if self._publishes_state:
+            drift = None if self._drift is None else self._drift.state()
+            parameters = with_state(parameters, self.learner, self.state() | {"drift": drift})
+        version = ModelSnapshot(parameters, self.records(), self.metrics(), self._context.epoch, self._rollbacks.taken)
         out.emit(version, tag=MODELS)
         self.begin_version()
         self._published_at_s = self._context.clock.monotonic_s()
 
     def begin_version(self) -> None:
         """Count the steps, records and losses from here on for the next version."""
-        self._steps, self._records_published = 0, self.records()
+        self._steps, self._records_published, self._has_published = 0, self.records(), True
         self._loss = self._weight = 0.0
 
     def finish(self, out: Output) -> None:
@@ -194,6 +227,7 @@ class ModelOwner(Operator, IterationListener, abc.ABC):
             "started": self._is_started,
             "steps": self._steps,
             "records published": self._records_published,
+            "has published": self._has_published,
             "published ago": None if every_s is None else every_s - self.seconds_left(every_s),
             "timer": self._has_timer,
             "since published": (self._loss, self._weight),
@@ -203,10 +237,16 @@ class ModelOwner(Operator, IterationListener, abc.ABC):
 
     def restore(self, state: dict[str, Any]) -> None:
         self._is_started, self._steps = state["started"], state["steps"]
-        self._records_published, self._has_timer = state["records published"], state["timer"]
+        self._records_published, self._has_published = state["records published"], state["has published"]
+        self._has_timer = state["timer"]
         if (ago_s := state["published ago"]) is not None:
             self._published_at_s = self._context.clock.monotonic_s() - ago_s
         self._loss, self._weight = state["since published"]
         if self._drift is not None:
             self._drift.restore(state["drift"])
         self._rollbacks.restore(state["rollback"])
+
+
+def started_from(given: Any) -> ModelSnapshot | None:
+    """Return the model of a record to start from: parameters, or a model with its number of records; None for none."""
+    return given if given is None or isinstance(given, ModelSnapshot) else ModelSnapshot(given)

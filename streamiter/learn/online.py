@@ -42,9 +42,9 @@ from streamiter.learn.row_training import RowOwner
 from streamiter.learn.rows import Examples, Extract, row_weights
 from streamiter.learn.training import BroadcastSteps, EpochSteps, MakeModel, StartedOwner, check_makes_model
 from streamiter.learn.validation import PREDICTIONS, Validate
-from streamiter.models.rollbacks import Rollbacks
+from streamiter.models.rollbacks import Rollbacks, since_rollback
 from streamiter.numbers import Floats, positive, whole_number
-from streamiter.operators.operator import Operator
+from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch
 from streamiter.topics.topic import Topic
@@ -85,6 +85,7 @@ def train_online(
     rollbacks: Rollbacks | None = None,
     publish_every: int | PublishSchedule | None = None,
     publish_every_s: float | None = None,
+    publish_state: bool = False,
     window: int = 10_000,
     report_every: int = 10_000,
     report_every_s: float | None = None,
@@ -119,7 +120,8 @@ def train_online(
     seconds have passed since the last one; ``publish_every`` may also be a
     :class:`~streamiter.learn.model_owner.PublishSchedule`, which may be changed while the job runs. None: after each of
     them; but asynchronous training row by row publishes ten times a second if ``mini_batch`` is None, too, and its
-    version of many columns waits for a quarter as many rows, or for a second.
+    version of many columns waits for a quarter as many rows, or for a second. With ``publish_state`` a version carries
+    the state of its learner, and of the drift detector: a training that starts from it continues exactly.
 
     Validation counts each prediction before the model learns from its row, over the last ``window`` rows too, and
     reports every ``report_every`` rows, or instead ``report_every_s`` seconds after a row; it warns once, in the log
@@ -127,8 +129,9 @@ def train_online(
     the owner; updates have the metrics ``drifts`` and ``rows_since_drift``. ``on_drift="raise rates"``: after a
     mini-batch with a drift, the ready-made model multiplies its rates of AdaGrad by almost 6. With
     ``rollbacks=Rollbacks(topic, model)`` the owner resumes from a version that :func:`~streamiter.models.roll_back`
-    publishes again. Rows that are not examples follow ``on_error`` or go to ``dead_letter``. ``name`` is put in front
-    of the names of the steps.
+    publishes again; a run without a checkpoint starts from the newest version since the last rollback, unless it is
+    started with ``restore=None``. Rows that are not examples follow ``on_error`` or go to ``dead_letter``. ``name`` is
+    put in front of the names of the steps.
 
     Raises GraphError for options that cannot be used.
 
@@ -163,7 +166,7 @@ def train_online(
     _check_drift(drift, on_drift, model, is_by_row=is_by_row)
     if not isinstance(rollbacks, (Rollbacks, type(None))):
         raise GraphError(f"train_online(rollbacks=): expected Rollbacks(topic, model), given {shortened(rollbacks)}")
-    owner = OwnerOptions(schedule, synchronous, drift, on_drift == "raise rates", rollbacks)
+    owner = OwnerOptions(schedule, synchronous, drift, on_drift == "raise rates", rollbacks, publish_state)
     is_timed = has_event_time(examples)
     if labels is not None:
         _check_waits(labels, synchronous=synchronous, is_timed=is_timed)
@@ -197,10 +200,9 @@ def train_online(
         if labels is not None:
             function_of_features("DelayedLabels", labels.features)
         body = _by_gradients(shared, cast(MakeModel, model), extract)
-    if initial is None:
-        start = flow.from_items([None], name=named("start"), parallelism=1)
-    else:
-        start = initial.process(_OneStart, name=named("initial"), parallelism=1)
+    start = initial or flow.from_items([None], name=named("start"), parallelism=1)
+    if initial is not None or rollbacks is not None:
+        start = start.process(lambda: _OneStart(rollbacks), name=named("initial"), parallelism=1)
     models, predictions, drifts = iterate_unbounded_streams([start], [data], body, config)
     validation = predictions.process(
         lambda: Validate(window=window, report_every=report_every, report_every_s=report_every_s),
@@ -522,19 +524,27 @@ def _never_extracts(mini_batch: object) -> Examples:
 
 
 class _OneStart(Operator):
-    """Passes on the one record that training starts from, and refuses any other number of records."""
+    """Passes on the one record that training starts from, and refuses any other number of records.
 
-    def __init__(self) -> None:
+    A rollback of the model replaces it: the newest version since then.
+    """
+
+    def __init__(self, rollbacks: Rollbacks | None = None) -> None:
+        self._rollbacks = rollbacks
         self._passed = 0
 
-    def process(self, parameters: Any, out: Output) -> None:
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    async def process(self, parameters: Any, out: Output) -> None:
         """Refuse a second record: the owner and the workers would start from different parameters."""
         self._passed += 1
         if self._passed > 1:
             raise ConfigurationError(
                 "train_online(initial=): expected a stream of one record, given a second; choose the one to start from"
             )
-        out.emit(parameters)
+        found = None if self._rollbacks is None else await since_rollback(self._rollbacks, self._context)
+        out.emit(parameters if found is None else found)
 
     def finish(self, out: Output) -> None:
         if not self._passed:

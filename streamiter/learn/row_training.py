@@ -14,7 +14,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.row_reading import RowsToLearn, features_of_record, missing_values_of
 from streamiter.learn.rows import BadRows, without
 from streamiter.learn.validation import PredictedRows, ValidationKind, loss_of
-from streamiter.models.update import ModelUpdate
 from streamiter.named_rows import is_missing
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context
@@ -34,6 +33,8 @@ from streamiter.operators.timed.joining import LEFT, RIGHT
 
 # A version costs about as much time as a row for each fifteen columns, so publishing takes a fifth of the time at most.
 _ROWS_FOR_A_COLUMN: Final = 0.25
+# Measured for 82,078 columns: 4 ms, and 16 ms with the state of the learner.
+_TIMES_WITH_STATE: Final = 4
 _MANY_COLUMNS: Final = 1_000
 _PUBLISHED_AFTER_S: Final = 1.0
 
@@ -77,6 +78,8 @@ class RowOwner(ModelOwner):
     end, in the order of the stream.
     """
 
+    learner = "AdaptiveLinearModel"
+
     def __init__(
         self, make_model: Callable[[], AdaptiveLinearModel], options: OwnerOptions, labels: LabelJoin | None = None
     ) -> None:
@@ -101,14 +104,23 @@ class RowOwner(ModelOwner):
         await asyncio.to_thread(ExpertWeights, "binary", scores=1, hashed=1, rates=self._model.rates)
         await super().open(context)
 
-    def start_from(self, parameters: Any) -> None:
-        self._model.start_from(parameters)
+    def start_from(self, parameters: Any, records: int) -> None:
+        """Start from a version; questions that wait keep their rows, but their predictions are of another model."""
+        model = self._make_model()
+        model.start_from(parameters, records=records)
+        column_of = model.columns_from(self._model)
+        for question in [] if self._labels is None else self._labels.questions():
+            question.predicted = question.predicted.by(column_of)
+        self._model = model
 
     def records(self) -> int:
         return self._model.records
 
     def parameters(self) -> object:
         return self._model.parameters()
+
+    def state(self) -> dict[str, object]:
+        return {"model": self._model.state()}
 
     def process_rows(self, given: RowsToLearn | EventsToLearn, out: Output) -> None:
         """Learn from a mini-batch, or keep it until its epoch ends."""
@@ -142,23 +154,13 @@ class RowOwner(ModelOwner):
             self.count_step(out)
 
     def _learn(self, given: RowsToLearn | EventsToLearn, out: Output) -> None:
-        self._rollbacks.take_over(self._start_again)
+        self.take_over_rollback()
         if "is_answer" in given:
             assert self._labels is not None
             self._learn_events(given, self._labels.advance(self._now), out)
             self._labels.wait()
         else:
             self._learn_rows(given, out)
-
-    def _start_again(self, update: ModelUpdate) -> None:
-        """Start from an update; questions that wait keep their rows, but their predictions are of another model."""
-        model = self._make_model()
-        model.start_from(cast(dict[str, Any], update.parameters), records=update.records or 0)
-        column_of = model.columns_from(self._model)
-        for question in [] if self._labels is None else self._labels.questions():
-            question.predicted = question.predicted.by(column_of)
-        self._model = model
-        self.begin_version()
 
     # ---- rows with their labels
 
@@ -285,7 +287,8 @@ class RowOwner(ModelOwner):
         """Return in how many seconds a version is due, and does not cost a large part of the time of learning."""
         due_s = super().due_in_s()
         columns, rows = self._model.columns, self._model.records - self._records_published
-        is_cheap = columns < _MANY_COLUMNS or rows >= _ROWS_FOR_A_COLUMN * columns
+        rows_for_a_column = _ROWS_FOR_A_COLUMN * (_TIMES_WITH_STATE if self._publishes_state else 1)
+        is_cheap = columns < _MANY_COLUMNS or rows >= rows_for_a_column * columns
         if is_cheap or self._in_epochs or self._schedule.mini_batches is not None:
             return due_s
         return max(due_s, self.seconds_left(_PUBLISHED_AFTER_S))
@@ -305,7 +308,7 @@ class RowOwner(ModelOwner):
 
     def snapshot(self) -> dict[str, object]:
         return super().snapshot() | {
-            "model": self._model.state(),
+            **self.state(),
             "held": list(self._held),
             "now": self._now,
             "waiting": []

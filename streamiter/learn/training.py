@@ -23,7 +23,7 @@ import numpy.typing as npt
 from streamiter.errors import GraphError, ModelError, shortened
 from streamiter.flow.graph_checks import check_function
 from streamiter.learn.gradients import Gradient, GradientRecord
-from streamiter.learn.linear import LinearModel
+from streamiter.learn.linear import LEARNER, LinearModel
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.rows import blaming_rows, of_good_rows
 from streamiter.models.update import ModelSnapshot
@@ -344,6 +344,8 @@ class ParameterOwner(ModelOwner):
     The ``loss`` of a version is the mean loss before its last step.
     """
 
+    learner = LEARNER
+
     def __init__(self, make_model: MakeModel, rule: StepRule, options: OwnerOptions) -> None:
         super().__init__(options)
         self._is_started = True
@@ -353,14 +355,19 @@ class ParameterOwner(ModelOwner):
         self._starts = 0
         """How often a rollback has replaced the parameters."""
 
-    def start_from(self, parameters: Any) -> None:
+    def start_from(self, parameters: Any, records: int) -> None:
         self._model.start_from(parameters)
+        if not self._model.records:
+            self._model.count(records)
 
     def records(self) -> int:
         return self._model.records
 
     def parameters(self) -> dict[str, Any]:
         return self._model.parameters()
+
+    def state(self) -> dict[str, object]:
+        return {"model": self._model.learned()}
 
     def process(self, report: WorkerReport, out: Output) -> None:
         """Add a worker's report to the rule, and make the step that the rule returns."""
@@ -389,9 +396,8 @@ class ParameterOwner(ModelOwner):
         return self._model.parameters() | starts
 
     def _step(self, step: GradientSum, out: Output) -> None:
-        if self._rollbacks.take_over(lambda update: self.start_from(update.parameters)):
+        if self.take_over_rollback():
             self._starts += 1
-            self.begin_version()
             return  # The gradient is that of the earlier parameters; the answer brings the new ones.
         if step.gradient is None:
             return
@@ -475,8 +481,9 @@ class GradientWorker(Operator, IterationListener):
         """Read the parameters of the epoch first, then both inputs."""
         return ("model",) if self._model_epoch < self._epoch else None
 
-    def follow(self, parameters: Mapping[str, Any] | npt.ArrayLike | None) -> None:
+    def follow(self, given: ModelSnapshot | Mapping[str, Any] | npt.ArrayLike | None) -> None:
         """Continue with these parameters; None keeps the initial model."""
+        parameters = given.parameters if isinstance(given, ModelSnapshot) else given
         if parameters is not None:
             self._model.follow(parameters)
             known = parameters if isinstance(parameters, Mapping) else {}

@@ -11,6 +11,7 @@ carry a tag:
 ``{"tensor": name}``                             an array that is stored next to the tree (safetensors)
 ``{"list": [...]}``, ``{"tuple": [...]}``        a list or tuple of values, which is not an array
 ``{"bytes": base64}``                            bytes
+``{"bytes_tensor": name}``                       bytes that are stored next to the tree, as an array of ``uint8``
 ``{"dict": {...}}``                              a dict with the same names as a tag
 ===============================================  =====================================================
 """
@@ -18,6 +19,7 @@ carry a tag:
 from __future__ import annotations
 
 import base64
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
@@ -146,6 +148,72 @@ def _named(path: str) -> str:
     return f"parameter {path!r}" if path else "the parameters"
 
 
+# ---- the state of a learner
+
+STATE: Final = "state"
+"""The parameter with the state of the learner, as bytes: a line of text, then the plain data of a checkpoint."""
+
+_STATE: Final = "streamiter state"
+_STATE_FORMAT: Final = "1"
+_WITHOUT: Final = "or start without it, with new learning rates: initial_model(state=False)"
+
+
+def with_state(parameters: object, learner: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters of a version with the state of its learner, of which ``learner`` is the name.
+
+    >>> parameters = with_state({"weights": np.zeros(1)}, "Mean", {"rows": 3})
+    >>> parameters["state"][:25], state_in(parameters, "Mean", "Mean.start_from")
+    (b'streamiter state 1 Mean 7', {'rows': 3})
+    """
+    from streamiter.checkpoints.plain_data import PlainData  # Programs that predict have no use for it.
+
+    content = PlainData().encode(dict(state), name=f"state of {learner}")
+    head = f"{_STATE} {_STATE_FORMAT} {learner} {hashlib.sha256(content).hexdigest()}\n"
+    given = parameters if isinstance(parameters, dict) else {"parameters": parameters}
+    return given | {STATE: head.encode() + content}
+
+
+def without_state(parameters: Parameters) -> Parameters:
+    """Return parameters without the state of the learner: all that predicts."""
+    if not isinstance(parameters, dict) or not isinstance(given := parameters.get(STATE), bytes):
+        return parameters
+    is_of_learner = given.startswith(_STATE.encode())
+    return {name: value for name, value in parameters.items() if name != STATE} if is_of_learner else parameters
+
+
+def state_in(parameters: object, learner: str, subject: str) -> dict[str, Any] | None:
+    """Return the state of the learner that parameters carry; None if they carry none.
+
+    Raises ModelError, whose message begins with ``subject``, for a state that is damaged, or of another learner.
+    """
+    given = parameters.get(STATE) if isinstance(parameters, Mapping) else None
+    if given is None:
+        return None
+    from streamiter.checkpoints.plain_data import PlainData
+
+    expected = f"{subject}: expected the state of a {learner} in format {_STATE_FORMAT}"
+    head, _, content = bytes(given).partition(b"\n") if isinstance(given, bytes) else (b"", b"", b"")
+    words = head.decode("ascii", "replace").split(" ")
+    if " ".join(words[:2]) != _STATE or len(words) != len(_STATE.split()) + 3:
+        raise ModelError(f"{expected}, given another value; give the parameters of a version as they are")
+    form, whose, digest = words[2:]
+    if (form, whose) != (_STATE_FORMAT, learner):
+        raise ModelError(
+            f"{expected}, given that of a {whose} in format {form}; use the learner and the release that "
+            f"published it, {_WITHOUT}"
+        )
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise ModelError(f"{expected}, given a damaged one, of another SHA-256; use another version, {_WITHOUT}")
+    return dict(PlainData().decode(content))
+
+
+def refused_state(subject: str, why: object) -> ModelError:
+    """Return the error for a state that does not fit a learner."""
+    return ModelError(f"{subject}: the state of the version does not fit: {why}, {_WITHOUT}")
+
+
+# ---- documents
+
 UpdateFormat = Literal["auto", "json", "safetensors"]
 """How updates are written; ``"auto"`` writes large arrays as safetensors, other parameters as JSON."""
 
@@ -242,10 +310,13 @@ class _Tensors:
     def __init__(self) -> None:
         self.arrays: dict[str, Array] = {}
 
-    def place(self, path: str, array: Array) -> object:
-        if array.dtype.kind == "U":  # safetensors cannot hold texts.
+    def place(self, path: str, array: Array | bytes) -> object:
+        if not isinstance(array, bytes) and array.dtype.kind == "U":  # safetensors cannot hold texts.
             return inline_array(path, array)
         name = self._free_name(path or "parameters")
+        if isinstance(array, bytes):
+            self.arrays[name] = np.frombuffer(array, np.uint8)
+            return {"bytes_tensor": name}
         self.arrays[name] = np.asarray(array, order="C")
         return {"tensor": name}
 
@@ -277,8 +348,8 @@ def _document(fields: object, tensors: Mapping[str, Array]) -> Document:
     return msgspec.structs.replace(document, parameters=parameters)
 
 
-PlaceArray = Callable[[str, Array], object]
-"""Returns the tree's node for an array, from its path ("layers.0.weights") and the array."""
+PlaceArray = Callable[[str, Array | bytes], object]
+"""Returns the tree's node for an array or for bytes, from its path ("layers.0.weights") and the value."""
 
 _TAGS: Final = (
     frozenset({"dtype", "shape", "values"}),
@@ -287,17 +358,18 @@ _TAGS: Final = (
     frozenset({"list"}),
     frozenset({"tuple"}),
     frozenset({"bytes"}),
+    frozenset({"bytes_tensor"}),
     frozenset({"dict"}),
 )
 
 
 def to_tree(value: object, place_array: PlaceArray, path: str = "") -> object:
-    """Return the tree of checked parameters; ``place_array`` returns the node of each array.
+    """Return the tree of checked parameters; ``place_array`` returns the node of each array, and of bytes.
 
     >>> to_tree({"w": np.array([[1.0, 0.1]]), "n": np.array([3], dtype=np.int32)}, inline_array)
     {'w': [[1.0, 0.1]], 'n': {'dtype': 'int32', 'shape': [1], 'values': [3]}}
     """
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, bytes)):
         return place_array(path, value)
     if isinstance(value, np.generic):
         return {"dtype": value.dtype.name, "value": value.item()}
@@ -307,8 +379,6 @@ def to_tree(value: object, place_array: PlaceArray, path: str = "") -> object:
     if isinstance(value, (list, tuple)):
         nodes_in_order = [to_tree(part, place_array, _below(path, index)) for index, part in enumerate(value)]
         return {type(value).__name__: nodes_in_order}
-    if isinstance(value, bytes):
-        return {"bytes": base64.b64encode(value).decode("ascii")}
     return value
 
 
@@ -316,8 +386,10 @@ def _below(path: str, name: str | int) -> str:
     return f"{path}.{name}" if path else str(name)
 
 
-def inline_array(_path: str, array: Array) -> object:
-    """Return the node of an array that is written into the tree itself."""
+def inline_array(_path: str, array: Array | bytes) -> object:
+    """Return the node of an array, or of bytes, that is written into the tree itself."""
+    if isinstance(array, bytes):
+        return {"bytes": base64.b64encode(array).decode("ascii")}
     if array.dtype == np.float64 and array.ndim > 0 and array.size > 0:
         return array.tolist()
     return {"dtype": _dtype_name(array), "shape": list(array.shape), "values": array.ravel().tolist()}
@@ -336,6 +408,8 @@ def from_tree(node: Any, tensors: Mapping[str, Array]) -> Any:
         return tensors[node["tensor"]]
     if "dtype" in tag:
         return _typed(node)
+    if "bytes_tensor" in tag:
+        return tensors[node["bytes_tensor"]].tobytes()
     if "bytes" in tag:
         return base64.b64decode(node["bytes"], validate=True)
     if "dict" in tag:

@@ -16,7 +16,7 @@ from typing import Final, TypedDict
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.models.chunks import cut
-from streamiter.models.documents import Document, UpdateFormat, checked_parameters, encode_document
+from streamiter.models.documents import Document, UpdateFormat, checked_parameters, encode_document, without_state
 from streamiter.models.reader import TailSearch, last_update
 from streamiter.models.update import (
     NO_RANK,
@@ -120,8 +120,11 @@ class _NotOpenYet:
         raise NotImplementedError
 
 
-def initial_model(topic: Topic, *, model: str, default: object) -> InitialModel:
+def initial_model(topic: Topic, *, model: str, default: object, state: bool = True) -> InitialModel:
     """Return a source of one record for a warm start: the last published parameters, or ``default`` if there are none.
+
+    If the version carries the state of its learner, a training continues exactly; with ``state=False`` it starts from
+    the weights alone, with new learning rates. The log ``streamiter.models`` says which version it is.
 
     >>> from streamiter import Flow
     >>> from streamiter.models import initial_model
@@ -130,7 +133,7 @@ def initial_model(topic: Topic, *, model: str, default: object) -> InitialModel:
     >>> updates = MemoryBroker().topic("model-updates")
     >>> initial = flow.from_source(initial_model(updates, model="ctr", default=[0.0]), parallelism=1)
     """
-    return InitialModel(topic, model, default)
+    return InitialModel(topic, model, default, state)
 
 
 class InitialModel:
@@ -138,21 +141,20 @@ class InitialModel:
 
     bounded = True
 
-    def __init__(self, topic: Topic, model: str, default: object) -> None:
-        self._topic = topic
-        self._model = model
-        self._default = default
+    def __init__(self, topic: Topic, model: str, default: object, state: bool = True) -> None:
+        self._given = topic, model, default, state
         self.__name__ = f"initial {model}"
 
     def __call__(self) -> Source:
-        return _InitialModelSource(self._topic, self._model, self._default)
+        return _InitialModelSource(*self._given)
 
 
 class _InitialModelSource(Source):
-    def __init__(self, topic: Topic, model: str, default: object) -> None:
+    def __init__(self, topic: Topic, model: str, default: object, state: bool) -> None:
         self._topic = topic
         self._model = model
         self._default = default
+        self._state = state
         self._given = False
 
     def open(self, context: Context, positions: Positions | None) -> None:
@@ -163,7 +165,21 @@ class _InitialModelSource(Source):
             return None
         self._given = True
         update = await last_update(self._topic, self._model)
-        parameters = self._default if update is None else update.parameters
+        if update is None:
+            return SourceBatch([self._default], {"given": True})
+        parameters = update.parameters if self._state else without_state(update.parameters)
+        _log.info(
+            "model %r of %s: starting from update %s of %s records, %s",
+            self._model,
+            self._topic.url,
+            shown_rank(update.rank),
+            update.records,
+            "which carries no state"
+            if not update.has_state
+            else "with its state"
+            if self._state
+            else "without its state",
+        )
         return SourceBatch([parameters], {"given": True})
 
 

@@ -14,7 +14,17 @@ from streamiter.clock import Clock
 from streamiter.errors import ModelError
 from streamiter.models.reader import last_update
 from streamiter.models.served import Follower
-from streamiter.models.update import NO_RANK, ModelUpdate, Rank, UpdateHeaders, check_model_name, shown_rank
+from streamiter.models.update import (
+    NO_RANK,
+    ModelSnapshot,
+    ModelUpdate,
+    Rank,
+    UpdateHeaders,
+    check_model_name,
+    shown_rank,
+)
+from streamiter.operators.operator import Context
+from streamiter.topics.source_and_sink import ConsumerGroup
 from streamiter.topics.topic import Topic
 
 
@@ -36,12 +46,28 @@ class Rollbacks:
         check_model_name(self.model)
 
 
+async def since_rollback(rollbacks: Rollbacks, context: Context) -> ModelSnapshot | None:
+    """Return the newest version since the last rollback, for a training that begins; None without a rollback.
+
+    A job that is told to begin anew (``restore=None``) begins without it. Raises the errors of the topic.
+    """
+    update = await last_update(rollbacks.topic, rollbacks.model, on_error="skip", clock=context.clock)
+    if update is None or update.since_rollback is None:
+        return None
+    subject, rollback = _subject(rollbacks), shown_rank(update.since_rollback)
+    if context.scope.get(ConsumerGroup, ConsumerGroup).ignores_positions(context.name):
+        _log.warning("%s: training begins anew, as it was told to, in spite of the rollback %s", subject, rollback)
+        return None
+    _log_start(subject, update)
+    return ModelSnapshot(update.parameters, update.records, since_rollback=update.since_rollback)
+
+
 class RollbackWatch:
     """Follows the topic in a task, from ``open`` to ``close``, and keeps the newest rollback for the trainer.
 
     An update names the last rollback that its model follows, so a rollback that compaction dropped, or that an earlier
     run has taken over after its last checkpoint, is not missed: the trainer starts from the newest update since it.
-    Only such updates are decoded. A run without a checkpoint starts as it was told to, whatever was rolled back before.
+    Only such updates are decoded. What is rolled back when a run begins is for :func:`since_rollback`.
     """
 
     def __init__(self, rollbacks: Rollbacks | None) -> None:
@@ -91,12 +117,7 @@ class RollbackWatch:
                 f"{self._subject}: the training cannot resume from update {shown_rank(update.rank)}, which a rollback "
                 f"has published: {error}; roll back to a version that this training can start from"
             ) from error
-        _log.info(
-            "%s: training resumes from update %s, after the rollback %s",
-            self._subject,
-            shown_rank(update.rank),
-            shown_rank(update.since_rollback),
-        )
+        _log_start(self._subject, update)
         self.taken = update.since_rollback
         return True
 
@@ -112,7 +133,18 @@ class RollbackWatch:
     @property
     def _subject(self) -> str:
         assert self._rollbacks is not None
-        return f"model {self._rollbacks.model!r} of {self._rollbacks.topic.url}"
+        return _subject(self._rollbacks)
+
+
+def _subject(rollbacks: Rollbacks) -> str:
+    return f"model {rollbacks.model!r} of {rollbacks.topic.url}"
+
+
+def _log_start(subject: str, update: ModelUpdate) -> None:
+    assert update.since_rollback is not None
+    how = "exactly" if update.has_state else "with new learning rates, since it carries no state"
+    rank, rollback = shown_rank(update.rank), shown_rank(update.since_rollback)
+    _log.info("%s: training resumes from update %s, after the rollback %s, %s", subject, rank, rollback, how)
 
 
 _log = logging.getLogger("streamiter.models")

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -18,7 +18,7 @@ import msgspec
 
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, ModelError, OffsetOutOfRange, TopicNotFound, TopicUnavailable
-from streamiter.models.documents import Parameters
+from streamiter.models.documents import Parameters, without_state
 from streamiter.models.reader import ModelUpdates, UpdateStatistics, Wanted
 from streamiter.models.update import NO_RANK, ModelUpdate, check_model_name, shown_rank
 from streamiter.notebooks import html_facts
@@ -201,6 +201,7 @@ class ServedModel:
             ) from self._follower.outage
 
     def _take_over(self, update: ModelUpdate) -> None:
+        update = replace(update, parameters=without_state(update.parameters))  # It would only take memory.
         try:
             predict = self._predictor(update)
         except ModelError as error:

@@ -19,7 +19,7 @@ import msgspec
 
 from streamiter.clock import Clock
 from streamiter.errors import ModelError, shortened
-from streamiter.models.documents import Parameters
+from streamiter.models.documents import Parameters, without_state
 from streamiter.notebooks import html_facts
 from streamiter.numbers import whole_number_in
 from streamiter.topics.topic import Headers
@@ -83,6 +83,11 @@ class ModelUpdate:
     def rank(self) -> Rank:
         """``(generation, version)``; of two updates the one with the higher rank is newer."""
         return (self.generation, self.version)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the parameters carry the state of the learner."""
+        return without_state(self.parameters) is not self.parameters
 
     def _repr_html_(self) -> str:
         """Return a table of the update, for notebooks."""

@@ -66,12 +66,12 @@ TOWNS = ["Kyjiw", "Ἀθῆναι", "𝄞", None]
 
 
 def adaptive(label: Callable[[float, int], Any]) -> dict[str, Any]:
-    """Return the parameters of the default model, with numbers, texts and missing values."""
+    """Return a version of the default model, with its state, that has learned numbers, texts and missing values."""
     model, random = AdaptiveLinearModel(), np.random.default_rng(5)
     rows = [{"km": float(km), "town": TOWNS[n % 4]} for n, km in enumerate(random.normal(500, 300, 200))]
     rows[7]["km"] = None
     model.learn(rows, [label(row["km"] or 0.0, n) for n, row in enumerate(rows)])
-    return model.parameters()
+    return model.parameters(state=True)
 
 
 def of_lists() -> dict[str, Any]:

@@ -32,13 +32,13 @@ ROWS = [{"km": float(n), "town": ["Rome", "Oslo", None][n % 3], "x": n % 5} for 
 def adaptive(label: Any, rows: Any = ROWS, **options: Any) -> dict[str, Any]:
     model = AdaptiveLinearModel(**options)
     model.learn(rows, [label(n) for n in range(len(rows))])
-    return model.parameters()
+    return model.parameters(state=True)
 
 
 def scaled() -> dict[str, Any]:
     model = LogisticRegression(2)
     model.scale(Moments(3, np.ones(2), np.ones(2)))
-    return model.parameters()
+    return model.parameters(state=True)
 
 
 def centroids() -> dict[str, Any]:

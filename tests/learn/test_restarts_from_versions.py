@@ -1,0 +1,262 @@
+"""A training that starts from a published version continues exactly as the training that published it would have."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from learn.frozen_states import frozen
+from learn.online_support import FEATURES, trips
+from learn.test_rollbacks import MEAN
+
+from streamiter import Checkpoints, Flow
+from streamiter.errors import ModelError
+from streamiter.learn import (
+    ADWIN,
+    FTRL,
+    AdaGrad,
+    Adam,
+    AdaptiveLinearModel,
+    Examples,
+    FeatureHasher,
+    InverseSquareRoot,
+    LinearRegression,
+    LogisticRegression,
+    Momentum,
+    PageHinkley,
+    StandardScaler,
+    train_online,
+)
+from streamiter.models import (
+    ModelUpdate,
+    Rollbacks,
+    ServedModel,
+    exported,
+    initial_model,
+    last_update,
+    read_model,
+    roll_back,
+)
+from streamiter.topics import MemoryBroker, Topic
+
+BATCH = 10
+SYNCHRONOUS: dict[str, Any] = {"mode": "synchronous", "mini_batch": BATCH}
+ROWS = trips(400)
+HASHER = FeatureHasher(["town"], numeric={"km": 1e-3, "wind": 1.0}, bits=8)
+
+
+def matrix(rows: Any) -> Examples:
+    x = np.array([[row["km"] / 1000 - 5, row["wind"] or 0.0] for row in rows])
+    return Examples(x, np.array([float(row["late"]) for row in rows]), np.array([row["weight"] for row in rows]))
+
+
+def by_gradients(make: Callable[[], Any], **options: Any) -> dict[str, Any]:
+    return {"model": make, "extract": matrix, **SYNCHRONOUS, **options}
+
+
+def by_rows(label: str, **options: Any) -> dict[str, Any]:
+    return {"label": label, "features": FEATURES, "weight": "weight", **SYNCHRONOUS, **options}
+
+
+LEARNERS: dict[str, dict[str, Any]] = {
+    "truth values, drift": by_rows("late", drift=ADWIN(check_every=8), on_drift="raise rates"),
+    "numbers, crosses": by_rows("minutes", crosses=[("km", "town"), ("km", "wind")], drift=PageHinkley()),
+    "classes": by_rows("kind"),
+    "sparse rows, own rates": by_rows("late", model=lambda: AdaptiveLinearModel(rates=(0.5,)), features=HASHER.rows),
+    "FTRL": by_gradients(lambda: LogisticRegression(2, optimizer=FTRL(0.3, 0.1, l1=0.01, l2=0.1))),
+    "Adam, scaler": by_gradients(
+        lambda: LinearRegression(2, optimizer=Adam(InverseSquareRoot(0.3))), scaler=StandardScaler(), workers=2
+    ),
+    "Momentum, no intercept": by_gradients(lambda: LinearRegression(2, optimizer=Momentum(0.1), intercept=False)),
+    "another library": {"model": MEAN, "label": "minutes", "mini_batch": BATCH},
+}
+FORMS = {"json": 1_000_000, "safetensors": 1_000_000, "auto": 1_500}
+
+
+def run(topic: Topic, rows: list[Any], options: dict[str, Any], form: Any = "auto", **starts: Any) -> None:
+    """Train to the end of the rows, from the newest version of the topic or as ``starts`` says."""
+    flow = Flow("training")
+    if not starts:
+        start = initial_model(topic, model="m", default=None)
+        starts = {"initial": flow.from_source(start, name="newest", parallelism=1)}
+    training = train_online(flow.from_items(rows, parallelism=1), **options, **starts, publish_state=True)
+    training.models.publish_model(topic, model="m", format=form)
+    flow.run()
+
+
+async def newest(topic: Topic) -> ModelUpdate:
+    update = await last_update(topic, "m")
+    assert update is not None
+    return update
+
+
+async def made(record_bytes_max: int = 1_000_000) -> Topic:
+    topic = MemoryBroker().topic("models")
+    await topic.create(settings={"max_record_bytes": str(record_bytes_max)})
+    return topic
+
+
+async def in_thread(work: Callable[..., None], *given: Any, **options: Any) -> None:
+    await asyncio.to_thread(functools.partial(work, *given, **options))
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("learner", list(LEARNERS))
+async def test_a_restart_from_a_version_continues_to_the_last_bit(learner: str, form: str) -> None:
+    """A restart began with new learning rates and scales: twenty of them cost as much as half of the data."""
+    options = LEARNERS[learner]
+    whole, parts = await made(FORMS[form]), await made(FORMS[form])
+    await in_thread(run, whole, ROWS, options, form)
+    for part in np.array_split(np.arange(len(ROWS)), 20 if form == "json" else 2):
+        await in_thread(run, parts, [ROWS[row] for row in part], options, form)
+    uninterrupted, restarted = await newest(whole), await newest(parts)
+    assert frozen(restarted.parameters) == frozen(uninterrupted.parameters)
+    assert restarted.has_state
+    assert restarted.records == uninterrupted.records
+    drifts = {name for name in uninterrupted.metrics if name != "loss"}
+    assert {name: restarted.metrics[name] for name in drifts} == {name: uninterrupted.metrics[name] for name in drifts}
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize("state", [True, False])
+@pytest.mark.parametrize("learner", ["truth values, drift", "FTRL", "another library"])
+async def test_a_trainer_without_checkpoints_starts_from_the_rollback(
+    learner: str, state: bool, mode: str, tmp_path: Path
+) -> None:
+    """It began anew, and its first version replaced the one that was rolled back to."""
+    options = LEARNERS[learner] | ({} if learner == "another library" else {"mode": mode})
+    topic = await made()
+
+    async def train(rows: list[Any], **given: Any) -> None:
+        flow = Flow("training")
+        publishing = {"publish_state": state, "rollbacks": Rollbacks(topic, "m")}
+        initial = flow.from_items(given.pop("initial"), name="told") if "initial" in given else None
+        events = flow.from_items(rows, parallelism=1, name="events")
+        training = train_online(events, **options, **publishing, initial=initial)
+        training.models.publish_model(topic, model="m")
+        await (await flow.start(**given)).wait()
+
+    await train(ROWS[:100])
+    good = await newest(topic)
+    await train(ROWS[100:])  # No rollback yet: it begins anew.
+    assert (await newest(topic)).records == len(ROWS) - 100
+    rolled_back = await roll_back(topic, "m", "1")
+    assert frozen(rolled_back.parameters) == frozen(good.parameters)
+    # Neither the parameters that it was told to start from, nor a restart after it has taken over, undo the rollback.
+    other = [good.parameters if learner == "another library" else {**good.parameters, "state": None}]  # type: ignore[dict-item]
+    first_checkpoint = {"checkpoints": Checkpoints(tmp_path)}
+    for expected, given in ((110, {}), (120, {"initial": other}), (130, first_checkpoint)):
+        await train(ROWS[100:110], **given)
+        update = await newest(topic)
+        assert (update.records, update.since_rollback) == (expected, rolled_back.rank)
+    if state:
+        exact = await made()
+        await in_thread(run, exact, ROWS[:100], options)
+        for _ in range(3):
+            await in_thread(run, exact, ROWS[100:110], options)
+        assert frozen((await newest(topic)).parameters) == frozen((await newest(exact)).parameters)
+
+
+async def test_the_state_of_a_version_is_for_trainings_only(tmp_path: Path) -> None:
+    """Consumers held the state of the learner in memory, with each version that they compared."""
+    topic = await made()
+    await in_thread(run, topic, ROWS, LEARNERS["truth values, drift"])
+    update = await newest(topic)
+    async with ServedModel(topic, "m") as served:
+        await served.ready()
+        assert served.update is not None
+        assert "state" not in served.update.parameters
+        row = {name: ROWS[0][name] for name in ("km", "wind", "town")}
+        model = AdaptiveLinearModel()
+        model.start_from(update.parameters)  # type: ignore[arg-type]
+        assert served.predict(row).value == pytest.approx(model.predict([row])[0], abs=1e-12)
+    for form in ("json", "safetensors"):
+        path = tmp_path / f"model.{form}"
+        path.write_bytes(exported(update, form))  # type: ignore[arg-type]
+        assert frozen(read_model(path).parameters) == frozen(update.parameters)
+    without = tmp_path / "without.json"
+    document = json.loads((tmp_path / "model.json").read_bytes())
+    del document["parameters"]["state"]
+    without.write_text(json.dumps(document))
+    assert not read_model(without).has_state
+
+
+def learned(**options: Any) -> AdaptiveLinearModel:
+    model = AdaptiveLinearModel(**options)
+    model.learn([{"km": float(n % 7), "town": "ab"[n % 2]} for n in range(50)], [n % 7 > 3 for n in range(50)])
+    return model
+
+
+def linear(optimizer: Any) -> LogisticRegression:
+    model = LogisticRegression(1, optimizer=optimizer)
+    model.learn([[1.0], [2.0]], [0, 1], [2.0, 0.5])
+    return model
+
+
+def with_other_bytes(parameters: dict[str, Any], change: Callable[[bytes], Any]) -> dict[str, Any]:
+    return parameters | {"state": change(parameters["state"])}
+
+
+GIVEN = learned().parameters(state=True)
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "damaged": (
+        AdaptiveLinearModel(),
+        with_other_bytes(GIVEN, lambda state: state[:-1] + bytes([state[-1] ^ 1])),
+        "given a damaged one, of another SHA-256; use another version, or start without it",
+    ),
+    "cut off": (AdaptiveLinearModel(), with_other_bytes(GIVEN, lambda state: state[:200]), "given a damaged one"),
+    "no state": (AdaptiveLinearModel(), with_other_bytes(GIVEN, lambda _: b"\x80\x04pickle"), "given another value"),
+    "a number": (AdaptiveLinearModel(), with_other_bytes(GIVEN, lambda _: 1.0), "given another value"),
+    "another format": (
+        AdaptiveLinearModel(),
+        with_other_bytes(GIVEN, lambda state: state.replace(b"state 1 ", b"state 2 ")),
+        "expected the state of a AdaptiveLinearModel in format 1, given that of a AdaptiveLinearModel in format 2",
+    ),
+    "another learner": (
+        AdaptiveLinearModel(),
+        GIVEN | {"state": linear(FTRL(0.3, 0.1)).parameters(state=True)["state"]},
+        "given that of a LinearModel in format 1",
+    ),
+    "other weights": (
+        AdaptiveLinearModel(),
+        GIVEN | {"weights": GIVEN["weights"] * 0.5},
+        "the state of the version does not fit: it is that of other weights; use another version, or start without it",
+    ),
+    "other rates": (AdaptiveLinearModel(rates=(0.5,)), GIVEN, "expected a state with bits=18 and rates=(0.5,)"),
+    "another task": (
+        AdaptiveLinearModel(task="regression"),
+        GIVEN,
+        "expected a model of a regression, given one of a classification",
+    ),
+    "another optimizer": (
+        LogisticRegression(1, optimizer=AdaGrad(0.3)),
+        linear(FTRL(0.3, 0.1)).parameters(state=True),
+        "'optimizer': 'adagrad'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", list(REFUSED))
+def test_a_state_that_does_not_fit_is_refused_and_never_left_out(case: str) -> None:
+    """A damaged state was left out without a word, and the training began with new learning rates."""
+    model, parameters, message = REFUSED[case]
+    with pytest.raises(ModelError) as refused:
+        model.start_from(parameters)
+    assert message in str(refused.value)
+    assert "start_from" in str(refused.value)
+
+
+def test_without_its_state_a_version_is_a_start_with_new_rates() -> None:
+    """There was no way to keep the weights and to learn with another optimizer."""
+    given = linear(FTRL(0.3, 0.1)).parameters(state=True)
+    del given["state"]
+    model = LogisticRegression(1, optimizer=AdaGrad(0.3))
+    model.start_from(given)
+    assert model.weights.tolist() == given["weights"].tolist()
+    assert model.version == 0
