@@ -143,6 +143,7 @@ NAMES = {
         "WeightChange",
         "exported",
         "find_update",
+        "import_model",
         "initial_model",
         "last_update",
         "model_comparison",

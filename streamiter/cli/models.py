@@ -22,9 +22,11 @@ from streamiter.models import (
     ModelVersion,
     exported,
     find_update,
+    import_model,
     model_comparison,
     model_difference,
     model_updates,
+    read_model,
     roll_back,
 )
 from streamiter.models.update import NO_RANK, shown_rank
@@ -228,9 +230,10 @@ def export(
         str | None, typer.Option("--version", metavar="VERSION", help="Such as 2.17; otherwise the newest.")
     ] = None,
 ) -> None:
-    """Write a version of a model to a file, to predict with, or to keep.
+    """Write a version of a model to a file, to predict with, to keep, or to import it elsewhere.
 
-    The file has what a record of the update has: model, generation, version, metrics and parameters.
+    The file has what a record of the update has: model, generation, version, metrics and parameters, and the state of
+    the learner if the version carries it.
     """
     forms: dict[str, Literal["json", "safetensors"]] = {".json": "json", ".safetensors": "safetensors"}
     if file.suffix not in forms:
@@ -240,6 +243,27 @@ def export(
         file.write_bytes(exported(update, forms[file.suffix]))
     say(f"Wrote {model} {shown_rank(update.rank)} to {file}. A linear model predicts with")
     say(f"LinearPredictor(read_model({str(file)!r}).parameters), both of streamiter.models.")
+
+
+# -- import
+
+
+def import_(
+    url: Url,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file of export.", show_default=False)],
+    model: Model,
+) -> None:
+    """Publish the model of a file as a new version that is later than all others.
+
+    A trainer that follows rollbacks (train_online(rollbacks=…)) resumes from it. Stop another one first.
+    """
+    try:
+        given = read_model(file)
+    except OSError as error:
+        raise ConfigurationError(f"FILE: expected a file of export, given {file}: {error.strerror}") from error
+    written = run_in_own_loop(import_model(lasting_topic(url), model, given))
+    state = "with the state of its learner" if written.has_state else "without a state, so learning rates start again"
+    say(f"{given.model} {shown_rank(given.rank)} of {file} is now {model} {shown_rank(written.rank)}, {state}.")
 
 
 # -- rollback
@@ -305,7 +329,7 @@ def _json_value(value: object) -> object:
 
 
 models_app = command_group(
-    "Show, compare, export and roll back published models.",
+    "Show, compare, export, import and roll back published models.",
     tail=(
         tail,
         "streamiter models tail kafka://127.0.0.1:9092/models --model ctr --follow",
@@ -331,5 +355,6 @@ models_app = command_group(
         "streamiter models export kafka://127.0.0.1:9092/models ctr.json --model ctr",
         "streamiter models export kafka://127.0.0.1:9092/models ctr.safetensors -m ctr --version 2.17",
     ),
+    **{"import": (import_, "streamiter models import kafka://127.0.0.1:9092/models ctr.safetensors --model ctr")},
     rollback=(rollback, "streamiter models rollback kafka://127.0.0.1:9092/models 2.17 --model ctr"),
 )

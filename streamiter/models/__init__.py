@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         initial_model,
         next_run,
     )
-    from streamiter.models.rollbacks import Rollbacks, RollbackWatch
+    from streamiter.models.rollbacks import Rollbacks, RollbackWatch, import_model
     from streamiter.models.versions import (
         ModelDifference,
         ModelVersion,
@@ -53,7 +53,7 @@ else:
             "streamiter.models.linear_predictor": "LinearPredictor",
             "streamiter.models.publisher": "EncoderState InitialModel ModelPublisher ModelUpdateEncoder RunStart "
             "initial_model next_run",
-            "streamiter.models.rollbacks": "Rollbacks RollbackWatch",
+            "streamiter.models.rollbacks": "Rollbacks RollbackWatch import_model",
             "streamiter.models.versions": "ModelDifference ModelVersion NoSuchVersion ScaleChange WeightChange "
             "exported find_update model_comparison model_difference model_names model_versions read_model roll_back",
         },
@@ -88,6 +88,7 @@ __all__ = [
     "WeightChange",
     "exported",
     "find_update",
+    "import_model",
     "initial_model",
     "last_update",
     "model_comparison",

@@ -248,13 +248,15 @@ class ModelUpdateEncoder:
         self._partition = partition
         self._leftovers = list(leftovers)
 
-    def encode(self, models: Batch, *, epoch: int | None = None, rollback_to: Rank | None = None) -> OutgoingBatch:
+    def encode(
+        self, models: Batch, *, epoch: int | None = None, rollback_to: Rank | None = None, replaces: bool = False
+    ) -> OutgoingBatch:
         """Return the records of one update for each model, in order; ``epoch`` is the epoch of models that name none.
 
-        A model that was trained since a rollback gets a later version than the rollback. ``rollback_to`` is the rank of
-        the update that the one model publishes again. Write the records as one batch, or in one transaction. Raises
-        :class:`~streamiter.errors.ModelError` for a model that cannot be published, such as one with NaN; then no
-        version is used.
+        A model that was trained since a rollback gets a later version than the rollback. With ``replaces`` trainers
+        start from the one model; ``rollback_to`` is the rank of the update that it publishes again. Write the records
+        as one batch, or in one transaction. Raises :class:`~streamiter.errors.ModelError` for a model that cannot be
+        published, such as one with NaN; then no version is used.
         """
         rank, leftovers = (self.generation, self.next_version), list(self._leftovers)
         records: list[_Record] = []
@@ -263,7 +265,7 @@ class ModelUpdateEncoder:
             snapshot = model if isinstance(model, ModelSnapshot) else ModelSnapshot(model)
             since = snapshot.since_rollback or NO_RANK
             rank = max(rank, (since[0], since[1] + 1))
-            since = since if rollback_to is None else rank
+            since = rank if replaces else since
             origin = (None if since == NO_RANK else since, rollback_to)
             update = _UpdateRecords(self._document(snapshot, rank, epoch), self._clock.now_ms(), origin)
             written, leftovers = self._records_of(update)

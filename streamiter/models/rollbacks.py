@@ -1,16 +1,17 @@
 """Rollbacks in a trainer: it follows the topic of its own updates, and resumes from a version that was published again.
 
-:func:`~streamiter.models.roll_back` publishes a rollback. The owner of the model has a :class:`RollbackWatch`, which
-tells it before each mini-batch whether to start again, and what its next updates follow.
+:func:`~streamiter.models.roll_back` publishes an earlier version of the topic, :func:`import_model` one of a file. The
+owner of the model has a :class:`RollbackWatch`, which tells it before each mini-batch whether to start again, and what
+its next updates follow.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from streamiter.clock import Clock
+from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ModelError
 from streamiter.models.reader import last_update
 from streamiter.models.served import Follower
@@ -23,9 +24,12 @@ from streamiter.models.update import (
     check_model_name,
     shown_rank,
 )
+from streamiter.models.versions import publish_again
 from streamiter.operators.operator import Context
 from streamiter.topics.source_and_sink import ConsumerGroup
 from streamiter.topics.topic import Topic
+
+_log = logging.getLogger("streamiter.models")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,19 @@ class Rollbacks:
 
     def __post_init__(self) -> None:
         check_model_name(self.model)
+
+
+async def import_model(topic: Topic, model: str, given: ModelUpdate, *, clock: Clock | None = None) -> ModelUpdate:
+    """Publish a model of a file as a new version of ``model``, later than all others; return the new update.
+
+    ``given`` is what :func:`~streamiter.models.read_model` returns. Consumers and trainers take the version over as
+    they take over that of :func:`roll_back`: with the state of its learner, if it carries one.
+    """
+    check_model_name(model)
+    return await publish_again(topic, replace(given, model=model), None, clock or SystemClock())
+
+
+# ---- trainers
 
 
 async def since_rollback(rollbacks: Rollbacks, context: Context) -> ModelSnapshot | None:
@@ -145,6 +162,3 @@ def _log_start(subject: str, update: ModelUpdate) -> None:
     how = "exactly" if update.has_state else "with new learning rates, since it carries no state"
     rank, rollback = shown_rank(update.rank), shown_rank(update.since_rollback)
     _log.info("%s: training resumes from update %s, after the rollback %s, %s", subject, rank, rollback, how)
-
-
-_log = logging.getLogger("streamiter.models")

@@ -26,6 +26,7 @@ from streamiter.models.documents import (
     Parameters,
     decode_document,
     encode_document,
+    without_state,
 )
 from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.publisher import ModelUpdateEncoder, next_run
@@ -47,9 +48,6 @@ _LOOKED_AT: Final = 1000
 
 # A search for a version begins with so many records: updates of the last minutes.
 _FIRST_WINDOW: Final = 256
-
-# Another writer may begin a generation between the search for the last one and the write, but not again and again.
-_ATTEMPTS: Final = 5
 
 
 class NoSuchVersion(ModelError):
@@ -98,15 +96,6 @@ class ModelVersion:
 
 
 _log = logging.getLogger("streamiter.models")
-
-# A trainer with checkpoints ends its transaction once a second.
-_LOG_AFTER_S: Final = 5.0
-
-_WAITING: Final = (
-    "%s: the rollback of model %r is written, and consumers can read it when the open transaction in front of it ends: "
-    "at the next checkpoint of the trainer, or if the trainer is dead, when it is started again or its transaction "
-    "times out"
-)
 
 
 # ---- finding versions
@@ -215,6 +204,18 @@ async def _no_updates(topic: Topic, model: str) -> NoSuchVersion:
 
 # ---- rolling back
 
+# Another writer may begin a generation between the search for the last one and the write, but not again and again.
+_ATTEMPTS: Final = 5
+
+# A trainer with checkpoints ends its transaction once a second.
+_LOG_AFTER_S: Final = 5.0
+
+_WAITING: Final = (
+    "%s: the rollback of model %r is written, and consumers can read it when the open transaction in front of it ends: "
+    "at the next checkpoint of the trainer, or if the trainer is dead, when it is started again or its transaction "
+    "times out"
+)
+
 
 async def roll_back(topic: Topic, model: str, version: str, *, clock: Clock | None = None) -> ModelUpdate:
     """Publish an earlier version again, as a new version that is later than all others; return the new update.
@@ -237,18 +238,24 @@ async def roll_back(topic: Topic, model: str, version: str, *, clock: Clock | No
     >>> asyncio.run(main())
     (2, 1) (1, 1) [0.5]
     """
-    clock = clock or SystemClock()
     update = await find_update(topic, model, version)
+    return await publish_again(topic, update, update.rank, clock or SystemClock())
+
+
+async def publish_again(topic: Topic, update: ModelUpdate, rollback_to: Rank | None, clock: Clock) -> ModelUpdate:
+    """Publish an update as the newest version of its model; ``rollback_to`` is its rank there, if it has been there."""
     for _ in range(_ATTEMPTS):
-        if (written := await _publish_again(topic, update, clock)) is not None:
+        if (written := await _publish_again(topic, update, rollback_to, clock)) is not None:
             return written
     raise ModelError(
-        f"{topic.url}: expected to be the only one that begins generations of model {model!r}, given another writer in "
-        f"each of {_ATTEMPTS} attempts; stop the trainers that restart all the time, then roll back again"
+        f"{topic.url}: expected to be the only one that begins generations of model {update.model!r}, given another "
+        f"writer in each of {_ATTEMPTS} attempts; stop the trainers that restart all the time, then try again"
     )
 
 
-async def _publish_again(topic: Topic, update: ModelUpdate, clock: Clock) -> ModelUpdate | None:
+async def _publish_again(
+    topic: Topic, update: ModelUpdate, rollback_to: Rank | None, clock: Clock
+) -> ModelUpdate | None:
     """Write the update with the next generation; None if consumers have taken another update of that rank."""
     run = await next_run(topic, update.model)
     limit = record_limit(await topic.describe())
@@ -259,7 +266,7 @@ async def _publish_again(topic: Topic, update: ModelUpdate, clock: Clock) -> Mod
     async with model_updates(topic, update.model, start="latest_model", on_error="skip", clock=clock) as updates:
         writer = await topic.open_writer()
         try:
-            await writer.write(encoder.encode([model], rollback_to=update.rank))
+            await writer.write(encoder.encode([model], rollback_to=rollback_to, replaces=True))
             await writer.flush()
         finally:
             await writer.close()
@@ -267,7 +274,7 @@ async def _publish_again(topic: Topic, update: ModelUpdate, clock: Clock) -> Mod
         try:
             async for written in updates:
                 if written.rank >= (run.generation, 1):
-                    is_this = written.rank == (run.generation, 1) and written.rollback_to == update.rank
+                    is_this = written.rank == (run.generation, 1) and written.rollback_to == rollback_to
                     return written if is_this else None
         finally:
             timer.cancel()
@@ -388,7 +395,7 @@ def model_difference(old: ModelUpdate, new: ModelUpdate, count: int = 20) -> Mod
         pair = _Pair(before, after)
         weights, scales, intercepts = pair.weights(count), pair.scales(count), pair.intercepts()
         handled = _LINEAR
-    arrays = dict(_arrays(old.parameters)), dict(_arrays(new.parameters))
+    arrays = dict(_arrays(without_state(old.parameters))), dict(_arrays(without_state(new.parameters)))
     if before is None or after is None:
         weights, handled = _moved_elements(*arrays, count)
     return ModelDifference(

@@ -1,4 +1,4 @@
-"""`streamiter models` shows, compares and keeps published models, and rolls back."""
+"""`streamiter models` shows, compares, keeps and imports published models, and rolls back."""
 
 import json
 import re
@@ -10,7 +10,8 @@ from cli.program import on_terminal, started, streamiter
 
 from streamiter.clock import SystemClock
 from streamiter.errors import ModelError
-from streamiter.models import LinearPredictor, ModelSnapshot, ModelUpdateEncoder, read_model
+from streamiter.learn import AdaptiveLinearModel
+from streamiter.models import LinearPredictor, ModelSnapshot, ModelUpdateEncoder, last_update, read_model
 from streamiter.topics import topic
 
 UPDATES = "sqlite:///models.db?topic=updates"
@@ -264,6 +265,33 @@ async def test_a_version_is_kept_as_a_file_to_predict_with(tmp_path, suffix):
     with pytest.raises(ModelError) as refused:
         read_model(file)
     assert str(refused.value).startswith(f"{file}: expected a model of `streamiter models export`: ")
+
+
+async def test_a_file_becomes_the_newest_version(tmp_path):
+    """A model was brought to another cluster with a script, and the trainer there replaced it a second later."""
+    model = AdaptiveLinearModel()
+    model.learn([{"km": float(n % 7)} for n in range(50)], [n % 7 > 3 for n in range(50)])
+    snapshots = [ModelSnapshot(model.parameters(state=state), records=50) for state in (True, False)]
+    await published_as_given(tmp_path, snapshots)
+    await published(tmp_path, model="there", versions=2)
+    for version, told in (
+        ("1.1", "with the state of its learner"),
+        ("1.2", "without a state, so learning rates start"),
+    ):
+        generation = int(version[-1]) + 1
+        streamiter("models", "export", UPDATES, "kept.safetensors", "-m", "ctr", "--version", version, cwd=tmp_path)
+        ran = streamiter("models", "import", UPDATES, "kept.safetensors", "-m", "there", cwd=tmp_path)
+        assert f"ctr {version} of kept.safetensors is now there {generation}.1, {told}" in ran.stdout
+        found = await last_update(topic(f"sqlite:///{tmp_path}/models.db?topic=updates"), "there")
+        assert (found.rank, found.since_rollback, found.rollback_to) == ((generation, 1), (generation, 1), None)
+        assert (found.records, found.has_state) == (50, version == "1.1")
+    for name, reason in (
+        ("none.json", "No such file"),
+        ("models.db", "expected a model of `streamiter models export`"),
+    ):
+        ran = streamiter("models", "import", UPDATES, name, "-m", "there", cwd=tmp_path)
+        assert ran.returncode == 1
+        assert reason in ran.stderr
 
 
 async def test_a_file_of_another_kind_is_refused(tmp_path):

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from learn.frozen_states import frozen
 from learn.online_support import FEATURES, trips
-from learn.test_rollbacks import MEAN
+from learn.test_rollbacks import MEAN, started, until_resumed
+from learn.test_rollbacks import newest as awaited
 
 from streamiter import Checkpoints, Flow
 from streamiter.errors import ModelError
@@ -38,6 +39,7 @@ from streamiter.models import (
     Rollbacks,
     ServedModel,
     exported,
+    import_model,
     initial_model,
     last_update,
     read_model,
@@ -161,6 +163,37 @@ async def test_a_trainer_without_checkpoints_starts_from_the_rollback(
         for _ in range(3):
             await in_thread(run, exact, ROWS[100:110], options)
         assert frozen((await newest(topic)).parameters) == frozen((await newest(exact)).parameters)
+
+
+async def test_a_running_trainer_resumes_from_an_imported_version(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model of another cluster was replaced by the next version of the trainer; drift was counted from nothing."""
+    options = {"label": "late", "drift": ADWIN(check_every=8), "mini_batch": 1}
+    elsewhere, topic = await made(), await made()
+    await in_thread(run, elsewhere, ROWS, options)
+    given = await newest(elsewhere)
+    job, source = await started(topic, tmp_path, options | {"publish_state": True})
+    source.give(*ROWS[:20])
+    await awaited(topic, lambda update: update.records == 20, job)
+    imported = await import_model(topic, "m", given)
+    assert (imported.rank, imported.since_rollback, imported.rollback_to) == ((2, 1), (2, 1), None)
+    rows = iter(trips(10_000, seed=1))
+    taken = []
+
+    def give() -> None:
+        taken.append(next(rows))
+        source.give(taken[-1])
+
+    await until_resumed(job, give, caplog)
+    last = await awaited(topic, lambda update: update.rank > (2, 1) and source.brought == 20 + len(taken), job)
+    await job.stop("abort")
+    assert last.records is not None
+    since = taken[len(taken) + len(ROWS) - last.records :]
+    await in_thread(run, elsewhere, since, options)
+    expected = await newest(elsewhere)
+    assert frozen(last.parameters) == frozen(expected.parameters)
+    assert last.metrics["rows_since_drift"] == expected.metrics["rows_since_drift"]
 
 
 async def test_the_state_of_a_version_is_for_trainings_only(tmp_path: Path) -> None:
