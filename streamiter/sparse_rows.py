@@ -342,3 +342,46 @@ def _stable_order(indices: Indices, width: int) -> Indices:
     packed = (indices << position_bits) | np.arange(len(indices))
     packed.sort()
     return packed & ((1 << position_bits) - 1)
+
+
+def rows_to_predict(subject: str, x: object, features: int) -> tuple[SparseRows | Floats, bool]:
+    """Return the rows to predict, and whether a single row was given.
+
+    One row is an array of ``features`` numbers or the tuple ``(indices, values)``. Several rows are a matrix, a table
+    of as many columns, a list of such tuples or ``SparseRows``. Raises ModelError for rows of any other form.
+
+    >>> rows_to_predict("model", ([1], [2.0]), 3)
+    (SparseRows(1 rows of width 3, 1 values), True)
+    """
+    x = sparse_if_scipy(x)
+    if isinstance(x, SparseRows):
+        if x.width != features:
+            raise ModelError(
+                f"{subject}: expected sparse rows of width {features}, given width {x.width}; make them with the "
+                "hasher that the model was trained with"
+            )
+        return x, False
+    if isinstance(x, tuple):
+        return _sparse_rows(subject, [x], features), True
+    if isinstance(x, list) and x and isinstance(x[0], tuple):
+        return _sparse_rows(subject, x, features), False
+    rows = as_floats(subject, "rows", x)
+    if rows.ndim not in (1, 2) or rows.shape[-1] != features:
+        raise ModelError(
+            f"{subject}: expected rows of {features} features, as ({features},) or (n, {features}), given shape "
+            f"{rows.shape}"
+        )
+    return np.atleast_2d(rows), rows.ndim == 1
+
+
+def _sparse_rows(subject: str, pairs: list[Any], features: int) -> SparseRows:
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ModelError(
+                f"{subject}: expected sparse rows as tuples (indices, values), given {pair!r:.100}; a dense row is a "
+                "list or an array"
+            )
+    try:
+        return SparseRows.from_rows(pairs, features)
+    except (TypeError, ValueError, ModelError) as error:
+        raise ModelError(f"{subject}: expected sparse rows as tuples (indices, values): {error}") from error

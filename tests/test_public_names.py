@@ -364,6 +364,15 @@ def test_the_public_names_are_complete_and_documented(room: str, names: list[str
     assert [name for name, value in values.items() if not _is_documented(value)] == []
 
 
+def test_names_that_need_an_extra_are_imported_when_they_are_used() -> None:
+    """``from streamiter.learn import *`` must not need scikit-learn."""
+    learn = importlib.import_module("streamiter.learn")
+    for name in ("OnlineClassifier", "OnlineRegressor"):
+        assert name not in learn.__all__
+        assert name in dir(learn)
+        assert _is_documented(getattr(learn, name))
+
+
 def _is_documented(value: object) -> bool:
     # An alias of a type (a union, a Callable) cannot have its own docstring.
     return bool(value.__doc__) or typing.get_origin(value) is not None

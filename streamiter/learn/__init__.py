@@ -5,6 +5,7 @@ Each module imports only from the modules in the rows below it:
 =======================================  ===============================================================
 ``flights``                              the data of the demo: flights, and their labels
 ``regression``                           ``LinearRegression``, ``LogisticRegression``, ``train_offline``
+``scikit_learn``                         ``OnlineClassifier``, ``OnlineRegressor``; imported when they are used
 ``on_parameter_server``                  linear models and k-means, trained on a parameter server
 ``comparison``                           ``compare_online``: several learners on one stream
 ``online``                               ``train_online``: linear models in a flow
@@ -33,6 +34,8 @@ Each module imports only from the modules in the rows below it:
 ``gradients``                            ``Gradient``: the sum of the gradients of some rows
 =======================================  ===============================================================
 """
+
+from typing import TYPE_CHECKING
 
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.centroids import OnlineKMeans, online_k_means
@@ -72,6 +75,15 @@ from streamiter.optimizers import (
     WarmRestarts,
 )
 from streamiter.sparse_rows import SparseRows
+
+if TYPE_CHECKING:
+    from streamiter.learn.scikit_learn import OnlineClassifier as OnlineClassifier
+    from streamiter.learn.scikit_learn import OnlineRegressor as OnlineRegressor
+else:
+    from streamiter.lazy import lazy_names
+
+    # They need scikit-learn, so they are not in `__all__` either.
+    __getattr__, __dir__ = lazy_names(__name__, {"streamiter.learn.scikit_learn": "OnlineClassifier OnlineRegressor"})
 
 __all__ = [
     "ADWIN",

@@ -8,6 +8,7 @@ in the first label: a truth value, 0, 1 or a text is a class, any other number i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -26,6 +27,8 @@ from streamiter.learn.expert_weights import (
 )
 from streamiter.learn.rows import BadRows, row_weights
 from streamiter.models.documents import refused_state, state_in, with_state
+from streamiter.models.linear_predictor import LinearPredictor, probabilities_of_classes
+from streamiter.models.standardized_model import Explanation
 from streamiter.named_rows import ABSENT, HUGE, FieldReader, NamedRows, is_missing, named_matrix
 from streamiter.notebooks import html_facts
 from streamiter.numbers import Floats, plain_scalar, whole_number
@@ -52,6 +55,10 @@ _BITS_MAX: Final = 28
 
 # Squares of targets are added up, and stay finite.
 _TARGET_MAX: Final = HUGE
+
+_LINKS: Final[Mapping[LabelKind, str]] = MappingProxyType(
+    {"number": "clipped", "classes": "softmax", "binary": "logit"}
+)
 _PROBABILITY_MIN: Final = 1e-300
 
 # A slope times a weight is squared.
@@ -178,6 +185,18 @@ class AdaptiveLinearModel(Savable):
         steps = RowSteps.one_each(rows.length, learns=False)
         found = self._weights.step(rows, steps, np.zeros(rows.length))
         return found if self._label_kind == "classes" else found[:, 0]
+
+    def predict_proba(self, features: Features) -> Floats:
+        """Return the probability of each class for each row, in the order of ``classes``; of truth values False, True.
+
+        Where classes are found as they come, the last column is that of a class that has not come yet. Raises
+        ``ModelError`` for a model of numbers.
+        """
+        return probabilities_of_classes(_NAME, _LINKS[self._label_kind or "binary"], lambda: self.predict(features))
+
+    def explain(self, features: Features) -> Explanation:
+        """Return the score of each row as the sum of the parts of its fields, see ``LinearPredictor.explain``."""
+        return LinearPredictor(self.parameters(), _NAME).explain(features)
 
     def learn(self, features: Features, labels: Labels, sample_weights: npt.ArrayLike | None = None) -> None:
         """Learn from each row, in order."""
@@ -509,16 +528,15 @@ class AdaptiveLinearModel(Savable):
             "fields": list(self._columns),
             "text_fields": sorted(self._text_fields),
             "bits": self.bits,
+            "link": _LINKS[self._label_kind or "binary"],
         }
         if self._sparse_width is not None:
             published["width"] = self._sparse_width
         if self._weights.task == "number":
             lowest, highest = self._weights.totals[4:]
-            published |= {"link": "clipped", "lowest": float(lowest), "highest": float(highest)}
+            published |= {"lowest": float(lowest), "highest": float(highest)}
         elif self._weights.task == "classes":
-            published |= {"link": "softmax", "classes": list(self._classes)}
-        else:
-            published["link"] = "logit"
+            published["classes"] = list(self._classes)
         return with_state(published, _NAME, {"model": self.state()}) if state else published
 
     def start_from(self, parameters: Mapping[str, Any], *, records: int = 0) -> None:
@@ -528,8 +546,7 @@ class AdaptiveLinearModel(Savable):
         Raises ``ModelError`` if the model has learned already, for parameters that no such model has published, and for
         a state that does not fit: leave the parameter ``state`` out to start without it.
         """
-        kinds: dict[object, LabelKind] = {"clipped": "number", "softmax": "classes", "logit": "binary"}
-        kind = kinds.get(parameters.get("link"))
+        kind = {link: kind for kind, link in _LINKS.items()}.get(parameters.get("link", ""))
         if kind is None or not {"weights", "center", "limit", "places", "fields", "text_fields"} <= parameters.keys():
             raise ModelError(
                 f"{_NAME}.start_from: expected the parameters of a published {_NAME}, given {sorted(parameters)}"

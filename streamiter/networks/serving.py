@@ -27,7 +27,6 @@ from streamiter.files import replace_file
 from streamiter.learn.rows import holds
 from streamiter.learn.score_metrics import area_under_curve
 from streamiter.models.documents import Parameters
-from streamiter.models.linear_predictor import rows_to_predict
 from streamiter.models.served import ServedModel
 from streamiter.models.update import ModelUpdate
 from streamiter.networks.data import LabelledRows
@@ -35,7 +34,7 @@ from streamiter.networks.functions import Predictions
 from streamiter.networks.network import LayerGraph, Network
 from streamiter.networks.sparse import FEATURES, checked_features, values_at
 from streamiter.records import Array
-from streamiter.sparse_rows import SparseRows
+from streamiter.sparse_rows import SparseRows, rows_to_predict
 from streamiter.topics.topic import Topic
 
 

@@ -12,7 +12,7 @@ from streamiter.errors import ModelError, shortened
 from streamiter.learn import AdaptiveLinearModel, BadRows
 from streamiter.learn.features import as_text
 from streamiter.models import LinearPredictor, Parameters
-from streamiter.models.linear_predictor import Explanation
+from streamiter.models.standardized_model import Explanation
 from streamiter.named_rows import ABSENT, FieldReader, NamedRows, hash_of, is_missing
 from streamiter.numbers import is_number
 from streamiter.records import Batch

@@ -18,8 +18,9 @@ from msgspec import Meta
 
 from streamiter.clock import Clock
 from streamiter.errors import ModelError, shortened
-from streamiter.models.linear_predictor import Explanation, LinearPredictor
+from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.served import ServedVersion
+from streamiter.models.standardized_model import Explanation
 from streamiter.service.answers import BadValue, Problem
 
 # Each name that the model does not know costs up to 40 µs, because it is hashed if its value is missing.
