@@ -59,6 +59,7 @@ NAMES = {
         "AdaptiveLinearModel",
         "BadRows",
         "ComparedMetrics",
+        "ComparisonTable",
         "Constant",
         "Correction",
         "DecisionTree",

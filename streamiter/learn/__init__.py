@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.centroids import OnlineKMeans, online_k_means
 from streamiter.learn.clustering import KMeans, k_means
-from streamiter.learn.comparison import ComparedMetrics, OnlineComparison, compare_online
+from streamiter.learn.comparison import ComparedMetrics, ComparisonTable, OnlineComparison, compare_online
 from streamiter.learn.decision_tree import DecisionTree
 from streamiter.learn.drift import ADWIN, DriftEvent, DriftWatch, PageHinkley
 from streamiter.learn.features import FeatureHasher, StandardScaler, online_standard_scaler, scaled
@@ -95,6 +95,7 @@ __all__ = [
     "AdaptiveLinearModel",
     "BadRows",
     "ComparedMetrics",
+    "ComparisonTable",
     "Constant",
     "Correction",
     "DecisionTree",

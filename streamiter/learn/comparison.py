@@ -27,8 +27,9 @@ from streamiter.learn.model_owner import PublishSchedule
 from streamiter.learn.online import OnlineTraining, train_online
 from streamiter.learn.rows import Extract
 from streamiter.learn.training import MakeModel
-from streamiter.learn.validation import PredictedRows, ProgressiveValidation
+from streamiter.learn.validation import PredictedRows, ProgressiveValidation, validation_of
 from streamiter.models.update import ModelSnapshot
+from streamiter.notebooks import html_table
 from streamiter.numbers import Floats, whole_number
 from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output, RejectionPolicy
@@ -69,6 +70,61 @@ class ComparedMetrics(TypedDict):
     """The name of the best learner."""
     learners: dict[str, dict[str, float]]
     """For each learner its metrics on the rows that all learners have predicted (see ``ProgressiveValidation``)."""
+    baseline: dict[str, float]
+    """``loss`` and ``window_loss`` of the best constant prediction for these rows."""
+
+
+# In this order, as far as a task has them.
+_FIGURES: Final = ("loss", "window_loss", "accuracy", "auc", "f1", "ece", "rmse", "mae")
+
+
+class ComparisonTable:
+    """A row of figures for each learner, and one for the baseline; notebooks show it as a table, and ``print`` as text.
+
+    It is made of a report of a comparison. ``rows`` are plain dicts by learner, and ``best`` is a learner's name.
+
+    >>> report = {"best": "b", "learners": {"a": {"loss": 0.5, "window_loss": 0.4}, "b": {"loss": 0.3}},
+    ...           "baseline": {"loss": 0.6}}
+    >>> print(ComparisonTable(report))
+              loss  window_loss
+    a        0.500        0.400
+    b *      0.300
+    baseline 0.600
+    >>> ComparisonTable(report).rows["baseline"]
+    {'loss': 0.6}
+    """
+
+    def __init__(self, report: ComparedMetrics) -> None:
+        self.best = report["best"]
+        self.rows: dict[str, dict[str, float]] = {
+            learner: {figure: metrics[figure] for figure in _FIGURES if figure in metrics}
+            for learner, metrics in (*report["learners"].items(), ("baseline", report["baseline"]))
+        }
+
+    def _cells(self) -> tuple[list[str], list[list[str]]]:
+        """Return the figures, and a row of texts for each learner."""
+        figures = [figure for figure in _FIGURES if any(figure in row for row in self.rows.values())]
+        return figures, [
+            [
+                f"{learner} *" if learner == self.best else learner,
+                *(f"{row[figure]:.3f}" if figure in row else "" for figure in figures),
+            ]
+            for learner, row in self.rows.items()
+        ]
+
+    def __str__(self) -> str:
+        figures, rows = self._cells()
+        lines = [["", *figures], *rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            f"{line[0]:<{widths[0]}} "
+            + "  ".join(f"{cell:>{width}}" for cell, width in zip(line[1:], widths[1:], strict=True)).rstrip()
+            for line in lines
+        )
+
+    def _repr_html_(self) -> str:
+        figures, rows = self._cells()
+        return html_table("learners (* is published)", ["", *figures], rows)
 
 
 @dataclass(frozen=True)
@@ -78,7 +134,8 @@ class OnlineComparison:
     trainings: Mapping[str, OnlineTraining]
     """The training of each learner, by name."""
     metrics: Stream
-    """:class:`ComparedMetrics` for each block of ``report_every`` records: the learners side by side."""
+    """:class:`ComparedMetrics` for each block of ``report_every`` records: the learners side by side, as a plain dict;
+    ``ComparisonTable(report)`` shows it."""
     best: Stream
     """A ``ModelSnapshot`` for each version of the learner that is the best at that time, and for its last version when
     it becomes the best. Its parameters have one more entry, ``learner``: the name."""
@@ -216,7 +273,7 @@ class Compare(Operator):
         self._next = dict.fromkeys(self._learners, 0)
         """For each learner the number after its last record."""
         self._waiting: dict[str, list[Floats]] = {learner: [] for learner in self._learners}
-        """For each learner matrices: numbers, predictions, targets and weights of rows that are not counted yet."""
+        """For each learner matrices of rows that wait: numbers, predictions, targets, weights and classes."""
         self._validations: dict[str, ProgressiveValidation] = {}
         self._has_warned = False
 
@@ -232,8 +289,9 @@ class Compare(Operator):
         if not len(rows["numbers"]):
             return
         self._check_kind(learner, rows)
+        classes = rows.get("classes", np.zeros(len(rows["numbers"])))
         self._waiting[learner].append(
-            np.stack([rows["numbers"], rows["predictions"], rows["targets"], rows["weights"]])
+            np.stack([rows["numbers"], rows["predictions"], rows["targets"], rows["weights"], classes])
         )
         self._next[learner] = int(rows["numbers"][-1]) + 1
         self._leave_behind(learner)
@@ -244,14 +302,19 @@ class Compare(Operator):
         """Make the validation of a learner. Raises ModelError for numbers among probabilities."""
         if learner in self._validations:
             return
-        kind = rows["task"]
+        kind, own = rows["task"], validation_of(rows["task"], rows.get("loss"), self._window)
         for other, validation in self._validations.items():
             if (validation.kind == "regression") != (kind == "regression"):
                 raise ModelError(
                     f"compare_online: expected learners of one task, given {other!r}, which does {validation.kind}, "
                     f'and {learner!r}, which does {kind}; give task= "classification" or "regression"'
                 )
-        self._validations[learner] = ProgressiveValidation(window=self._window, kind=kind)
+            if kind == "regression" and own.loss != validation.loss:
+                raise ModelError(
+                    f"compare_online: expected learners of one loss, given {other!r} with {validation.loss} and "
+                    f"{learner!r} with {own.loss}, which cannot be compared; give them the same loss="
+                )
+        self._validations[learner] = own
 
     def _leave_behind(self, learner: str) -> None:
         """Let no learner wait for more records than the memory has room for."""
@@ -279,10 +342,11 @@ class Compare(Operator):
         shared = reduce(np.intersect1d, [block[0] for block in blocks.values()]) if blocks else np.empty(0)
         if not len(shared):
             return
-        for learner, (numbers, predictions, targets, weights) in blocks.items():
+        for learner, (numbers, predictions, targets, weights, classes) in blocks.items():
             at = np.searchsorted(numbers, shared)
-            self._validations[learner].update(predictions[at], targets[at], weights[at])
-        metrics = {learner: validation.metrics() for learner, validation in self._validations.items()}
+            self._validations[learner].update(predictions[at], targets[at], weights[at], classes=classes[at])
+        validations = self._validations
+        metrics = {learner: validations[learner].metrics() for learner in self._learners if learner in validations}
         losses = {
             learner: metrics[learner].get("window_loss", np.inf) if learner in blocks else np.inf
             for learner in self._learners
@@ -291,7 +355,10 @@ class Compare(Operator):
         if losses[first] < losses[self._best] * (1.0 - self._margin):
             self._best = first
             self._publish(out)
-        report: ComparedMetrics = {"best": self._best, "learners": metrics}
+        some = next(iter(metrics.values()))
+        names = {"loss": "baseline_loss", "window_loss": "window_baseline_loss"}
+        baseline = {name: some[own] for name, own in names.items() if own in some}
+        report: ComparedMetrics = {"best": self._best, "learners": metrics, "baseline": baseline}
         out.emit(report)
 
     def _taken(self, learner: str, stop: int) -> Floats:
@@ -303,7 +370,7 @@ class Compare(Operator):
             at = int(np.searchsorted(waiting[whole][0], stop))
             taken.append(waiting[whole][:, :at])
             self._waiting[learner][0] = waiting[whole][:, at:]
-        return np.concatenate([np.empty((4, 0)), *taken], axis=1)
+        return np.concatenate([np.empty((5, 0)), *taken], axis=1)
 
     def _publish(self, out: Output) -> None:
         if (model := self._models.get(self._best)) is not None:
@@ -335,5 +402,5 @@ class Compare(Operator):
         self._next, self._has_warned = dict(state["next"]), state["has warned"]
         self._waiting = {learner: list(waiting) for learner, waiting in state["waiting"].items()}
         for learner, stored in state["validations"].items():
-            self._validations[learner] = ProgressiveValidation(window=self._window, kind=stored["kind"])
+            self._validations[learner] = validation_of(stored["kind"], stored["loss"], self._window)
             self._validations[learner].restore(stored)

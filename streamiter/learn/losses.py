@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import abc
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from types import MappingProxyType
 from typing import ClassVar, Final, Literal
 
 import numpy as np
@@ -74,6 +76,17 @@ class LinearLoss(abc.ABC):
         """Return the predictions as ``ProgressiveValidation`` takes them: probabilities for classes, or numbers."""
         return predictions
 
+    def generated(self, targets: Floats) -> Floats | None:
+        """Return φ(target), if the loss is the Bregman divergence of a convex φ; else None.
+
+        Then the mean is the best constant prediction, and its mean loss is mean φ(target) − φ(mean target).
+        """
+        return None
+
+    def best_constant(self, targets: Floats, weights: Floats) -> float:
+        """Return the prediction that is best for all of these rows: here their mean."""
+        return float(np.average(targets, weights=weights))
+
     @abc.abstractmethod
     def check_targets(self, owner: str, targets: Floats) -> None:
         """Raise :class:`~streamiter.learn.rows.BadRows` for targets that the loss is not defined for."""
@@ -100,6 +113,9 @@ class SquaredLoss(_IdentityLoss):
 
     def values(self, predictions: Floats, targets: Floats) -> Floats:
         return 0.5 * np.square(predictions - targets)
+
+    def generated(self, targets: Floats) -> Floats:
+        return 0.5 * np.square(targets)
 
 
 @dataclass(frozen=True)
@@ -129,6 +145,16 @@ class HuberLoss(_IdentityLoss):
 
     def slope(self, prediction: float, target: float) -> float:
         return min(max(prediction - target, -self.delta), self.delta)
+
+    def best_constant(self, targets: Floats, weights: Floats) -> float:
+        low, high = float(targets.min()), float(targets.max())
+        for _ in range(60):  # Until an interval of floats cannot be halved.
+            middle = (low + high) / 2
+            if np.clip(middle - targets, -self.delta, self.delta) @ weights > 0.0:
+                high = middle
+            else:
+                low = middle
+        return low
 
 
 @dataclass(frozen=True)
@@ -162,6 +188,11 @@ class QuantileLoss(_IdentityLoss):
     def slope(self, prediction: float, target: float) -> float:
         return -self.quantile if prediction < target else (prediction > target) * (1.0 - self.quantile)
 
+    def best_constant(self, targets: Floats, weights: Floats) -> float:
+        order = np.argsort(targets)
+        shares = np.cumsum(weights[order])
+        return float(targets[order[np.searchsorted(shares, self.quantile * shares[-1])]])
+
 
 @dataclass(frozen=True)
 class PoissonLoss(LinearLoss):
@@ -187,6 +218,9 @@ class PoissonLoss(LinearLoss):
         counts = targets > 0.0
         ratios = np.divide(targets, np.maximum(predictions, _COUNT_MIN), out=np.ones_like(targets), where=counts)
         return predictions - targets + targets * np.log(ratios)
+
+    def generated(self, targets: Floats) -> Floats:
+        return targets * np.log(np.maximum(targets, _COUNT_MIN)) - targets
 
     def check_targets(self, owner: str, targets: Floats) -> None:
         refuse_rows_unless((targets >= 0.0) & (targets < np.inf), owner, "targets of 0 or more", targets)
@@ -225,6 +259,11 @@ class LogLoss(LinearLoss):
         np.maximum(chances, PROBABILITY_FLOOR, out=chances)
         np.log(chances, out=chances)
         return -float(chances.sum() if weights is None else chances @ weights)
+
+    def generated(self, targets: Floats) -> Floats:
+        against = 1.0 - targets
+        least = PROBABILITY_FLOOR
+        return targets * np.log(np.maximum(targets, least)) + against * np.log(np.maximum(against, least))
 
     def check_targets(self, owner: str, targets: Floats) -> None:
         _check_classes(owner, targets)
@@ -269,3 +308,29 @@ def _check_classes(owner: str, targets: Floats) -> None:
         if holds(targets[~good] == -1.0):
             advice = 'for -1 and 1 take LogisticRegression(…, labels="-1/1"), or give y > 0'
         refuse_rows_unless(good, owner, "targets 0 or 1", targets, advice)
+
+
+LOSSES_OF_NUMBERS: Final[Mapping[str, type[LinearLoss]]] = MappingProxyType(
+    {"squared": SquaredLoss, "huber": HuberLoss, "quantile": QuantileLoss, "poisson": PoissonLoss}
+)
+"""The losses that predict numbers, by name."""
+
+PlainLoss = tuple[str, tuple[float, ...]]
+"""A loss of numbers as plain data: its name and its settings."""
+
+
+def plain_loss(loss: LinearLoss) -> PlainLoss | None:
+    """Return a loss as plain data; None for the loss of another task, and for one of the user's own.
+
+    >>> plain_loss(QuantileLoss(0.9)), loss_of_plain(plain_loss(QuantileLoss(0.9)))
+    (('quantile', (0.9,)), QuantileLoss(quantile=0.9))
+    """
+    return next(
+        ((name, astuple(loss)) for name, kind in LOSSES_OF_NUMBERS.items() if type(loss) is kind),  # type: ignore[call-overload]
+        None,
+    )
+
+
+def loss_of_plain(plain: PlainLoss | None) -> LinearLoss:
+    """Return the loss that :func:`plain_loss` described; the squared loss for None."""
+    return SquaredLoss() if plain is None else LOSSES_OF_NUMBERS[plain[0]](*plain[1])

@@ -9,6 +9,7 @@ import numpy as np
 
 from streamiter.errors import CheckpointError, GraphError
 from streamiter.learn.late_labels import DelayedLabels, LabelJoin, Pair, answers_and_keys, unstamped
+from streamiter.learn.losses import plain_loss
 from streamiter.learn.rows import (
     BadRows,
     Examples,
@@ -116,6 +117,8 @@ class OnlineWorker(GradientWorker):
         validated, task = self._model.loss.validated(predictions), self._model.loss.task
         rows = PredictedRows(task=task, predictions=validated, targets=targets, weights=weights, numbers=numbers)
         rows["is_mean"] = self._model.loss.predicts_mean
+        if (plain := plain_loss(self._model.loss)) is not None and plain[0] != "squared":
+            rows["loss"] = plain
         out.emit(rows, tag=PREDICTIONS)
 
     def snapshot(self) -> dict[str, object]:

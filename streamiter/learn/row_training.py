@@ -196,10 +196,10 @@ class RowOwner(ModelOwner):
             probabilities = _widened(predictions, self._model.scores)
             predictions, targets = _hits(probabilities, classes)
         self._weight += float(weights.sum())
-        self._loss += loss_of(task, predictions, targets, weights)
         rows = PredictedRows(task=task, predictions=predictions, targets=targets, weights=weights, numbers=numbers)
         if classes is not None and probabilities is not None:
             rows |= {"classes": classes, "labels": self._model.classes or [], "probabilities": probabilities}
+        self._loss += loss_of(rows)
         if self.emit_predictions(rows, out) and self._raises_rates:
             self._model.raise_rates()
 

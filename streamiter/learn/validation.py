@@ -14,7 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.learn.losses import PROBABILITY_FLOOR, LinearLoss, LogLoss, SquaredLoss
+from streamiter.learn.losses import (
+    PROBABILITY_FLOOR,
+    LinearLoss,
+    LogLoss,
+    PlainLoss,
+    SquaredLoss,
+    loss_of_plain,
+    plain_loss,
+)
 from streamiter.learn.rows import refuse_rows_unless, row_vector, row_weights
 from streamiter.learn.score_metrics import Calibration, CalibrationBin, ScoreHistogram, area_under_curve, calibration_of
 from streamiter.numbers import Floats, Indices
@@ -30,10 +38,11 @@ ValidationKind = Literal["classification", "classes", "regression"]
 
 _NAME: Final = "ProgressiveValidation"
 
-# The sums of weight, loss, squared error, rows that are right, absolute error, right rows of target 1, and rows that
-# are predicted as 1 or have target 1. A sum that the kind does not need is 0.
-_SUMS: Final = 7
-_WEIGHT, _LOSS, _SQUARES, _CORRECT, _DISTANCE, _BOTH, _ONES = range(_SUMS)
+# The sums of weight, loss, squared error, rows that are right, absolute error, right rows of target 1, rows that are
+# predicted as 1 or have target 1, targets, and φ of the targets (`LinearLoss.generated`). A sum that the kind does not
+# need is 0.
+_SUMS: Final = 9
+_WEIGHT, _LOSS, _SQUARES, _CORRECT, _DISTANCE, _BOTH, _ONES, _TARGETS, _GENERATED = range(_SUMS)
 
 
 class ProgressiveValidation(Savable):
@@ -57,13 +66,14 @@ class ProgressiveValidation(Savable):
       Using Bayesian Binning"),
     - ``auc``: the probability that a row of target 1 has a higher prediction than a row of target 0, for
       classification only,
+    - ``baseline_loss``: the loss of the best constant prediction for all rows: the mean target, or the share of each
+      class. For quantiles and Huber's loss there is only that of the window.
 
-    and the same metrics of the window as ``window_…``; and, unless ``kind="classes"``, ``window_baseline_loss``: the
-    loss of predicting the mean target of the window for each of its rows. A metric that is not defined (yet) is left
-    out, such as ``auc`` before both targets have arrived.
+    and the same metrics of the window as ``window_…``. A metric that is not defined (yet) is left out, such as ``auc``
+    before both targets have arrived. ``loss`` is another loss for ``kind="regression"``, such as ``QuantileLoss(0.9)``.
 
     All metrics are exact except ``auc``, which comes from a fixed histogram of scores; its error is mostly below 2e-4.
-    Memory does not grow: 24 bytes for each row of the window, and half a MB. A row of weight 0 does not count.
+    Memory does not grow: 32 bytes for each row of the window, and half a MB. A row of weight 0 does not count.
 
     >>> validation = ProgressiveValidation(window=100)
     >>> validation.update([0.9, 0.2, 0.6, 0.4], [1, 0, 0, 1])
@@ -72,15 +82,25 @@ class ProgressiveValidation(Savable):
     (4, 0.75, 0.54, 0.5)
     """
 
-    def __init__(self, *, window: int = 10_000, kind: ValidationKind = "classification") -> None:
+    def __init__(
+        self, *, window: int = 10_000, kind: ValidationKind = "classification", loss: LinearLoss | None = None
+    ) -> None:
         if window < 1:
             raise ConfigurationError(f"{_NAME}(window=): expected 1 row or more, given {window}")
         if kind not in ("classification", "classes", "regression"):
             raise ConfigurationError(
                 f'{_NAME}(kind=): expected "classification", "classes" or "regression", given {kind!r}'
             )
+        if loss is not None and (kind != "regression" or loss.task != "regression"):
+            raise ConfigurationError(
+                f'{_NAME}(loss=): expected a loss of numbers with kind="regression", given {loss!r} with {kind!r}'
+            )
         self.kind: ValidationKind = kind
-        self._loss: LinearLoss = SquaredLoss() if kind == "regression" else LogLoss()
+        self.loss: LinearLoss = loss or (SquaredLoss() if kind == "regression" else LogLoss())
+        self._first: float | None = None
+        """The first target; sums of squares lose the digits of numbers such as 1,700,000,000 that hardly differ."""
+        self._of_class: Floats | None = np.zeros(0)
+        """The weight of the rows of each class; None if their numbers are not given."""
         self._count = 0
         self._sums = np.zeros(_SUMS)
         self._scores = ScoreHistogram() if kind == "classification" else None
@@ -88,23 +108,40 @@ class ProgressiveValidation(Savable):
         self._window = _Window(window)
 
     def update(
-        self, predictions: npt.ArrayLike, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None = None
+        self,
+        predictions: npt.ArrayLike,
+        targets: npt.ArrayLike,
+        sample_weights: npt.ArrayLike | None = None,
+        *,
+        classes: npt.ArrayLike | None = None,
     ) -> None:
-        """Count these rows. If it raises a :class:`~streamiter.errors.ModelError`, no row was counted."""
-        self.count_rows(predictions, targets, sample_weights)
+        """Count these rows. If it raises a :class:`~streamiter.errors.ModelError`, no row was counted.
+
+        ``classes`` are the numbers of the true classes, from 0 on; for ``kind="classes"`` only, for the baseline.
+        """
+        self.count_rows(predictions, targets, sample_weights, classes)
 
     def count_rows(
-        self, predictions: npt.ArrayLike, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None
+        self,
+        predictions: npt.ArrayLike,
+        targets: npt.ArrayLike,
+        sample_weights: npt.ArrayLike | None,
+        classes: npt.ArrayLike | None = None,
     ) -> float:
         """:meth:`update`, and return the sum of the losses of these rows, each multiplied by its weight."""
-        rows = self._checked(predictions, targets, sample_weights)
+        rows = self._checked(predictions, targets, sample_weights, classes)
         if not rows.shape[1]:
             return 0.0
         self._count += rows.shape[1]
+        if self._first is None:
+            # φ of a shifted target belongs to the squared loss only.
+            self._first = float(rows[1, 0]) if isinstance(self.loss, SquaredLoss) else 0.0
+        if self.kind == "classes" and self._of_class is not None:
+            self._of_class = None if classes is None else _with_classes(self._of_class, rows)
         losses, log_odds = self._losses(rows)
         self._sums = self._added(rows, losses, self._sums)
         if self._scores and self._calibration:
-            self._calibration.add(rows)
+            self._calibration.add(rows[:3])
             self._scores.add(log_odds=log_odds, targets=rows[1], weights=rows[2])
         self._window.add(rows)
         return float(losses @ rows[2])
@@ -114,14 +151,29 @@ class ProgressiveValidation(Savable):
         metrics = self._means(self._count, self._sums, self._area(), self._calibration)
         rows = self._window.rows()
         sums = self._added(rows, self._losses(rows)[0], np.zeros(_SUMS)) if rows.shape[1] else np.zeros(_SUMS)
-        area = area_under_curve(*rows) if self._scores else None
-        calibration = calibration_of(rows) if self._scores else None
+        area = area_under_curve(*rows[:3]) if self._scores else None
+        calibration = calibration_of(rows[:3]) if self._scores else None
         window = self._means(rows.shape[1], sums, area, calibration)
-        if rows.shape[1] and self.kind != "classes":
-            _, targets, weights = rows
-            mean = np.full(rows.shape[1], np.average(targets, weights=weights))
-            window["baseline_loss"] = self._loss.total(mean, targets, weights) / window["weight"]
+        if rows.shape[1]:
+            _, targets, weights, _ = rows
+            metrics |= self._baseline(self._sums, self._of_class)
+            if self.kind == "classes":
+                window |= self._baseline(sums, None if self._of_class is None else _with_classes(np.zeros(0), rows))
+            else:
+                constant = np.full(rows.shape[1], self.loss.best_constant(targets, weights))
+                window["baseline_loss"] = self.loss.total(constant, targets, weights) / window["weight"]
         return metrics | {f"window_{name}": value for name, value in window.items()}
+
+    def _baseline(self, sums: Floats, of_class: Floats | None) -> dict[str, float]:
+        """Return the loss of the best constant prediction by its name; empty if sums do not tell it."""
+        weight = sums[_WEIGHT]
+        if self.kind == "classes":
+            if of_class is None:
+                return {}
+            shares = of_class[of_class > 0.0] / weight
+            return {"baseline_loss": -float(shares @ np.log(shares))}
+        mean = self.loss.generated(np.array([sums[_TARGETS] / weight]))
+        return {} if mean is None else {"baseline_loss": float(max(sums[_GENERATED] / weight - mean[0], 0.0))}
 
     def calibration(self, *, window: bool = False) -> list[CalibrationBin]:
         """Return the reliability table of all rows, or of the window: ten bins by ascending prediction.
@@ -136,18 +188,21 @@ class ProgressiveValidation(Savable):
         if self._calibration is None:
             raise ModelError(f"{_NAME}.calibration: expected kind classification, given {self.kind}")
         if window:
-            return calibration_of(self._window.rows()).table()
+            return calibration_of(self._window.rows()[:3]).table()
         return self._calibration.table()
 
     def state(self) -> dict[str, object]:
         """Return a copy of all sums and of the window as plain data."""
         return {
             "kind": self.kind,
+            "loss": plain_loss(self.loss),
             "count": self._count,
             "sums": self._sums.copy(),
             "calibration": self._calibration.sums.copy() if self._calibration else None,
             "scores": self._scores.state() if self._scores else None,
             "window": self._window.rows(),
+            "first": self._first,
+            "of class": None if self._of_class is None else self._of_class.copy(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -161,45 +216,55 @@ class ProgressiveValidation(Savable):
         if self._scores:
             self._scores.restore(state["scores"])
         self._window.restore(state["window"])
+        self._first, of_class = state["first"], state["of class"]
+        self._of_class = None if of_class is None else np.array(of_class)
 
     def _checked(
-        self, predictions: npt.ArrayLike, targets: npt.ArrayLike, sample_weights: npt.ArrayLike | None
+        self,
+        predictions: npt.ArrayLike,
+        targets: npt.ArrayLike,
+        sample_weights: npt.ArrayLike | None,
+        classes: npt.ArrayLike | None,
     ) -> Floats:
-        """Return predictions, targets and weights as rows of one array; rows of weight 0 are left out."""
+        """Return predictions, targets, weights and classes as rows of one array; rows of weight 0 are left out."""
         checked_targets = row_vector(_NAME, "targets", targets, np.size(targets))
         count = len(checked_targets)
         checked = row_vector(_NAME, "predictions", predictions, count)
-        self._loss.check_targets(_NAME, checked_targets)
+        self.loss.check_targets(_NAME, checked_targets)
         is_probability = self.kind != "regression"
         good = (checked >= 0.0) & (checked <= 1.0) if is_probability else np.isfinite(checked)
         expected = "probabilities from 0 to 1" if is_probability else "finite predictions"
         refuse_rows_unless(good, _NAME, expected, checked)
-        if sample_weights is None:
-            return np.stack([checked, checked_targets, np.ones(count)])
-        weights = row_weights(_NAME, sample_weights, count)
-        return np.stack([checked, checked_targets, weights])[:, weights > 0.0]
+        numbers = np.zeros(count) if classes is None else row_vector(_NAME, "classes", classes, count)
+        refuse_rows_unless((numbers >= 0.0) & (numbers == np.floor(numbers)), _NAME, "numbers of classes", numbers)
+        weights = np.ones(count) if sample_weights is None else row_weights(_NAME, sample_weights, count)
+        return np.stack([checked, checked_targets, weights, numbers])[:, weights > 0.0]
 
     def _losses(self, rows: Floats) -> tuple[Floats, Floats]:
         """Return the losses of the rows, and for classification the log odds of the predictions."""
-        predictions, targets, _ = rows
+        predictions, targets, _, _ = rows
         if self.kind != "classification":
-            return self._loss.values(predictions, np.ones_like(targets) if self.kind == "classes" else targets), targets
+            return self.loss.values(predictions, np.ones_like(targets) if self.kind == "classes" else targets), targets
         clipped = np.clip(predictions, PROBABILITY_FLOOR, 1.0 - PROBABILITY_FLOOR)
         logs, logs_against = np.log(clipped), np.log1p(-clipped)
         return -(targets * logs + (1.0 - targets) * logs_against), logs - logs_against
 
     def _added(self, rows: Floats, losses: Floats, sums: Floats) -> Floats:
         """Return the sums with these rows added to them."""
-        predictions, targets, weights = rows
+        predictions, targets, weights, _ = rows
         distances = (1.0 if self.kind == "classes" else targets) - predictions
         terms: dict[int, Array] = {_WEIGHT: np.ones_like(weights), _LOSS: losses, _SQUARES: np.square(distances)}
         if self.kind == "regression":
+            shifted = targets - (self._first or 0.0)
             terms[_DISTANCE] = np.abs(distances)
+            if (generated := self.loss.generated(shifted)) is not None:
+                terms |= {_TARGETS: shifted, _GENERATED: generated}
         elif self.kind == "classes":
             terms[_CORRECT] = targets
         else:
             chosen = predictions >= 0.5
             terms |= {_CORRECT: chosen == (targets == 1.0), _BOTH: chosen * targets, _ONES: chosen + targets}
+            terms[_TARGETS] = targets  # φ of 0 and of 1 is 0.
         places = list(terms)
         weighted = np.stack(list(terms.values())) * weights
         weighted[:, 0] += sums[places]
@@ -209,7 +274,7 @@ class ProgressiveValidation(Savable):
         return added
 
     def _means(self, count: int, sums: Floats, area: float | None, calibration: Calibration | None) -> dict[str, float]:
-        weight, loss, squares, correct, distance, both, ones = sums.tolist()
+        weight, loss, squares, correct, distance, both, ones, _, _ = sums.tolist()
         if not count:
             return {"count": 0, "weight": 0.0}
         squared_error = squares / weight
@@ -235,11 +300,20 @@ class ProgressiveValidation(Savable):
         return self._scores.area_under_curve() if self._scores else None
 
 
+def _with_classes(of_class: Floats, rows: Floats) -> Floats:
+    """Return the weight of each class, with these rows of predictions, targets, weights and classes."""
+    classes = rows[3].astype(np.intp)
+    found = np.zeros(max(len(of_class), int(classes.max()) + 1))
+    found[: len(of_class)] = of_class
+    np.add.at(found, classes, rows[2])  # Row after row, as in `_added`.
+    return found
+
+
 class _Window:
-    """The last rows, in a ring: predictions, targets and weights as rows of one array."""
+    """The last rows, in a ring: predictions, targets, weights and classes as rows of one array."""
 
     def __init__(self, size: int) -> None:
-        self._ring = np.zeros((3, size))
+        self._ring = np.zeros((4, size))
         self._seen = 0
 
     def add(self, rows: Floats) -> None:
@@ -294,14 +368,22 @@ class PredictedRows(TypedDict):
     numbers: NotRequired[Indices]
     """The number of each row's record, or answer, in the stream (in its subtask), from 0 on, ascending. If records of a
     mini-batch are refused before, the numbers of its other rows may be smaller by as many."""
+    loss: NotRequired[PlainLoss]
+    """The loss of numbers, if it is not the squared one."""
     is_mean: NotRequired[bool]
     """False for predictions that are no means of targets, such as quantiles."""
 
 
-def loss_of(kind: ValidationKind, predictions: Floats, targets: Floats, weights: Floats) -> float:
+def validation_of(kind: ValidationKind, loss: PlainLoss | None, window: int) -> ProgressiveValidation:
+    """Return the validation of predictions of this kind, with their loss."""
+    return ProgressiveValidation(window=window, kind=kind, loss=None if loss is None else loss_of_plain(loss))
+
+
+def loss_of(rows: PredictedRows) -> float:
     """Return the sum of the losses, as :class:`ProgressiveValidation` counts them, multiplied by the weights."""
-    loss = SquaredLoss() if kind == "regression" else LogLoss()
-    return loss.total(predictions, np.ones_like(targets) if kind == "classes" else targets, weights)
+    loss = loss_of_plain(rows.get("loss")) if rows["task"] == "regression" else LogLoss()
+    targets = np.ones_like(rows["targets"]) if rows["task"] == "classes" else rows["targets"]
+    return loss.total(rows["predictions"], targets, rows["weights"])
 
 
 # The first rows are not compared: a model that knows nothing yet may be far off.
@@ -426,8 +508,10 @@ class Validate(Operator):
     def process(self, rows: PredictedRows, out: Output) -> None:
         """Count the predictions of one mini-batch."""
         if self._validation is None:
-            self._validation = ProgressiveValidation(window=self._window, kind=rows["task"])
-        loss = self._validation.count_rows(rows["predictions"], rows["targets"], rows["weights"])
+            self._validation = validation_of(rows["task"], rows.get("loss"), self._window)
+        loss = self._validation.count_rows(rows["predictions"], rows["targets"], rows["weights"], rows.get("classes"))
+        if "loss" in rows:
+            loss = SquaredLoss().total(rows["predictions"], rows["targets"], rows["weights"])
         if rows.get("is_mean", True) and (found := self._comparison.far_above(rows, loss)) is not None:
             _log.warning(
                 "step %r: the loss of the last %d predictions is %.3g, and would be %.3g if each of them were the mean "
@@ -470,7 +554,7 @@ class Validate(Operator):
 
     def restore(self, state: dict[str, Any]) -> None:
         if (validation := state["validation"]) is not None:
-            self._validation = ProgressiveValidation(window=self._window, kind=validation["kind"])
+            self._validation = validation_of(validation["kind"], validation["loss"], self._window)
             self._validation.restore(validation)
         self._since_report = state["since report"]
         self._has_timer = state["timer"]

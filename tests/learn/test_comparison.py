@@ -18,10 +18,14 @@ from streamiter.errors import ConfigurationError, GraphError, JobFailed
 from streamiter.learn import (
     SGD,
     AdaptiveLinearModel,
+    ComparisonTable,
     DelayedLabels,
+    LinearModel,
     LogisticRegression,
     ProgressiveValidation,
+    QuantileLoss,
     SparseRows,
+    SquaredLoss,
     compare_online,
 )
 from streamiter.learn.comparison import BEST, Compare
@@ -325,6 +329,41 @@ def test_options_that_cannot_be_used_are_refused_at_their_line(learners: Any, op
     with pytest.raises(GraphError, match=message):
         compare_online(stream, learners, label="label", **options)
     assert "1 steps" in repr(flow)
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_a_row_of_figures_for_each_learner_and_for_the_baseline(label: str) -> None:
+    """Which learner is the best was known, and not whether it is any better than the share."""
+    records = trips(400)
+    found = compared(records, {"few": FEW_FIELDS, "all": None}, label=label, report_every=100, window=10_000)
+    [*_, report] = found.reports
+    table = ComparisonTable(report)
+    assert list(table.rows) == ["few", "all", "baseline"]
+    for learner in ("few", "all"):
+        own = report["learners"][learner]
+        assert table.rows[learner] == {name: own[name] for name in table.rows[learner]}
+        assert table.rows[learner].keys() >= {"loss", "window_loss", "rmse"}
+    shares = np.unique([record[label] for record in records], return_counts=True)[1] / len(records)
+    mean_loss = np.var([record[label] for record in records]) / 2 if label == "minutes" else -shares @ np.log(shares)
+    assert table.rows["baseline"] == {"loss": pytest.approx(mean_loss), "window_loss": pytest.approx(mean_loss)}
+    lines = str(table).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["few", "all", "baseline"]
+    assert sum(" * " in line for line in lines) == 1
+    assert f"{table.rows['baseline']['loss']:.3f}" in lines[-1]
+    assert all(f"<td>{name}" in table._repr_html_() for name in ("few", "all", "baseline"))
+    assert f"{report['best']} *" in table._repr_html_()
+
+
+def test_learners_of_two_losses_are_refused() -> None:
+    """A pinball loss was compared with a squared error, and the smaller figure won."""
+    records = trips(60)
+
+    def make(loss: Any) -> Any:
+        return lambda: LinearModel(1, loss=loss, optimizer=SGD(0.01))
+
+    learners = {"mean": {"model": make(SquaredLoss())}, "often": {"model": make(QuantileLoss(0.9))}}
+    with pytest.raises(JobFailed, match=r"expected learners of one loss, given .* give them the same loss="):
+        compared(records, learners, label="minutes", features=lambda rows: np.array([[row["id"] % 3] for row in rows]))
 
 
 def test_learners_of_two_tasks_are_refused() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.examples import random_examples
 
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.learn import BadRows, ProgressiveValidation
+from streamiter.learn import BadRows, HuberLoss, PoissonLoss, ProgressiveValidation, QuantileLoss, SquaredLoss
 from streamiter.learn.score_metrics import area_under_curve
 
 rows = st.lists(
@@ -100,7 +100,7 @@ def test_metrics_equal_their_definitions(rows):
     expected = defined(predictions, targets, weights)
     mean = [sum(w * y for y, w in zip(targets, weights, strict=True)) / sum(weights)] * len(targets)
     of_window = {f"window_{name}": value for name, value in expected.items()}
-    of_window["window_baseline_loss"] = defined(mean, targets, weights)["loss"]
+    expected["baseline_loss"] = of_window["window_baseline_loss"] = defined(mean, targets, weights)["loss"]
     assert metrics == pytest.approx(expected | of_window, abs=1e-9)
 
 
@@ -225,6 +225,8 @@ def test_regression_has_its_own_metrics():
             "squared_error": 19 / 4,
             "rmse": math.sqrt(19 / 4),
             "mae": 7 / 4,
+            # The mean of the targets is -3/4.
+            "baseline_loss": (3 * (5 / 4) ** 2 + (15 / 4) ** 2) / 2 / 4,
             "window_count": 2,
             "window_weight": 3.0,
             "window_loss": 3.0,
@@ -310,3 +312,58 @@ def test_invalid_settings_and_states_are_refused():
         ProgressiveValidation(kind="ranking")
     with pytest.raises(ModelError, match="restore: expected a state of classification, given 'regression'"):
         ProgressiveValidation().restore(ProgressiveValidation(kind="regression").state())
+
+
+@pytest.mark.parametrize("cut", [1, 7, 300])
+def test_the_baseline_of_classes_is_that_of_their_shares(cut):
+    """A model of classes had no baseline, so a loss of 0.6 told nothing."""
+    random = np.random.default_rng(3)
+    classes, weights = random.integers(0, 5, 300), random.random(300)
+    validation = ProgressiveValidation(window=100, kind="classes")
+    for start in range(0, 300, cut):
+        part = slice(start, start + cut)
+        count = len(classes[part])
+        validation.update(np.full(count, 0.5), np.zeros(count), weights[part], classes=classes[part])
+    metrics = validation.metrics()
+    for name, part in {"": slice(None), "window_": slice(200, None)}.items():
+        shares = np.bincount(classes[part], weights[part]) / weights[part].sum()
+        assert metrics[f"{name}baseline_loss"] == pytest.approx(-shares @ np.log(shares))
+    alone = ProgressiveValidation(kind="classes")
+    alone.update([0.5], [1.0])
+    assert "baseline_loss" not in alone.metrics()
+
+
+LOSSES = [SquaredLoss(), PoissonLoss(), HuberLoss(0.7), QuantileLoss(0.9), QuantileLoss(0.2)]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=str)
+def test_the_loss_of_the_task_is_compared_with_its_best_constant(loss):
+    """A model of quantiles was reported with its squared error, by which the mean is always better."""
+    random = np.random.default_rng(4)
+    predictions, targets, weights = random.gamma(2.0, size=300), random.poisson(3.0, 300), random.random(300)
+    validation = ProgressiveValidation(window=1_000, kind="regression", loss=loss)
+    for part in (slice(0, 100), slice(100, 300)):
+        validation.update(predictions[part], targets[part], weights[part])
+    metrics = validation.metrics()
+    own = loss.values(predictions, targets.astype(float)) @ weights / weights.sum()
+    assert metrics["loss"] == pytest.approx(own)
+    assert metrics["window_loss"] == pytest.approx(own)
+    constants = np.linspace(0.5, 8.0, 7_501)
+    best = min(loss.total(np.full(300, constant), targets.astype(float), weights) for constant in constants)
+    assert metrics["window_baseline_loss"] == pytest.approx(best / weights.sum(), rel=1e-5)
+    if loss.generated(np.ones(1)) is not None:
+        assert metrics["baseline_loss"] == pytest.approx(metrics["window_baseline_loss"])
+    else:
+        assert "baseline_loss" not in metrics
+    twin = copy.copy(validation)
+    assert twin.metrics() == metrics
+    with pytest.raises(ConfigurationError, match="expected a loss of numbers"):
+        ProgressiveValidation(loss=loss)
+
+
+def test_the_baseline_of_large_numbers_keeps_its_digits():
+    """Sums of squares of times in seconds have no digits left for their variance."""
+    times = 1_700_000_000 + np.arange(1_000) / 1_000
+    validation = ProgressiveValidation(kind="regression")
+    validation.update(times, times)
+    assert validation.metrics()["baseline_loss"] == pytest.approx(times.var() / 2, rel=1e-6)
