@@ -63,9 +63,9 @@ Learner = Callable[[LearningStream], Learned | None]
 """Learns a stream; None for a stream that it does not take."""
 
 
-def losses(stream: LearningStream, predictions: Floats, known: npt.NDArray[np.bool_] | bool = True) -> Floats:
-    """Return the log loss or the squared error of each row that is answered, of those that are ``known``."""
-    counts = stream.answered & known
+def losses(stream: LearningStream, predictions: Floats) -> Floats:
+    """Return the log loss or the squared error of each row that is answered."""
+    counts = stream.answered
     predicted, labels = predictions[counts], stream.labels[counts]
     if stream.task == "number":
         return np.square(predicted - labels)
@@ -94,18 +94,18 @@ def ours(stream: LearningStream) -> Learned:
     with Stopwatch() as watch:
         flow.run()
     predictions = _without_flow(stream)
+    predictions = np.where(np.isnan(predictions), 0.5, predictions)  # As the flow counts rows before the first label.
     accuracy = None
     for report in reports.items[-1:]:
         _check_reported(stream, report, predictions)
         accuracy = report.get("accuracy")
-    return Learned(np.where(np.isnan(predictions), 0.5, predictions), watch.cpu_seconds, accuracy)
+    return Learned(predictions, watch.cpu_seconds, accuracy)
 
 
 def _check_reported(stream: LearningStream, report: Mapping[str, float], predictions: Floats) -> None:
     """Raise AssertionError unless the flow reports the loss of these predictions."""
     reported = report["rmse" if stream.task == "number" else "loss"]
-    # The flow does not count predictions from before the first label.
-    found = loss(stream, losses(stream, predictions, known=~np.isnan(predictions)))
+    found = loss(stream, losses(stream, predictions))
     if not np.isclose(reported, found, rtol=1e-9):
         raise AssertionError(
             f"{stream.name}: expected the same loss with and without a flow, given {reported} and {found}"

@@ -145,30 +145,48 @@ class Columns:
         return f"Columns({self._length} records: {fields})"
 
 
+Order = npt.NDArray[np.int64]
+"""The order in which the records of a batch were read, as if one by one: a row of five numbers for each record.
+
+``REACHED`` is the watermark behind the record, in its part alone, and ``BEFORE`` the one before it; ``PART`` is the
+partition, or the channel, that it came from, and ``NUMBER`` its number there. ``KNOWN`` is when all of it was known:
+its time, or for a pair that of its later record. Of several parts the record with the least ``REACHED`` comes first.
+"""
+
+REACHED: Final = 0
+BEFORE: Final = 1
+PART: Final = 2
+NUMBER: Final = 3
+KNOWN: Final = 4
+ORDER_COLUMNS: Final = 5
+
+
 @final
 class TimedBatch:
     """A batch of a stream with event time: the batch that operators see, and the timestamp of each record.
 
     ``times`` are int64 milliseconds, ``MIN_TIME`` for a record without a timestamp. Slicing and ``take`` keep them;
-    iterating and indexing give the records alone.
+    iterating and indexing give the records alone. ``order`` says in which order the records were read, if a later step
+    asks for it: :data:`Order`.
 
     >>> batch = TimedBatch(["a", "b", "c"], np.array([5, 6, 7]))
     >>> batch[1:], batch[0], list(take(batch, [2, 0]))
     (TimedBatch(2 records), 'a', ['c', 'a'])
     """
 
-    __slots__ = ("records", "times")
+    __slots__ = ("order", "records", "times")
 
-    def __init__(self, records: Sequence[Any] | Array | Columns, times: Times) -> None:
+    def __init__(self, records: Sequence[Any] | Array | Columns, times: Times, order: Order | None = None) -> None:
         if len(records) != len(times):
             raise InternalError(f"expected a timestamp for each of {len(records)} records, given {len(times)}")
         self.records = records
         self.times = times
+        self.order = order
 
     @property
     def nbytes(self) -> int:
-        """The estimated size of the records, and that of the timestamps, in bytes."""
-        return estimated_bytes(self.records) + self.times.nbytes
+        """The estimated size of the records, and that of timestamps and order, in bytes."""
+        return estimated_bytes(self.records) + self.times.nbytes + (0 if self.order is None else self.order.nbytes)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -181,13 +199,20 @@ class TimedBatch:
     @overload
     def __getitem__(self, which: slice) -> TimedBatch: ...
     def __getitem__(self, which: int | slice) -> Any:
-        return TimedBatch(self.records[which], self.times[which]) if isinstance(which, slice) else self.records[which]
+        if not isinstance(which, slice):
+            return self.records[which]
+        return TimedBatch(self.records[which], self.times[which], None if self.order is None else self.order[which])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TimedBatch):
             return NotImplemented
         same: Callable[[Any, Any], Any] = np.array_equal if isinstance(self.records, np.ndarray) else operator.eq
-        return bool(same(self.records, other.records)) and np.array_equal(self.times, other.times)
+        has_same_order = (
+            self.order is other.order
+            if self.order is None or other.order is None
+            else np.array_equal(self.order, other.order)
+        )
+        return bool(same(self.records, other.records)) and np.array_equal(self.times, other.times) and has_same_order
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -237,7 +262,9 @@ def take(batch: Batch, indices: Sequence[int] | Array) -> Batch:
     if isinstance(batch, Columns):
         return batch[np.asarray(indices, dtype=np.intp)]
     if isinstance(batch, TimedBatch):
-        return TimedBatch(untimed(take(batch.records, indices)), batch.times[np.asarray(indices, dtype=np.intp)])
+        places = np.asarray(indices, dtype=np.intp)
+        order = None if batch.order is None else batch.order[places]
+        return TimedBatch(untimed(take(batch.records, indices)), batch.times[places], order)
     return [batch[index] for index in indices]
 
 
@@ -253,7 +280,7 @@ def can_concatenate(first: Batch, second: Batch) -> bool:
         return first.names == second.names and all(can_concatenate(first[name], second[name]) for name in first.names)
     if isinstance(first, TimedBatch):
         assert isinstance(second, TimedBatch)
-        return can_concatenate(first.records, second.records)
+        return can_concatenate(first.records, second.records) and (first.order is None) is (second.order is None)
     return isinstance(first, list)
 
 
@@ -279,7 +306,12 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     if isinstance(first, TimedBatch):
         timed = [batch for batch in batches if isinstance(batch, TimedBatch)]
         records = concatenate([batch.records for batch in timed])
-        return TimedBatch(untimed(records), np.concatenate([batch.times for batch in timed]))
+        orders = [batch.order for batch in timed if batch.order is not None]
+        return TimedBatch(
+            untimed(records),
+            np.concatenate([batch.times for batch in timed]),
+            np.concatenate(orders) if orders else None,
+        )
     merged: list[Any] = []
     for batch in batches:
         merged.extend(batch)

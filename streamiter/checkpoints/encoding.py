@@ -38,7 +38,7 @@ from streamiter.checkpoints.plain_format import (
     unpack_dtype,
 )
 from streamiter.deferred import Deferred, PlainValue
-from streamiter.records import Columns, TimedBatch
+from streamiter.records import ORDER_COLUMNS, Columns, TimedBatch
 
 Array = npt.NDArray[Any]
 
@@ -189,7 +189,7 @@ def _encode_rare_type(value: PlainValue, kind: type[object]) -> PlainValue:
     if kind is Columns:
         return [_COLUMNS_OPENING, _columns(value)]
     if kind is TimedBatch:
-        return [_TIMED_OPENING, value.records, value.times]
+        return [_TIMED_OPENING, value.records, value.times, value.order]
     if kind is np.str_:
         # The method of str: numpy's own loses NULs at the end.
         return extension(plain_format.NUMPY_STR, str.encode(value, "utf-8", UNICODE_ERRORS))
@@ -323,12 +323,14 @@ def _complete_columns(items: list[PlainValue]) -> Columns:
 
 
 def _complete_timed(items: list[PlainValue]) -> TimedBatch:
-    _, records, times = items
+    _, records, times, order = items
     if type(records) not in (list, Columns, np.ndarray) or type(times) is not np.ndarray or times.dtype != np.int64:
         raise ValueError("a timed batch holds what is no batch, or no timestamps")
     if times.shape != (len(records),):
         raise ValueError("a timed batch has another number of timestamps")
-    return TimedBatch(records, times)
+    if order is not None and (order.dtype != np.int64 or order.shape != (len(records), ORDER_COLUMNS)):
+        raise ValueError("a timed batch has an order of other records")
+    return TimedBatch(records, times, order)
 
 
 def _builder_of(struct: type[msgspec.Struct], names: list[str]) -> _Builder:

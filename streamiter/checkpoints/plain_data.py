@@ -10,7 +10,7 @@ numpy arrays         any dtype but objects: structured, datetimes, text, big-end
                      decoding they are contiguous in C order, whatever the strides were
 numpy scalars        the exact class
 ``Columns``          names, order, dtypes
-``TimedBatch``       the engine's own: a batch and its timestamps
+``TimedBatch``       the engine's own: a batch, its timestamps, and its order or None
 ``msgspec.Struct``   of registered classes, by class name and field names; the class is called with the
                      fields, so a field added later needs a default
 ===================  ==================================================================================
@@ -236,7 +236,7 @@ class PlainData:
     def _timed_parts(self, batch: TimedBatch) -> Parts:
         records = batch.records
         if not isinstance(records, (list, np.ndarray, Columns)):
-            batch = TimedBatch(_listed(records), batch.times)
+            batch = TimedBatch(_listed(records), batch.times, batch.order)
         try:
             return encode_parts(batch, self._structs)
         except MemoryError:

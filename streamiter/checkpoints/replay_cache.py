@@ -272,7 +272,8 @@ def _to_keep(batch: Batch) -> Batch:
         kept = {name: _without_gaps(each) for name, each in arrays.items()}
         return batch if all(kept[name] is arrays[name] for name in arrays) else Columns(kept)
     if isinstance(batch, TimedBatch):
-        return TimedBatch(untimed(_to_keep(batch.records)), batch.times.copy())
+        order = None if batch.order is None else batch.order.copy()
+        return TimedBatch(untimed(_to_keep(batch.records)), batch.times.copy(), order)
     return batch if isinstance(batch, list) else list(batch)
 
 

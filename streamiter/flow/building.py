@@ -335,6 +335,7 @@ def add_next_step(
     outside_loops: bool = False,
     keeps_event_time: bool = True,
     begins_event_time: bool = False,
+    order: Literal["begins", "spans", "needs"] | None = None,
     awaited_input: str | None = None,
 ) -> StepOutput:
     """Add a step that reads streams of one flow, each under the name of an input, and return the step's main output.
@@ -344,7 +345,7 @@ def add_next_step(
     before it receives a record. ``emits_at_end`` states whether it emits at the end only, if these two cannot tell.
     ``shape`` and ``epochs_seen`` are for drawings. ``outside_loops``: the step is outside any iteration, even while a
     body is being built. ``keeps_event_time``: its records have the timestamps of those that it reads;
-    ``begins_event_time``: it gives its records timestamps. ``awaited_input`` is that of ``Step``.
+    ``begins_event_time``: it gives its records timestamps. ``order`` and ``awaited_input`` are those of ``Step``.
     """
     streams = list(inputs.values())
     flow = streams[0].flow
@@ -385,6 +386,7 @@ def add_next_step(
             emits_at_end=emits_at_end,
             timed=begins_event_time or (keeps_event_time and has_timestamps(edges)),
             watermarked=round_scope is None and (begins_event_time or (keeps_event_time and has_watermarks(edges))),
+            order=order,
             awaited_input=awaited_input,
             topic=topic,
             shape=shape,

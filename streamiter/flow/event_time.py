@@ -11,7 +11,7 @@ from streamiter.flow.building import Outlets, StepOutput, add_next_step
 from streamiter.flow.graph_checks import check_field_or_function, check_seconds
 from streamiter.flow.options import StepOptions, check_options
 from streamiter.operators.event_time import AssignEventTime, EventTimeSettings
-from streamiter.runtime.graph import SINGLE_INPUT, Step
+from streamiter.runtime.graph import SINGLE_INPUT, Step, telling_order, upstream_of
 from streamiter.times import UNIT_NAMES, TimeUnit, duration_ms
 
 
@@ -53,7 +53,12 @@ def add_event_time(
         max_ahead_ms=None if max_ahead_s is None else checked_duration("max_ahead_s", max_ahead_s, label),
     )
     return add_next_step(
-        {SINGLE_INPUT: stream}, "event_time", lambda: AssignEventTime(settings), options, begins_event_time=True
+        {SINGLE_INPUT: stream},
+        "event_time",
+        lambda: AssignEventTime(settings),
+        options,
+        begins_event_time=True,
+        order="begins",
     )
 
 
@@ -70,6 +75,25 @@ def has_event_time(stream: Outlets) -> bool:
     return not _steps_without(stream)
 
 
+def is_behind_topic(outlet: StepOutput) -> bool:
+    """Return whether the records come directly from a topic that has a timestamp for each."""
+    step = outlet.step
+    is_straight = outlet.partitioning is None and outlet.tag is None
+    return step.source is not None and step.topic is not None and step.topic.has_timestamps and is_straight
+
+
+def is_labelled_by_join(stream: Outlets) -> bool:
+    """Return whether all records of a stream with event time come from joins by an interval, through other steps."""
+    telling = telling_order(stream.edges())
+    return has_event_time(stream) and bool(telling) and all(step.order == "spans" for step in telling)
+
+
+def is_from_topic(stream: Outlets) -> bool:
+    """Return whether records of the stream come from a topic that has a timestamp for each, through other steps."""
+    upstream = upstream_of(edge for edge in stream.edges())
+    return any(step.source is not None and step.topic is not None and step.topic.has_timestamps for step in upstream)
+
+
 def _steps_without(stream: Outlets) -> list[Step]:
     in_round = stream.flow.round_scope is not None
     steps = [outlet.step for outlet in stream.outlets]
@@ -84,8 +108,7 @@ def _check_behind_topic(stream: Outlets, unit: object, time_zone: object, option
         )
     [outlet, *others] = stream.outlets
     step = outlet.step
-    is_straight = outlet.partitioning is None and outlet.tag is None and not others
-    if step.source is None or step.topic is None or not is_straight:
+    if others or not is_behind_topic(outlet):
         raise GraphError(
             f"step {label!r}: expected a stream that comes directly from a topic, since without a field or a function "
             f"the topic's timestamps are used, given {stream.name!r}; write event_time(lambda record: …), or put "

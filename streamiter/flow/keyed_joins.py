@@ -166,6 +166,7 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
             allowed_lateness_s=None if by_clock else allowed_lateness_s,
             late=late,
             keeps_event_time=not by_clock,
+            order=None if by_clock or upper is None else "spans",
         )
 
     @overload
@@ -417,6 +418,7 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         late: OutputTag | None = None,
         awaited_input: str | None = None,
         keeps_event_time: bool = True,
+        order: Literal["spans"] | None = None,
     ) -> Stream[Any]:
         """Add a step that joins two keyed streams; in event time, if it has an allowed lateness."""
         check_options(method, options)
@@ -446,7 +448,13 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         factory: OperatorFactory = lambda: make(*keys, **settings)  # noqa: E731
         return self._made(
             add_next_step(
-                keyed, method, factory, options, awaited_input=awaited_input, keeps_event_time=keeps_event_time
+                keyed,
+                method,
+                factory,
+                options,
+                awaited_input=awaited_input,
+                keeps_event_time=keeps_event_time,
+                order=order,
             )
         )
 

@@ -42,12 +42,12 @@ from streamiter.learn.centroids import OnlineKMeans, online_k_means
 from streamiter.learn.clustering import KMeans, k_means
 from streamiter.learn.comparison import ComparedMetrics, ComparisonTable, OnlineComparison, compare_online
 from streamiter.learn.decision_tree import DecisionTree
+from streamiter.learn.delayed_labels import DelayedLabels
 from streamiter.learn.drift import ADWIN, DriftEvent, DriftWatch, PageHinkley
 from streamiter.learn.features import FeatureHasher, StandardScaler, online_standard_scaler, scaled
 from streamiter.learn.foreign_models import ForeignModel
 from streamiter.learn.gradients import Gradient
 from streamiter.learn.item_sets import ItemSet, apriori
-from streamiter.learn.late_labels import DelayedLabels
 from streamiter.learn.linear import LinearModel
 from streamiter.learn.losses import HingeLoss, HuberLoss, LogLoss, PoissonLoss, QuantileLoss, SquaredLoss
 from streamiter.learn.model_owner import PublishSchedule

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from streamiter.crossed_rows import checked_crosses
 from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.learn.expert_weights import (
+    ASSUMED,
     CrossStatistics,
     ExpertWeights,
     LabelKind,
@@ -263,9 +264,11 @@ class AdaptiveLinearModel(Savable):
         if asked is not None:
             asked |= {question: by_question[question].ravel().tolist() for question in questions}
         self._crosses.keep()
-        learned = np.count_nonzero(steps.learns & (steps.weights > 0.0))
-        self._records += int(learned)
-        self._version += bool(learned)
+        learns = steps.learns & (steps.weights > 0.0)
+        self._version += bool(learns.any())
+        if steps.assumed is not None:
+            learns &= steps.assumed <= ASSUMED  # Later steps of a question do not count again.
+        self._records += int(np.count_nonzero(learns))
         return predictions
 
     def _step_classes(

@@ -19,10 +19,10 @@ from streamiter.errors import ConfigurationError, GraphError, ModelError
 from streamiter.flow.flow import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream
 from streamiter.learn.adaptive import AdaptiveLinearModel, Label, Task
+from streamiter.learn.delayed_labels import DelayedLabels
 from streamiter.learn.drift import DriftDetector
 from streamiter.learn.features import StandardScaler
 from streamiter.learn.foreign_models import ForeignModel
-from streamiter.learn.late_labels import DelayedLabels
 from streamiter.learn.model_owner import PublishSchedule
 from streamiter.learn.online import OnlineTraining, train_online
 from streamiter.learn.rows import Extract

@@ -44,6 +44,11 @@ class ModelRows(NamedTuple):
         return len(self.indptr) - 1
 
 
+ASSUMED: Final = 1
+CORRECTED: Final = 2
+CONFIRMED: Final = 3
+
+
 class RowSteps(NamedTuple):
     """What is done with rows, one step after the other."""
 
@@ -57,6 +62,10 @@ class RowSteps(NamedTuple):
     """The weight of the row."""
     questions: Indices
     """For a question, and for its late label, a number that both have and no other question; else -1."""
+    assumed: npt.NDArray[np.uint8] | None = None
+    """By step ``ASSUMED`` for a question that is learned as False before its label is known, then ``CORRECTED`` for its
+    late label True, which is learned with the weight 1 and False with the weight -1, or ``CONFIRMED`` for its late
+    label False, which only judges the experts; else 0. The steps of a question add up to that of its label."""
 
     def part(self, start: int, stop: int) -> RowSteps:
         """Return the steps from ``start`` up to ``stop``."""
@@ -66,6 +75,7 @@ class RowSteps(NamedTuple):
             self.learns[start:stop],
             self.weights[start:stop],
             self.questions[start:stop],
+            None if self.assumed is None else self.assumed[start:stop],
         )
 
     @staticmethod
@@ -202,6 +212,12 @@ class ExpertWeights:
         """
         predictions = np.zeros((len(steps.rows), self.scores))
         actions = steps.predicts * self._steps.PREDICT + (steps.learns & (steps.weights > 0)) * self._steps.LEARN
+        if steps.assumed is not None:
+            if self.task != "binary" and steps.assumed.any():
+                raise ModelError("AdaptiveLinearModel: expected labels that are True or False if False is assumed")
+            flags = np.array([0, self._steps.ASSUME, self._steps.CORRECT, self._steps.JUDGE], dtype=np.uint8)
+            actions += flags[steps.assumed]
+            actions[steps.assumed == CONFIRMED] -= self._steps.LEARN
         indices = _plain(rows.indices, np.intp)
         indptr = _plain(rows.indptr, np.intp)
         lowest, highest = int(indices.min(initial=self.hashed)), int(indices.max(initial=0))

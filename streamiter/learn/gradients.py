@@ -65,7 +65,7 @@ class Gradient:
             self.records + other.records,
             self.width,
             indices,
-            self.moments.plus(other.moments) if self.moments and other.moments else None,
+            self.moments.plus(other.moments) if self.moments and other.moments else self.moments or other.moments,
         )
 
     def scaled(self, factor: float) -> Gradient:

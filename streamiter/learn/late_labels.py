@@ -1,20 +1,20 @@
-"""Labels that come later than their questions: how events are read, and the join of questions with answers.
+"""Labels that come later than their questions: how events are read, and which question meets which answer when.
 
-Predictions are made where the model is, so the join is there, too: :class:`LabelJoin` is the state of a one-to-one
-interval join (``operators.timed.joining``) whose left side are predicted questions, and whose right side are answers.
+Predictions are made where the model is, so the join is there, too: :class:`LabelJoin` is a one-to-one interval join
+(``operators.timed.joining``) whose left side are predicted questions, and whose right side are answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import repeat
-from typing import Any, Final, Literal, TypedDict, final
+from collections.abc import Callable, Hashable, Sequence
+from heapq import heappop, heappush
+from typing import Any, Final, Literal, NamedTuple, TypedDict, final
 
 import numpy as np
 
 from streamiter.errors import ModelError
 from streamiter.learn.adaptive import Label
+from streamiter.learn.delayed_labels import DelayedLabels
 from streamiter.learn.row_reading import (
     NamedRecord,
     NumberedBatch,
@@ -23,43 +23,15 @@ from streamiter.learn.row_reading import (
     UnnamedFields,
     record_of_features,
 )
-from streamiter.learn.rows import BadRows, SparseRecord, blaming_rows, of_numbered_rows
+from streamiter.learn.rows import BadRows, SparseRecord, blaming_rows, of_numbered_rows, row_weights
 from streamiter.named_rows import NamedRows, named_matrix
-from streamiter.numbers import Indices
+from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
-from streamiter.operators.timed.joining import ARRIVAL, LEFT, RECORD, TIME, OneToOneJoin
-from streamiter.records import Batch, TimedBatch, take, untimed
+from streamiter.operators.timed.joining import ARRIVAL, LEFT, RECORD, RIGHT, TIME, OneToOneJoin, Side
+from streamiter.records import Batch, take
 from streamiter.sparse_rows import SparseRows
-from streamiter.times import MAX_TIME
-
-
-@dataclass(frozen=True, slots=True)
-class DelayedLabels:
-    """How to read a stream of questions and answers: predict a question now, learn from it when its answer arrives.
-
-    Questions and answers are joined one to one by their key and their time: ``question ≤ answer < question +
-    within_s``. In a stream with event time the times are the timestamps, and answers wait for questions that arrive
-    later. In other streams an event has the time at which it arrives, and an answer follows its question.
-    """
-
-    key_of: Callable[[Any], Hashable]
-    """``key_of(event)`` returns the key that a question and its answer share: int, str, bytes or a tuple of these."""
-    is_answer: Callable[[Any], bool]
-    """Whether an event is an answer; all other events are questions."""
-    features: Callable[[Sequence[Any]], Any] | Sequence[str] | None
-    """``features(questions)`` returns a row of features for each question. A list of fields, or None for all fields of
-    the question, only with the model that ``train_online`` makes itself."""
-    target_of: Callable[[Any], Label | None]
-    """``target_of(answer)`` returns the label; None if the question has no label: then the question is forgotten."""
-    waiting_max: int = 1_000_000
-    """The largest number of events that wait, with ``model=`` at each worker; beyond it the oldest is forgotten."""
-    within_s: float | None = None
-    """How long a question waits. In event time a wait that is over ends with the next mini-batch. None: without end."""
-    otherwise: Label = None
-    """The label of a question whose wait is over, also by the end of the stream; None: the question is forgotten."""
-    unknown: Literal["refuse", "skip"] = "refuse"
-    """Whether an answer without a question that waits follows the policy of the training, or is skipped and counted."""
+from streamiter.times import MAX_TIME, MIN_TIME
 
 
 @final
@@ -67,60 +39,107 @@ class EventsToLearn(TypedDict):
     """Questions and answers, as a worker read them: plain data, from a worker to the owner."""
 
     position: Position
+    count: int
+    """The number of events of the mini-batch, those that were refused included."""
     numbers: Indices
     records: Batch
     times: list[int] | None
     """The timestamps of the events; None without event time."""
+    before: list[int] | None
+    """For each event the watermark behind the events before it; None without event time."""
     keys: list[Hashable]
     """For each event the key that an answer shares with its question."""
     is_answer: list[bool]
     labels: list[Label]
-    """For each event the label; None for a question, and for an answer after which there will be no label."""
+    """For each event the label; None for a question, and for an answer after which there will be no label. Rows that a
+    join has labelled have it in their question."""
+    weights: Floats | None
+    """For each event with a label its sample weight; None: all are 1."""
     features: NamedRecord | SparseRecord
     """A row for each question."""
 
 
-NO_EVENTS: Final[EventsToLearn] = {
-    "position": (0, 0),
-    "numbers": np.empty(0, np.intp),
-    "records": [],
-    "times": None,
-    "keys": [],
-    "is_answer": [],
-    "labels": [],
-    "features": record_of_features(named_matrix(np.empty((0, 0)))),
-}
+def no_events() -> EventsToLearn:
+    """Return the events of an empty mini-batch: only time has passed."""
+    return {
+        "position": (0, 0),
+        "count": 0,
+        "numbers": np.empty(0, np.intp),
+        "records": [],
+        "times": None,
+        "before": None,
+        "keys": [],
+        "is_answer": [],
+        "labels": [],
+        "weights": None,
+        "features": record_of_features(named_matrix(np.empty((0, 0)))),
+    }
+
 
 WAIT_IS_OVER: Final = "wait is over"
 """The payload of the timer of :meth:`LabelJoin.wait`."""
 
-Pair = tuple[Any, Any]
-"""A question and its answer; None in the place of one of them."""
+
+class Outcome(NamedTuple):
+    """What happened to a question or an answer."""
+
+    question: Any
+    """The question, or None: the answer has no question."""
+    answer: Any
+    """The answer, or None."""
+    kind: Literal["answered", "over", "forgotten"]
+    """Whether the question has got its answer, its wait is over, or it is forgotten."""
+
+
+class _Waiting:
+    """A question that waits."""
+
+    __slots__ = ("number", "question", "time")
+
+    def __init__(self, question: Any, time: int, number: int) -> None:
+        self.question = question
+        self.time = time
+        self.number = number
+
+
+# The limit of a question that waits without end: the end of the stream.
+_TO_THE_END: Final = MAX_TIME
 
 
 class LabelJoin:
-    """Joins the questions that an operator has predicted with their answers."""
+    """Joins the questions that an operator has predicted with their answers, and ends their waits. Pure data, no I/O.
+
+    With ``schedule="end"`` a question that has its answer waits further, to the end of its wait.
+    """
 
     def __init__(self, labels: DelayedLabels, *, is_timed: bool) -> None:
         self.is_timed = is_timed
+        self.schedule = labels.chosen_schedule()
         self.otherwise = labels.otherwise
-        self._refuses_unknown = labels.unknown == "refuse"
-        within_ms = None if labels.within_s is None else round(labels.within_s * 1000) - 1
-        self.join = OneToOneJoin(0, within_ms, "full", kept_max=labels.waiting_max, in_order=not is_timed)
-        """Add questions and answers here, by ``times``. What leaves are pairs, and events with None."""
+        self._unknown = labels.unknown
+        self._ignores_unknown = labels.come_with_questions
+        self._within_ms = None if labels.within_s is None else round(labels.within_s * 1000)
+        upper_ms = None if self._within_ms is None else self._within_ms - 1
+        self._kept_max = labels.waiting_max
+        self._join = OneToOneJoin(0, upper_ms, "full", kept_max=labels.waiting_max, in_order=not is_timed)
+        self._answered: list[tuple[int, int, _Waiting, Any]] = []
+        """The questions that wait with their answers: limit, number, question and answer."""
+        self._asked = 0
         self._timer_at = MAX_TIME
 
     def open(self, context: Context) -> None:
         """Take the time from the step, and set its timers."""
         self._context = context
 
+    # ---- by the clock
+
     def wait(self) -> None:
         """By the clock, set a timer for the end of the first wait that gives a label: its payload is ``WAIT_IS_OVER``.
 
         Call :meth:`heard` and this when it fires.
         """
-        due = self.join.next_due()
-        if not self.is_timed and self.otherwise is not None and due is not None and due < self._timer_at:
+        due = min(self._join.next_due() or MAX_TIME, self._answered[0][0] if self._answered else MAX_TIME)
+        if not self.is_timed and self.otherwise is not None and due < self._timer_at:
             self._timer_at = due
             self._context.set_timer(max(0, due - self._context.clock.now_ms()) / 1000, WAIT_IS_OVER)
 
@@ -128,63 +147,167 @@ class LabelJoin:
         """Forget the timer, which has fired."""
         self._timer_at = MAX_TIME
 
-    def now(self) -> int | None:
-        """Return how far time is: the event-time watermark, or the clock. None: not known."""
-        return self._context.event_time if self.is_timed else self._context.clock.now_ms()
+    def now(self) -> int:
+        """Return how far time is before the events that are handled next, where the events do not tell: the clock."""
+        return MIN_TIME if self.is_timed else self._context.clock.now_ms()
 
-    def advance(self, now: int | None) -> list[tuple[int, Pair]]:
-        """Return the events whose wait is over, as pairs with None, and their times. ``now`` is that of events to add.
+    # ---- events
 
-        So an event that has waited to be added is not late.
+    def reach(self, watermark: int) -> list[Outcome]:
+        """End all waits that are over by a watermark; return the outcomes in the order of (end of the wait, arrival).
+
+        A watermark that is not higher than an earlier one has no effect.
         """
-        if now is not None:
-            self.join.advance(now)
-        return self.join.take_results()
+        join = self._join
+        if watermark <= join.watermark:
+            return []
+        join.advance(watermark)
+        ended: list[tuple[int, int, Outcome]] = []
+        for _, (waiting, answer) in join.take_results() if join.results else ():
+            if waiting is None:
+                ended.append((MIN_TIME, 0, Outcome(None, answer, "over")))
+            else:
+                limit = self._limit(waiting)
+                ended.append((limit, waiting.number, Outcome(waiting.question, None, "over")))
+        while self._answered and self._answered[0][0] <= watermark:
+            limit, number, waiting, answer = heappop(self._answered)
+            ended.append((limit, number, Outcome(waiting.question, answer, "over")))
+        if len(ended) > 1:
+            ended.sort(key=_by_limit)
+        return [outcome for _, _, outcome in ended]
 
-    def end(self) -> list[tuple[int, Pair]]:
-        """Return the events that wait, since no others come; none if all would be forgotten questions."""
-        return self.advance(MAX_TIME) if self.is_timed or self.otherwise is not None else []
+    def _limit(self, waiting: _Waiting) -> int:
+        return _TO_THE_END if self._within_ms is None else waiting.time + self._within_ms
 
-    def times(self, timestamps: Sequence[int] | None) -> Iterable[int]:
-        """Return the times of events to add. A late one counts as at the watermark: its partner may still wait."""
-        reached = self.join.watermark
-        return repeat(reached) if timestamps is None else [max(time, reached) for time in timestamps]
+    def ask(self, key: Hashable, time: int | None, question: Any) -> list[Outcome]:
+        """Add a question; ``time`` None is that of the clock. A late one counts as at the watermark."""
+        time = self._time(time)
+        self._asked += 1
+        self._join.add(LEFT, key, time, _Waiting(question, time, self._asked))
+        return self._outcomes() if self._join.results else []
+
+    def answer(self, key: Hashable, time: int | None, answer: Any) -> list[Outcome]:
+        """Add an answer. A late one counts as at the watermark: its question may still wait."""
+        self._join.add(RIGHT, key, self._time(time), answer)
+        return self._outcomes() if self._join.results else []
+
+    def _time(self, time: int | None) -> int:
+        reached = self._join.watermark
+        return reached if time is None or time < reached else time
+
+    def _outcomes(self) -> list[Outcome]:
+        """Return what the last event has led to."""
+        outcomes: list[Outcome] = []
+        for _, (waiting, answer) in self._join.take_results():
+            if waiting is None:
+                outcomes.append(Outcome(None, answer, "over"))
+            elif answer is None:
+                outcomes.append(Outcome(waiting.question, None, "forgotten"))
+            elif self.schedule != "end":
+                outcomes.append(Outcome(waiting.question, answer, "answered"))
+            else:
+                heappush(self._answered, (self._limit(waiting), waiting.number, waiting, answer))
+                if len(self._answered) > self._kept_max:
+                    _, _, first, its_answer = heappop(self._answered)
+                    outcomes.append(Outcome(first.question, its_answer, "over"))
+        return outcomes
+
+    def end(self) -> list[Outcome]:
+        """Return the outcomes of all that wait, since no other events come; none if all would be forgotten."""
+        return self.reach(MAX_TIME) if self.is_timed or self.otherwise is not None else []
 
     def refuse(self, answer: Any, out: Output) -> None:
-        """Refuse an answer without a question, or skip it."""
-        refuse = out.reject if self._refuses_unknown else out.skip
+        """Refuse an answer without a question, or skip it; if its question was refused, that has been said."""
+        if self._ignores_unknown:
+            return
+        is_refused = self._unknown == "refuse" or (self._unknown == "report" and out.tolerates_rejections)
+        refuse = out.reject if is_refused else out.skip
         refuse(answer, ModelError("an answer without a question that waits for it"))
+
+    # ---- state
+
+    @property
+    def waiting(self) -> int:
+        """The number of events that wait."""
+        return self._join.kept + len(self._answered)
 
     def questions(self) -> list[Any]:
         """Return the questions that wait."""
-        return [record[RECORD] for side, _, record in self.join.waiting() if side == LEFT]
-
-    def snapshot(self, question_to_record: Callable[[Any], Any]) -> list[tuple[Any, ...]]:
-        """Return side, key, time and event of all that wait, as plain data, in the order of arrival."""
-        waiting = sorted(self.join.waiting(), key=lambda each: each[2][ARRIVAL])
         return [
-            (side, key, record[TIME], question_to_record(record[RECORD]) if side == LEFT else record[RECORD])
-            for side, key, record in waiting
+            *(record[RECORD].question for side, _, record in self._join.waiting() if side == LEFT),
+            *(waiting.question for _, _, waiting, _ in self._answered),
         ]
 
-    def restore(self, state: Sequence[tuple[Any, ...]], question_from_record: Callable[[Any], Any]) -> None:
-        """Resume from what :meth:`snapshot` returned."""
-        for side, key, time, event in state:
-            self.join.add(side, key, time, question_from_record(event) if side == LEFT else event)
-        if not self.is_timed:
+    def snapshot(
+        self, question_to_record: Callable[[Any], Any], answer_to_record: Callable[[Any], Any]
+    ) -> dict[str, Any]:
+        """Return all that waits as plain data, in the order of arrival: times, not limits, which may change."""
+
+        def plain(side: Side, event: Any) -> tuple[int, Any]:
+            return (event.number, question_to_record(event.question)) if side == LEFT else (0, answer_to_record(event))
+
+        waiting = sorted(self._join.waiting(), key=lambda each: each[2][ARRIVAL])
+        return {
+            "watermark": self._join.watermark if self.is_timed else MIN_TIME,
+            "asked": self._asked,
+            "waiting": [(side, key, record[TIME], *plain(side, record[RECORD])) for side, key, record in waiting],
+            "answered": [
+                (each.time, each.number, question_to_record(each.question), answer_to_record(answer))
+                for _, _, each, answer in sorted(self._answered, key=lambda entry: entry[1])
+            ],
+        }
+
+    def restore(
+        self,
+        state: dict[str, Any],
+        question_from_record: Callable[[Any], Any],
+        answer_from_record: Callable[[Any], Any],
+    ) -> None:
+        """Resume from what :meth:`snapshot` returned. Questions wait for as long as ``within_s`` says now."""
+        self._asked = state["asked"]
+        for side, key, time, number, event in state["waiting"]:
+            is_question = side == LEFT
+            event = _Waiting(question_from_record(event), time, number) if is_question else answer_from_record(event)
+            self._join.add(side, key, time, event)
+        for time, number, question, answer in state["answered"]:
+            waiting = _Waiting(question_from_record(question), time, number)
+            heappush(self._answered, (self._limit(waiting), number, waiting, answer_from_record(answer)))
+        if self.is_timed:
+            # A wait that has become shorter, and is over, ends with the next event.
+            self._join.watermark = max(self._join.watermark, min(state["watermark"], self._before_first_due()))
+        else:
             # The clock of another machine may be behind, and an answer is not earlier than its question.
-            self.join.watermark = max((time for _, _, time, _ in state), default=self.join.watermark)
-        self.join.take_results()  # If fewer may wait than before, the oldest are forgotten: their waits are not over.
+            times = (time for _, _, time, *_ in state["waiting"])
+            self._join.watermark = max(times, default=self._join.watermark)
+        self._join.take_results()  # If fewer may wait than before, the oldest are forgotten: their waits are not over.
         self.wait()
 
+    @staticmethod
+    def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the state of a join that takes over what waited in several; each question gets a number of its own."""
+        many = len(states)
+        return {
+            "watermark": min(state["watermark"] for state in states),
+            "asked": many * (1 + max(state["asked"] for state in states)),
+            "waiting": [
+                (*event[:3], event[3] * many + place, event[4])
+                for place, state in enumerate(states)
+                for event in state["waiting"]
+            ],
+            "answered": [
+                (time, number * many + place, question, answer)
+                for place, state in enumerate(states)
+                for time, number, question, answer in state["answered"]
+            ],
+        }
 
-class StampEvents(Operator):
-    """Emits each event of a stream with event time with its timestamp, as a pair, so that mini-batches keep it."""
+    def _before_first_due(self) -> int:
+        due = self._join.next_due()
+        return MAX_TIME if due is None else due - 1
 
-    takes_timed_batches = True
 
-    def process_batch(self, batch: TimedBatch, out: Output) -> None:
-        out.emit_batch(list(zip(batch.times.tolist(), untimed(batch), strict=True)), event_time=batch.times)
+def _by_limit(ended: tuple[int, int, Outcome]) -> tuple[int, int]:
+    return ended[:2]
 
 
 def answers_and_keys(labels: DelayedLabels, events: Batch) -> tuple[list[bool], list[Hashable]]:
@@ -198,13 +321,30 @@ def answers_and_keys(labels: DelayedLabels, events: Batch) -> tuple[list[bool], 
     return blaming_rows(read, events, read)
 
 
-def unstamped(mini_batch: Batch) -> tuple[list[int], list[Any]]:
-    """Return the timestamps and the events of what :class:`StampEvents` emits."""
-    return [int(time) for time, _ in mini_batch], [event for _, event in mini_batch]
+class TimedEvents(NamedTuple):
+    """The events of a mini-batch that come in the order of event time; a list with an item for each event."""
+
+    before: list[int]
+    """The watermark behind the events before it."""
+    times: list[int]
+    records: list[Any]
+    keys: list[Hashable] | None = None
+    """Of rows that a join has labelled: the number of the row."""
+    is_answer: list[bool] | None = None
+    """Of such rows: whether their label is known now, which they bring with their question."""
+
+    @classmethod
+    def of(cls, mini_batch: Batch) -> TimedEvents:
+        """Return the events of what ``InOrder``, or ``SpansInOrder``, emits."""
+        return cls(*map(list, zip(*mini_batch, strict=True))) if len(mini_batch) else cls([], [], [])
+
+    def taken(self, rows: Sequence[int]) -> TimedEvents:
+        """Return some of the events."""
+        return TimedEvents(*(None if items is None else [items[row] for row in rows] for items in self))  # type: ignore[arg-type]
 
 
 class EventReader(Operator):
-    """Reads questions and answers, for the owner."""
+    """Reads questions and answers, for the owner; of each mini-batch it emits one record."""
 
     def __init__(self, events: DelayedLabels, read: ReadFeatures, *, is_timed: bool = False) -> None:
         self._events = events
@@ -216,29 +356,47 @@ class EventReader(Operator):
 
     def process(self, given: NumberedBatch, out: Output) -> None:
         """Emit the events of a mini-batch; questions without features and answers without a label are refused."""
-        (at, first), events = given["position"], given["records"]
-        times: list[int] = []
-        if self._is_timed:
-            times, events = unstamped(events)
+        (at, first), records = given["position"], given["records"]
+        count = len(records)
+        timed = TimedEvents.of(records) if self._is_timed else None
 
-        def emit(records: Batch, numbers: Indices) -> None:
-            read = self._read_events(records)
-            of_records = [times[number - first] for number in numbers.tolist()] if times else None
-            out.emit({"position": (at, first), "numbers": numbers, "records": records, "times": of_records, **read})
+        def read(records: Batch, numbers: Indices) -> dict[str, Any]:
+            events = None if timed is None else timed.taken((numbers - first).tolist())
+            return {
+                "numbers": numbers,
+                "records": records,
+                "times": None if events is None else events.times,
+                "before": None if events is None else events.before,
+                **self._read_events(records, events),
+            }
 
-        of_numbered_rows(emit, events, first, out)
+        found = of_numbered_rows(read, records if timed is None else timed.records, first, out) or {}
+        out.emit(no_events() | found | {"position": (at, first), "count": count})
 
-    def _read_events(self, records: Batch) -> dict[str, Any]:
-        are_answers, keys = answers_and_keys(self._events, records)
-        target_of = self._events.target_of
-
-        def labels_of(rows: Sequence[tuple[Any, bool]]) -> list[Label]:
-            return [target_of(event) if is_answer else None for event, is_answer in rows]
-
-        labels = blaming_rows(labels_of, list(zip(records, are_answers, strict=True)), labels_of)
+    def _read_events(self, records: Batch, events: TimedEvents | None) -> dict[str, Any]:
+        if events is None or events.keys is None or events.is_answer is None:
+            are_answers, keys = answers_and_keys(self._events, records)
+            labelled = are_answers
+        else:
+            are_answers, keys = events.is_answer, events.keys
+            labelled = [not is_answer for is_answer in are_answers]
+        labels = self._values(self._events.target_of, records, labelled)
+        weight_of = self._events.weight_of
+        weights = None
+        if weight_of is not None:
+            weights = row_weights("train_online", self._values(weight_of, records, labelled, 1.0), len(records))
         asked = [row for row, is_answer in enumerate(are_answers) if not is_answer]
         features = record_of_features(self._read_questions(records, asked))
-        return {"keys": keys, "is_answer": are_answers, "labels": labels, "features": features}
+        return {"keys": keys, "is_answer": are_answers, "labels": labels, "weights": weights, "features": features}
+
+    @staticmethod
+    def _values(value_of: Callable[[Any], Any], records: Batch, labelled: list[bool], default: Any = None) -> list[Any]:
+        """Return a value of each event that has a label."""
+
+        def values_of(rows: Sequence[tuple[Any, bool]]) -> list[Any]:
+            return [value_of(event) if has_label else default for event, has_label in rows]
+
+        return blaming_rows(values_of, list(zip(records, labelled, strict=True)), values_of)
 
     def _read_questions(self, records: Batch, asked: list[int]) -> NamedRows | SparseRows:
         if not asked:

@@ -178,7 +178,7 @@ class ModelOwner(Operator, IterationListener, abc.ABC):
     def _publish_if_due(self, out: Output) -> None:
         if (wait_s := self.due_in_s()) <= _ROUNDING_S:
             self._publish(out)
-        elif self._schedule.every_s is not None and not self._has_timer and self._is_new():
+        elif self._schedule.every_s is not None and not self._has_timer and self.is_new():
             self._context.set_timer(wait_s)
             self._has_timer = True
 
@@ -197,12 +197,12 @@ class ModelOwner(Operator, IterationListener, abc.ABC):
         """Return in how many seconds ``every_s`` have passed since a version was published, or the job began."""
         return self._published_at_s + every_s - self._context.clock.monotonic_s()
 
-    def _is_new(self) -> bool:
+    def is_new(self) -> bool:
         """Whether the model has learned since a version was published."""
         return self.records() > self._records_published
 
     def _publish(self, out: Output) -> None:
-        if not self._is_new():
+        if not self.is_new():
             return
         parameters = self.parameters()
         if self._publishes_state:

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, cast
 
 from streamiter.crossed_rows import checked_crosses, crossed_fields
 from streamiter.errors import ConfigurationError, GraphError, shortened
-from streamiter.flow.event_time import checked_duration, has_event_time
+from streamiter.flow.event_time import is_labelled_by_join
 from streamiter.flow.flow import all_or_nothing, check_stream, connect, step_names
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
@@ -23,10 +24,11 @@ from streamiter.iteration.api import iterate_unbounded_streams
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.stamping import epochs_every
 from streamiter.learn.adaptive import AdaptiveLinearModel, Label, Task
+from streamiter.learn.delayed_labels import DelayedLabels, check_labels, in_order, labels_of_rows, with_schedule
 from streamiter.learn.drift import DRIFTS, DriftDetector
 from streamiter.learn.features import StandardScaler
 from streamiter.learn.foreign_models import ForeignModel, ForeignOwner, ReadForeign, checked_labels, fields_of
-from streamiter.learn.late_labels import DelayedLabels, EventReader, LabelJoin, StampEvents
+from streamiter.learn.late_labels import EventReader, LabelJoin
 from streamiter.learn.linear import LinearModel
 from streamiter.learn.model_owner import MODELS, OwnerOptions, PublishSchedule
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions, function_of_features
@@ -160,16 +162,19 @@ def train_online(
         model = _scaling(model, scaler, is_by_row=is_by_row)
     flow = examples.flow
     named = step_names(flow, name)
-    data = epochs_every(examples, records=mini_batch, name=named("epochs")) if synchronous else examples
     if config is None:
         config = IterationConfig(max_epochs_ahead=0 if synchronous else None, name=name)
     _check_drift(drift, on_drift, model, is_by_row=is_by_row)
     if not isinstance(rollbacks, (Rollbacks, type(None))):
         raise GraphError(f"train_online(rollbacks=): expected Rollbacks(topic, model), given {shortened(rollbacks)}")
     owner = OwnerOptions(schedule, synchronous, drift, on_drift == "raise rates", rollbacks, publish_state)
-    is_timed = has_event_time(examples)
+    is_timed, without = False, [field for field in (label, weight) if isinstance(field, str)]
+    if label is not None and is_labelled_by_join(examples) and not isinstance(model, ForeignModel):
+        labels = labels_of_rows(label, features, weight)
     if labels is not None:
-        _check_waits(labels, synchronous=synchronous, is_timed=is_timed)
+        labels = with_schedule(labels, _maker_of(cast(MakeModel, model), task, crosses)())
+        examples, is_timed = in_order(examples, labels, named, synchronous=synchronous)
+    data = epochs_every(examples, records=mini_batch, name=named("epochs")) if synchronous else examples
     shared = _TrainingOptions(mini_batch, workers, on_error, dead_letter, labels, is_timed, owner, named)
     if isinstance(model, ForeignModel):
         if synchronous:
@@ -179,18 +184,15 @@ def train_online(
             )
         body = _by_foreign(shared, model, _foreign_reader(label, features, weight), features)
     elif is_by_row:
-        make_adaptive = cast(
-            Callable[[], AdaptiveLinearModel], model or partial(AdaptiveLinearModel, task=task, crosses=crosses)
-        )
+        make_adaptive = cast(Callable[[], AdaptiveLinearModel], _maker_of(model, task, crosses))
         bits = make_adaptive().bits
 
         def make_reader() -> Operator:
             if labels is not None:
-                return EventReader(labels, features_reader(labels.features, (), bits), is_timed=is_timed)
+                return EventReader(labels, features_reader(labels.features, without, bits), is_timed=is_timed)
             if extract is not None:
                 return RowReader(extracted_rows(extract), None)
             assert label is not None
-            without = [field for field in (label, weight) if isinstance(field, str)]
             return RowReader(labelled_rows(features_reader(features, without, bits), label, weight), features)
 
         body = _by_rows(shared, make_adaptive, make_reader)
@@ -225,6 +227,13 @@ _SECONDS_A_MINI_BATCH: Final = 0.025
 _SECONDS_A_VERSION: Final = 0.1
 
 Body = Callable[[list[Stream], list[Stream]], IterationBodyResult]
+
+
+def _maker_of(
+    model: MakeModel | Callable[[], AdaptiveLinearModel] | None, task: Task | None, crosses: Sequence[tuple[str, str]]
+) -> Callable[[], AdaptiveLinearModel] | MakeModel:
+    """Return the function that makes the model."""
+    return model or partial(AdaptiveLinearModel, task=task, crosses=crosses)
 
 
 class _TrainingOptions(NamedTuple):
@@ -283,7 +292,7 @@ def _by_gradients(shared: _TrainingOptions, model: MakeModel, extract: Extract |
         return StartedOwner(model, rule, shared.owner)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        rows = data[0] if labels is None else _by_key(_stamped(data[0], shared), shared)
+        rows = data[0] if labels is None else _by_key(data[0], shared)
         mini_batches = rows.batch(shared.mini_batch, parallelism=shared.workers, name=named("mini-batches"))
         gradients = connect(model=variables[0].broadcast(), examples=mini_batches).process(
             make_worker, name=named("train"), on_error=shared.on_error, dead_letter=shared.dead_letter
@@ -296,18 +305,13 @@ def _by_gradients(shared: _TrainingOptions, model: MakeModel, extract: Extract |
     return body
 
 
-def _stamped(examples: Stream, shared: _TrainingOptions) -> Stream:
-    """Return the events, with their timestamps if labels that come later are joined by them."""
-    if shared.labels is None or not shared.is_timed:
-        return examples
-    return examples.process(StampEvents, name=shared.named("times"))
-
-
 def _by_key(events: Stream, shared: _TrainingOptions) -> Stream:
     """Send the questions and answers of one key to one subtask."""
     assert shared.labels is not None
     key_of = shared.labels.key_of
-    return events.key_by((lambda stamped: key_of(stamped[1])) if shared.is_timed else key_of)
+    if shared.labels.come_with_questions:
+        return events.key_by(itemgetter(3))
+    return events.key_by((lambda ordered: key_of(ordered[2])) if shared.is_timed else key_of)
 
 
 def _by_rows(
@@ -322,15 +326,11 @@ def _by_rows(
         return RowOwner(make_model, shared.owner, joined)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        examples, by_key = _stamped(data[0], shared), labels is not None and not shared.owner.in_epochs
-        if by_key:
-            # The events of a question go through one worker, so that an answer does not overtake its question.
-            examples = _by_key(examples, shared)
-        mini_batches = examples.batch(
-            shared.mini_batch, timeout_s, parallelism=shared.workers if by_key else None, name=named("mini-batches")
-        )
+        # Where labels come later, the owner handles the events in the order of the stream, so one subtask numbers them.
+        one = None if labels is None else 1
+        mini_batches = data[0].batch(shared.mini_batch, timeout_s, parallelism=one, name=named("mini-batches"))
         numbered = mini_batches.process(NumberMiniBatches, name=named("number"))
-        if shared.workers is not None and not by_key:
+        if shared.workers is not None:
             numbered = numbered.rebalance()
         rows = numbered.process(
             make_reader,
@@ -435,26 +435,11 @@ def _check_options(
     if extract is not None:
         check_function(extract, "train_online(extract=)", ["mini_batch"])
     if labels is not None:
-        for option in ("key_of", "is_answer", "target_of"):
-            check_function(getattr(labels, option), f"DelayedLabels({option}=)", ["event"])
+        check_labels(labels)
         _check_features("DelayedLabels(features=)", labels.features, "questions")
-        if labels.unknown not in ("refuse", "skip"):
-            raise GraphError(f'DelayedLabels(unknown=): expected "refuse" or "skip", given {labels.unknown!r}')
-        whole_number("DelayedLabels(waiting_max=)", labels.waiting_max, 1, error=GraphError)
-        if labels.within_s is not None:
-            checked_duration("DelayedLabels(within_s=)", labels.within_s, "train_online", 0.001)
     if mode not in ("asynchronous", "synchronous"):
         raise GraphError(
             f'train_online: expected mode "asynchronous" or "synchronous", given {mode!r}; choose one of them'
-        )
-
-
-def _check_waits(labels: DelayedLabels, *, synchronous: bool, is_timed: bool) -> None:
-    """Refuse waits whose ends depend on timing in a synchronous training."""
-    if synchronous and (labels.otherwise is not None or not (labels.within_s is None or is_timed)):
-        raise GraphError(
-            'train_online(mode="synchronous"): expected DelayedLabels without otherwise=, and within_s= only in event '
-            "time, since the result must not depend on timing; use the asynchronous mode"
         )
 
 

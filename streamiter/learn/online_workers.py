@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from streamiter.errors import CheckpointError, GraphError
-from streamiter.learn.late_labels import DelayedLabels, LabelJoin, Pair, answers_and_keys, unstamped
+from streamiter.learn.delayed_labels import DelayedLabels
+from streamiter.learn.gradients import Gradient
+from streamiter.learn.late_labels import LabelJoin, Outcome, TimedEvents, answers_and_keys
 from streamiter.learn.losses import plain_loss
 from streamiter.learn.rows import (
     BadRows,
@@ -24,9 +27,8 @@ from streamiter.learn.rows import (
 from streamiter.learn.training import GradientSum, GradientWorker, MakeModel, gradients_under_way
 from streamiter.learn.validation import PREDICTIONS, PredictedRows
 from streamiter.numbers import Floats, Indices
-from streamiter.operators.operator import Context
+from streamiter.operators.operator import Context, KeepsRecords
 from streamiter.operators.output import Output
-from streamiter.operators.timed.joining import LEFT, RIGHT
 from streamiter.records import Batch
 from streamiter.sparse_rows import SparseRows
 
@@ -107,13 +109,26 @@ class OnlineWorker(GradientWorker):
     def report_examples(self, examples: Examples, predictions: Floats, numbers: Indices, out: Output) -> None:
         """Report the gradient of these examples, and emit the earlier predictions for them."""
         gradient = self._model.gradient(examples.features, examples.targets, examples.weights)
-        targets = self._model.checked_targets(examples.targets, len(predictions))
-        given = np.ones(len(targets)) if examples.weights is None else examples.weights
-        weights = row_weights("train", given, len(targets))
+        targets, weights = self._checked(examples, len(predictions))
         loss = float((self._model.loss.values(predictions, targets) * weights).sum())
+        self.report_sum(GradientSum(gradient, loss), out)
+        self.emit_predictions(examples, predictions, numbers, out)
+
+    def report_sum(self, sums: GradientSum, out: Output) -> None:
+        """Report a gradient, which is then under way."""
         self._reported_epoch = self._context.epoch or 0
         self._gradients_under_way += not self._in_epochs
-        self.report(GradientSum(gradient, loss), out)
+        self.report(sums, out)
+
+    def _checked(self, examples: Examples, count: int) -> tuple[Floats, Floats]:
+        """Return targets and weights."""
+        targets = self._model.checked_targets(examples.targets, count)
+        given = np.ones(count) if examples.weights is None else examples.weights
+        return targets, row_weights("train", given, count)
+
+    def emit_predictions(self, examples: Examples, predictions: Floats, numbers: Indices, out: Output) -> None:
+        """Emit the earlier predictions for these examples."""
+        targets, weights = self._checked(examples, len(predictions))
         validated, task = self._model.loss.validated(predictions), self._model.loss.task
         rows = PredictedRows(task=task, predictions=validated, targets=targets, weights=weights, numbers=numbers)
         rows["is_mean"] = self._model.loss.predicts_mean
@@ -151,12 +166,31 @@ class OnlineWorker(GradientWorker):
 _Row = tuple[list[int], list[float]]
 
 
-_Answered = tuple[Any, _Row, float, float, int]
-"""The answer, the features and prediction of its question, the target, the number of the answer."""
+class _Question(NamedTuple):
+    """A question that waits for its label."""
+
+    row: _Row
+    prediction: float
 
 
-class DelayedLabelsWorker(OnlineWorker):
-    """Predicts each question when it arrives, and learns from it when its answer arrives.
+class _Labelled(NamedTuple):
+    """A question with a label: to learn from, to validate, or both."""
+
+    record: Any
+    """The answer."""
+    question: _Question
+    target: float
+    number: int
+    learns: Literal["no", "plain", "corrected"]
+    is_settled: bool = True
+
+
+def _same(answer: Any) -> Any:
+    return answer
+
+
+class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
+    """Predicts each question when it arrives, and learns from it when its label is known.
 
     Validation counts that first prediction.
     """
@@ -166,76 +200,92 @@ class DelayedLabelsWorker(OnlineWorker):
         self._labels = labels
         self._features = function_of_features("DelayedLabels", labels.features)
         self._join = LabelJoin(labels, is_timed=is_timed)
-        """Its questions are their row and prediction."""
+
+    @property
+    def kept(self) -> int:
+        """The number of questions and answers that wait."""
+        return self._join.waiting
 
     def open(self, context: Context) -> None:
         super().open(context)
         self._join.open(context)
 
     def process_examples(self, mini_batch: Batch, out: Output) -> None:
-        """Predict all questions together, then match the events in order; learn from all answers together."""
-        answered = self._over(self._join.advance(self._join.now()), out)
-        times: list[int] = []
-        if self._join.is_timed:
-            times, mini_batch = unstamped(mini_batch)
-        first = self._records_read
+        """Predict all questions together, then match the events in order; learn from all labels together."""
+        labelled: list[_Labelled] = []
+        self._settle(self._join.reach(self._join.now()), self._records_read, labelled, out)
+        timed, first = TimedEvents.of(mini_batch) if self._join.is_timed else None, self._records_read
 
-        def match(events: Batch, numbers: Indices) -> None:
-            of_events = [times[number - first] for number in numbers.tolist()] if times else None
-            self._match(events, numbers.tolist(), of_events, answered, out)
+        def match(records: Batch, numbers: Indices) -> None:
+            events = None if timed is None else timed.taken((numbers - first).tolist())
+            self._match(records, numbers.tolist(), events, labelled, out)
 
-        of_numbered_rows(match, mini_batch, first, out)
-        self._learn_from(answered, out)
+        of_numbered_rows(match, mini_batch if timed is None else timed.records, first, out)
+        self._learn_from(labelled, out)
         self._records_read += len(mini_batch)
         self._join.wait()
 
     def on_timer(self, payload: object, out: Output) -> None:
         """Learn from questions whose wait is over."""
         self._join.heard()
-        self._learn_from(self._over(self._join.advance(self._join.now()), out), out)
+        self._end_waits(self._join.reach(self._join.now()), out)
         self._join.wait()
 
+    def _end_waits(self, outcomes: list[Outcome], out: Output) -> None:
+        labelled: list[_Labelled] = []
+        self._settle(outcomes, self._records_read, labelled, out)
+        self._learn_from(labelled, out)
+
     def _match(
-        self, events: Batch, numbers: list[int], timestamps: list[int] | None, answered: list[_Answered], out: Output
+        self, events: Batch, numbers: list[int], times: TimedEvents | None, labelled: list[_Labelled], out: Output
     ) -> None:
-        """Predict the questions, and join the events; append the questions with an answer to ``answered``."""
-        are_answers, keys = answers_and_keys(self._labels, events)
+        """Predict the questions, and join the events; append the questions whose labels are known to ``labelled``."""
+        if times is None or times.keys is None or times.is_answer is None:
+            are_answers, keys = answers_and_keys(self._labels, events)
+        else:
+            are_answers, keys = times.is_answer, times.keys
         questions = [event for event, is_answer in zip(events, are_answers, strict=True) if not is_answer]
-        predicted, join, target_of = self._predict_questions(questions, out), self._join.join, self._labels.target_of
-        times = self._join.times(timestamps)
-        for event, is_answer, key, time, number in zip(events, are_answers, keys, times, numbers, strict=False):
+        predicted, join = self._predict_questions(questions, out), self._join
+        for row, (event, is_answer, key, number) in enumerate(zip(events, are_answers, keys, numbers, strict=True)):
+            time = None
+            if times is not None:
+                time = times.times[row]
+                self._settle(join.reach(times.before[row]), number, labelled, out)
             if is_answer:
-                join.add(RIGHT, key, time, event)
+                self._settle(join.answer(key, time, event), number, labelled, out)
             elif (question := next(predicted)) is not None:
-                join.add(LEFT, key, time, question)
-            if not join.results:
-                continue
-            for _, (question, answer) in join.take_results():
-                if question is None:
-                    self._join.refuse(answer, out)
-                elif answer is not None:
-                    try:
-                        if (target := target_of(answer)) is not None:
-                            answered.append((answer, *question, float(target), number))
-                    except Exception as error:
-                        out.reject(answer, error)
+                if join.schedule == "weighted":
+                    labelled.append(_Labelled(event, question, 0.0, number, "plain", is_settled=False))
+                self._settle(join.ask(key, time, question), number, labelled, out)
 
     def input_ended(self, name: str, out: Output) -> None:
         super().input_ended(name, out)
         if name == "examples":
-            self._learn_from(self._over(self._join.end(), out), out)
+            self._end_waits(self._join.end(), out)
 
-    def _over(self, pairs: list[tuple[int, Pair]], out: Output) -> list[_Answered]:
-        """Return the questions whose wait is over, with the label for that; refuse the answers."""
-        answered: list[_Answered] = []
-        for _, (question, answer) in pairs:
+    def _settle(self, outcomes: list[Outcome], number: int, labelled: list[_Labelled], out: Output) -> None:
+        """Append the questions whose labels are known; refuse the answers without a question."""
+        for question, answer, kind in outcomes:
             if question is None:
                 self._join.refuse(answer, out)
-            elif (label := self._labels.otherwise) is not None:
-                answered.append(({"otherwise": label}, *question, float(label), self._records_read))
-        return answered
+            elif kind != "forgotten":
+                try:
+                    label = self._labels.otherwise if answer is None else self._labels.target_of(answer)
+                    if label is None:
+                        continue
+                    target = float(label)
+                except Exception as error:
+                    out.reject(answer, error)
+                    continue
+                record = {"otherwise": label} if answer is None else answer
+                labelled.append(_Labelled(record, question, target, number, self._learns(target)))
 
-    def _predict_questions(self, questions: list[Any], out: Output) -> Iterator[tuple[_Row, float] | None]:
+    def _learns(self, target: float) -> Literal["no", "plain", "corrected"]:
+        if self._join.schedule != "weighted":
+            return "plain"
+        return "corrected" if target else "no"
+
+    def _predict_questions(self, questions: list[Any], out: Output) -> Iterator[_Question | None]:
         """Yield features and prediction of each question, None for a question without features."""
         if not questions:
             return iter(())
@@ -244,30 +294,69 @@ class DelayedLabelsWorker(OnlineWorker):
         except BadRows as bad:
             good = iter(self._predict_questions(list(without(questions, bad, out)), out))
             return iter([None if row in bad.rows else next(good) for row in range(len(questions))])
-        return zip(rows.rows(), predictions, strict=True)
+        return map(_Question, rows.rows(), predictions)
 
     def _predicted(self, questions: Sequence[Any]) -> tuple[SparseRows, list[float]]:
         rows: SparseRows = self._features(questions)
         return rows, self._model.predict(rows).tolist()
 
-    def _learn_from(self, answered: list[_Answered], out: Output) -> None:
-        while answered:
-            events, rows, predictions, targets, numbers = zip(*answered, strict=True)
+    def _learn_from(self, labelled: list[_Labelled], out: Output) -> None:
+        """Report the gradient of all that is learned, then emit the predictions of all questions with labels."""
+        refused: set[int] = set()
+        plain = [each for each in labelled if each.learns == "plain"]
+        corrected = [each for each in labelled if each.learns == "corrected"]
+        sums = GradientSum()
+        self._add_gradient(sums, plain, self._plain_gradient, refused, out)
+        self._add_gradient(sums, corrected, self._correction, refused, out)
+        if sums.gradient is not None:
+            self.report_sum(sums, out)
+        if settled := [each for each in labelled if each.is_settled and id(each) not in refused]:
+            predictions = np.array([each.question.prediction for each in settled])
+            numbers = np.array([each.number for each in settled])
+            self.emit_predictions(self._examples(settled), predictions, numbers, out)
+
+    def _add_gradient(
+        self,
+        sums: GradientSum,
+        group: list[_Labelled],
+        gradient_of: Callable[[Examples], Gradient],
+        refused: set[int],
+        out: Output,
+    ) -> None:
+        """Add the gradient of some questions to the sums, without those whose label is refused."""
+        while group:
+            examples = self._examples(group)
             try:
-                examples = Examples(SparseRows.from_rows(rows, self._model.width), np.array(targets))
-                self.report_examples(examples, np.array(predictions), np.array(numbers), out)
+                gradient = gradient_of(examples)
             except BadRows as bad:
-                without(list(events), bad, out)
-                answered = [entry for row, entry in enumerate(answered) if row not in bad.rows]
+                without([each.record for each in group], bad, out)
+                refused.update(id(group[row]) for row in bad.rows)
+                group = [each for row, each in enumerate(group) if row not in bad.rows]
             else:
+                targets, predictions = examples.targets, np.array([each.question.prediction for each in group])
+                loss = self._model.loss.values(predictions, np.asarray(targets)).sum()
+                sums.add(gradient, float(loss))
                 return
 
+    def _plain_gradient(self, examples: Examples) -> Gradient:
+        return self._model.gradient(examples.features, examples.targets)
+
+    def _correction(self, examples: Examples) -> Gradient:
+        """Return the gradient for True minus that for False: these questions were learned as False."""
+        as_true = self._model.gradient(examples.features, examples.targets)
+        as_false = self._model.gradient(examples.features, np.zeros(as_true.records))
+        return replace(as_true + as_false.scaled(-1.0), weight=as_true.weight, records=0, moments=None)
+
+    def _examples(self, labelled: Sequence[_Labelled]) -> Examples:
+        rows = SparseRows.from_rows([each.question.row for each in labelled], self._model.width)
+        return Examples(rows, np.array([each.target for each in labelled]))
+
     def snapshot(self) -> dict[str, object]:
-        return super().snapshot() | {"waiting": self._join.snapshot(lambda question: question)}
+        return super().snapshot() | {"waiting": self._join.snapshot(tuple, _same)}
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        self._join.restore(state["waiting"], lambda question: question)
+        self._join.restore(state["waiting"], lambda record: _Question(*record), _same)
 
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Give all questions to a single worker."""
@@ -275,4 +364,4 @@ class DelayedLabelsWorker(OnlineWorker):
             # A mini-batch on its way has events of many keys, and cannot be divided among the owners of the keys.
             raise CheckpointError("only one worker can take over questions that wait for labels")
         [shared] = super().redistribute(states, parallelism)
-        return [shared | {"waiting": [event for state in states for event in state["waiting"]]}]
+        return [shared | {"waiting": LabelJoin.merged([state["waiting"] for state in states])}]

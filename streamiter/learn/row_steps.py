@@ -54,6 +54,9 @@ NUMBER: Final = 2
 
 PREDICT: Final = 1
 LEARN: Final = 2
+ASSUME: Final = 4
+CORRECT: Final = 8
+JUDGE: Final = 16
 
 STATISTICS: Final = 3
 ADAPTIVE: Final = 3
@@ -279,6 +282,7 @@ def _learn(
     size: int,
     asked: Floats,
     is_late: bool,
+    action: int,
     slopes: Floats,
     likelihoods: Floats,
     factors: Floats,
@@ -286,7 +290,8 @@ def _learn(
 ) -> None:
     """Learn from one row. The scores are computed again with the statistics that include the row.
 
-    If the label is late, ``asked`` are the experts' scores when the row was a question.
+    If the label is late, ``asked`` are the experts' scores when the row was a question. ``action`` may ``ASSUME`` that
+    the target is 0, and judge no expert, or ``CORRECT`` that later: the slope for the target 1 minus that for 0 is -1.
     """
     for score in range(size):
         scores[score] = 0.0
@@ -294,15 +299,16 @@ def _learn(
     norm = 1.0
     for position in range(first, stop):
         at, value = slot_of[indices[position]] * width, values[position]
-        if abs(value) <= HUGE:
+        if abs(value) <= HUGE and not action & CORRECT:
             _observe(columns, at, value, row_weight, indices[position] > intercept)
         standardized = _standardized(columns, at, value)
         x[position - first] = standardized
         if standardized != 0.0:
             norm += standardized * standardized
             _add_scores(columns, at, standardized, scores, size, rates)
-    totals[0] += row_weight
-    totals[1] += (norm - totals[1]) * row_weight / totals[0]
+    if not action & CORRECT:
+        totals[0] += row_weight
+        totals[1] += (norm - totals[1]) * row_weight / totals[0]
     norm = max(totals[1], norm)
     target_deviation, step_max = 1.0, _STEP_MAX_OF_CLASSES
     if task == NUMBER:
@@ -318,6 +324,8 @@ def _learn(
             # since the question, and the experts that follow their last labels most closely would prevail.
             likelihoods[expert] = _slopes(task, expert, asked, size, target, target_deviation, totals, slopes, rates)
             _slopes(task, expert, scores, size, target, target_deviation, totals, slopes, rates)
+        if action & CORRECT:
+            slopes[expert] = -1.0
         if expert < min(len(rates), ADAPTIVE):
             factors[expert] = rates[expert] * target_deviation / np.sqrt(totals[1])
         else:
@@ -329,6 +337,24 @@ def _learn(
         if x[position - first] != 0.0:
             _step(columns, slot_of[indices[position]] * width, x[position - first], slopes, size, factors, rates)
     _step(columns, slot_of[intercept] * width, 1.0, slopes, size, factors, rates)
+    if not action & ASSUME:
+        _mix(mixture, likelihoods, row_weight, rates)
+
+
+@compiled
+def _judge(
+    asked: Floats,
+    target: float,
+    totals: Floats,
+    mixture: Floats,
+    slopes: Floats,
+    likelihoods: Floats,
+    row_weight: float,
+    rates: Rates,
+) -> None:
+    """Change the experts' shares by their scores of a question, whose target is known now."""
+    for expert in range(len(rates)):
+        likelihoods[expert] = _slopes(BINARY, expert, asked, len(rates), target, 1.0, totals, slopes, rates)
     _mix(mixture, likelihoods, row_weight, rates)
 
 
@@ -383,9 +409,9 @@ def step_rows(
 
     Row r has the columns ``indices[indptr[r]:indptr[r + 1]]``. Targets, weights and predictions are by position in
     ``rows``. A prediction is made before the row is learned from, and changes nothing. Where ``questions`` is not -1, a
-    prediction puts the experts' scores of its row into ``asked`` there, and learning takes them from it. Column c has
-    the row ``slot_of[c]`` of ``columns``. ``room`` is :func:`room_to_work`, made by the caller, because a pointer does
-    not keep its array.
+    prediction puts the experts' scores of its row into ``asked`` there, and learning takes them from it. A row with
+    ``JUDGE`` is not learned from again: only the experts are judged. Column c has the row ``slot_of[c]`` of
+    ``columns``. ``room`` is :func:`room_to_work`, made by the caller, because a pointer does not keep its array.
     """
     steps, width, size = len(rows), columns.shape[1], predictions.shape[1] * len(rates)
     scores, slopes, scores_asked = pointer_to(room), pointer_to(room[size:]), pointer_to(room[2 * size :])
@@ -412,10 +438,13 @@ def step_rows(
                 mean = sums[2] if task == NUMBER else 0.0
                 for score in range(size):
                     kept[question + score] = scores[score] + mean
-        if actions[position] & LEARN:
-            if question >= 0:
-                for score in range(size):
-                    scores_asked[score] = kept[question + score]
+        if actions[position] & (LEARN | JUDGE) and question >= 0:
+            for score in range(size):
+                scores_asked[score] = kept[question + score]
+        if actions[position] & JUDGE:
+            weight = row_weights[position]
+            _judge(scores_asked, targets[position], sums, shares, slopes, likelihoods, weight, rates)
+        elif actions[position] & LEARN:
             _learn(
                 task,
                 hashed,
@@ -435,6 +464,7 @@ def step_rows(
                 size,
                 scores_asked,
                 question >= 0,
+                int(actions[position]),
                 slopes,
                 likelihoods,
                 factors,

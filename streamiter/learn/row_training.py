@@ -19,17 +19,17 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from streamiter.learn.adaptive import AdaptiveLinearModel, Label
-from streamiter.learn.expert_weights import ExpertWeights, ModelRows, RowSteps
-from streamiter.learn.late_labels import NO_EVENTS, WAIT_IS_OVER, EventsToLearn, LabelJoin, Pair
+from streamiter.learn.expert_weights import ASSUMED, CONFIRMED, CORRECTED, ExpertWeights, ModelRows, RowSteps
+from streamiter.learn.late_labels import WAIT_IS_OVER, EventsToLearn, LabelJoin, Outcome, no_events
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.row_reading import RowsToLearn, features_of_record, missing_values_of
 from streamiter.learn.rows import BadRows, without
 from streamiter.learn.validation import PredictedRows, ValidationKind, loss_of
 from streamiter.named_rows import is_missing
 from streamiter.numbers import Floats, Indices
-from streamiter.operators.operator import Context
+from streamiter.operators.operator import Context, KeepsRecords
 from streamiter.operators.output import Output
-from streamiter.operators.timed.joining import LEFT, RIGHT
+from streamiter.times import MIN_TIME
 
 # A version costs about as much time as a row for each fifteen columns, so publishing takes a fifth of the time at most.
 _ROWS_FOR_A_COLUMN: Final = 0.25
@@ -40,7 +40,7 @@ _PUBLISHED_AFTER_S: Final = 1.0
 
 
 class _Predicted(NamedTuple):
-    """A question that waits for its answer: its row, by columns of the model, and its prediction."""
+    """A question that waits for its label: its row, by columns of the model, and its prediction."""
 
     indices: list[int]
     values: list[float]
@@ -48,30 +48,50 @@ class _Predicted(NamedTuple):
     """The probability of True or the number, or the probability of each class; NaN before the first label."""
     scores: list[float]
     """The scores of the experts; empty before the first label."""
+    prior: Prior | None = None
+    """Before the first label, what to count in place of a prediction."""
 
     def by(self, column_of: Callable[[int], int | None]) -> _Predicted:
-        """Return the question by the columns of another model, without a prediction."""
+        """Return the question by the columns of another model, without the scores of the old one."""
         columns = ((column_of(index), value) for index, value in zip(self.indices, self.values, strict=True))
         kept = sorted((column, value) for column, value in columns if column is not None)
-        return _Predicted([column for column, _ in kept], [value for _, value in kept], [math.nan], [])
+        return self._replace(indices=[column for column, _ in kept], values=[value for _, value in kept], scores=[])
 
 
 class _Question:
     """A question: ``predicted``, or in the mini-batch under way, with its row there and the step that predicts it."""
 
-    __slots__ = ("predicted", "row", "step")
+    __slots__ = ("label", "predicted", "row", "step")
 
-    def __init__(self, predicted: _Predicted | None = None, row: int = -1, step: int = -1) -> None:
+    def __init__(
+        self, predicted: _Predicted | None = None, row: int = -1, step: int = -1, label: _Answer | None = None
+    ) -> None:
         self.predicted = predicted
         self.row = row
         self.step = step
+        self.label = label
+        """Its label, which will be known later; None if the answer brings it."""
 
 
-_Answer = tuple[Label, int, Any]
-"""The label of an answer, its number, and its record."""
+class _Answer(NamedTuple):
+    """The label of an answer, and its record."""
+
+    label: Label
+    record: Any
+    weight: float = 1.0
 
 
-class RowOwner(ModelOwner):
+class _Settled(NamedTuple):
+    """A question whose label is known, for validation; ``answer`` is the step that learns it."""
+
+    question: _Question
+    label: Label
+    weight: float
+    number: int
+    answer: int
+
+
+class RowOwner(ModelOwner, KeepsRecords):
     """Predicts each row, and learns from it.
 
     Input ``rows`` brings what the workers have read. ``in_epochs``: the mini-batches of an epoch are learned at its
@@ -90,12 +110,20 @@ class RowOwner(ModelOwner):
         self._in_epochs = self.needs_epochs = self.epochs_in_order = self.any_order = options.in_epochs
         self._labels = labels
         self._raises_rates = options.raises_rates
+        self._version_published = self._model.version
         self._held: list[RowsToLearn | EventsToLearn] = []
-        """Mini-batches of the epoch under way."""
-        self._now: int | None = None
-        """How far time was when the first of them arrived."""
+        """Mini-batches of the epoch under way, or that have overtaken others."""
+        self._next_event = 0
+        """The number of the next event of the stream, where labels come later."""
+        self._watermark = MIN_TIME
+        self._answers = _Answers()
         self._missing = 0
         """The number of missing values since a version was published."""
+
+    @property
+    def kept(self) -> int:
+        """The number of questions and answers that wait."""
+        return 0 if self._labels is None else self._labels.waiting
 
     async def open(self, context: Context) -> None:
         """Compile in a thread, where that is needed: it takes ten seconds, in which all other tasks continue."""
@@ -111,6 +139,8 @@ class RowOwner(ModelOwner):
         column_of = model.columns_from(self._model)
         for question in [] if self._labels is None else self._labels.questions():
             question.predicted = question.predicted.by(column_of)
+            if model.classes:  # Their numbers may be others.
+                question.predicted = question.predicted._replace(prediction=[math.nan])
         self._model = model
 
     def records(self) -> int:
@@ -123,14 +153,22 @@ class RowOwner(ModelOwner):
         return {"model": self._model.state()}
 
     def process_rows(self, given: RowsToLearn | EventsToLearn, out: Output) -> None:
-        """Learn from a mini-batch, or keep it until its epoch ends."""
-        if self._labels is not None and not self._held:
-            self._now = self._labels.now()
+        """Learn from a mini-batch, or keep it until its epoch ends, or until those before it have arrived."""
         if self._in_epochs:
             self._held.append(given)
-        else:
+        elif "is_answer" not in given:
             self._learn(given, out)
             self.count_step(out)
+        else:
+            self._held.append(given)
+            while (turn := self._whose_turn()) is not None:
+                self._learn(self._held.pop(turn), out)
+                self.count_step(out)
+
+    def _whose_turn(self) -> int | None:
+        """Return the place of the mini-batch that is next in the stream, if it has arrived: workers differ in speed."""
+        places = (place for place, given in enumerate(self._held) if given["position"][1] == self._next_event)
+        return next(places, None)
 
     def on_timer(self, payload: object, out: Output) -> None:
         """Learn from questions whose wait is over, or publish the version that waited."""
@@ -138,7 +176,24 @@ class RowOwner(ModelOwner):
             super().on_timer(payload, out)
         elif self._labels is not None:
             self._labels.heard()
-            self.process_rows(NO_EVENTS, out)
+            self._end_waits(self._labels.now(), out)
+            self._labels.wait()
+
+    def on_event_time_watermark(self, watermark: int, out: Output) -> None:
+        """End the waits that are over: all events before the watermark are here, and most have been learned from.
+
+        Those of an epoch under way have their own watermarks, and come first.
+        """
+        self._watermark = watermark
+        if self._labels is not None and self._labels.is_timed and not self._held:
+            self._end_waits(watermark, out)
+
+    def _end_waits(self, watermark: int, out: Output) -> None:
+        assert self._labels is not None
+        if outcomes := self._labels.reach(watermark):
+            self.take_over_rollback()
+            self._learn_events(no_events(), out, outcomes)
+            self.count_step(out)
 
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
         self._learn_held(out)
@@ -152,12 +207,15 @@ class RowOwner(ModelOwner):
             for given in held:
                 self._learn(given, out)
             self.count_step(out)
+        if self._labels is not None and self._labels.is_timed:
+            self._end_waits(self._watermark, out)
 
     def _learn(self, given: RowsToLearn | EventsToLearn, out: Output) -> None:
         self.take_over_rollback()
         if "is_answer" in given:
             assert self._labels is not None
-            self._learn_events(given, self._labels.advance(self._now), out)
+            self._next_event = given["position"][1] + given["count"]
+            self._learn_events(given, out, self._labels.reach(self._labels.now()))
             self._labels.wait()
         else:
             self._learn_rows(given, out)
@@ -205,36 +263,39 @@ class RowOwner(ModelOwner):
 
     # ---- questions and answers
 
-    def _learn_events(self, given: EventsToLearn, over: list[tuple[int, Pair]], out: Output) -> None:
-        """Predict the questions and learn from the answers, in the order of the events; before them, from ``over``."""
+    def _learn_events(self, given: EventsToLearn, out: Output, over: list[Outcome]) -> None:
+        """Predict the questions, and learn from those whose labels become known, event by event; ``over`` first."""
         assert self._labels is not None
-        plan = _EventPlan(*self._question_rows(given, out))
+        labels, join = given["labels"], self._labels
+        plan = _EventPlan(*self._question_rows(given, out), join)
+        refused = plan.settle(over, self._next_event - given["count"])
+        times, before, weights = given["times"], given["before"], given["weights"]
         numbers = given["numbers"].tolist()
-        for _, (question, answer) in over:
-            if question is None:
-                self._labels.refuse(answer[2], out)
-            elif (label := self._labels.otherwise) is not None:
-                plan.answer(question, (label, numbers[0] if numbers else 0, {"otherwise": label}))
-        records, labels, join = given["records"], given["labels"], self._labels.join
-        for event, (key, time) in enumerate(zip(given["keys"], self._labels.times(given["times"]), strict=False)):
+
+        def weight_of(event: int) -> float:
+            return 1.0 if weights is None else float(weights[event])
+
+        for event, (key, number) in enumerate(zip(given["keys"], numbers, strict=True)):
+            if before is not None:
+                refused += plan.settle(join.reach(before[event]), number)
+            time = None if times is None else times[event]
             if event in plan.row_of_question:
-                join.add(LEFT, key, time, plan.ask(event))
+                prior = None if self._model.records else self._answers.ask(is_answered=join.otherwise is None)
+                question = plan.ask(event, prior)
+                if labels[event] is not None:
+                    question.label = _Answer(labels[event], given["records"][event], weight_of(event))
+                refused += plan.settle(join.ask(key, time, question), number)
             elif given["is_answer"][event]:
-                join.add(RIGHT, key, time, (labels[event], numbers[event], records[event]))
-            if not join.results:
-                continue
-            for _, (question, answer) in join.take_results():
-                if question is None:
-                    self._labels.refuse(answer[2], out)
-                    continue
-                plan.asked.pop(question.step, None)
-                if answer is not None and answer[0] is not None:
-                    # The pair has the number of the event that completes it.
-                    plan.answer(question, (answer[0], numbers[event], answer[2]))
+                answer = _Answer(labels[event], given["records"][event], weight_of(event))
+                if not self._model.records:
+                    self._answers.add(answer.label)
+                refused += plan.settle(join.answer(key, time, answer), number)
+        for answer in refused:
+            join.refuse(answer.record, out)
         scores = plan.earlier_scores()
         predictions = self._make_steps(plan, scores, out)
         plan.keep_waiting(predictions, scores)
-        self._emit_answered(plan, predictions, out)
+        self._emit_settled(plan, predictions, out)
 
     def _question_rows(self, given: EventsToLearn, out: Output) -> tuple[ModelRows, dict[int, int]]:
         """Return the rows of the questions, and which row each question has; others are refused."""
@@ -263,23 +324,21 @@ class RowOwner(ModelOwner):
             else:
                 return [np.atleast_1d(prediction).tolist() for prediction in predictions]
 
-    def _emit_answered(self, plan: _EventPlan, predictions: list[list[float]], out: Output) -> None:
-        """Emit the predictions of the questions that were answered; one made before the first label does not count."""
-        known = [
-            (prediction, label, number)
-            for prediction, (label, number, _) in plan.answered(predictions)
-            if not math.isnan(prediction[0])
-        ]
-        if not known:
+    def _emit_settled(self, plan: _EventPlan, predictions: list[list[float]], out: Output) -> None:
+        """Emit the predictions of the questions whose labels are known now, in that order."""
+        settled = plan.settled
+        if not settled:
             return
-        targets = self._model.targets([label for _, label, _ in known])
-        width = max(len(prediction) for prediction, _, _ in known)
-        matrix = np.zeros((len(known), width))
-        for row, (prediction, _, _) in enumerate(known):
+        targets = self._model.targets([each.label for each in settled])
+        task: ValidationKind = "classes" if self._model.classes else self._model.task or "classification"
+        made = [plan.prediction_of(each.question, predictions, task) for each in settled]
+        width = max(map(len, made))
+        matrix = np.zeros((len(settled), width))
+        for row, prediction in enumerate(made):
             matrix[row, : len(prediction) - 1], matrix[row, -1] = prediction[:-1], prediction[-1]
         shaped = matrix if self._model.classes else matrix[:, 0]
-        numbers = np.array([number for _, _, number in known])
-        self._emit_predictions(shaped, targets, np.ones(len(known)), numbers, out)
+        numbers = np.array([each.number for each in settled])
+        self._emit_predictions(shaped, targets, np.array([each.weight for each in settled]), numbers, out)
 
     # ---- publishing, state
 
@@ -298,77 +357,119 @@ class RowOwner(ModelOwner):
 
     def begin_version(self) -> None:
         super().begin_version()
-        self._missing = 0
+        self._missing, self._version_published = 0, self._model.version
+
+    def is_new(self) -> bool:
+        """Whether the model has learned since a version was published; corrections are no further records."""
+        return self._model.version > self._version_published
 
     def finish(self, out: Output) -> None:
         self._learn_held(out)
         if self._labels is not None and (over := self._labels.end()):
-            self._learn_events(NO_EVENTS, over, out)
+            self._learn_events(no_events(), out, over)
         super().finish(out)
 
     def snapshot(self) -> dict[str, object]:
         return super().snapshot() | {
             **self.state(),
             "held": list(self._held),
-            "now": self._now,
-            "waiting": []
+            "next event": self._next_event,
+            "answers": list(self._answers.counts),
+            "waiting": None
             if self._labels is None
-            else self._labels.snapshot(lambda question: tuple(question.predicted)),
+            else self._labels.snapshot(
+                lambda question: (tuple(question.predicted), question.label and tuple(question.label)), tuple
+            ),
             "missing": self._missing,
+            "version published": self._version_published,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
         self._model.restore(state["model"])
         self._held = list(state["held"])
-        self._now = state["now"]
+        self._next_event, self._answers.counts = state["next event"], list(state["answers"])
         if self._labels is not None:
-            self._labels.restore(state["waiting"], lambda record: _Question(_Predicted(*record)))
-        self._missing = state["missing"]
+            self._labels.restore(
+                state["waiting"],
+                lambda record: _Question(_Predicted(*record[0]), label=record[1] and _Answer(*record[1])),
+                lambda record: _Answer(*record),
+            )
+        self._missing, self._version_published = state["missing"], state["version published"]
 
 
 class _EventPlan:
     """The steps for the events of a mini-batch, and the rows that they need."""
 
-    def __init__(self, rows: ModelRows, row_of_question: dict[int, int]) -> None:
+    def __init__(self, rows: ModelRows, row_of_question: dict[int, int], labels: LabelJoin) -> None:
         self.row_of_question = row_of_question
         self.asked: dict[int, _Question] = {}
-        """The questions of this mini-batch that wait for an answer, by their step."""
+        """The questions of this mini-batch that wait for their label, by their step."""
         self.labels: list[Label] = []
         """The label of each step, None for a prediction."""
+        self.settled: list[_Settled] = []
+        """The questions whose labels are known now."""
+        self.priors: dict[int, Prior] = {}
+        """By step of a question: what the answers so far suggest, while the model knows nothing."""
+        self._is_weighted, self._otherwise = labels.schedule == "weighted", labels.otherwise
         self._answers: dict[int, tuple[_Question, _Answer]] = {}
-        """Question and answer of each step that learns."""
+        """Question and answer of each step that learns a label."""
         self._own = rows
         self._earlier: list[_Predicted] = []
         self._rows: list[int] = []
         """The row of each step."""
-        self._predicts: list[bool] = []
+        self._asks: list[bool] = []
+        """Whether each step is a question."""
 
-    def ask(self, event: int) -> _Question:
-        """Predict a question."""
+    def ask(self, event: int, prior: Prior | None) -> _Question:
+        """Predict a question; with weights, learn from it as if it had no answer."""
         question = _Question(None, self.row_of_question[event], len(self._rows))
         self.asked[question.step] = question
-        self._add(question.row, None)
+        if prior is not None:
+            self.priors[question.step] = prior
+        self._add(question.row, self._otherwise if self._is_weighted else None, asks=True)
         return question
 
-    def answer(self, question: _Question, answer: _Answer) -> None:
-        """Learn from the row of a question."""
-        row = question.row
+    def settle(self, outcomes: list[Outcome], number: int) -> list[_Answer]:
+        """Learn from the questions whose labels are known before, or with, the event ``number``.
+
+        Returns the answers that have no question.
+        """
+        late: list[_Answer] = []
+        for question, answer, kind in outcomes:
+            if question is None:
+                late.append(answer)
+                continue
+            self.asked.pop(question.step, None)
+            if question.label is not None:
+                answer = question.label
+            label = self._otherwise if answer is None else answer.label
+            if kind == "forgotten" or label is None:
+                continue
+            step = self._learn(question, answer or _Answer(label, {"otherwise": label}))
+            self.settled.append(_Settled(question, label, 1.0 if answer is None else answer.weight, number, step))
+        return late
+
+    def _learn(self, question: _Question, answer: _Answer) -> int:
+        """Learn from the row of a question; return the step."""
+        row, step = question.row, len(self._rows)
         if question.predicted is not None:
             row = self._own.length + len(self._earlier)
             self._earlier.append(question.predicted)
-        self._answers[len(self._rows)] = question, answer
-        self._add(row, answer[0])
+        self._answers[step] = question, answer
+        self._add(row, answer.label, asks=False)
+        return step
 
-    def _add(self, row: int, label: Label) -> None:
+    def _add(self, row: int, label: Label, *, asks: bool) -> None:
         self._rows.append(row)
         self.labels.append(label)
-        self._predicts.append(label is None)
+        self._asks.append(asks)
 
     def skipped(self, step: int) -> Any:
         """Learn nothing in this step; return the record of the answer."""
         self.labels[step] = None
-        return self._answers.pop(step)[1][2]
+        self.settled = [each for each in self.settled if each.answer != step]
+        return self._answers.pop(step)[1].record
 
     def rows(self) -> ModelRows:
         """Return the rows of the mini-batch, then those of earlier questions."""
@@ -385,15 +486,21 @@ class _EventPlan:
 
     def steps(self) -> RowSteps:
         """Return the steps: questions are predicted, answers are learned from."""
-        count = len(self._rows)
-        learns = np.zeros(count, dtype=np.bool_)
-        learns[list(self._answers)] = True
+        count, answered = len(self._rows), list(self._answers)
+        asks = np.array(self._asks, dtype=np.bool_)
+        learns, assumed = asks & self._is_weighted, None
+        learns[answered] = True
+        if self._is_weighted:
+            assumed = np.where(asks, ASSUMED, 0).astype(np.uint8)
+            assumed[answered] = [CONFIRMED if _is_false(self.labels[step]) else CORRECTED for step in answered]
         questions = np.arange(count)
         for step, (question, _) in self._answers.items():
             if question.predicted is None:
                 questions[step] = question.step
-        predicts = np.array(self._predicts, dtype=np.bool_)
-        return RowSteps(np.array(self._rows, dtype=np.intp), predicts, learns, np.ones(count), questions)
+        rows = np.array(self._rows, dtype=np.intp)
+        weights = np.ones(count)
+        weights[answered] = [answer.weight for _, answer in self._answers.values()]
+        return RowSteps(rows, asks, learns, weights, questions, assumed)
 
     def earlier_scores(self) -> dict[int, list[float]]:
         """Return the experts' scores of earlier questions, by the step of the answer."""
@@ -404,7 +511,7 @@ class _EventPlan:
         }
 
     def keep_waiting(self, predictions: list[list[float]], scores: dict[int, list[float]]) -> None:
-        """Keep rows and predictions in the questions of this mini-batch that wait for an answer."""
+        """Keep rows and predictions in the questions of this mini-batch that wait for a label."""
         if not self.asked:
             return
         places = np.flatnonzero(~is_missing(self._own.values))
@@ -412,15 +519,50 @@ class _EventPlan:
         starts = np.searchsorted(places, self._own.indptr).tolist()
         for step, question in self.asked.items():
             part = slice(starts[question.row], starts[question.row + 1])
-            question.predicted = _Predicted(indices[part], values[part], predictions[step], scores.get(step, []))
+            prior = self.priors.get(step) if math.isnan(predictions[step][0]) else None
+            question.predicted = _Predicted(indices[part], values[part], predictions[step], scores.get(step, []), prior)
             question.row = question.step = -1
 
-    def answered(self, predictions: list[list[float]]) -> list[tuple[list[float], _Answer]]:
-        """Return the prediction and the answer of each step that learns."""
-        return [
-            (predictions[question.step] if question.predicted is None else question.predicted.prediction, answer)
-            for question, answer in self._answers.values()
-        ]
+    def prediction_of(self, question: _Question, predictions: list[list[float]], task: ValidationKind) -> list[float]:
+        """Return the prediction that was made for a question; before the first label, what the answers suggested."""
+        if question.predicted is None:
+            prediction, prior = predictions[question.step], self.priors.get(question.step)
+        else:
+            prediction, prior = question.predicted.prediction, question.predicted.prior
+        if not math.isnan(prediction[0]):
+            return prediction
+        share, mean = prior or (_NOTHING_KNOWN, 0.0)
+        return [mean] if task == "regression" else [_NOTHING_KNOWN] if task == "classes" else [share]
+
+
+Prior = tuple[float, float]
+"""The share of True that the answers so far suggest, as a lower bound, and the mean of their numbers."""
+
+_NOTHING_KNOWN: Final = 0.5
+
+
+class _Answers:
+    """Counts questions and answers until the first label is learned: what do they suggest? State of the owner."""
+
+    def __init__(self) -> None:
+        self.counts = [0.0, 0.0, 0.0]
+        """The number of questions, and of answers with a number, and the sum of these."""
+
+    def ask(self, *, is_answered: bool) -> Prior:
+        """Count a question; return the prior for it. ``is_answered``: questions without an answer have no label."""
+        asked, answered, total = self.counts
+        self.counts[0] += 1
+        of = answered if is_answered else asked
+        return (min(max(total, 0.0), of) + _NOTHING_KNOWN) / (of + 1), total / answered if answered else 0.0
+
+    def add(self, label: Label) -> None:
+        if isinstance(label, (bool, int, float, np.number, np.bool_)) and math.isfinite(label):
+            self.counts[1] += 1
+            self.counts[2] += float(label)
+
+
+def _is_false(label: Label) -> bool:
+    return isinstance(label, (bool, int, float, np.number, np.bool_)) and label == 0
 
 
 def _widened(predictions: Floats, width: int) -> Floats:

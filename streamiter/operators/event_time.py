@@ -20,7 +20,23 @@ from streamiter.errors import ConfigurationError
 from streamiter.operators.functions import apply_to_each, field_or_function
 from streamiter.operators.operator import Context, Look, Operator
 from streamiter.operators.output import Output
-from streamiter.records import Array, Batch, Columns, EventTimeWatermark, TimedBatch, slice_batch, take, untimed
+from streamiter.records import (
+    BEFORE,
+    KNOWN,
+    NUMBER,
+    ORDER_COLUMNS,
+    PART,
+    REACHED,
+    Array,
+    Batch,
+    Columns,
+    EventTimeWatermark,
+    Order,
+    TimedBatch,
+    slice_batch,
+    take,
+    untimed,
+)
 from streamiter.times import (
     MAX_TIME,
     MIN_TIME,
@@ -144,6 +160,8 @@ class WatermarkGenerator:
         self.late = 0
         """The number of records below the watermark."""
         self._greatest: dict[int | None, int] = {}
+        self._taken: dict[int | None, int] = {}
+        """By partition: the number of its records for which :meth:`order` was asked."""
 
     def add(self, partition: int | None) -> None:
         """Note a partition that is read now; it is active."""
@@ -170,13 +188,34 @@ class WatermarkGenerator:
         pieces.append(Piece(start, len(times), parts.watermark if parts.watermark > sent else None))
         return pieces
 
+    def order(self, partition: int | None, times: Times, part: int) -> Order:
+        """Return the order of a batch of one partition, whose number is ``part``, before :meth:`take` notes it.
+
+        >>> WatermarkGenerator(bound_ms=2).order(0, np.array([10, 4, 11]), part=7)[:, [REACHED, PART, NUMBER]].tolist()
+        [[8, 7, 0], [8, 7, 1], [9, 7, 2]]
+        """
+        known = self._greatest.get(partition, MIN_TIME)
+        first = self._taken.get(partition, 0)
+        self._taken[partition] = first + len(times)
+        reached = np.maximum(np.maximum.accumulate(times), known) - self._bound_ms
+        order = np.empty((len(times), ORDER_COLUMNS), np.int64)
+        order[:, REACHED], order[1:, BEFORE] = reached, reached[:-1]
+        order[:1, BEFORE] = known if known == MIN_TIME else known - self._bound_ms
+        order[:, PART], order[:, NUMBER], order[:, KNOWN] = part, np.arange(first, first + len(times)), times
+        return order
+
     def snapshot(self) -> dict[str, Any]:
         """Return the state as plain data. Idleness is no part of it."""
-        return {"greatest": list(self._greatest.items()), "watermark": self.parts.watermark, "late": self.late}
+        return {
+            "greatest": list(self._greatest.items()),
+            "taken": list(self._taken.items()),
+            "watermark": self.parts.watermark,
+            "late": self.late,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over the result of ``snapshot``; partitions are added when they are read."""
-        self._greatest = dict(state["greatest"])
+        self._greatest, self._taken = dict(state["greatest"]), dict(state["taken"])
         self.parts = PartTimes()
         self.parts.watermark = state["watermark"]
         self.late = state["late"]
@@ -191,10 +230,14 @@ class WatermarkGenerator:
         for partition, time in (each for state in states for each in state["greatest"]):
             known = greatest.setdefault(partition, time)
             greatest[partition] = min(known, time)
+        taken: dict[int | None, int] = {}
+        for partition, count in (each for state in states for each in state["taken"]):
+            taken[partition] = max(count, taken.get(partition, 0))
         least = min(state["watermark"] for state in states)
         return [
             {
                 "greatest": [each for each in greatest.items() if each[0] is None or each[0] % parallelism == subtask],
+                "taken": [each for each in taken.items() if each[0] is None or each[0] % parallelism == subtask],
                 "watermark": least,
                 "late": sum(state["late"] for state in states[subtask::parallelism]),
             }
@@ -248,11 +291,21 @@ class EventTimeSettings:
     """Timestamps that are further ahead of the clock are refused."""
 
 
+# More than a topic has partitions, or a step has subtasks.
+PARTS_OF_A_STEP: Final = 2**32
+
 # Partitions are looked at so often: a new or silent one is noticed soon, and the cost is small.
 _LOOK_S: Final = 1.0
 
 
-class AssignEventTime(Operator):
+class TellsOrder(Operator):
+    """Base class of operators that can tell in which order their records were read."""
+
+    order_number: int | None = None
+    """For the engine: its number among the steps whose records a later step puts in order; None: none does."""
+
+
+class AssignEventTime(TellsOrder):
     """Gives each record its timestamp, and sends the watermarks that follow from the timestamps.
 
     A record without a valid time follows the step's policy. See ``Stream.event_time``.
@@ -290,6 +343,7 @@ class AssignEventTime(Operator):
 
     def open(self, context: Context) -> None:
         self._clock = context.clock
+        self._subtask = context.subtask_index
         self._post = context.post
         idle_after_s = self.settings.idle_after_s
         self._look_s = _LOOK_S if idle_after_s is None else min(_LOOK_S, idle_after_s / 4)
@@ -315,10 +369,18 @@ class AssignEventTime(Operator):
         if not generator.parts.is_active(partition):
             generator.add(partition)
             self._tell()
+        if self.order_number is not None:
+            timed.order = generator.order(partition, timed.times, self._part_of(partition))
         for piece in generator.take(partition, timed.times):
             out.emit_batch(slice_batch(timed, piece.start, piece.stop))
             if piece.watermark is not None:
                 self._send(piece.watermark, is_idle=False)
+
+    def _part_of(self, partition: int | None) -> int:
+        """Return the number of a partition among those of all steps: a partition is read by any subtask."""
+        assert self.order_number is not None
+        of_step = PARTS_OF_A_STEP * self.order_number
+        return of_step + (PARTS_OF_A_STEP // 2 + self._subtask if partition is None else partition)
 
     def _timed(self, batch: Sequence[Any] | Array | Columns, out: Output) -> TimedBatch:
         """Return the batch with timestamps; refuse the records that have none."""

@@ -198,6 +198,8 @@ class StepTimes:
         """The watermark that the step has passed on."""
         self.timestamp = MIN_TIME
         """The timestamp of the record or timer at hand."""
+        self.row = -1
+        """The row of the record at hand in its batch; -1 if there is none."""
         self.due: int | None = None
         """The time of the timer that fires now."""
         self.next_at = _NO_TIMER

@@ -264,6 +264,11 @@ class Context:
         return None if self._times is None else self._times.event_time(self.key)
 
     @property
+    def event_time_is_idle(self) -> bool:
+        """Whether the inputs of the step bring nothing for now, so that event time stops."""
+        return self._times is not None and self._times.is_idle
+
+    @property
     def keys_are_further(self) -> bool:
         """For the engine: whether the event time of some keys is further, since the step had another parallelism."""
         return self._times is not None and self._times.has_floors
@@ -340,6 +345,15 @@ class OperatorStatistics:
     """The number of records that it has emitted, side outputs included."""
     rejected: int
     """The number of refused records: skipped, or sent to the dead-letter topic."""
+
+
+class KeepsRecords:
+    """A base of operators that keep records until something happens: statistics have their number."""
+
+    @property
+    def kept(self) -> int:
+        """The number of records, windows or questions that are kept now."""
+        raise NotImplementedError
 
 
 class IterationListener:

@@ -14,7 +14,7 @@ import numpy as np
 from streamiter.errors import ConfigurationError, described, shortened
 from streamiter.operators.event_timers import StepTimes, checked_time
 from streamiter.operators.functions import FunctionResultError, rows_if_table
-from streamiter.records import Batch, BatchOrigin, Columns, EventTimeWatermark, OutputTag, TimedBatch, untimed
+from streamiter.records import Batch, BatchOrigin, Columns, EventTimeWatermark, Order, OutputTag, TimedBatch, untimed
 from streamiter.times import MIN_TIME, Times
 
 Receiver = Callable[[Batch], object]
@@ -233,7 +233,11 @@ class TimedOutput(Output):
         self._step_times = times
         self._times: Times | None = None
         """The timestamps of the batch at hand, if the operator handles a batch."""
+        self._order: Order | None = None
+        """The order of the records of the batch at hand, if a later step asks for it."""
         self._gathered_times: list[int] = []
+        self._gathered_rows: list[int] = []
+        """For each gathered record the row of ``_order`` that it comes from."""
         self._tagged_times: dict[OutputTag, list[int]] = {}
         self.gathers = False
         """Whether batches are gathered as records are, because they have one record each."""
@@ -242,13 +246,24 @@ class TimedOutput(Output):
         """For the engine: the operator handles this batch now."""
         if isinstance(batch, TimedBatch):
             self._times = batch.times
+            self.begin_records(batch)
             self._step_times.timestamp = int(batch.times.max(initial=MIN_TIME))
         else:
             self.end_batch()
 
+    def begin_records(self, batch: Batch) -> None:
+        """For the engine: the operator handles the records of this batch now; ``row`` is that of the record at hand."""
+        if (order := batch.order if isinstance(batch, TimedBatch) else None) is not self._order:
+            self.flush()
+            self._order = order
+        self._step_times.row = -1
+
     def end_batch(self) -> None:
         """For the engine: the operator handles no batch."""
         self._times = None
+        if self._order is not None:
+            self.flush()
+            self._order = None
         self._step_times.timestamp = MIN_TIME
 
     def emit(self, record: Any, tag: OutputTag | None = None, *, event_time: int | None = None) -> None:
@@ -258,6 +273,8 @@ class TimedOutput(Output):
             self._tagged_gathered.setdefault(tag, []).append(record)
             return
         self._gathered_times.append(time)
+        if self._order is not None:
+            self._gathered_rows.append(self._step_times.row)
         self._gathered.append(record)
         if len(self._gathered) >= _GATHER_RECORDS:
             self._send_gathered()
@@ -272,7 +289,8 @@ class TimedOutput(Output):
         if type(batch) not in _BATCHES:
             batch = batch_of(f"step {self._step!r}, emit_batch", batch)
         if type(batch) is not TimedBatch:
-            batch = TimedBatch(untimed(batch), self._times_for(len(batch), event_time))
+            times = self._times_for(len(batch), event_time)
+            batch = TimedBatch(untimed(batch), times, self._order if times is self._times else None)
         super().emit_batch(batch, tag)
 
     def _times_for(self, count: int, given: int | Times | Sequence[int] | None) -> Times:
@@ -296,7 +314,11 @@ class TimedOutput(Output):
         records, self._gathered = self._gathered, []
         times, self._gathered_times = self._gathered_times, []
         self.records_emitted += len(records)
-        batch = TimedBatch(records, np.array(times, np.int64))
+        order = None
+        if self._order is not None:
+            rows, self._gathered_rows = self._gathered_rows, []
+            order = self._order[rows] if min(rows) >= 0 else None
+        batch = TimedBatch(records, np.array(times, np.int64), order)
         for receiver in self._receivers:
             receiver(batch)
 

@@ -87,7 +87,7 @@ class MapBatch(Operator):
                     f"each keeps a timestamp, given {len(result)}; use filter_batch or flat_map, or put event_time "
                     "behind"
                 )
-            result = TimedBatch(untimed(result), batch.times)
+            result = TimedBatch(untimed(result), batch.times, batch.order)
         out.emit_batch(result)
 
 

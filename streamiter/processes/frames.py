@@ -18,7 +18,8 @@ kind  name     body
 8     FREE     the places of bodies in the receiver's shared memory that are not used any more
 ====  =======  ==================================================================================================
 
-If 128 is added to the encoding, the timestamps of the records (i64 each) follow the records.
+If 128 is added to the encoding, the timestamps of the records (i64 each) follow the records. If 64 is added, too, their
+order (five i64 each) follows the timestamps.
 
 Records have one of five encodings. MSGPACK is one call of msgspec, for types that msgpack keeps exactly. ARRAYS is for
 arrays, ``Columns`` and ``SparseRows`` of the common dtypes: their layout in msgpack, then each array, all filled to a
@@ -49,6 +50,7 @@ from streamiter.deferred import PlainValue
 from streamiter.errors import PlainDataError
 from streamiter.operators.output import DeadLetter, Origin
 from streamiter.records import (
+    ORDER_COLUMNS,
     Array,
     BatchOrigin,
     Columns,
@@ -86,6 +88,8 @@ _LETTERS: Final = 3
 _OUTGOING: Final = 4
 _TIMED: Final = 128
 """Added to the encoding of records with timestamps."""
+_ORDERED: Final = 64
+"""Added to the encoding of such records that have an order, too."""
 
 _MESSAGE_HEAD: Final = Struct("<BI11x")
 _PLAIN_MESSAGE: Final = _MESSAGE_HEAD.pack(_PLAIN, 0)
@@ -171,7 +175,10 @@ class FrameEncoding:
                 return _ARRAYS, len(layout), _filled(layout, described[-1])
         elif type(records) is TimedBatch:
             encoding, layout_bytes, parts = self._encode_records(records.records)
-            return encoding | _TIMED, layout_bytes, [*parts, content(records.times)]
+            parts = [*parts, content(records.times)]
+            if records.order is None:
+                return encoding | _TIMED, layout_bytes, parts
+            return encoding | _TIMED | _ORDERED, layout_bytes, [*parts, content(records.order)]
         return _PLAIN, 0, self._plain_data.batch_parts(records)
 
     def decode_batch(self, body: memoryview) -> tuple[DataBatch, int]:
@@ -182,11 +189,14 @@ class FrameEncoding:
         epoch, size_bytes, count, origin_bytes, encoding, layout = _BATCH_HEAD.unpack_from(body)
         end = len(body) - origin_bytes
         given = body[_BATCH_HEAD.size : end]
-        times = None
+        times = order = None
+        if encoding & _ORDERED:
+            end -= 8 * count * ORDER_COLUMNS
+            order = np.frombuffer(body[end:][: 8 * count * ORDER_COLUMNS], np.int64).reshape(-1, ORDER_COLUMNS).copy()
         if encoding & _TIMED:
-            encoding, end = encoding ^ _TIMED, end - 8 * count
+            end -= 8 * count
             times = np.frombuffer(body[end : end + 8 * count], np.int64).copy()
-            given = body[_BATCH_HEAD.size : end]
+            encoding, given = encoding & ~(_TIMED | _ORDERED), body[_BATCH_HEAD.size : end]
         records: Any
         if encoding == _MSGPACK:
             records = self._unpack(given)
@@ -203,7 +213,7 @@ class FrameEncoding:
         if len(records) != count:
             raise PlainDataError(f"expected a batch of {count} records, given the bytes of {len(records)}")
         origin = self._unpack_origin(body[len(body) - origin_bytes :]) if origin_bytes else None
-        return DataBatch(records if times is None else TimedBatch(records, times), epoch, origin), size_bytes
+        return DataBatch(records if times is None else TimedBatch(records, times, order), epoch, origin), size_bytes
 
     def _encode_outgoing(self, batch: OutgoingBatch) -> bytes:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from streamiter.errors import GraphError
 from streamiter.operators.operator import JobScope, Operator, OperatorFactory, Service
@@ -62,6 +62,10 @@ class Step:
     """Whether it passes on event-time watermarks."""
     emits_at_end: bool = False
     """Whether it emits only when its inputs have ended: in the body of an iteration, when the iteration ends."""
+    order: Literal["begins", "spans", "needs"] | None = None
+    """Whether it tells in which order its records were read, if a step behind it needs that, or needs it itself.
+
+    "spans": its records are pairs, and it tells when their earlier records came, and when the pairs were known."""
     awaited_input: str | None = None
     """The input of which it first reads what the topics have at each start; until then it reads no other input."""
     topic: Topic | None = None
@@ -293,6 +297,23 @@ def read_to_end(steps: Iterable[Step]) -> dict[Step, None]:
     In a loop, the table ends, and its end says enough.
     """
     return upstream_of(edge for step in steps if step.loop is None for edge in awaited_edges(step))
+
+
+def order_numbers(steps: Sequence[Step]) -> dict[Step, int]:
+    """Return the steps that must tell the order of their records, with a number for each."""
+    telling = telling_order(edge for step in steps if step.order == "needs" for edge in step.edges)
+    return {step: number for number, step in enumerate(step for step in steps if step in telling)}
+
+
+def telling_order(edges: Iterable[Edge]) -> dict[Step, None]:
+    """Return the last steps before these edges that can tell the order of their records."""
+    found: dict[Step, None] = {}
+    waiting = [edge.upstream for edge in edges]
+    while waiting:
+        if (step := waiting.pop()) not in found:
+            found[step] = None
+            waiting += [edge.upstream for edge in step.edges if step.order is None]
+    return {step: None for step in found if step.order in ("begins", "spans")}
 
 
 def leaves_loop(edge: Edge, reader: Step) -> bool:

@@ -16,7 +16,7 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.replay_cache import ReplayCache
 from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock, SystemClock
-from streamiter.operators.event_time import AssignEventTime
+from streamiter.operators.event_time import AssignEventTime, TellsOrder
 from streamiter.operators.operator import JobScope, Operator, Progress
 from streamiter.operators.output import DeadLetter
 from streamiter.runtime.barrier_alignment import EndAlignment
@@ -34,7 +34,7 @@ from streamiter.runtime.feedback import (
 from streamiter.runtime.feeder import EventTimeInput, Feeder, SinkEncoding
 from streamiter.runtime.gate import Gate
 from streamiter.runtime.gate_epochs import EpochsAside
-from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_key, leaves_loop, read_to_end
+from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_key, leaves_loop, order_numbers, read_to_end
 from streamiter.runtime.instance import OperatorInstance, check_not_shared, make_source, operator_of, operators_of
 from streamiter.runtime.messages import Messages
 from streamiter.runtime.ordered_gate import OrderedGate
@@ -196,8 +196,12 @@ class Planner:
         made = self.own.operators
         self._operators = {step: operators_of(step, self._subtasks(step), made.get(step)) for step in self.steps}
         check_not_shared(self._operators)
+        order = order_numbers(self.steps)
         for step, operators in self._operators.items():
             for operator in operators.values():
+                if step in order:
+                    assert isinstance(operator, TellsOrder)
+                    operator.order_number = order[step]
                 if self.own.number:
                     self._placed[step].check_operator(step, operator)
                 if self.options.worker.shares:

@@ -77,7 +77,8 @@ class StepStatistics:
     late: int = 0
     """For windows and joins by time: the late records since the start."""
     kept: int = 0
-    """For windows: how many are open. For joins by time: the records that wait, or that may still be needed."""
+    """For windows: how many are open. For joins by time: the records that wait, or that may still be needed. For
+    trainings: the questions whose label is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,8 +163,9 @@ def _one_by_one(handle: Handle, out: TimedOutput, times: StepTimes) -> Entry:
 
     def entry(batch: Batch) -> None:
         records = untimed(batch)
+        out.begin_records(batch)
         for index, timestamp in enumerate(_timestamps(batch)):
-            times.timestamp = timestamp
+            times.timestamp, times.row = timestamp, index
             try:
                 handle(slice_batch(records, index, index + 1), out)
             except Exception as error:
@@ -183,9 +184,11 @@ def _moments(
     if key_of is not None:
         batch, keys = keyed_records(batch, key_of, out, times)
     for some, of_some in keys_in_turns(context, keys, batch, times):
-        for record, key, timestamp in zip(of_some, some, _timestamps(of_some), strict=True):
-            times.timestamp = timestamp
+        out.begin_records(of_some)
+        for row, (record, key, timestamp) in enumerate(zip(of_some, some, _timestamps(of_some), strict=True)):
+            times.timestamp, times.row = timestamp, row
             yield record, key
+        times.row = -1
 
 
 def _timestamps(batch: Batch) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from streamiter.channels import Channel
 from streamiter.clock import Clock
 from streamiter.operators.event_time import AssignEventTime
-from streamiter.operators.operator import Operator
+from streamiter.operators.operator import KeepsRecords, Operator
 from streamiter.operators.timed.steps import TimedOperator
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.statistics import StalledTask, StepStatistics, TaskStatistics
@@ -229,8 +229,9 @@ def task_statistics(task: Task, loops: Sequence[object], process: int) -> TaskSt
 
 
 def _kept(operator: Operator) -> tuple[int, int]:
-    """Return the late records of windows and joins, and how much they keep."""
-    return (operator.late, operator.kept) if isinstance(operator, TimedOperator) else (0, 0)
+    """Return the late records of windows and joins, and how much an operator keeps."""
+    late = operator.late if isinstance(operator, TimedOperator) else 0
+    return late, operator.kept if isinstance(operator, KeepsRecords) else 0
 
 
 def _event_time(task: Task) -> dict[str, Any]:

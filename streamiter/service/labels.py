@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from streamiter.errors import shortened
+from streamiter.flow.event_time import is_behind_topic
 from streamiter.flow.stream import Stream
 from streamiter.learn import DelayedLabels
 from streamiter.numbers import is_number, plain_float
@@ -45,8 +46,8 @@ _LABELS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
 }
 
 
-def delayed_labels_of(learn: LearnSettings, features: Callable[[Batch], Any], *, is_strict: bool) -> DelayedLabels:
-    """Return how questions and answers are read and joined. ``is_strict``: other refused events end the job."""
+def delayed_labels_of(learn: LearnSettings, features: Callable[[Batch], Any]) -> DelayedLabels:
+    """Return how questions and answers are read and joined."""
     settings, read = learn.label, label_of(learn)
     return DelayedLabels(
         key_of=lambda event: event[settings.key],
@@ -55,8 +56,7 @@ def delayed_labels_of(learn: LearnSettings, features: Callable[[Batch], Any], *,
         target_of=lambda answer: None if answer[settings.field] is None else read(answer),
         within_s=settings.within_s,
         otherwise=settings.otherwise,
-        # After a start in the middle of a topic, the first answers belong to questions before it.
-        unknown="skip" if is_strict else "refuse",
+        schedule=settings.schedule,
     )
 
 
@@ -65,8 +65,16 @@ def delayed_labels_of(learn: LearnSettings, features: Callable[[Batch], Any], *,
 _AHEAD_S: Final = 24 * 3600
 
 
+# After so many seconds without an event, a partition holds nothing back, and time advances with the clock.
+_QUIET_S: Final = 5.0
+
+
 def questions_and_answers(events: Stream, label: LabelSettings, rejections: Mapping[str, Any]) -> Stream:
-    """Return the events that are questions or answers; with event time, if they have a time."""
+    """Return the events that are questions or answers, in event time: that of their field, or else of the topic."""
+    if label.time is None and all(map(is_behind_topic, events.outlets)):
+        events = events.event_time(
+            idle_after_s=_QUIET_S, when_idle="advance", max_ahead_s=_AHEAD_S, name="times", **rejections
+        )
     if label.question is not None:
         kinds = (label.event, label.question)
         events = events.filter(

@@ -58,8 +58,7 @@ class ServiceLearning:
         options: dict[str, Any] = {"label": label_of(learn), "features": self.features, "weight": learn.weight}
         if learn.label.event is not None:
             events = questions_and_answers(events, learn.label, rejections)
-            is_strict = rejections.get("on_error") == "fail"
-            options = {"labels": delayed_labels_of(learn, self.features, is_strict=is_strict)}
+            options = {"labels": delayed_labels_of(learn, self.features)}
         return train_online(
             events,
             self._make_model(),

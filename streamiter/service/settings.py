@@ -105,7 +105,9 @@ class LabelSettings:
     question: str | None = None
     """The value of ``event_field`` of questions. None: each record that is no answer is a question."""
     time: str | None = None
-    """The field with the time of an event; None: the time is that of the clock at which it is read."""
+    """The field with the time of an event; None: the time is that of the topic, or else of the clock."""
+    schedule: Literal["end", "weighted", "at once"] | None = None
+    """When a question is learned from, see ``DelayedLabels``; None: the default of ``DelayedLabels``."""
 
     @property
     def field(self) -> str:

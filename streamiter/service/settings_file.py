@@ -170,6 +170,7 @@ _LABEL_KEYS: Final[Mapping[str, Key]] = {
     "otherwise": Key(lambda value: value),
     "question": Key(text_of),
     "time": Key(text_of),
+    "schedule": Key(choice_of("end", "weighted", "at once")),
 }
 
 
@@ -380,6 +381,7 @@ def _label(document: TomlDocument, given: Any, kind: str | None) -> LabelSetting
         remedy = "event says which records are answers, and key which field they share with their question"
         document.refuse_value((*path, missing), WrongValue("event and key together", remedy, given=f"no {missing}"))
     needs = {"event_field": "event", "question": "event", "within": "event", "time": "within", "otherwise": "within"}
+    needs |= {"schedule": "within"}
     for name, needed in needs.items():
         if name in given and needed not in given:
             wrong = WrongValue(f"it with {needed} only", f"leave it out, or add {needed}", given=f"no {needed}")

@@ -48,6 +48,9 @@ class Topic(abc.ABC):
     has_headers: ClassVar[bool] = True
     """Whether records have headers. Dead letters need headers: these say why a record was refused."""
 
+    has_timestamps: ClassVar[bool] = True
+    """Whether the topic gives each record the time at which it was written."""
+
     @property
     @abc.abstractmethod
     def url(self) -> str:

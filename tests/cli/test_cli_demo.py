@@ -27,8 +27,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 FLIGHTS, EVENTS = 5_000, 9_949
-# 46 flights depart before the first arrival, so before the model can predict.
-COUNTED = EVENTS - FLIGHTS - 46
+COUNTED = EVENTS - FLIGHTS
 SMALL = ("demo", "--flights", str(FLIGHTS), "--directory", "data")
 UPDATES = "sqlite:///data/streamiter.db?topic=model-updates"
 

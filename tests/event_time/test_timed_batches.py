@@ -17,6 +17,7 @@ from streamiter.errors import PlainDataError
 from streamiter.operators.output import DeadLetter
 from streamiter.processes.frames import FrameEncoding
 from streamiter.records import (
+    ORDER_COLUMNS,
     Columns,
     DataBatch,
     EpochWatermark,
@@ -87,9 +88,13 @@ def through_cuts(batch: TimedBatch) -> Any:
 @pytest.mark.parametrize(
     "way", [through_plain_data, through_a_link, through_a_disk_queue, through_a_replay_cache, through_cuts]
 )
-def test_records_keep_their_timestamps_on_every_way(name: str, way: Callable[[TimedBatch], Any]) -> None:
-    batch = TimedBatch(RECORDS[name], TIMES)
-    assert way(batch) == batch
+def test_records_keep_their_timestamps_and_their_order_on_every_way(
+    name: str, way: Callable[[TimedBatch], Any]
+) -> None:
+    for order in (None, np.arange(3 * ORDER_COLUMNS).reshape(3, ORDER_COLUMNS)):
+        batch = TimedBatch(RECORDS[name], TIMES, order)
+        assert way(batch) == batch
+        assert order is None or way(batch) != TimedBatch(RECORDS[name], TIMES, order + 1)
 
 
 def test_dead_letters_cross_a_link_with_timestamps() -> None:

@@ -174,31 +174,31 @@ async def test_on_a_quiet_stream_a_wait_ends_by_the_clock(is_own: bool) -> None:
 def test_answers_meet_restored_questions_of_a_clock_that_was_ahead() -> None:
     """A job moved to a machine whose clock was two seconds behind, and the answers of the next seconds were lost."""
     before, after = (LabelJoin(LABELS, is_timed=False) for _ in range(2))
-    before.advance(5_000)
-    before.join.add("left", "a", 5_000, "question")
-    earlier = ("left", "b", 4_000, "question of another worker")
-    after.restore([*before.snapshot(str), earlier], str)
+    before.reach(5_000)
+    before.ask("a", None, "question")
+    other = LabelJoin(LABELS, is_timed=False)
+    other.reach(4_000)
+    other.ask("b", None, "question of another worker")
+    after.restore(LabelJoin.merged([before.snapshot(str, str), other.snapshot(str, str)]), str, str)
     assert len(after.questions()) == 2
-    assert after.advance(3_000) == []
-    time = next(iter(after.times(None)))
-    after.join.add("right", "a", time, "answer")
-    assert after.join.take_results() == [(5_000, ("question", "answer"))]
+    assert after.reach(3_000) == []
+    assert after.answer("a", None, "answer") == [("question", "answer", "answered")]
 
 
 def test_restored_questions_that_are_too_many_get_no_label() -> None:
     """Questions learned the label for the end of their wait in their first minute, since fewer workers had room."""
     many, few = (LabelJoin(replace(IN_TIME, otherwise=False, waiting_max=count), is_timed=True) for count in (3, 2))
     for key in range(3):
-        many.join.add("left", key, 100 + key, f"question {key}")
-    few.restore(many.snapshot(str), str)
-    assert few.advance(100) == []
+        many.ask(key, 100 + key, f"question {key}")
+    few.restore(many.snapshot(str, str), str, str)
+    assert few.reach(100) == []
     assert few.questions() == ["question 1", "question 2"]
 
 
 async def test_a_wait_ends_by_the_clock() -> None:
     """Without event time a question waited for ever, or the label for its end came at once."""
     clock, flow, given = VirtualClock(), Flow("clock"), Fed()
-    labels = replace(LABELS, within_s=35.0, otherwise=False)
+    labels = replace(LABELS, within_s=35.0, otherwise=False, schedule="at once")
     training = train_online(flow.from_source(lambda: given), labels=labels, mini_batch=1, on_error="skip")
     models = training.models.collect()
     job = await flow.start(clock=clock)
@@ -228,8 +228,12 @@ async def test_a_wait_ends_by_the_clock() -> None:
     [
         (replace(DELAYED, within_s=0.0), {}, r"DelayedLabels\(within_s=\): expected seconds of at least 0.001"),
         (replace(DELAYED, waiting_max=0), {}, r"DelayedLabels\(waiting_max=\): expected a whole number of at least 1"),
-        (replace(DELAYED, within_s=1.0), {"mode": "synchronous"}, r"expected DelayedLabels without otherwise="),
-        (replace(DELAYED, otherwise=False), {"mode": "synchronous"}, r"and within_s= only in event time"),
+        (
+            replace(DELAYED, within_s=1.0),
+            {"mode": "synchronous"},
+            r"expected DelayedLabels with within_s= and otherwise= only",
+        ),
+        (replace(DELAYED, otherwise=False), {"mode": "synchronous"}, r"only in event time, since the result must not"),
     ],
 )
 def test_waits_that_cannot_be_kept_are_refused(labels: DelayedLabels, options: Any, message: str) -> None:

@@ -142,9 +142,10 @@ def delayed_by_a_loop(
             rows, prediction, scores = waiting.pop(event["id"])
             if event["answer"] is not None:
                 model.step(rows, learn, [event["answer"]], scores)
-                if not np.isnan(prediction).any():
-                    predictions.append(prediction)
-                    labels.append(event["answer"])
+                if np.isnan(prediction).any():  # Nothing was known.
+                    prediction = 0.0 if model.task == "regression" else 0.5
+                predictions.append(prediction)
+                labels.append(event["answer"])
     return model, predictions, labels, unknown
 
 

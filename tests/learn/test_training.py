@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -439,7 +440,7 @@ def test_an_answer_without_a_question_follows_the_policy() -> None:
         training = train_online(
             flow.from_items(events, parallelism=1),
             lambda: LogisticRegression(1),
-            labels=LABELS,
+            labels=replace(LABELS, unknown="refuse"),
             mini_batch=10,
             on_error=policy,
         )

@@ -67,6 +67,7 @@ from streamiter.learn.training import (
 from streamiter.learn.tree_growing import HistogramWorker, TreeOptions, TreeOwner, grow_tree
 from streamiter.learn.validation import MeanComparison, Validate
 from streamiter.operators import Output
+from streamiter.operators.timed.in_order import InOrder, RecordOrder, SpansInOrder
 from streamiter.parameter_server import ASP, BSP, ParameterServer
 from streamiter.parameter_server.consistency import ProgressTracker
 from streamiter.parameter_server.shard import Arrivals
@@ -358,7 +359,9 @@ def online_training_by_rows_with_delayed_labels(mode: str, flow: Flow) -> dict[s
     return _outputs(training)
 
 
-def online_training_with_labels_in_event_time(mode: str, flow: Flow, *, model: Any = None) -> dict[str, Stream]:
+def online_training_with_labels_in_event_time(
+    mode: str, flow: Flow, *, model: Any = None, schedule: Any = None
+) -> dict[str, Stream]:
     """Train with answers that come before their question, too late, or never."""
     rows = table(10)
     questions = [{"id": n, "x": x, "at": 10 * n} for n, x in enumerate(rows["x"].tolist())]
@@ -370,7 +373,8 @@ def online_training_with_labels_in_event_time(mode: str, flow: Flow, *, model: A
         features=lambda asked: SparseRows.from_dense(np.array([event["x"] for event in asked])),
         target_of=lambda answer: answer["y"],
         within_s=0.045,
-        otherwise=None if mode == "synchronous" else 1.0,
+        otherwise=None if schedule is None else 1.0 if schedule == "end" else False,
+        schedule=schedule,
     )
     timed = fed(flow, events, batch=2).event_time(
         "at", unit="ms", check_unit=False, out_of_orderness_s=0.031, name="times"
@@ -386,6 +390,23 @@ def online_training_with_labels_in_event_time(mode: str, flow: Flow, *, model: A
         workers=1,
         name="late",
     )
+    return _outputs(training)
+
+
+def online_training_behind_a_join(flow: Flow) -> dict[str, Stream]:
+    """Train on questions that a join has labelled: they are predicted at their time."""
+    rows = table(10)
+    questions = [{"id": n, "x": float(x[0]), "at": 10 * n} for n, x in enumerate(rows["x"])]
+    answers = [{"id": n, "at": 10 * n + 7 * n % 60} for n in range(10) if n % 3]
+    left, right = (
+        fed(flow, sorted(events, key=lambda event: event["at"]), batch=2, name=name)
+        .event_time("at", unit="ms", check_unit=False, name=f"times of {name}")
+        .key_by(lambda event: event["id"])
+        for name, events in (("questions", questions), ("answers", answers))
+    )
+    pairs = left.interval_join(right, lower_s=0, upper_s=0.045, how="left", name="join")
+    examples = pairs.map(lambda pair: {"x": pair[0]["x"], "y": pair[1] is not None}, name="rows")
+    training = train_online(examples, label="y", mini_batch=3, report_every=2, workers=1, name="late")
     return _outputs(training)
 
 
@@ -535,11 +556,19 @@ CASES = [
     Case(online_training_with_delayed_labels, (*ONLINE, DelayedLabelsWorker, LabelJoin)),
     *(
         Case(
-            functools.partial(online_training_with_labels_in_event_time, mode, model=regression),
-            (*ONLINE, DelayedLabelsWorker, LabelJoin),
+            functools.partial(online_training_with_labels_in_event_time, mode, model=regression, schedule=schedule),
+            (*ONLINE, DelayedLabelsWorker, LabelJoin, InOrder, RecordOrder),
         )
-        for mode in ("asynchronous", "synchronous")
+        for mode, schedule in (("asynchronous", "at once"), ("synchronous", "end"))
     ),
+    *(
+        Case(
+            functools.partial(online_training_with_labels_in_event_time, mode, schedule=schedule),
+            (*BY_ROWS, LabelJoin, InOrder, RecordOrder),
+        )
+        for mode, schedule in (("asynchronous", "weighted"), ("synchronous", "end"), ("synchronous", "weighted"))
+    ),
+    Case(online_training_behind_a_join, (*BY_ROWS, LabelJoin, SpansInOrder, RecordOrder)),
     *(
         Case(functools.partial(build, mode), BY_ROWS, options)
         for build in (

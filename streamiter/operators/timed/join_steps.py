@@ -8,15 +8,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from streamiter.operators.event_time import PARTS_OF_A_STEP, TellsOrder
 from streamiter.operators.functions import refuse
 from streamiter.operators.keyed import CheckKeys, KeyedOperator, any_keys
 from streamiter.operators.keyed_state import in_turns
+from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.operators.timed.as_of import AsOfJoin, AsOfWindow, Deduplication, TableHow
 from streamiter.operators.timed.joining import IntervalJoin, Side, TimedRecord, WindowJoin
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.steps import ByClock, TimedOperator
-from streamiter.records import Batch, OutputTag, TimedBatch, untimed
+from streamiter.records import (
+    BEFORE,
+    KNOWN,
+    NUMBER,
+    ORDER_COLUMNS,
+    PART,
+    REACHED,
+    Batch,
+    OutputTag,
+    TimedBatch,
+    untimed,
+)
 from streamiter.times import MAX_TIME, MIN_TIME
 
 KeyOf = Callable[[Any], Any]
@@ -62,13 +77,18 @@ def emit_timed(out: Output, results: list[TimedRecord]) -> None:
     out.emit_batch([record for _, record in results], event_time=[time for time, _ in results])
 
 
-class JoinSides(JoinOperator):
+class JoinSides(JoinOperator, TellsOrder):
     """Joins the inputs ``left`` and ``right`` by an interval between their times, or by windows.
 
     State: for each key the records that wait for partners.
     """
 
     _join: IntervalJoin | WindowJoin
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        if self.order_number is not None and isinstance(self._join, IntervalJoin):
+            self._join.spans = []
 
     def process_left_batch(self, batch: Batch, out: Output) -> None:
         self._process("left", batch, out, self._key_of)
@@ -82,6 +102,20 @@ class JoinSides(JoinOperator):
             if not self._join.add(side, key, time, record):
                 self._emit_late(out, record, time)
         self._emit_results(out)
+
+    def _emit_results(self, out: Output) -> None:
+        join = self._join
+        if not isinstance(join, IntervalJoin) or not join.spans:
+            super()._emit_results(out)
+            return
+        assert self.order_number is not None
+        spans, join.spans = np.array(join.spans, np.int64), []
+        times, pairs = zip(*join.take_results(), strict=True)
+        order = np.empty((len(pairs), ORDER_COLUMNS), np.int64)
+        order[:, REACHED], order[:, BEFORE] = spans[:, 0], MIN_TIME
+        order[:, NUMBER] = order[:, KNOWN] = spans[:, 1]
+        order[:, PART] = PARTS_OF_A_STEP * self.order_number + self._opened().subtask_index
+        out.emit_batch(TimedBatch(list(pairs), np.array(times, np.int64), order))
 
     def _passed_on(self, watermark: int) -> int:
         if isinstance(self._join, WindowJoin) or watermark in (MIN_TIME, MAX_TIME):

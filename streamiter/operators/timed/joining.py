@@ -35,6 +35,9 @@ JoinHow = Literal["inner", "left", "right", "full"]
 TimedRecord = tuple[int, Any]
 """A record that is emitted, with its timestamp."""
 
+Span = tuple[int, int]
+"""Two times."""
+
 TIME, ARRIVAL, RECORD, IS_PAIRED = range(4)
 """A record that waits for partners is a list with these items, since it is part of the state."""
 
@@ -79,6 +82,9 @@ class IntervalJoin(TimedStates[TimedRecord]):
         self._how: JoinHow = how
         self._kept_max = kept_max
         self._in_order = in_order
+        self.spans: list[Span] | None = None
+        """For each result when its earlier record came, and when it was known that it has this partner, or none.
+        None, and not noted, unless a list is put here; take it with the results."""
 
     def _make_due(self, make: MakeDue) -> None:
         self._waiting = make(0, 3)
@@ -93,7 +99,12 @@ class IntervalJoin(TimedStates[TimedRecord]):
         return None if limit is None else limit + 1
 
     def held_back_ms(self) -> int:
-        """Return by how much the event-time watermark behind the join is lower: its unpaired records are so late."""
+        """Return by how much the event-time watermark behind the join is lower: its unpaired records are so late.
+
+        So are the earlier records of pairs, if they are noted.
+        """
+        if self.spans is not None:
+            return max(0, *(self._to_partners[side][1] for side in SIDES))
         return max((max(0, self._to_partners[side][1]) for side in SIDES if keeps_unpaired(self._how, side)), default=0)
 
     def add(self, side: Side, key: Any, time: int, record: Any) -> bool:
@@ -107,8 +118,7 @@ class IntervalJoin(TimedStates[TimedRecord]):
         first, last = bisect_left(others, time + lower, key=_time), bisect_right(others, time + upper, key=_time)
         for other in others[first:last]:
             other[IS_PAIRED] = True
-            pair = (record, other[RECORD]) if side == LEFT else (other[RECORD], record)
-            self.results.append((max(time, other[TIME]), pair))
+            self._emit_pair(side, time, record, other)
         if reached + self._in_order <= time + upper:
             insort_right(own, [time, self._wait(key, side, time), record, first < last], key=_time)
             self._keep_at_most()
@@ -171,9 +181,18 @@ class IntervalJoin(TimedStates[TimedRecord]):
             self._emit_unpaired(RIGHT if is_right else LEFT, time, record)
         self._drop_if_empty(key)
 
+    def _emit_pair(self, side: Side, time: int, record: Any, other: Sequence[Any]) -> None:
+        pair = (record, other[RECORD]) if side == LEFT else (other[RECORD], record)
+        earlier, later = (time, other[TIME]) if time < other[TIME] else (other[TIME], time)
+        self.results.append((later, pair))
+        if self.spans is not None:
+            self.spans.append((earlier, later))
+
     def _emit_unpaired(self, side: Side, time: int, record: Any) -> None:
         if keeps_unpaired(self._how, side):
             self.results.append((time, (record, None) if side == LEFT else (None, record)))
+            if self.spans is not None:
+                self.spans.append((time, max(time, min(time + self._to_partners[side][1], _TO_THE_END))))
 
     def _drop_if_empty(self, key: Any) -> None:
         if not any(self.states[key]):
@@ -203,8 +222,7 @@ class OneToOneJoin(IntervalJoin):
         left, right = states.get(key, _NONE_WAITS)
         own, other = (left, right) if side == LEFT else (right, left)
         if other is not None and lower <= other[TIME] - time <= upper:
-            pair = (record, other[RECORD]) if side == LEFT else (other[RECORD], record)
-            self.results.append((time if time > other[TIME] else other[TIME], pair))
+            self._emit_pair(side, time, record, other)
             if own is None:
                 del states[key]
             else:

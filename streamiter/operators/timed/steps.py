@@ -11,7 +11,7 @@ from streamiter.deferred import Deferred
 from streamiter.operators.functions import refuse
 from streamiter.operators.keyed import CheckKeys, KeyedOperator, any_keys, array_of_keys
 from streamiter.operators.keyed_state import StateFrame, in_turns
-from streamiter.operators.operator import Context
+from streamiter.operators.operator import Context, KeepsRecords
 from streamiter.operators.output import Output
 from streamiter.operators.timed.kinds import WindowKind
 from streamiter.operators.timed.several_aggregates import Aggregates
@@ -21,7 +21,7 @@ from streamiter.records import Array, Batch, OutputTag, TimedBatch, slice_batch,
 from streamiter.times import MAX_TIME, MIN_TIME, Times
 
 
-class TimedOperator(KeyedOperator):
+class TimedOperator(KeyedOperator, KeepsRecords):
     """Base class of operators whose states are :class:`TimedStates`."""
 
     takes_timed_batches = True

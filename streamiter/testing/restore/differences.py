@@ -225,7 +225,8 @@ def first_difference(expected: PlainValue, given: PlainValue, path: str = "") ->
     if isinstance(expected, Columns):
         return _of_dicts(dict(expected.arrays), dict(given.arrays), path)
     if isinstance(expected, TimedBatch):
-        return _of_sequences([expected.records, expected.times], [given.records, given.times], path)
+        wanted, found = ([batch.records, batch.times, batch.order] for batch in (expected, given))
+        return _of_sequences(wanted, found, path)
     if isinstance(expected, msgspec.Struct):
         return _of_dicts(_fields(expected), _fields(given), path, "{path}.{key}")
     if isinstance(expected, (float, np.generic)):

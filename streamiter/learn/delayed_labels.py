@@ -1,0 +1,199 @@
+"""How labels that come later are declared: ``DelayedLabels``, its checks, and the order of the events of a training.
+
+A training handles questions and answers one by one in the order of event time, so a stream of them gets event time, and
+is put in order, before the training reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Any, Final, Literal
+
+from streamiter.errors import GraphError
+from streamiter.flow.building import add_next_step
+from streamiter.flow.event_time import checked_duration, has_event_time, is_behind_topic, is_from_topic
+from streamiter.flow.graph_checks import check_function
+from streamiter.flow.stream import Stream
+from streamiter.learn.adaptive import AdaptiveLinearModel, Label
+from streamiter.learn.losses import LogLoss
+from streamiter.numbers import whole_number
+from streamiter.operators.timed.in_order import InOrder, SpansInOrder
+from streamiter.runtime.graph import SINGLE_INPUT
+
+Schedule = Literal["end", "weighted", "at once"]
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedLabels:
+    """How to read a stream of questions and answers: predict a question now, learn from it when its label is known.
+
+    Questions and answers are joined one to one by their key and their time: ``question ≤ answer < question +
+    within_s``. In a stream with event time the times are the timestamps, and answers wait for questions that arrive
+    later. In other streams an event has the time at which it arrives, and an answer follows its question.
+
+    Events are handled one by one, in the order of event time: before an event, all waits end that are over by the
+    watermark behind the events before it. Batches, load and a backlog change nothing.
+    """
+
+    key_of: Callable[[Any], Hashable]
+    """``key_of(event)`` returns the key that a question and its answer share: int, str, bytes or a tuple of these."""
+    is_answer: Callable[[Any], bool]
+    """Whether an event is an answer; all other events are questions."""
+    features: Callable[[Sequence[Any]], Any] | Sequence[str] | None
+    """``features(questions)`` returns a row of features for each question. A list of fields, or None for all fields of
+    the question, only with the model that ``train_online`` makes itself."""
+    target_of: Callable[[Any], Label | None]
+    """``target_of(answer)`` returns the label; None if the question has no label: then the question is forgotten."""
+    waiting_max: int = 1_000_000
+    """The largest number of events that wait, with ``model=`` at each worker; beyond it the oldest is forgotten."""
+    within_s: float | None = None
+    """How long a question waits. None: without end."""
+    otherwise: Label = None
+    """The label of a question whose wait is over, also by the end of the stream; None: the question is forgotten."""
+    weight_of: Callable[[Any], float] | None = None
+    """``weight_of(answer)`` returns the sample weight of its row; None: 1. Not with the schedule ``"weighted"``."""
+    unknown: Literal["report", "refuse", "skip"] = "report"
+    """What happens to an answer without a question that waits. "report": it becomes a dead letter if the training has a
+    topic for these, else it is skipped. "refuse": it follows the policy of the training, which may end the job. It is
+    counted in each case."""
+    schedule: Schedule | None = None
+    """When a question is learned from.
+
+    - ``"at once"``: when its answer comes, or with ``otherwise`` at the end of its wait. The first labels are those of
+      questions that were answered soon, so with ``otherwise`` the model is biased until the first wait is over.
+    - ``"end"``: at the end of its wait, with its answer or ``otherwise``. Unbiased; nothing is learned before that.
+    - ``"weighted"``: with ``otherwise=False``, as False at once, and again when it gets the answer True; weights make
+      that unbiased (fake negatives weighted, Ktena et al. 2019, arXiv 1907.06558).
+    - None: ``"weighted"`` if ``otherwise`` is False, ``"end"`` for another ``otherwise``, else ``"at once"``.
+    """
+    time: Literal["event", "processing"] | None = None
+    """The time that counts: that of the events, or the clock when they arrive. None: event time if the stream has it or
+    comes directly from a topic with timestamps, else the clock."""
+
+    @property
+    def come_with_questions(self) -> bool:
+        """For the engine: whether a join has labelled the rows, see :func:`labels_of_rows`."""
+        return self.is_answer is _is_given
+
+    def chosen_schedule(self) -> Schedule:
+        """Return the schedule, or the default."""
+        if self.schedule is not None:
+            return self.schedule
+        if self.otherwise is None:
+            return "at once"
+        is_weighted = self.otherwise is False and self.within_s is not None and self.weight_of is None
+        return "weighted" if is_weighted else "end" if self.within_s is not None else "at once"
+
+
+def labels_of_rows(
+    label: str | Callable[[Any], Label],
+    features: Callable[[Sequence[Any]], Any] | Sequence[str] | None,
+    weight: str | Callable[[Any], float] | None,
+) -> DelayedLabels:
+    """Return the labels of rows that a join has labelled: ``SpansInOrder`` emits each as a question and its answer."""
+    weight_of = itemgetter(weight) if isinstance(weight, str) else weight
+    target_of = itemgetter(label) if isinstance(label, str) else label
+    return DelayedLabels(_is_given, _is_given, features, target_of, weight_of=weight_of, schedule="at once")
+
+
+def _is_given(event: Any) -> Any:
+    raise NotImplementedError  # The events have it.
+
+
+_CHOICES: Final[Mapping[str, tuple[str | None, ...]]] = {
+    "unknown": ("report", "refuse", "skip"),
+    "schedule": ("end", "weighted", "at once", None),
+    "time": ("event", "processing", None),
+}
+
+
+def check_labels(labels: DelayedLabels) -> None:
+    """Raise GraphError for options that cannot be used."""
+    for option in ("key_of", "is_answer", "target_of"):
+        check_function(getattr(labels, option), f"DelayedLabels({option}=)", ["event"])
+    for option, choices in _CHOICES.items():
+        if (given_choice := getattr(labels, option)) not in choices:
+            raise GraphError(
+                f"DelayedLabels({option}=): expected {' or '.join(map(repr, choices))}, given {given_choice!r}"
+            )
+    whole_number("DelayedLabels(waiting_max=)", labels.waiting_max, 1, error=GraphError)
+    if labels.within_s is not None:
+        checked_duration("DelayedLabels(within_s=)", labels.within_s, "train_online", 0.001)
+
+
+# After so many seconds without an event, waits by the time of a topic end by the clock.
+_SECONDS_QUIET: Final = 5.0
+
+
+def with_schedule(labels: DelayedLabels, model: Any) -> DelayedLabels:
+    """Return the labels with the schedule that is chosen; GraphError for one that cannot be."""
+    if isinstance(model, AdaptiveLinearModel):
+        is_binary = model.task != "regression" and model.classes is None
+    else:
+        is_binary = isinstance(model.loss, LogLoss)
+    schedule = labels.chosen_schedule()
+    if labels.schedule is None and schedule == "weighted" and not is_binary:
+        schedule = "end"
+    if schedule == "weighted" and not (is_binary and labels.otherwise is not None and not labels.otherwise):
+        raise GraphError(
+            'DelayedLabels(schedule="weighted"): expected otherwise=False and a model that predicts the probability of '
+            f'True, given otherwise={labels.otherwise!r} and {type(model).__name__}; write schedule="end"'
+        )
+    if schedule == "weighted" and labels.weight_of is not None:
+        raise GraphError(
+            'DelayedLabels(schedule="weighted"): expected no weight_of=, since a question is learned before its answer '
+            'tells its weight, given one; write schedule="end"'
+        )
+    if schedule == "end" and labels.within_s is None:
+        raise GraphError(
+            'DelayedLabels(schedule="end"): expected within_s=, since a question is learned at the end of its wait, '
+            'given none; say how long labels may take, or write schedule="at once"'
+        )
+    return replace(labels, schedule=schedule)
+
+
+def in_order(
+    events: Stream, labels: DelayedLabels, named: Callable[[str], str], *, synchronous: bool
+) -> tuple[Stream, bool]:
+    """Return the events as the training reads them, and whether that is in the order of event time.
+
+    They then come one after the other as ``InOrder``, or ``SpansInOrder``, emits them.
+    """
+    events = _with_event_time(events, labels, named)
+    is_timed = labels.time != "processing" and has_event_time(events)
+    if synchronous and not is_timed and (labels.otherwise is not None or labels.within_s is not None):
+        raise GraphError(
+            'train_online(mode="synchronous"): expected DelayedLabels with within_s= and otherwise= only in event '
+            "time, since the result must not depend on timing; use the asynchronous mode, or .event_time(…)"
+        )
+    if not is_timed:
+        return events, False
+    operator = SpansInOrder if labels.come_with_questions else InOrder
+    ordered = add_next_step(
+        {SINGLE_INPUT: events}, "in order", operator, {"name": named("in order"), "parallelism": 1}, order="needs"
+    )
+    return Stream(events.flow, ordered), True
+
+
+def _with_event_time(events: Stream, labels: DelayedLabels, named: Callable[[str], str]) -> Stream:
+    """Return the events with the time by which they are joined: their own, that of their topics, or none."""
+    if labels.time == "processing" or has_event_time(events):
+        return events
+    behind_topics = [is_behind_topic(outlet) for outlet in events.outlets]
+    if all(behind_topics):
+        timed = [
+            Stream(events.flow, outlet).event_time(
+                idle_after_s=_SECONDS_QUIET, when_idle="advance", name=named(f"times of {outlet.step.name}")
+            )
+            for outlet in events.outlets
+        ]
+        return timed[0].union(*timed[1:]) if len(timed) > 1 else timed[0]
+    if labels.time == "event" or (labels.within_s is not None and is_from_topic(events)):
+        raise GraphError(
+            f"train_online(labels=): expected events with event time, given {events.name!r} without, and the clock "
+            "would count all events of a backlog as events of the present; put .event_time(…) right behind "
+            'flow.source(…), or write DelayedLabels(time="processing")'
+        )
+    return events

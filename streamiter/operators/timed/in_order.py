@@ -1,0 +1,284 @@
+"""Records of several partitions and streams in one order, as if they had been read one by one as they happened.
+
+How far each partition has been read, and where batches are cut, depends on load. :class:`RecordOrder` merges the
+partitions by the watermark behind each record, as Kafka Streams merges its partitions by timestamp. The records of one
+partition keep their order. :class:`InOrder` is the operator.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, final
+
+import numpy as np
+
+from streamiter.operators.operator import Context, KeepsRecords, Operator
+from streamiter.operators.output import Output
+from streamiter.records import (
+    BEFORE,
+    KNOWN,
+    NUMBER,
+    ORDER_COLUMNS,
+    PART,
+    REACHED,
+    Batch,
+    Order,
+    TimedBatch,
+    can_concatenate,
+    concatenate,
+    slice_batch,
+    take,
+)
+from streamiter.times import MAX_TIME, MIN_TIME, Times
+
+_log = logging.getLogger("streamiter.operators")
+
+# As many as a training keeps questions. A partition that is so far behind the others is not waited for.
+HELD_MAX: Final = 1_000_000
+
+UNKNOWN_PART: Final = -1
+"""The part of records whose order is not told: they are sorted by their timestamps."""
+
+
+class _Held(NamedTuple):
+    """A batch that waits, by the order of its first record; the heap never compares more than the first two."""
+
+    reached: int
+    arrival: int
+    batch: TimedBatch
+
+
+@final
+class RecordOrder:
+    """Merges the records of all parts. Pure data, no I/O.
+
+    A record is released when no part can bring one that comes before it: when the watermark is above its own, or, if
+    there is only one part, when the watermark has reached that.
+
+    >>> order = RecordOrder()
+    >>> order.add(TimedBatch(["a", "c"], np.array([1, 5]), np.array([[1, MIN_TIME, 0, 0, 1], [5, 1, 0, 1, 5]])))
+    >>> order.add(TimedBatch(["b"], np.array([3]), np.array([[3, MIN_TIME, 1, 0, 3]])))
+    >>> released = order.release(3)
+    >>> list(released), list(order.release(6))
+    (['a'], ['b', 'c'])
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[_Held] = []
+        self._arrivals = 0
+        self._parts: set[int] = set()
+        self.held = 0
+        """The number of records that wait."""
+        self.reached = MIN_TIME
+        """The greatest watermark behind a released record."""
+        self.unsorted = 0
+        """The number of records that were released before their turn, because too many waited."""
+
+    def add(self, batch: TimedBatch) -> None:
+        """Take the records of a batch; without an order they are in that of their timestamps."""
+        if batch.order is None:
+            batch = TimedBatch(batch.records, batch.times, self._order_of(batch.times))
+        order = batch.order
+        assert order is not None
+        self._parts.update(np.unique(order[:, PART]).tolist())
+        if len(order) > 1 and (order[1:, REACHED] < order[:-1, REACHED]).any():
+            batch = self._sorted(batch)
+        self._push(batch)
+
+    def _order_of(self, times: Times) -> Order:
+        order = np.empty((len(times), ORDER_COLUMNS), np.int64)
+        order[:, REACHED] = order[:, KNOWN] = times
+        order[:, BEFORE], order[:, PART] = MIN_TIME, UNKNOWN_PART
+        order[:, NUMBER] = np.arange(self._arrivals, self._arrivals + len(times))
+        return order
+
+    def _push(self, batch: TimedBatch) -> None:
+        if not len(batch):
+            return
+        assert batch.order is not None
+        heappush(self._heap, _Held(int(batch.order[0, REACHED]), self._arrivals, batch))
+        self._arrivals += len(batch)
+        self.held += len(batch)
+
+    @staticmethod
+    def _sorted(batch: TimedBatch) -> TimedBatch:
+        order = batch.order
+        assert order is not None
+        by_turn = take(batch, np.lexsort((order[:, NUMBER], order[:, PART], order[:, REACHED])))
+        assert isinstance(by_turn, TimedBatch)
+        return by_turn
+
+    def release(self, watermark: int, *, is_idle: bool = False) -> TimedBatch | None:
+        """Return the records whose turn has come, with their final ``BEFORE``; None if there are none.
+
+        ``is_idle``: no part brings records for now, so those at the watermark have their turn, too.
+        """
+        limit = watermark if is_idle or watermark == MAX_TIME or len(self._parts) <= 1 else watermark - 1
+        pieces: list[Batch] = []
+        while self._heap and self._heap[0].reached <= limit:
+            held = heappop(self._heap)
+            batch, order = held.batch, held.batch.order
+            assert order is not None
+            stop = int(np.searchsorted(order[:, REACHED], limit, side="right"))
+            self.held -= len(batch)
+            pieces.append(slice_batch(batch, 0, stop))
+            if stop < len(batch):
+                rest = batch[stop:]
+                assert rest.order is not None
+                heappush(self._heap, _Held(int(rest.order[0, REACHED]), held.arrival + stop, rest))
+                self.held += len(rest)
+        return self._merged(pieces) if pieces else None
+
+    def release_too_many(self, most: int) -> TimedBatch | None:
+        """If more than ``most`` records wait, return the first of them, in order as far as they are known."""
+        pieces: list[Batch] = []
+        while self.held > most:
+            held = heappop(self._heap)
+            self.held -= len(held.batch)
+            self.unsorted += len(held.batch)
+            pieces.append(held.batch)
+        return self._merged(pieces) if pieces else None
+
+    def _merged(self, pieces: list[Batch]) -> TimedBatch:
+        """Return the pieces in order; ``BEFORE`` becomes the watermark behind all records before."""
+        merged = concatenate(pieces) if _are_alike(pieces) else _of_records(pieces)
+        assert isinstance(merged, TimedBatch)
+        if len(pieces) > 1:
+            merged = self._sorted(merged)
+        assert merged.order is not None
+        order = merged.order.copy()
+        behind = np.maximum(np.concatenate([[self.reached], order[:-1, REACHED]]), order[:, BEFORE])
+        order[:, BEFORE] = np.maximum.accumulate(behind)
+        self.reached = max(int(order[-1, BEFORE]), int(order[-1, REACHED]))
+        return TimedBatch(merged.records, merged.times, order)
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "held": [held.batch for held in sorted(self._heap, key=lambda held: held.arrival)],
+            "parts": sorted(self._parts),
+            "reached": self.reached,
+            "unsorted": self.unsorted,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._parts, self.reached, self.unsorted = set(state["parts"]), state["reached"], state["unsorted"]
+        for batch in state["held"]:
+            self._push(batch)
+        heapify(self._heap)
+
+
+def _are_alike(pieces: Sequence[Batch]) -> bool:
+    return all(can_concatenate(pieces[0], piece) for piece in pieces[1:])
+
+
+def _of_records(pieces: Sequence[Batch]) -> TimedBatch:
+    timed = [piece for piece in pieces if isinstance(piece, TimedBatch)]
+    records = [record for piece in timed for record in piece]
+    orders = [piece.order for piece in timed if piece.order is not None]
+    return TimedBatch(records, np.concatenate([piece.times for piece in timed]), np.concatenate(orders))
+
+
+class InOrder(Operator, KeepsRecords):
+    """Emits the records of a stream with event time in one order, as tuples ``(before, time, record)``. Parallelism 1.
+
+    ``before`` is the watermark behind all records before this one: the result is as if each record had a batch and a
+    watermark of its own. ``time`` is the record's timestamp.
+    """
+
+    takes_timed_batches = True
+
+    def __init__(self, held_max: int = HELD_MAX) -> None:
+        """``held_max``: if more records wait for a part that is behind, the first ones are emitted without it."""
+        self._held_max = held_max
+        self._order = RecordOrder()
+
+    def open(self, context: Context) -> None:
+        self._context = context
+
+    @property
+    def kept(self) -> int:
+        """The number of records that wait for their turn."""
+        return self._order.held
+
+    def process_batch(self, batch: Batch, out: Output) -> None:
+        if isinstance(batch, TimedBatch):
+            self._order.add(batch)
+            self._release(MIN_TIME if self._context.event_time is None else self._context.event_time, out)
+
+    def on_event_time_watermark(self, watermark: int, out: Output) -> int:
+        """Emit the records whose turn has come; hold the watermark back to that before the first of the others."""
+        self._release(watermark, out)
+        return min(watermark, self._order.reached) if self._order.held else watermark
+
+    def _release(self, watermark: int, out: Output) -> None:
+        released = self._order.release(watermark, is_idle=self._context.event_time_is_idle)
+        if released is not None:
+            self._emit(released, out)
+        if (early := self._order.release_too_many(self._held_max)) is not None:
+            if self._order.unsorted == len(early):
+                _log.warning(
+                    "step %r: expected at most %d records to wait for a partition that is behind; the first ones are "
+                    "handled before those of that partition, so their order depends on load",
+                    self._context.name,
+                    self._held_max,
+                )
+            self._emit(early, out)
+
+    def _emit(self, released: TimedBatch, out: Output) -> None:
+        assert released.order is not None
+        before = released.order[:, BEFORE]
+        out.emit_batch(TimedBatch(list(zip(before.tolist(), released.times.tolist(), released, strict=True)), before))
+
+    def snapshot(self) -> dict[str, Any]:
+        return self._order.snapshot()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._order.restore(state)
+
+
+class SpansInOrder(InOrder):
+    """Emits the pairs of an interval join in the order of their earlier records, each once more when it was known.
+
+    Emits tuples ``(before, time, record, number, is_known)``: a pair at the time of its earlier record, and with
+    ``is_known`` at that of its later one, or at the end of the wait. ``number`` is that of the pair.
+    """
+
+    def __init__(self, held_max: int = HELD_MAX) -> None:
+        super().__init__(held_max)
+        self._next = 0
+        self._unknown: list[tuple[int, int, Any]] = []
+        """The pairs that were emitted once: when they were known, number and record."""
+
+    @property
+    def kept(self) -> int:
+        return super().kept + len(self._unknown)
+
+    def on_event_time_watermark(self, watermark: int, out: Output) -> int:
+        passed = super().on_event_time_watermark(watermark, out)
+        self._emit_known(passed, out)
+        return passed
+
+    def _emit(self, released: TimedBatch, out: Output) -> None:
+        assert released.order is not None
+        asked, known = (released.order[:, column].tolist() for column in (REACHED, KNOWN))
+        for record, at, known_at in zip(released, asked, known, strict=True):
+            self._emit_known(at, out)
+            out.emit((MIN_TIME, at, record, self._next, False), event_time=at)
+            heappush(self._unknown, (known_at, self._next, record))
+            self._next += 1
+
+    def _emit_known(self, before: int, out: Output) -> None:
+        """Emit the pairs that were known before a time."""
+        while self._unknown and (self._unknown[0][0] < before or before == MAX_TIME):
+            at, number, record = heappop(self._unknown)
+            out.emit((MIN_TIME, at, record, number, True), event_time=min(at, before))
+
+    def snapshot(self) -> dict[str, Any]:
+        return super().snapshot() | {"next": self._next, "unknown": sorted(self._unknown, key=itemgetter(0, 1))}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self._next, self._unknown = state["next"], [tuple(pair) for pair in state["unknown"]]

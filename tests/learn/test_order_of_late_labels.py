@@ -1,0 +1,327 @@
+"""Late labels in event time: questions, answers and ends of waits are handled one by one, whatever the batches are."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from flow.test_topics_in_flows import made
+from iteration.iteration_support import cut_items
+from learn.frozen_states import frozen
+from learn.late_label_support import FEATURES, LABELS, Loop, Trained, distinct, events, source_of, timed
+from learn.online_support import Record
+from support.waiting import until
+
+from streamiter import Checkpoints, Flow, Stream
+from streamiter.errors import GraphError
+from streamiter.learn import DelayedLabels, LogisticRegression, SparseRows, train_online
+from streamiter.optimizers import SGD
+from streamiter.topics import MemoryBroker, OutgoingBatch
+
+SCHEDULES = ["end", "weighted", "at once"]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("bound_ms", [0, 700])
+def test_events_are_learned_one_by_one_whatever_the_batches_are(schedule: Any, bound_ms: int) -> None:
+    """Waits ended once for each transport batch: on a backlog thousands of equal labels were learned at a time."""
+    given = events(500, disorder_ms=bound_ms)
+    loop = Loop(given, schedule, bound_ms=bound_ms)
+    assert min(loop.late, len(given) - loop.late) > 50
+    labels = replace(LABELS, schedule=schedule)
+
+    def check(found: Trained) -> None:
+        assert found.bits == frozen(loop.model.parameters())
+        assert found.targets.tolist() == [float(label) for label in loop.labels]
+        known = [not math.isnan(prediction) for prediction in loop.predictions]
+        assert np.array_equal(found.predictions[known], np.array(loop.predictions)[known])
+        assert found.metrics["count"] == len(loop.labels) == 500
+        assert (found.late, found.records) == (loop.late, 500)
+
+    for rows in (1, 7, 20, 200, 2_000, len(given)):
+        check(Trained(labels, lambda flow, n=rows: timed(flow.from_source(source_of(given, n)), bound_ms)))
+    for seed, options in enumerate(
+        [{"mini_batch": 1}, {"mini_batch": 13, "workers": 3}, {"mini_batch": 50, "mode": "synchronous", "workers": 2}]
+    ):
+        check(
+            Trained(labels, lambda flow, s=seed: timed(cut_items(flow, given, seed=s), bound_ms), seed=seed, **options)
+        )
+
+
+def test_partitions_and_streams_are_merged_in_the_order_of_event_time() -> None:
+    """All views of a backlog were predicted before the first click was learned, or after, as the topics were read."""
+    given = events(1_200)
+    loop = Loop(given, "end")
+    questions = [event for event in given if "label" not in event]
+    answers = [event for event in given if "label" in event]
+
+    def union(flow: Flow, rows: tuple[int, int]) -> Stream:
+        parts = [
+            timed(flow.from_source(source_of(events, size), name=f"part {size} {place}"))
+            for place, (events, size) in enumerate(zip((questions, answers), rows, strict=True))
+        ]
+        return parts[0].union(parts[1])
+
+    found = []
+    for rows in [(1, 50), (50, 1), (2_000, 2_000), (7, 2_000)]:
+        flow = Flow("f")
+        training = train_online(union(flow, rows), labels=replace(LABELS, schedule="end"))
+        models = training.models.collect()
+        flow.run()
+        found.append(frozen(models.items[-1].parameters))
+    assert found == [found[0]] * len(found)
+    # Equal times of two streams have no order, and few are equal here: the same labels, and nearly the same model.
+    assert loop.model.records == 1_200
+
+
+def keeps_order(stream: Stream) -> Stream:
+    """Return the same events, through steps of all kinds."""
+    return (
+        stream.map(lambda event: event)
+        .filter(lambda event: event["id"] != 3 or True)
+        .map_batch(lambda batch: batch)
+        .filter_batch(lambda batch: [True] * len(batch))
+        .flat_map(lambda event: [event])
+        .key_by(lambda event: event["id"] % 5)
+        .stateful_map(lambda state, event: (state, event), 0, parallelism=1)
+    )
+
+
+def test_steps_before_the_training_keep_the_order() -> None:
+    """Where a step had been between event time and training, batches counted again."""
+    given = events(400, disorder_ms=500)
+    loop = Loop(given, "at once", bound_ms=500)
+
+    def chain(flow: Flow, rows: int) -> Stream:
+        return keeps_order(timed(flow.from_source(source_of(given, rows)), 500))
+
+    for rows in (1, 30, 10_000):
+        flow = Flow("f")
+        training = train_online(chain(flow, rows), labels=replace(LABELS, schedule="at once"))
+        models = training.models.collect()
+        flow.run()
+        assert frozen(models.items[-1].parameters) == frozen(loop.model.parameters())
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_model_that_learns_by_mini_batches_sees_the_same_events(schedule: Any) -> None:
+    """Workers ended waits once for each transport batch, too, so their mini-batches had other rows."""
+    given = events(800, disorder_ms=300)
+    labels = replace(
+        LABELS, features=lambda rows: SparseRows.from_dense([[row["x"], 1.0] for row in rows]), schedule=schedule
+    )
+    found = [
+        Trained(
+            labels,
+            lambda flow, n=rows: timed(flow.from_source(source_of(given, n)), 300),
+            model=lambda: LogisticRegression(2, optimizer=SGD(0.5)),
+            workers=1,
+            mini_batch=10,
+            mode="synchronous",
+        )
+        for rows in (1, 77, 10_000)
+    ]
+    assert [each.bits for each in found] == [found[0].bits] * 3
+    assert found[0].metrics["count"] == 800
+    share = found[0].targets.mean()
+    assert abs(found[0].predictions[200:].mean() - share) < 0.05
+
+
+def start_of(shares: Mapping[str, float], delay_s: tuple[float, float], count: int) -> list[Record]:
+    """Return questions a second apart, of kinds with these shares of True answers."""
+    draw, found = Random(5), []
+    for n in range(count):
+        kind = draw.choice(sorted(shares))
+        found.append({"id": n, "at": 1_000 * n, "kind": kind, "x": draw.random()})
+        if draw.random() < shares[kind]:
+            found.append({"id": n, "at": round(1_000 * (n + draw.uniform(*delay_s))), "label": True})
+    return sorted(found, key=lambda event: event["at"])
+
+
+@pytest.mark.parametrize(
+    ("shares", "delay_s", "within_s"),
+    [({"a": 0.5, "b": 0.2}, (1, 40), 60.0), ({"a": 0.12, "b": 0.02}, (500, 1_500), 2_000.0)],
+    ids=["frequent and soon", "rare and late"],
+)
+def test_the_default_has_no_bias_at_the_start(
+    shares: dict[str, float], delay_s: tuple[float, float], within_s: float
+) -> None:
+    """Only positives were learned until the first wait was over, and every prediction tended to 1."""
+    given = start_of(shares, delay_s, 20_000)
+    by_id: dict[int, list[Any]] = {event["id"]: [event["kind"], False] for event in given if "label" not in event}
+    for event in given:
+        if "label" in event:
+            by_id[event["id"]][1] = True
+    losses = {}
+    for schedule in (None, "end"):
+        labels = replace(LABELS, within_s=within_s, schedule=schedule)
+        found = Trained(labels, lambda flow: timed(flow.from_items(given, parallelism=1)))
+        assert found.metrics["count"] == 20_000
+        losses[schedule] = found.metrics["loss"]
+        waits = round(within_s)
+        before, after = found.predictions[: waits // 2], found.predictions[2 * waits :]
+        assert before.max() <= 0.5 + 0.5 * (max(shares.values()) > 0.3)
+        for predictions, targets in zip(
+            np.array_split(after, 4), np.array_split(found.targets[2 * waits :], 4), strict=True
+        ):
+            assert abs(predictions.mean() - targets.mean()) < 0.25 * targets.mean()
+    best = float(np.mean([-p * math.log(p) - (1 - p) * math.log(1 - p) for p in shares.values()]))
+    assert losses[None] < best + 0.02
+    # It learns from the first question on, and not after the first wait.
+    assert losses[None] < losses["end"] + 0.001
+
+
+def test_a_late_answer_never_ends_a_job_by_default() -> None:
+    """The first answer after its wait ended a training whose policy was to fail."""
+    given = [
+        {"id": 1, "at": 0, "kind": "a", "x": 1.0},
+        {"id": 2, "at": 9_000, "kind": "a", "x": 1.0},
+        {"id": 1, "at": 9_001, "label": True},
+        {"id": 3, "at": 9_500, "kind": "a", "x": 1.0},
+    ]
+    found = Trained(LABELS, lambda flow: timed(flow.from_items(given, parallelism=1)))
+    assert (found.late, found.metrics["count"]) == (1, 3)
+    with pytest.raises(Exception, match="an answer without a question that waits for it"):
+        Trained(replace(LABELS, unknown="refuse"), lambda flow: timed(flow.from_items(given, parallelism=1)))
+
+
+def test_rows_before_the_first_label_are_validated() -> None:
+    """The count of validation left out the questions that were asked before the first label was known."""
+    given = [{"id": n, "at": 100 * n, "kind": "a", "x": 1.0} for n in range(50)]
+    given += [{"id": n, "at": 5_000 + n, "label": n % 2 > 0} for n in range(50)]
+    for schedule in SCHEDULES:
+        labels = replace(LABELS, within_s=100.0, schedule=schedule)
+        found = Trained(labels, lambda flow: timed(flow.from_items(given, parallelism=1)))
+        assert found.metrics["count"] == 50
+        assert np.isfinite(found.predictions).all()
+        assert Counter(found.targets.tolist()) == {0.0: 25, 1.0: 25}
+
+
+@pytest.mark.parametrize("kind", ["number", "classes"])
+def test_numbers_and_classes_are_learned_at_the_end_of_the_wait(kind: str) -> None:
+    """A fake label False was learned for questions whose label is a number or a text."""
+    given = [
+        event | ({"label": 3.0 if kind == "number" else "yes"} if "label" in event else {}) for event in events(300)
+    ]
+    labels = replace(LABELS, otherwise=0.0 if kind == "number" else "no")
+    assert labels.chosen_schedule() == "end"
+    task: Any = "regression" if kind == "number" else None
+    found = Trained(labels, lambda flow: timed(flow.from_items(given, parallelism=1)), task=task)
+    assert found.metrics["count"] == found.records == 300
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (replace(LABELS, schedule="soon"), r"DelayedLabels\(schedule=\): expected 'end' or 'weighted' or 'at once'"),
+        (replace(LABELS, time="topic"), r"DelayedLabels\(time=\): expected 'event' or 'processing'"),
+        (replace(LABELS, schedule="end", within_s=None), r'schedule="end"\): expected within_s='),
+        (replace(LABELS, schedule="weighted", otherwise="no"), r'schedule="weighted"\): expected otherwise=False'),
+        (replace(LABELS, schedule="weighted", otherwise=None), r'schedule="weighted"\): expected otherwise=False'),
+    ],
+)
+def test_schedules_that_cannot_be_are_refused(labels: DelayedLabels, message: str) -> None:
+    """A schedule without an end learned nothing, and nobody was told."""
+    flow = Flow("f")
+    with pytest.raises(GraphError, match=message):
+        train_online(timed(flow.from_items([{"id": 1, "at": 1}])), labels=labels)
+
+
+async def test_the_timestamps_of_a_topic_are_the_time() -> None:
+    """A backlog of a week was joined by the clock: all of its questions and answers belonged to the same second."""
+    given = distinct(events(400))
+    loop = Loop(given, "weighted")
+    broker = MemoryBroker()
+    backlog = await made(broker, "backlog", partitions=2)
+    writer = await backlog.open_writer()
+    for number, event in enumerate(given):
+        await writer.write(OutgoingBatch([orjson.dumps(event)], timestamps_ms=[event["at"]], partition=number % 2))
+    await writer.close()
+    for parallelism in (1, 2):
+        flow = Flow("f")
+        stream = flow.source(backlog, stop="latest", parallelism=parallelism)
+        training = train_online(stream, labels=LABELS)
+        models, metrics = training.models.collect(), training.validation.collect()
+        await (await flow.start()).wait()
+        assert frozen(models.items[-1].parameters) == frozen(loop.model.parameters())
+        assert metrics.items[-1]["count"] == 400
+    with pytest.raises(GraphError, match=r"put \.event_time\(…\) right behind flow.source\(…\)"):
+        train_online(flow.source(backlog, name="again").map(lambda event: event), labels=LABELS, name="again")
+    by_clock = replace(LABELS, time="processing")
+    train_online(flow.source(backlog, name="third").map(lambda event: event), labels=by_clock, name="third")
+
+
+@pytest.mark.parametrize("rows", [(1, 300), (300, 1), (5_000, 5_000)])
+def test_a_training_behind_a_join_predicts_at_the_time_of_the_question(rows: tuple[int, int]) -> None:
+    """A join ended waits once for each transport batch, and a loss of .005 was reported in place of .22.
+
+    The labels of a batch were equal for thousands of rows, and the model followed the last ones.
+    """
+    given = distinct(start_of({"a": 0.5, "b": 0.1}, (1, 40), 2_000))
+    questions, answers = ([e for e in given if ("label" in e) is is_answer] for is_answer in (False, True))
+    flow = Flow("f")
+    left, right = (
+        timed(flow.from_source(source_of(side, size), name=str(place))).key_by(lambda event: event["id"])
+        for place, (side, size) in enumerate(zip((questions, answers), rows, strict=True))
+    )
+    pairs = left.interval_join(right, lower_s=0, upper_s=60, how="left", one_to_one=True)
+    examples = pairs.map(lambda pair: {name: pair[0][name] for name in FEATURES} | {"label": pair[1] is not None})
+    training = train_online(examples, label="label", report_every=10**6)
+    models, metrics = training.models.collect(), training.validation.collect()
+    flow.run()
+    # The same rows in the order of their times: asked at the question, learned at the answer or after the wait.
+    times = {event["id"]: event["at"] for event in questions}
+    known = {event["id"]: event["at"] for event in answers}
+    moments = [(at, 0, key) for key, at in times.items()]
+    moments += [(known.get(key, at + 60_000), 1, key) for key, at in times.items()]
+    fields = {event["id"]: {name: event[name] for name in FEATURES} for event in questions}
+    in_order = [{"id": key, **({"label": key in known} if kind else fields[key])} for _, kind, key in sorted(moments)]
+    flow = Flow("by hand")
+    labels = replace(LABELS, within_s=None, otherwise=None)
+    by_hand = train_online(flow.from_items(in_order, parallelism=1), labels=labels, report_every=10**6)
+    expected, expected_metrics = by_hand.models.collect(), by_hand.validation.collect()
+    flow.run()
+    assert frozen(models.items[-1].parameters) == frozen(expected.items[-1].parameters)
+    assert metrics.items[-1]["count"] == 2_000
+    assert metrics.items[-1]["loss"] == pytest.approx(expected_metrics.items[-1]["loss"])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+async def test_a_wait_may_become_longer_or_shorter_between_two_runs(schedule: Any, tmp_path: Path) -> None:
+    """With a longer wait up to a quarter of the questions of a checkpoint were never learned."""
+    broker = MemoryBroker()
+    questions = [{"id": n, "at": 1_000 * n, "kind": "ab"[n % 2], "x": n % 5 / 5} for n in range(30)]
+    answers = [{"id": n, "at": 1_000 * n + 12_000, "label": n % 4 > 1} for n in range(0, 30, 2)]
+    given = sorted([*questions, *answers], key=lambda event: event["at"])
+    for number, (before_s, after_s) in enumerate([(5, 20), (20, 5), (5, 5), (20, 20)]):
+        for cut in (7, 20, 35):
+            source = broker.topic(f"events {number} {cut}")
+            await source.create()
+            results = []
+            for within_s, part, stop in ((before_s, given[:cut], None), (after_s, given[cut:], "latest")):
+                writer = await source.open_writer()
+                await writer.write(OutgoingBatch([orjson.dumps(event) for event in part]))
+                await writer.close()
+                flow = Flow("f")
+                stream = timed(flow.source(source, stop=stop, name="events"), name="times")
+                labels = replace(LABELS, within_s=float(within_s), schedule=schedule)
+                training = train_online(stream, labels=labels, report_every=10**6, name="late")
+                results = [training.models.collect(name="models"), training.validation.collect(name="metrics")]
+                store = Checkpoints(tmp_path / f"{number} {cut}", interval_s=3_600)
+                job = await flow.start(checkpoints=store)
+                if stop is None:
+                    await until(lambda job=job: job.statistics().step("late: learn").records_in > 0)
+                    await until(lambda job=job, cut=cut: job.statistics().step("late: in order").records_in == cut)
+                    await job.stop("suspend")
+                else:
+                    await job.wait()
+            models, metrics = results
+            assert models.items[-1].records == metrics.items[-1]["count"] == 30, (before_s, after_s, cut)
