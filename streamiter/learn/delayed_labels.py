@@ -61,12 +61,13 @@ class DelayedLabels:
     schedule: Schedule | None = None
     """When a question is learned from.
 
-    - ``"at once"``: when its answer comes, or with ``otherwise`` at the end of its wait. The first labels are those of
-      questions that were answered soon, so with ``otherwise`` the model is biased until the first wait is over.
-    - ``"end"``: at the end of its wait, with its answer or ``otherwise``. Unbiased; nothing is learned before that.
-    - ``"weighted"``: with ``otherwise=False``, as False at once, and again when it gets the answer True; weights make
-      that unbiased (fake negatives weighted, Ktena et al. 2019, arXiv 1907.06558).
-    - None: ``"weighted"`` if ``otherwise`` is False, ``"end"`` for another ``otherwise``, else ``"at once"``.
+    - ``"end"``: at the end of its wait, with its answer or ``otherwise``. Unbiased; nothing is learned in the first
+      wait.
+    - ``"weighted"``: with ``otherwise=False``, as False at once; an answer True then learns True, and takes back what
+      was learned at the question. It learns from the first question on, and is unbiased while traffic is steady.
+    - ``"at once"``: when its answer comes, or with ``otherwise`` at the end of its wait. With ``otherwise`` the model
+      is biased until the first wait is over, and when traffic changes.
+    - None: ``"end"`` with ``within_s`` and ``otherwise``, else ``"at once"``.
     """
     time: Literal["event", "processing"] | None = None
     """The time that counts: that of the events, or the clock when they arrive. None: event time if the stream has it or
@@ -81,10 +82,7 @@ class DelayedLabels:
         """Return the schedule, or the default."""
         if self.schedule is not None:
             return self.schedule
-        if self.otherwise is None:
-            return "at once"
-        is_weighted = self.otherwise is False and self.within_s is not None and self.weight_of is None
-        return "weighted" if is_weighted else "end" if self.within_s is not None else "at once"
+        return "at once" if self.otherwise is None or self.within_s is None else "end"
 
 
 def labels_of_rows(
@@ -129,13 +127,11 @@ _SECONDS_QUIET: Final = 5.0
 
 def with_schedule(labels: DelayedLabels, model: Any) -> DelayedLabels:
     """Return the labels with the schedule that is chosen; GraphError for one that cannot be."""
+    schedule = labels.chosen_schedule()
     if isinstance(model, AdaptiveLinearModel):
         is_binary = model.task != "regression" and model.classes is None
     else:
         is_binary = isinstance(model.loss, LogLoss)
-    schedule = labels.chosen_schedule()
-    if labels.schedule is None and schedule == "weighted" and not is_binary:
-        schedule = "end"
     if schedule == "weighted" and not (is_binary and labels.otherwise is not None and not labels.otherwise):
         raise GraphError(
             'DelayedLabels(schedule="weighted"): expected otherwise=False and a model that predicts the probability of '

@@ -64,8 +64,8 @@ class RowSteps(NamedTuple):
     """For a question, and for its late label, a number that both have and no other question; else -1."""
     assumed: npt.NDArray[np.uint8] | None = None
     """By step ``ASSUMED`` for a question that is learned as False before its label is known, then ``CORRECTED`` for its
-    late label True, which is learned with the weight 1 and False with the weight -1, or ``CONFIRMED`` for its late
-    label False, which only judges the experts; else 0. The steps of a question add up to that of its label."""
+    late label True, which is learned while the slope of the assumption is taken back, or ``CONFIRMED`` for its late
+    label False, which only judges the experts; else 0. The slopes of a question add up to that of its label."""
 
     def part(self, start: int, stop: int) -> RowSteps:
         """Return the steps from ``start`` up to ``stop``."""

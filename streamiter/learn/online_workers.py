@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -189,6 +189,9 @@ def _same(answer: Any) -> Any:
     return answer
 
 
+_PROBABILITY_MIN: Final = 1e-12
+
+
 class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
     """Predicts each question when it arrives, and learns from it when its label is known.
 
@@ -306,8 +309,8 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
         plain = [each for each in labelled if each.learns == "plain"]
         corrected = [each for each in labelled if each.learns == "corrected"]
         sums = GradientSum()
-        self._add_gradient(sums, plain, self._plain_gradient, refused, out)
-        self._add_gradient(sums, corrected, self._correction, refused, out)
+        self._add_gradient(sums, plain, refused, out, corrects=False)
+        self._add_gradient(sums, corrected, refused, out, corrects=True)
         if sums.gradient is not None:
             self.report_sum(sums, out)
         if settled := [each for each in labelled if each.is_settled and id(each) not in refused]:
@@ -316,36 +319,30 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
             self.emit_predictions(self._examples(settled), predictions, numbers, out)
 
     def _add_gradient(
-        self,
-        sums: GradientSum,
-        group: list[_Labelled],
-        gradient_of: Callable[[Examples], Gradient],
-        refused: set[int],
-        out: Output,
+        self, sums: GradientSum, group: list[_Labelled], refused: set[int], out: Output, *, corrects: bool
     ) -> None:
         """Add the gradient of some questions to the sums, without those whose label is refused."""
         while group:
             examples = self._examples(group)
+            predictions = np.array([each.question.prediction for each in group])
             try:
-                gradient = gradient_of(examples)
+                gradient = self._model.gradient(examples.features, examples.targets)
+                if corrects:
+                    gradient = self._corrected(gradient, examples.features, predictions)
             except BadRows as bad:
                 without([each.record for each in group], bad, out)
                 refused.update(id(group[row]) for row in bad.rows)
                 group = [each for row, each in enumerate(group) if row not in bad.rows]
             else:
-                targets, predictions = examples.targets, np.array([each.question.prediction for each in group])
-                loss = self._model.loss.values(predictions, np.asarray(targets)).sum()
+                loss = self._model.loss.values(predictions, np.asarray(examples.targets)).sum()
                 sums.add(gradient, float(loss))
                 return
 
-    def _plain_gradient(self, examples: Examples) -> Gradient:
-        return self._model.gradient(examples.features, examples.targets)
-
-    def _correction(self, examples: Examples) -> Gradient:
-        """Return the gradient for True minus that for False: these questions were learned as False."""
-        as_true = self._model.gradient(examples.features, examples.targets)
-        as_false = self._model.gradient(examples.features, np.zeros(as_true.records))
-        return replace(as_true + as_false.scaled(-1.0), weight=as_true.weight, records=0, moments=None)
+    def _corrected(self, gradient: Gradient, features: Any, predictions: Floats) -> Gradient:
+        """Return the gradient for True minus that for False, as it was when these questions were learned as False."""
+        now = np.maximum(self._model.predict(features), _PROBABILITY_MIN)
+        assumed = self._model.gradient(features, np.zeros(len(now)), predictions / now)
+        return replace(gradient + assumed.scaled(-1.0), weight=gradient.weight, records=0, moments=None)
 
     def _examples(self, labelled: Sequence[_Labelled]) -> Examples:
         rows = SparseRows.from_rows([each.question.row for each in labelled], self._model.width)

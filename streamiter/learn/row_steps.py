@@ -291,7 +291,7 @@ def _learn(
     """Learn from one row. The scores are computed again with the statistics that include the row.
 
     If the label is late, ``asked`` are the experts' scores when the row was a question. ``action`` may ``ASSUME`` that
-    the target is 0, and judge no expert, or ``CORRECT`` that later: the slope for the target 1 minus that for 0 is -1.
+    the target is 0, and judge no expert, or ``CORRECT`` that later: then the slope of the assumption is taken back.
     """
     for score in range(size):
         scores[score] = 0.0
@@ -325,7 +325,7 @@ def _learn(
             likelihoods[expert] = _slopes(task, expert, asked, size, target, target_deviation, totals, slopes, rates)
             _slopes(task, expert, scores, size, target, target_deviation, totals, slopes, rates)
         if action & CORRECT:
-            slopes[expert] = -1.0
+            slopes[expert] -= _probability(asked[expert])
         if expert < min(len(rates), ADAPTIVE):
             factors[expert] = rates[expert] * target_deviation / np.sqrt(totals[1])
         else:

@@ -173,7 +173,8 @@ class Trained:
             stream.collect() for stream in (training.models, training.predictions, training.validation)
         )
         statistics = flow.run() if seed is None else run(flow, seed=seed)
-        self.bits = frozen(models.items[-1].parameters)
+        self.parameters = models.items[-1].parameters
+        self.bits = frozen(self.parameters)
         self.records = models.items[-1].records
         self.predictions = np.concatenate([rows["predictions"] for rows in predictions.items])
         self.targets = np.concatenate([rows["targets"] for rows in predictions.items])

@@ -112,7 +112,7 @@ async def test_a_question_that_waits_for_too_long_is_forgotten() -> None:
 
 async def test_no_answer_in_time_is_a_label_where_the_file_says_so() -> None:
     """A view without a click was no example, so that each view in the training had a click."""
-    async with Learning(CLICKS) as learning:
+    async with Learning(replace(CLICKS, schedule="at once")) as learning:
         views = [{"event": "view", "view": n, "at": START_S + at} for n, at in enumerate((0, 1, 2, 62, 63))]
         await learning.give(*views[:3], {"event": "scroll"}, {"event": "click", "view": 1, "at": START_S + 50})
         assert learning.labels == [1.0]
