@@ -73,14 +73,16 @@ def crossed(
     found = {
         field: clipped[:, column]
         for column, field in enumerate(crossed_fields(crosses))
-        if field in rows.fields and field not in texts and (known is None or field in known)
+        if field in rows.fields and (known is None or field in known)
     }
     products: dict[str, Floats] = {}
     places: list[Indices] = []
     values: list[Floats] = []
-    for cross in crosses:
-        of_texts = [texts[field] for field in cross if field in texts]
-        of_numbers = [found[field] for field in cross if field in found]
+    # A field whose kind is not decided may have a text in one row, and a number in another.
+    for cross, are_texts in itertools.product(crosses, itertools.product([True, False], repeat=2)):
+        parts = list(zip(cross, are_texts, strict=True))
+        of_texts = [texts[field] for field, is_text in parts if is_text and field in texts]
+        of_numbers = [found[field] for field, is_text in parts if not is_text and field in found]
         if len(of_texts) + len(of_numbers) < 2:
             continue
         if not of_texts:

@@ -6,30 +6,62 @@ hash of the field's name and the text; a list of texts gives a feature for each 
 that are infinite or above 1e100 in size are *missing*: the learner takes the mean of the column, and one more hashed
 feature says that the value of this field was missing. A field that a record does not name is missing, too, without that
 feature, since records with few of many fields are common.
+
+A text may be a number or a time, and what its field is depends on the rows before it. So a reader only adds what each
+text can be (``Readings``), and ``streamiter.known_fields`` decides in the order of the rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import tzinfo
 from functools import cache
 from itertools import chain, compress
 from operator import methodcaller
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.compiled import compiled, is_compiling
+from streamiter.compiled import compiled, is_compiling, is_loaded
 from streamiter.errors import ConfigurationError, ModelError, shortened
+from streamiter.field_kinds import (
+    BLANKS,
+    HUGE,
+    NO_KINDS,
+    NOTHING,
+    OTHER_TEXT,
+    Kind,
+    Readings,
+    ReadText,
+    are_texts,
+    category_of,
+    is_time,
+    read_datetimes,
+    read_moment,
+    read_text,
+    words_of,
+)
 from streamiter.numbers import Floats, Indices
 from streamiter.records import Array, Batch, Columns, columns_of_table
 
+__all__ = [
+    "ABSENT",
+    "HUGE",
+    "FieldReader",
+    "NamedRows",
+    "are_texts",
+    "hash_of",
+    "is_missing",
+    "mixed_hashes",
+    "named_matrix",
+    "place_of_missing",
+    "place_of_text",
+]
+
 ABSENT: Final = -1
 """The place of a feature that a row does not have."""
-
-HUGE: Final = 1e100
-"""Numbers that are larger in size count as missing: their squares are added up, and stay finite."""
 
 # Names and texts are hashed with 64 bits FNV-1a (Fowler, Noll, Vo), whose low bits are then mixed as in MurmurHash3
 # (Appleby). Both are short enough to be compiled, and differ in no version of Python.
@@ -48,6 +80,9 @@ _CACHED_FIELDS: Final = 1024
 
 # Measured: for fewer texts, the call of compiled code takes longer than a list of texts.
 _HASHED_TOGETHER: Final = 32
+
+# One long text makes an array of texts large; such texts are hashed one by one.
+_ARRAY_BYTES_MAX: Final = 4_096
 
 _NUMBERS: Final = frozenset({int, float, bool, np.bool_})
 
@@ -83,12 +118,33 @@ def mixed_hashes(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return hashes ^ (hashes >> _SHIFT_64)
 
 
-def _hash_texts(characters: npt.NDArray[np.uint32], start: np.uint64, hashes: npt.NDArray[np.uint64]) -> None:
-    """Compute :func:`hash_of` for the UTF-8 of each row of characters, from the unmixed hash of the bytes before it."""
+_BLANK_KEYS: Final = tuple(int.from_bytes(text.encode()) for text in sorted(BLANKS) if text[:1] > "9")
+
+
+def _hash_texts(
+    characters: npt.NDArray[np.uint32],
+    start: np.uint64,
+    hashes: npt.NDArray[np.uint64],
+    may_be_read: npt.NDArray[np.bool_],
+) -> None:
+    """Compute :func:`hash_of` for the UTF-8 of each row of characters, from the unmixed hash of the bytes before it.
+
+    ``may_be_read`` tells which texts :func:`read_text` may find to be another than ``OTHER``.
+    """
     for row in range(len(characters)):
         length = characters.shape[1]
         while length and characters[row, length - 1] == 0:
             length -= 1
+        # Spaces, + - . and digits have codes up to 57, as have few other characters.
+        first = characters[row, 0] if length else np.uint32(0)
+        may_be_read[row] = first <= 57
+        if not may_be_read[row] and length <= 4:
+            key = 0
+            for column in range(length):
+                key = key * 256 + (characters[row, column] | 32)  # In small letters.
+            for blank in _BLANK_KEYS:
+                if key == blank:
+                    may_be_read[row] = True
         value = start
         for column in range(length):
             character = characters[row, column]
@@ -108,6 +164,17 @@ def _compiled_hashing() -> Callable[..., None]:
     return compiled(_hash_texts)
 
 
+def place_of_text(field: str, text: str, bits: int) -> int:
+    """Return the place of a text of a field."""
+    data = field.encode("utf-8", "surrogatepass") + _TEXT_FOLLOWS + text.encode("utf-8", "surrogatepass")
+    return hash_of(data) & ((1 << bits) - 1)
+
+
+def place_of_missing(field: str, bits: int) -> int:
+    """Return the place of the feature that says that the value of a field is missing."""
+    return hash_of(field.encode("utf-8", "surrogatepass") + _IS_MISSING) & ((1 << bits) - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class NamedRows:
     """A batch of rows: numbers by field, and the places of hashed features."""
@@ -125,6 +192,9 @@ class NamedRows:
     """For each row the number of its missing values; fields that a record does not name do not count."""
     place_values: Floats | None = None
     """The values of ``places``; None: all are 1."""
+    readings: Mapping[str, Readings] = field(default_factory=dict)
+    """What the values of a field can be, other than plain numbers, if one of its texts can be a number or a time; and
+    the times of a field of times, which have no place."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -139,6 +209,7 @@ class NamedRows:
             self.places[chosen],
             self.missing[chosen],
             None if self.place_values is None else self.place_values[chosen],
+            {name: readings.of_rows(chosen) for name, readings in self.readings.items()},
         )
 
 
@@ -165,7 +236,8 @@ class FieldReader:
     """Turns records into :class:`NamedRows`.
 
     ``fields`` are the fields to read, None for all except those in ``without``. Hashed features have ``2**bits``
-    places.
+    places. Fields whose ``kinds`` are ``category`` or ``words`` are read as such here. ``time_zone`` is that of the
+    hours of times; None: their own.
 
     >>> reader = FieldReader(without=["late"], bits=10)
     >>> rows = reader.rows([{"km": 3, "town": "Rom", "late": True}, {"km": None, "town": "Kyiv", "late": False}])
@@ -179,6 +251,8 @@ class FieldReader:
         *,
         without: Collection[str] = (),
         bits: int,
+        kinds: Mapping[str, Kind] = NO_KINDS,
+        time_zone: tzinfo | None = None,
         refuse: _RefusesRows | None = None,
         owner: str = "FieldReader",
     ) -> None:
@@ -188,7 +262,11 @@ class FieldReader:
         self._mask = (1 << bits) - 1
         self._owner = owner
         self._refuse = refuse or (lambda _rows, reason: ModelError(reason))
+        self._zone = time_zone
+        self._prepare = {name: _PREPARED[kind] for name, kind in kinds.items() if kind in _PREPARED}
         self._places: dict[str, dict[str, int]] = {}
+        self._read_texts: dict[str, dict[str, ReadText]] = {}
+        """By field the texts in the cache of places that can be numbers or times."""
 
     def rows(self, records: Batch) -> NamedRows:
         """Return the rows of these records: dicts, ``Columns``, or a table of pandas, polars or Arrow.
@@ -251,10 +329,13 @@ class FieldReader:
         places: list[Array] = []
         flags: list[Array] = []
         missing_count = np.zeros(count, dtype=np.intp)
+        readings: dict[str, Readings] = {}
         for name, column in columns.items():
             if not isinstance(name, str):
                 raise ModelError(f"{self._owner}: expected texts as names of fields, given {name!r}")
-            of_numbers, of_texts, missing = self._read_column(name, column)
+            of_numbers, of_texts, missing, read = self._read_column(name, column)
+            if read is not None:
+                readings[name] = read
             if of_numbers is not None and of_numbers.ndim == 1:
                 fields.append(name)
                 numbers.append(of_numbers)
@@ -267,8 +348,7 @@ class FieldReader:
                 text_fields += [name] * len(columns_of_texts)
                 places += columns_of_texts
             if missing is not None and missing.any():
-                place = hash_of(name.encode("utf-8", "surrogatepass") + _IS_MISSING) & self._mask
-                flags.append(np.where(missing, place, ABSENT))
+                flags.append(np.where(missing, place_of_missing(name, self._bits), ABSENT))
                 missing_count += missing
         matrix = np.empty((count, len(fields)))
         for position, values in enumerate(numbers):
@@ -277,55 +357,72 @@ class FieldReader:
         places_of_rows = np.empty((count, len(hashed)), dtype=np.intp)
         for position, of_field in enumerate(hashed):
             places_of_rows[:, position] = of_field
-        return NamedRows(tuple(fields), matrix, tuple(text_fields), places_of_rows, missing_count)
+        return NamedRows(tuple(fields), matrix, tuple(text_fields), places_of_rows, missing_count, readings=readings)
 
-    def _read_column(self, name: str, column: Array | list[Any]) -> tuple[Floats | None, Array | None, Array | None]:
-        """Return the numbers of a field, the places of its texts, and which of its values are missing."""
+    def _read_column(self, name: str, column: Array | list[Any]) -> _ReadColumn:
+        prepare = self._prepare.get(name)
         if isinstance(column, np.ndarray):
+            if prepare is not None and column.dtype.kind != "M":
+                return self._read_values(name, list(map(prepare, column.tolist())))
             if column.dtype.kind in "biuf" and column.ndim <= 2:
                 floats = column.astype(np.float64, copy=False)
                 may_miss = column.dtype.kind == "f" and column.ndim == 1
-                return floats, None, is_missing(floats) if may_miss else None
+                return _ReadColumn(floats, None, is_missing(floats) if may_miss else None)
+            if column.dtype.kind == "M" and column.ndim == 1 and prepare is None:
+                read = read_datetimes(column, self._zone)
+                return _ReadColumn(None, None, read.codes == NOTHING, read)
             if column.dtype.kind != "U" and not column.dtype.hasobject:
                 raise ModelError(
-                    f"{self._owner}: expected numbers or texts in the field {name!r}, given {column.dtype}; convert "
-                    "it before, or leave it out with features="
+                    f"{self._owner}: expected numbers, texts or times in the field {name!r}, given {column.dtype}; "
+                    "convert it before, or leave it out with features="
                 )
             is_long = column.ndim == 1 and len(column) >= _HASHED_TOGETHER
             if is_long and column.dtype.kind == "U" and column.nbytes and is_compiling():
-                return None, self._places_of_array(name, column), None
+                return self._read_array(name, column)
             return self._read_values(name, column.tolist())
-        return self._read_values(name, column)
+        return self._read_values(name, column if prepare is None else list(map(prepare, column)))
 
-    def _read_values(self, name: str, column: list[Any]) -> tuple[Floats | None, Array | None, Array | None]:
+    def _read_values(self, name: str, column: list[Any]) -> _ReadColumn:
         kinds = set(map(type, column))
-        if kinds <= _NUMBERS and kinds:
+        if kinds <= _NUMBERS and kinds and name not in self._prepare:
             floats = self._floats(name, column)
-            return floats, None, is_missing(floats)
+            return _ReadColumn(floats, None, is_missing(floats))
         if kinds == {str}:
-            return None, self._text_places(name, column), None
+            places = self._text_places(name, column)
+            found = self._read_texts.get(name)
+            return _ReadColumn(None, places, None, None if found is None else _readings(column, found))
         return self._read_mixed(name, column)
 
-    def _read_mixed(self, name: str, column: Sequence[Any]) -> tuple[Floats | None, Array | None, Array | None]:
+    def _read_mixed(self, name: str, column: Sequence[Any]) -> _ReadColumn:
         count = len(column)
         is_text = np.fromiter((isinstance(value, str) or are_texts(value) for value in column), np.bool_, count)
         is_none = np.fromiter((value is None for value in column), np.bool_, count)
         is_number = np.fromiter(
             (isinstance(value, (int, float, np.number, np.bool_)) for value in column), np.bool_, count
         )
+        is_moment = np.fromiter(map(is_time, column), np.bool_, count)
         is_named = np.fromiter((value is not _UNNAMED for value in column), np.bool_, count)
-        if (bad := np.flatnonzero(is_named & ~(is_text | is_none | is_number))).size:
+        is_wrong = is_named & ~(is_text | is_none | is_number | is_moment)
+        if name in self._prepare:
+            is_wrong |= is_number | is_moment
+        if (bad := np.flatnonzero(is_wrong)).size:
+            expected = "a number, a text or None" if name not in self._prepare else "a text or None"
             raise self._refuse(
                 bad.tolist(),
-                f"{self._owner}: expected a number, a text or None in the field {name!r}, given "
+                f"{self._owner}: expected {expected} in the field {name!r}, given "
                 f"{shortened(column[int(bad[0])])}; convert it before, or leave it out with features=",
             )
         floats = places = None
         missing = is_none
+        moments: dict[int, ReadText] = {
+            row: read_moment(column[row], self._zone) for row in np.flatnonzero(is_moment).tolist()
+        }
+        if moments:
+            missing = is_none | [moments.get(row, OTHER_TEXT)[0] == NOTHING for row in range(count)]
         if is_number.any():
             given = [value if number else np.nan for value, number in zip(column, is_number, strict=True)]
             floats = self._floats(name, given)
-            missing = is_none | (is_number & is_missing(floats))
+            missing = missing | (is_number & is_missing(floats))
         if is_text.any():
             with_texts = compress(column, is_text)
             texts: list[list[str]] = [
@@ -336,7 +433,14 @@ class FieldReader:
             positions = np.fromiter(chain.from_iterable(map(range, lengths)), np.intp, len(rows))
             places = np.full((count, max(lengths)), ABSENT, dtype=np.intp)
             places[rows, positions] = self._text_places(name, list(chain.from_iterable(texts)))
-        return floats, places, missing
+        found = self._read_texts.get(name, {})
+        if not moments and not found:
+            return _ReadColumn(floats, places, missing)
+        read = _readings([value if isinstance(value, str) else None for value in column], found)
+        read.codes[~is_text] = NOTHING
+        for row, moment in moments.items():
+            read.codes[row], read.values[row] = moment
+        return _ReadColumn(floats, places, missing, read)
 
     def _floats(self, name: str, column: Sequence[Any]) -> Floats:
         try:
@@ -347,15 +451,31 @@ class FieldReader:
                 bad, f"{self._owner}: expected numbers that fit a float in the field {name!r}, given larger ones"
             ) from None
 
-    def _places_of_array(self, name: str, texts: Array) -> Array:
-        """Return the places of an array of texts, without a Python object for each."""
+    def _read_array(self, name: str, texts: Array) -> _ReadColumn:
+        """Return an array of texts as read, without a Python object for each that can only be a text."""
+        hashes, may_be_read = self._hashes_of_array(name, texts)
+        places = (hashes & np.uint64(self._mask)).astype(np.intp)
+        if not may_be_read.any() or name in self._prepare:
+            return _ReadColumn(None, places, None)
+        _, first, of_each = np.unique(hashes[may_be_read], return_index=True, return_inverse=True)
+        candidates = texts[may_be_read][first].tolist()
+        found = [read_text(text, self._zone) for text in candidates]
+        if all(each is OTHER_TEXT for each in found):
+            return _ReadColumn(None, places, None)
+        read = _readings([None] * len(texts), {})
+        read.codes[may_be_read] = np.array([code for code, _ in found])[of_each]
+        read.values[may_be_read] = np.array([value for _, value in found])[of_each]
+        return _ReadColumn(None, places, None, read)
+
+    def _hashes_of_array(self, name: str, texts: Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
+        """Return the hashes of texts, and which of them may be numbers, times or blank."""
         start = _FNV_START
         for byte in name.encode("utf-8", "surrogatepass") + _TEXT_FOLLOWS:
             start = ((start ^ byte) * _FNV_PRIME) & _ALL_BITS
         characters = np.ascontiguousarray(texts, texts.dtype.newbyteorder("=")).view(np.uint32)
-        hashes = np.empty(len(texts), np.uint64)
-        _compiled_hashing()(characters.reshape(len(texts), -1), np.uint64(start), hashes)
-        return (hashes & np.uint64(self._mask)).astype(np.intp)
+        hashes, may_be_read = np.empty(len(texts), np.uint64), np.empty(len(texts), np.bool_)
+        _compiled_hashing()(characters.reshape(len(texts), -1), np.uint64(start), hashes, may_be_read)
+        return hashes, may_be_read
 
     def texts_at(self, places: Collection[int]) -> dict[int, str]:
         """Return texts that were read lately, by their places, with their fields: ``carrier = UA``.
@@ -379,18 +499,49 @@ class FieldReader:
         if (known := self._places.get(name)) is None:
             if len(self._places) >= _CACHED_FIELDS:
                 self._places.clear()
+                self._read_texts.clear()
             known = self._places[name] = {}
         if len(known) > _CACHED_TEXTS:
             known.clear()
-        for text in set(texts).difference(known):
-            data = name.encode("utf-8", "surrogatepass") + _TEXT_FOLLOWS + text.encode("utf-8", "surrogatepass")
-            known[text] = hash_of(data) & self._mask
+            self._read_texts.pop(name, None)
+        if new := list(set(texts).difference(known)):
+            known.update(zip(new, self._hashed_places(name, new), strict=True))
+            if name not in self._prepare:
+                for text in new:
+                    if (read := read_text(text, self._zone)) is not OTHER_TEXT:
+                        self._read_texts.setdefault(name, {})[text] = read
         return np.fromiter(map(known.__getitem__, texts), np.intp, len(texts))
 
+    def _hashed_places(self, name: str, texts: list[str]) -> list[int]:
+        # An array has no NULs at the end of its texts.
+        if len(texts) >= _HASHED_TOGETHER and is_loaded() and not any(text[-1:] == "\0" for text in texts):
+            array = np.array(texts)
+            if array.nbytes <= _ARRAY_BYTES_MAX * len(texts):
+                hashes, _ = self._hashes_of_array(name, array)
+                places: list[int] = (hashes & np.uint64(self._mask)).astype(np.intp).tolist()
+                return places
+        return [place_of_text(name, text, self._bits) for text in texts]
 
-def are_texts(value: object) -> bool:
-    """Whether the value is a list of texts."""
-    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+class _ReadColumn(NamedTuple):
+    """A field as read."""
+
+    numbers: Floats | None
+    places: Array | None
+    """The places of texts."""
+    missing: Array | None
+    """Which values are missing; None: none."""
+    readings: Readings | None = None
+
+
+_PREPARED: Final[Mapping[Kind, Callable[[Any], Any]]] = {"category": category_of, "words": words_of}
+
+
+def _readings(texts: Sequence[str | None], found: Mapping[str, ReadText]) -> Readings:
+    """Return the readings of texts, most of them from those that were found; None is another value."""
+    read = [found.get(text, OTHER_TEXT) for text in texts]  # type: ignore[arg-type]
+    codes = np.fromiter((code for code, _ in read), np.uint8, len(read))
+    return Readings(codes, np.fromiter((value for _, value in read), np.float64, len(read)))
 
 
 class _Unnamed:

@@ -7,7 +7,7 @@ in the first label: a truth value, 0, 1 or a text is a class, any other number i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from streamiter.crossed_rows import checked_crosses
 from streamiter.errors import ConfigurationError, ModelError, shortened
+from streamiter.field_kinds import Kind
+from streamiter.known_fields import BadKind, KnownFields, of_reader
 from streamiter.learn.expert_weights import (
     ASSUMED,
     CrossStatistics,
@@ -87,6 +89,10 @@ class AdaptiveLinearModel(Savable):
     standardized; of two texts, a feature for each pair of texts; of a text and a number, a slope for each text. The
     numbers of crosses are standardized with the statistics of all rows, whatever their weight.
 
+    A field is what its first rows say: texts that are numbers are read as numbers, and times become hour, weekday,
+    month and trend. ``kinds`` decides otherwise: ``{"zip": "category", "title": "words"}``. ``time_zone`` is that of
+    the hours (``"Europe/Berlin"``); None: each time has its hour in its own zone.
+
     ``rates`` are up to three learning rates of AdaGrad; None: three of AdaGrad and three constant ones.
 
     A model is for one thread at a time: compiled code changes its arrays without a lock. Without Numba (``pip install
@@ -107,6 +113,8 @@ class AdaptiveLinearModel(Savable):
         crosses: Sequence[tuple[str, str]] = (),
         rates: Sequence[float] | None = None,
         bits: int = _BITS,
+        kinds: Mapping[str, Kind] | None = None,
+        time_zone: str | None = None,
     ) -> None:
         if task not in (None, "classification", "regression"):
             raise ConfigurationError(
@@ -128,12 +136,11 @@ class AdaptiveLinearModel(Savable):
         """How labels are read; None before the first."""
         self._weights: ExpertWeights | None = None
         """None before the first label."""
-        self._columns: dict[str, int] = {}
-        """The number of each numeric field among the numeric columns."""
-        self._text_fields: dict[str, None] = {}
+        self.fields = KnownFields(_NAME, self.bits, kinds or {}, time_zone)
+        """The fields that the model knows, and what each is."""
         self._sparse_width: int | None = None
         """The width of the ``SparseRows`` that were given; None for named rows."""
-        self._reader = FieldReader(bits=self.bits, refuse=BadRows, owner=_NAME)
+        self._reader = self.reader(_NAME)
         self._records = 0
         self._version = 0
 
@@ -181,7 +188,8 @@ class AdaptiveLinearModel(Savable):
         named = self._named(features)
         self._check_width(named)
         if not isinstance(named, SparseRows):
-            named = self._crosses.of(named, self._columns.keys() | self._text_fields.keys())
+            named = self.fields.of(named, _bad_rows)
+            named = self._crosses.of(named, self.fields.columns.keys() | self.fields.texts.keys())
         rows = self._by_column(named)
         steps = RowSteps.one_each(rows.length, learns=False)
         found = self._weights.step(rows, steps, np.zeros(rows.length))
@@ -224,9 +232,10 @@ class AdaptiveLinearModel(Savable):
             self._crosses.refuse_sparse_rows()
             self._sparse_width = named.width if len(named) else self._sparse_width
         else:
-            self._check_fields(named)
-            named = self._crosses.learn(named)
-            self._add_fields(named)
+            named = self._crosses.learn(self.fields.learn(named, _bad_rows))
+            new_columns = self.fields.add(named)
+            if self._weights is not None and new_columns:
+                self._weights.add_numeric(new_columns)
         return self._by_column(named)
 
     def step(
@@ -246,13 +255,13 @@ class AdaptiveLinearModel(Savable):
         unlabelled = 0
         if self._weights is None:
             if not steps.learns.any():
-                self._crosses.keep()
+                self._keep()
                 return np.full(len(steps.rows), np.nan)
             unlabelled = int(np.argmax(steps.learns))
             assert self._label_kind is not None
             scores = known_classes + self._has_open_class if self._label_kind == "classes" else 1
             self._weights = ExpertWeights(self._label_kind, scores, self._hashed, self.rates)
-            self._weights.add_numeric(len(self._columns))
+            self._weights.add_numeric(len(self.fields.columns))
         final = max(len(self._classes) + self._has_open_class, self._weights.scores) if self._classes else 1
         questions = np.unique(steps.questions[steps.questions >= 0]).tolist()
         by_question = self._weights.scores_of_questions(asked or {}, 1 + max(questions, default=-1), final)
@@ -263,13 +272,18 @@ class AdaptiveLinearModel(Savable):
         predictions[:unlabelled] = np.nan
         if asked is not None:
             asked |= {question: by_question[question].ravel().tolist() for question in questions}
-        self._crosses.keep()
+        self._keep()
         learns = steps.learns & (steps.weights > 0.0)
         self._version += bool(learns.any())
         if steps.assumed is not None:
             learns &= steps.assumed <= ASSUMED  # Later steps of a question do not count again.
         self._records += int(np.count_nonzero(learns))
         return predictions
+
+    def _keep(self) -> None:
+        """Keep what the rows of the last :meth:`rows` have said about crosses and fields."""
+        self._crosses.keep()
+        self.fields.keep()
 
     def _step_classes(
         self, weights: ExpertWeights, rows: ModelRows, steps: RowSteps, targets: Floats, asked: Floats
@@ -322,6 +336,12 @@ class AdaptiveLinearModel(Savable):
 
     # ---- columns
 
+    def reader(self, owner: str, fields: Sequence[str] | None = None, without: Sequence[str] = ()) -> FieldReader:
+        """Return a reader of records for this model, as its own."""
+        asked, zone = of_reader(self.fields.asked), self.fields.zone
+        options: dict[str, Any] = {"without": without, "bits": self.bits, "refuse": BadRows, "owner": owner}
+        return FieldReader(fields, kinds=asked, time_zone=zone, **options)
+
     @property
     def _hashed(self) -> int:
         """The number of hashed columns."""
@@ -342,7 +362,8 @@ class AdaptiveLinearModel(Savable):
     def _check_width(self, named: NamedRows | SparseRows) -> None:
         """Refuse sparse rows after records with fields, records after sparse rows, and another width."""
         given = named.width if isinstance(named, SparseRows) else None
-        is_new = self._weights is None and self._sparse_width is None and not self._columns and not self._text_fields
+        has_fields = self.fields.columns or self.fields.texts
+        is_new = self._weights is None and self._sparse_width is None and not has_fields
         if is_new or given == self._sparse_width or not len(named):
             return
         before, after = (
@@ -351,51 +372,6 @@ class AdaptiveLinearModel(Savable):
         )
         raise ModelError(f"{_NAME}: expected {before}, as in the first rows, given {after}")
 
-    def _add_fields(self, named: NamedRows) -> None:
-        """Give each new field a column when it has its first number, in an order that no cut of batches changes."""
-        new = []
-        for position, field in enumerate(named.fields):
-            if field not in self._columns:
-                first = _first(~is_missing(named.numbers[:, position]))
-                if first < len(named):
-                    new.append((first, len(field), field))
-        for _, _, field in sorted(new):
-            self._columns[field] = len(self._columns)
-        if self._weights is not None and new:
-            self._weights.add_numeric(len(new))
-        for position, field in enumerate(named.text_fields):
-            if field not in self._text_fields and (named.places[:, position] != ABSENT).any():
-                self._text_fields[field] = None
-
-    def _check_fields(self, named: NamedRows) -> None:
-        """Refuse rows with a text in a field of numbers, or a number in a field of texts.
-
-        Of several fields the one with the first bad row: a refused row says nothing about its other fields.
-        """
-        bad_kinds = list(self._bad_kinds(named))
-        if bad_kinds:
-            bad, field, expected, given = min(bad_kinds, key=lambda kind: (_first(kind[0]), kind[1]))
-            reason = f"expected {expected} in the field {field!r}, as in the first row that had it, given {given}"
-            raise BadRows(np.flatnonzero(bad), f"{_NAME}: {reason}")
-
-    def _bad_kinds(self, named: NamedRows) -> Iterator[tuple[npt.NDArray[np.bool_], str, str, str]]:
-        """Yield, for each field with values of both kinds, the rows with the wrong one, the field, and both kinds."""
-        numbers = {field: position for position, field in enumerate(named.fields)}
-        # Of a field with several columns, each row has its first text in the first one.
-        texts = {field: named.text_fields.index(field) for field in named.text_fields}
-        in_both = (numbers.keys() | self._columns.keys()) & (texts.keys() | self._text_fields.keys())
-        none = np.zeros(len(named), dtype=np.bool_)
-        for field in in_both & (numbers.keys() | texts.keys()):
-            has_number = ~is_missing(named.numbers[:, numbers[field]]) if field in numbers else none
-            has_text = named.places[:, texts[field]] != ABSENT if field in texts else none
-            is_new = field not in self._columns and field not in self._text_fields
-            if field in self._columns or (is_new and _first(has_number) < _first(has_text)):
-                bad = has_text, field, "numbers", "a text"
-            else:
-                bad = has_number, field, "texts", "a number"
-            if bad[0].any():
-                yield bad
-
     def _by_column(self, named: NamedRows | SparseRows) -> ModelRows:
         """Return the rows by columns of the model, in ascending order; fields that it does not know are left out.
 
@@ -403,12 +379,12 @@ class AdaptiveLinearModel(Savable):
         """
         if isinstance(named, SparseRows):
             return ModelRows(named.indptr, named.indices, named.values)
-        count, first, columns = len(named), self._hashed + 1, self._columns
+        count, first, columns = len(named), self._hashed + 1, self.fields.columns
         known = [place for place, field in enumerate(named.fields) if field in columns]
         known.sort(key=lambda place: columns[named.fields[place]])
         of_fields = [first + columns[named.fields[place]] for place in known]
         numbers = named.numbers if known == list(range(len(named.fields))) else named.numbers[:, known]
-        unknown = [place for place, field in enumerate(named.text_fields) if field not in self._text_fields]
+        unknown = [place for place, field in enumerate(named.text_fields) if field not in self.fields.texts]
         places = np.delete(named.places, unknown, axis=1) if unknown else named.places
         width = len(known) + places.shape[1]
         indices = np.empty((count, width), dtype=np.intp)
@@ -434,8 +410,8 @@ class AdaptiveLinearModel(Savable):
 
         It returns None for a field that this model does not know. Texts have the same places in both models.
         """
-        first, own = self._hashed + 1, self._columns
-        columns = {first + column: first + own[field] for field, column in earlier._columns.items() if field in own}
+        first, own, given = self._hashed + 1, self.fields.columns, earlier.fields.columns
+        columns = {first + column: first + own[field] for field, column in given.items() if field in own}
         return lambda index: index if index < first else columns.get(index)
 
     # ---- labels
@@ -528,11 +504,12 @@ class AdaptiveLinearModel(Savable):
             raise ModelError(f"{_NAME}: expected to have learned from a row first, given none so far")
         published = self._weights.published() | {
             **self._crosses.published(),
-            "fields": list(self._columns),
-            "text_fields": sorted(self._text_fields),
+            **self.fields.published(),
             "bits": self.bits,
             "link": _LINKS[self._label_kind or "binary"],
         }
+        if dead := self.fields.dead_columns():
+            published |= {name: np.delete(published[name], dead, axis=0) for name in ("weights", "center", "limit")}
         if self._sparse_width is not None:
             published["width"] = self._sparse_width
         if self._weights.task == "number":
@@ -569,6 +546,7 @@ class AdaptiveLinearModel(Savable):
             self._resume(state, parameters)
             return
         self._crosses.start_from(parameters)
+        self.fields.start_from(parameters)
         self._records = records
         self._label_kind = kind
         self._classes = {label: number for number, label in enumerate(parameters.get("classes", ()))}
@@ -576,9 +554,7 @@ class AdaptiveLinearModel(Savable):
         scores = np.shape(parameters["weights"])[1] if kind == "classes" else 1
         self._has_open_class = scores > len(self._classes)
         self._weights = ExpertWeights(kind, scores, self._hashed, self.rates)
-        self._columns = {field: number for number, field in enumerate(parameters["fields"])}
-        self._text_fields = dict.fromkeys(parameters["text_fields"])
-        self._weights.add_numeric(len(self._columns))
+        self._weights.add_numeric(len(self.fields.columns))
         self._weights.start_from(parameters)
 
     def _resume(self, state: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
@@ -601,8 +577,7 @@ class AdaptiveLinearModel(Savable):
             "label kind": self._label_kind,
             "classes": list(self._classes),
             "has open class": self._has_open_class,
-            "fields": list(self._columns),
-            "text fields": sorted(self._text_fields),
+            **self.fields.state(),
             "sparse width": self._sparse_width,
             "bits": self.bits,
             "rates": None if self.rates is None else list(self.rates),
@@ -625,15 +600,13 @@ class AdaptiveLinearModel(Savable):
         self._label_kind = state["label kind"]
         self._classes = {label: number for number, label in enumerate(state["classes"])}
         self._has_open_class = state["has open class"]
-        self._columns = {field: number for number, field in enumerate(state["fields"])}
-        self._text_fields = dict.fromkeys(state["text fields"])
+        self.fields.restore(state)
         self._sparse_width = state["sparse width"]
         self._records, self._version = state["records"], state["version"]
 
 
-def _first(rows: npt.NDArray[np.bool_]) -> int:
-    """Return the first row; the number of rows if there is none."""
-    return int(np.argmax(rows)) if rows.any() else len(rows)
+def _bad_rows(bad: BadKind) -> BadRows:
+    return BadRows(np.flatnonzero(bad.rows), bad.reason)
 
 
 def _is_label(label: Label) -> bool:

@@ -8,7 +8,7 @@ they have, and send its gradient to the owner; the parameters go back to the wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 
 from streamiter.crossed_rows import checked_crosses, crossed_fields
 from streamiter.errors import ConfigurationError, GraphError, shortened
+from streamiter.field_kinds import Kind
 from streamiter.flow.event_time import is_labelled_by_join
 from streamiter.flow.flow import all_or_nothing, check_stream, connect, step_names
 from streamiter.flow.graph_checks import check_function
@@ -76,6 +77,8 @@ def train_online(
     weight: str | Callable[[Any], float] | None = None,
     task: Task | None = None,
     crosses: Sequence[tuple[str, str]] = (),
+    kinds: Mapping[str, Kind] | None = None,
+    time_zone: str | None = None,
     scaler: StandardScaler | None = None,
     extract: Extract | None = None,
     labels: DelayedLabels | None = None,
@@ -104,12 +107,12 @@ def train_online(
     ``weight`` is the field, or the function, of the sample weight. Instead of these, ``extract(mini_batch)`` may return
     the :class:`Examples` of a mini-batch, or ``labels`` says how to read labels that come later than their questions.
 
-    Without a ``model`` this trains an :class:`~streamiter.learn.adaptive.AdaptiveLinearModel` (``task``, ``crosses``)
-    row by row, in mini-batches of 4,000 rows, or those of 25 ms. ``model()`` may make another linear model, such as
-    ``lambda: LogisticRegression(width)``, which makes one step for the mean gradient of a mini-batch (100 rows). The
-    owner and each worker call ``model``, and must get equal models. A ``scaler`` standardizes its features with the
-    statistics of the rows so far; a scaler that has learned is a start. ``initial`` is a stream of one record to start
-    from: parameters, bare weights, or None.
+    Without a ``model`` this trains an :class:`~streamiter.learn.adaptive.AdaptiveLinearModel` (``task``, ``crosses``,
+    ``kinds``, ``time_zone``) row by row, in mini-batches of 4,000 rows, or those of 25 ms. ``model()`` may make another
+    linear model, such as ``lambda: LogisticRegression(width)``, which makes one step for the mean gradient of a
+    mini-batch (100 rows). The owner and each worker call ``model``, and must get equal models. A ``scaler``
+    standardizes its features with the statistics of the rows so far; a scaler that has learned is a start. ``initial``
+    is a stream of one record to start from: parameters, bare weights, or None.
 
     ``mode="asynchronous"``: the owner learns from each mini-batch as it arrives. A worker that computes gradients
     continues with the parameters it has, but waits while these lack three of its own gradients (two, if there are more
@@ -147,6 +150,7 @@ def train_online(
     check_stream("train_online", examples, "examples")
     _check_options(mode, label, features, weight, extract, labels)
     _check_crosses(crosses, model, labels.features if labels else features)
+    _check_kinds(kinds, time_zone, model, labels.features if labels else features or extract)
     schedule = _schedule(publish_every, publish_every_s)
     window = whole_number("train_online(window=)", window, 1, error=GraphError)
     report_every = whole_number("train_online(report_every=)", report_every, 1, error=GraphError)
@@ -171,8 +175,9 @@ def train_online(
     is_timed, without = False, [field for field in (label, weight) if isinstance(field, str)]
     if label is not None and is_labelled_by_join(examples) and not isinstance(model, ForeignModel):
         labels = labels_of_rows(label, features, weight)
+    own = partial(AdaptiveLinearModel, task=task, crosses=crosses, kinds=kinds, time_zone=time_zone)
     if labels is not None:
-        labels = with_schedule(labels, _maker_of(cast(MakeModel, model), task, crosses)())
+        labels = with_schedule(labels, cast(MakeModel, model or own)())
         examples, is_timed = in_order(examples, labels, named, synchronous=synchronous)
     data = epochs_every(examples, records=mini_batch, name=named("epochs")) if synchronous else examples
     shared = _TrainingOptions(mini_batch, workers, on_error, dead_letter, labels, is_timed, owner, named)
@@ -184,16 +189,16 @@ def train_online(
             )
         body = _by_foreign(shared, model, _foreign_reader(label, features, weight), features)
     elif is_by_row:
-        make_adaptive = cast(Callable[[], AdaptiveLinearModel], _maker_of(model, task, crosses))
-        bits = make_adaptive().bits
+        make_adaptive = cast(Callable[[], AdaptiveLinearModel], model or own)
+        made = make_adaptive()
 
         def make_reader() -> Operator:
             if labels is not None:
-                return EventReader(labels, features_reader(labels.features, without, bits), is_timed=is_timed)
+                return EventReader(labels, features_reader(labels.features, without, made), is_timed=is_timed)
             if extract is not None:
                 return RowReader(extracted_rows(extract), None)
             assert label is not None
-            return RowReader(labelled_rows(features_reader(features, without, bits), label, weight), features)
+            return RowReader(labelled_rows(features_reader(features, without, made), label, weight), features)
 
         body = _by_rows(shared, make_adaptive, make_reader)
     else:
@@ -227,13 +232,6 @@ _SECONDS_A_MINI_BATCH: Final = 0.025
 _SECONDS_A_VERSION: Final = 0.1
 
 Body = Callable[[list[Stream], list[Stream]], IterationBodyResult]
-
-
-def _maker_of(
-    model: MakeModel | Callable[[], AdaptiveLinearModel] | None, task: Task | None, crosses: Sequence[tuple[str, str]]
-) -> Callable[[], AdaptiveLinearModel] | MakeModel:
-    """Return the function that makes the model."""
-    return model or partial(AdaptiveLinearModel, task=task, crosses=crosses)
 
 
 class _TrainingOptions(NamedTuple):
@@ -492,6 +490,16 @@ def _check_crosses(crosses: Sequence[tuple[str, str]], model: object, features: 
     if isinstance(features, (list, tuple)) and (unknown := sorted(fields.difference(features))):
         raise GraphError(
             f"train_online(crosses=): expected fields of features=, given {', '.join(unknown)}; add them there"
+        )
+
+
+def _check_kinds(kinds: object, time_zone: object, model: object, features: object) -> None:
+    option = "kinds" if kinds is not None else "time_zone" if time_zone is not None else None
+    if option is not None and (model is not None or callable(features)):
+        given = "model=" if model is not None else "a function that makes features"
+        raise GraphError(
+            f"train_online({option}=): expected the ready-made model and fields as features, given {given}; write "
+            f"lambda: AdaptiveLinearModel({option}=…), or leave it out"
         )
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Final, Protocol, TypedDict, final
+from typing import Any, Final, NotRequired, Protocol, TypedDict, final
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
-from streamiter.learn.adaptive import Label, Labels
+from streamiter.field_kinds import Readings
+from streamiter.learn.adaptive import AdaptiveLinearModel, Label, Labels
 from streamiter.learn.rows import (
     BadRows,
     Examples,
@@ -24,7 +25,7 @@ from streamiter.learn.rows import (
     of_numbered_rows,
     row_weights,
 )
-from streamiter.named_rows import FieldReader, NamedRows, is_missing, named_matrix
+from streamiter.named_rows import NamedRows, is_missing, named_matrix
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
@@ -58,6 +59,7 @@ class NamedRecord(TypedDict):
     text_fields: tuple[str, ...]
     places: Indices
     missing: Indices
+    readings: NotRequired[dict[str, tuple[npt.NDArray[np.uint8], Floats]]]
 
 
 @final
@@ -77,19 +79,25 @@ class RowsToLearn(TypedDict):
 def record_of_features(rows: NamedRows | SparseRows) -> NamedRecord | SparseRecord:
     """Return rows as plain data."""
     if isinstance(rows, NamedRows):
-        return {
+        record: NamedRecord = {
             "fields": rows.fields,
             "numbers": rows.numbers,
             "text_fields": rows.text_fields,
             "places": rows.places,
             "missing": rows.missing,
         }
+        if rows.readings:
+            record["readings"] = {field: (read.codes, read.values) for field, read in rows.readings.items()}
+        return record
     return {"indptr": rows.indptr, "indices": rows.indices, "values": rows.values, "width": rows.width}
 
 
 def features_of_record(record: NamedRecord | SparseRecord) -> NamedRows | SparseRows:
     """Return the rows that :func:`record_of_features` turned into plain data."""
-    return SparseRows(**record) if "width" in record else NamedRows(**record)
+    if "width" in record:
+        return SparseRows(**record)
+    readings = {field: Readings(*read) for field, read in record.get("readings", {}).items()}
+    return NamedRows(**{**record, "readings": readings})  # type: ignore[arg-type]
 
 
 def missing_values_of(rows: NamedRows | SparseRows) -> int:
@@ -111,12 +119,11 @@ ReadFeatures = Callable[[Batch], NamedRows | SparseRows]
 
 
 def features_reader(
-    features: Sequence[str] | Callable[[Any], Any] | None, without: Sequence[str], bits: int
+    features: Sequence[str] | Callable[[Any], Any] | None, without: Sequence[str], model: AdaptiveLinearModel
 ) -> ReadFeatures:
     """Return the function that reads features: those fields, all fields, or those of the user's function."""
     if features is None or not callable(features):
-        reader = FieldReader(features, without=without, bits=bits, refuse=BadRows, owner=f"{_TRAINING}(features=)")
-        return reader.rows
+        return model.reader(f"{_TRAINING}(features=)", features, without).rows
     read = features
 
     def of_function(mini_batch: Batch) -> NamedRows | SparseRows:

@@ -13,7 +13,9 @@ import numpy as np
 
 from streamiter.crossed_rows import CROSS_LIMIT, Cross, crossed, crossed_fields, numbers_of, places_of_cross
 from streamiter.errors import ModelError, shortened
-from streamiter.named_rows import HUGE, FieldReader, NamedRows, are_texts, is_missing, named_matrix
+from streamiter.field_kinds import is_no_time, prepared_value
+from streamiter.known_fields import of_reader, published_fields
+from streamiter.named_rows import HUGE, FieldReader, NamedRows, are_texts, is_missing, named_matrix, place_of_text
 from streamiter.numbers import Floats, Indices, is_number, standardized
 from streamiter.records import Columns, columns_of_table
 from streamiter.sparse_rows import SparseRows, rows_to_predict, sparse_if_scipy, sums_by
@@ -100,11 +102,16 @@ class StandardizedModel:
         self._products = frozenset(self._product_of.values())
         plain = [name for name in self._fields if name not in self._products]
         self._matrix_width = len(plain) if not self._texts and plain == list(map(str, range(len(plain)))) else None
-        self._vectors = {name.rpartition("[")[0] for name in self._fields if name.endswith("]")}
-        self.known = self._texts.union(self._fields, self._vectors)
-        self._width = None if "width" not in given else _value(given, "width", subject, "a number", _is_count)
         self._bits: int = _value(given, "bits", subject, "a number", _is_count)
-        self._reader = FieldReader(bits=self._bits, owner=subject)
+        self._known = published_fields(subject, self._bits, given)
+        self._kinds = self._known.kinds
+        """The fields whose values are prepared otherwise than their types say."""
+        self._vectors = {name.rpartition("[")[0] for name in self._fields if name.endswith("]")}.difference(self._kinds)
+        self._featured = self._texts.union(self._fields, self._vectors)
+        self.known = self._featured.union(self._kinds)
+        self._width = None if "width" not in given else _value(given, "width", subject, "a number", _is_count)
+        kinds, zone = of_reader(self._kinds), self._known.zone
+        self._reader = FieldReader(bits=self._bits, kinds=kinds, time_zone=zone, owner=subject)
         self._weight_of_text: dict[tuple[str, Any], _Weight] = {}
         """The weight of a text in a field, or of a missing value: None for NaN, too."""
         self._limit_of_cross: dict[tuple[Any, ...], tuple[float, _Weight]] = {}
@@ -139,8 +146,10 @@ class StandardizedModel:
     def predict(self, x: object) -> Any:
         """Return the prediction for a row, or for each row."""
         is_dict = self._width is None and isinstance(x, Mapping)
-        if is_dict and not self._has_crosses_of_lists(x):  # type: ignore[arg-type]
-            return self._predict_one(x)  # type: ignore[arg-type]
+        if is_dict:
+            prepared = self._prepared(x)  # type: ignore[arg-type]
+            if not self._has_crosses_of_lists(prepared):
+                return self._predict_one(prepared)
         rows, is_single = self._rows([x] if is_dict else x)
         is_single |= is_dict
         if self._crosses and isinstance(rows, NamedRows):
@@ -171,13 +180,16 @@ class StandardizedModel:
         fields = crossed_fields(self._crosses)
         numbers = standardized(numbers_of(rows, fields), *self._moments)
         used = numbers[:, [fields.index(field) for field in crossed_fields(crosses)]]
-        return crossed(rows, crosses, used, bits=self._bits, known=self.known)
+        return crossed(rows, crosses, used, bits=self._bits, known=self._featured)
 
     def explain(self, x: object) -> Explanation:
         """Return the parts of the scores: that of a field is the score of rows which have nothing else."""
         is_dict = self._width is None and isinstance(x, Mapping)
-        if is_dict and not self._has_crosses_of_lists(x):  # type: ignore[arg-type]
-            return self._explain_one(self._with_vectors_as_fields(x))  # type: ignore[arg-type]
+        if is_dict:
+            given = self._with_vectors_as_fields(x)  # type: ignore[arg-type]
+            prepared = self._prepared(given)
+            if not self._has_crosses_of_lists(prepared):
+                return self._explain_one(given, prepared)
         rows, is_single = self._rows([x] if is_dict else x)
         if isinstance(rows, SparseRows):
             parts = dict(self._parts_of_sparse(rows))
@@ -190,13 +202,13 @@ class StandardizedModel:
             parts = {name: part[:, 0] for name, part in parts.items()}
         return explanation_of(self._weight_of(self._intercept), parts, is_single or is_dict)
 
-    def _explain_one(self, row: Mapping[str, Any]) -> Explanation:
+    def _explain_one(self, row: Mapping[str, Any], prepared: Mapping[str, Any]) -> Explanation:
         """Return the parts of one row of fields; about as fast as a prediction."""
         intercept = self._weight_of(self._intercept)
         nothing = intercept * 0.0
-        known = [name for name, value in row.items() if name in self.known or _is_none(value)]
-        parts = {name: self._score_of_fields({name: row[name]}, nothing) for name in known}
-        crosses = {name: nothing + self._score_of_cross(cross, row) for cross, name in self._product_of.items()}
+        known = [name for name, value in row.items() if name in self.known or _is_none(value) or is_no_time(value)]
+        parts = {name: self._score_of_fields(self._prepared({name: row[name]}), nothing) for name in known}
+        crosses = {name: nothing + self._score_of_cross(cross, prepared) for cross, name in self._product_of.items()}
         return Explanation(intercept, parts | crosses)
 
     def _alone(self, x: Any, rows: NamedRows) -> Iterator[tuple[str, NamedRows]]:
@@ -233,6 +245,28 @@ class StandardizedModel:
         by_column = zip(self._center.tolist(), self._limit.tolist(), of_fields, strict=False)
         return dict(zip(self._fields, by_column, strict=False))
 
+    def _prepared(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a row with the values of its fields as numbers, texts and lists of texts, by the kinds of the fields.
+
+        ``KnownFields.of`` does the same for many rows.
+        """
+        kinds, zone = self._kinds, self._known.zone
+        if kinds.keys().isdisjoint(row):
+            return row
+        prepared: dict[str, Any] = {}
+        for name, value in row.items():
+            if (kind := kinds.get(name)) is None:
+                prepared[name] = value
+                continue
+            in_texts = name in self._texts
+            found = prepared_value(name, kind, value, zone, in_texts=in_texts)
+            if found is None:
+                self._reader.rows([{name: value}])  # Refuses values of other types.
+                expected = "a text" if in_texts or kind not in ("number", "time") else f"a {kind}"
+                raise self._wrong_kind(name, expected, shortened(value))
+            prepared |= found
+        return prepared
+
     def _predict_one(self, given: Mapping[str, Any]) -> Any:
         row = given if self._vectors.isdisjoint(given) else self._with_vectors_as_fields(given)
         if self.classes is not None:
@@ -264,12 +298,18 @@ class StandardizedModel:
                 score = score + self._text_weight(name, value)
             elif (column := self._numeric.get(name)) is not None:
                 if not isinstance(value, _NUMBERS):
-                    self._reader.rows([{name: value}])  # Refuses it.
-                elif abs(value) > HUGE:
+                    if is_no_time(value):
+                        score = score + self._text_weight(name, None)
+                        continue
+                    self._reader.rows([{name: value}])  # Refuses all but times.
+                    raise self._wrong_kind(name, "a number", shortened(value))
+                if abs(value) > HUGE:
                     score = score + self._text_weight(name, value)
                 else:
                     center, limit, weight = column
                     score = score + weight * min(max(float(value) - center, -limit), limit)
+            elif is_no_time(value):
+                score = score + self._text_weight(name, None)
             elif name in self._texts:
                 raise self._wrong_kind(name, "a text", shortened(value))
         return score
@@ -281,7 +321,7 @@ class StandardizedModel:
             value: Any = row.get(field)
             if isinstance(value, str) and field in self._texts:
                 texts.append((field, value))
-            elif _is_none(value) or field not in self._columns or abs(value) > HUGE:
+            elif _is_none(value) or field not in self._columns or is_no_time(value) or abs(value) > HUGE:
                 return 0.0
             else:
                 mean, deviation = self._moments_of[field]
@@ -299,7 +339,7 @@ class StandardizedModel:
         if (found := self._limit_of_cross.get(key)) is None:
             if len(self._limit_of_cross) >= _CACHED_TEXTS:
                 self._limit_of_cross.clear()
-            of_texts = [self._reader.rows([{field: text}]).places[:, 0] for field, text in texts]
+            of_texts = [np.array([place_of_text(field, text, self._bits)]) for field, text in texts]
             at = self._positions(places_of_cross(cross, of_texts, self._bits))[0]
             weights = self._place_weights[at]
             found = self._limit_of_cross[key] = float(self._place_limits[at]), self._weight_of(weights)
@@ -312,7 +352,10 @@ class StandardizedModel:
         if weight is None:
             if len(self._weight_of_text) >= _CACHED_TEXTS:
                 self._weight_of_text.clear()
-            places = self._reader.rows([{name: value}]).places[0]
+            if isinstance(value, str):
+                places = np.array([place_of_text(name, value, self._bits)])
+            else:
+                places = self._reader.rows([{name: value}]).places[0]
             weights = self._text_weights[self._positions(places)].sum(axis=0)
             weight = self._weight_of_text[key] = self._weight_of(weights)
         return weight
@@ -361,7 +404,7 @@ class StandardizedModel:
         known = {name: array for name, array in arrays.items() if name in self.known or array.dtype.kind in "fO"}
         if not known:
             return named_matrix(np.empty((len(table), 0))), False
-        return self._reader.rows(Columns(known)), False
+        return self._as_known(self._reader.rows(Columns(known))), False
 
     def _rows_of_dicts(self, given: list[Any]) -> NamedRows:
         """Return the rows without fields that the model cannot know, whose values may be of any type."""
@@ -370,12 +413,18 @@ class StandardizedModel:
         ):
             rows = [self._with_vectors_as_fields(row) for row in given]
             known = self.known
-            given = [{name: value for name, value in row.items() if name in known or _is_none(value)} for row in rows]
-        return self._reader.rows(given)
+            given = [
+                {name: value for name, value in row.items() if name in known or _is_none(value) or is_no_time(value)}
+                for row in rows
+            ]
+        return self._as_known(self._reader.rows(given))
+
+    def _as_known(self, rows: NamedRows) -> NamedRows:
+        """Return the rows with each value as the learner reads its field."""
+        return self._known.of(rows, lambda bad: self._wrong_kind(bad.field, bad.expected, bad.given))
 
     def _scores(self, rows: NamedRows) -> Floats:
         """Return the scores (rows, scores) without the intercept."""
-        self._check_kinds(rows)
         known = [position for position, name in enumerate(rows.fields) if name in self._columns]
         columns = [self._columns[rows.fields[position]] for position in known]
         numbers = rows.numbers[:, known]
@@ -390,14 +439,6 @@ class StandardizedModel:
                     values, limits = rows.place_values[:, position], self._place_limits[at]
                     scores += _clipped(values, values, limits)[:, None] * self._place_weights[at]
         return scores
-
-    def _check_kinds(self, rows: NamedRows) -> None:
-        for name in rows.text_fields:
-            if name in self._columns:
-                raise self._wrong_kind(name, "a number", "a text")
-        for position, name in enumerate(rows.fields):
-            if name in self._texts and not is_missing(rows.numbers[:, position]).all():
-                raise self._wrong_kind(name, "a text", "a number")
 
     def _values_times_weights(self, rows: SparseRows) -> Floats:
         """Return what each value of the rows adds to the scores of its row."""

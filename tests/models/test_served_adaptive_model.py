@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -15,9 +18,11 @@ from models.model_case import encoder, write
 from support.costs import calls_of
 from support.examples import random_examples
 from support.processes import LIMIT_S
+from support.waiting import until
 
 from streamiter import Columns
 from streamiter.errors import ModelError
+from streamiter.learn import BadRows
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.models import LinearPredictor, ServedModel
 from streamiter.sparse_rows import SparseRows
@@ -140,6 +145,127 @@ def test_any_rows_are_predicted_as_by_the_learner_itself(example: Example) -> No
     expected = model.predict(new)
     np.testing.assert_allclose(predict(new), expected, **TOLERANCE)
     np.testing.assert_allclose([predict(row) for row in new], expected, **TOLERANCE)
+
+
+RAW: list[Any] = [
+    "1.5", "-2", "7", "007", "1,5", "", "NA", "Gift Card", "gift",
+    "2024-05-01", "2024-05-01T23:30", "2024-05-01 23:30Z", "2024-03-31T02:30:00.5+05:45", ["gift", "card"], [],
+    None, 4.0, 7, True, 1e101, 1_700_000_000, 1_700_000_000_123,
+    math.nan, dt.datetime(2024, 5, 2, 3), dt.datetime(2024, 5, 2, 23, tzinfo=dt.UTC), dt.date(2024, 12, 31),
+    np.datetime64("2024-05-01T22:15"), pandas.NaT, b"x", {"a": 1}, [1.0],
+]  # fmt: skip
+Raw = tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]
+
+
+def raw_records(random: Random) -> Raw:
+    """Return options of a model, records to learn from, and records to predict, of which many do not fit."""
+    fields = "abcd"
+    kinds = {name: random.choice(["number", "category", "words", "time"]) for name in random.sample(fields, 2)}
+    of_field = {name: random.sample(RAW, random.randint(1, 4)) for name in fields}
+
+    def record(wild: float) -> dict[str, Any]:
+        names = [name for name in fields if random.random() < 0.8]
+        return {name: random.choice(RAW if random.random() < wild else of_field[name]) for name in names}
+
+    options = {
+        "kinds": kinds,
+        "time_zone": random.choice([None, "Europe/Berlin", "Asia/Kathmandu"]),
+        "crosses": random.choice([[], [("a", "b"), ("c", "c")], [("a[hour]", "d"), ("b[trend]", "c")]]),
+    }
+    learned = [record(0.1) for _ in range(random.randint(1, 12))]
+    return (
+        options,
+        learned,
+        [record(0.4) for _ in range(4)] + [{name: value} for name in fields for value in RAW[:20:3]],
+    )
+
+
+def outcome(predict: Callable[[Any], Any], x: Any) -> Any:
+    """Return the prediction, or None for a row that is refused."""
+    try:
+        return predict(x)
+    except ModelError:
+        return None
+
+
+@random_examples(raw_records)
+def test_raw_records_are_prepared_as_by_the_learner_itself(example: Raw) -> None:
+    """A text was learned as words, and the same record got another answer from each consumer, without an error."""
+    options, learned, new = example
+    model = AdaptiveLinearModel(bits=6, **options)
+    model.learn([{}], [1])
+    for number, record in enumerate(learned):
+        with contextlib.suppress(BadRows):
+            model.learn([record], [number % 2])
+    parameters = model.parameters()
+    predict = LinearPredictor(parameters)
+    taken = []
+    for given in new:
+        # A field that the model does not know may have any value, which its learner would refuse.
+        record = {name: value for name, value in given.items() if name in predict.fields or value not in RAW[-3:]}
+        expected = outcome(model.predict, [record])
+        many = outcome(predict, [record])
+        one = outcome(predict, record)
+        assert (one is None, many is None) == (expected is None, expected is None), (record, expected, many, one)
+        if expected is not None:
+            taken.append(record)
+            np.testing.assert_allclose([one, many[0]], [expected[0]] * 2, **TOLERANCE)
+            score = predict.explain(record).score
+            np.testing.assert_allclose(1 / (1 + math.exp(-score)), one, **TOLERANCE)
+    np.testing.assert_allclose(predict(taken), model.predict(taken), **TOLERANCE)
+
+
+@pytest.mark.parametrize("form", ["json", "safetensors"])
+async def test_a_published_version_says_how_its_fields_are_read(form: str, caplog: Any) -> None:
+    """A field that was learned as words was predicted as one text by all programs but the trainer."""
+    kinds: Any = {"note": "words", "mcc": "category"}
+    model = AdaptiveLinearModel(kinds=kinds, time_zone="Europe/Berlin")
+    at = dt.datetime(2024, 3, 1, tzinfo=dt.UTC)
+    rows = [
+        {
+            "note": "Gift card urgent" if n % 3 else "weekly shopping",
+            "mcc": 7995 if n % 5 else "5411",
+            "amount": f"{n % 80}.5",
+            "at": (at + dt.timedelta(hours=5 * n)).isoformat(),
+        }
+        for n in range(300)
+    ]
+    model.learn(rows, [n % 3 == 1 for n in range(300)])
+    topic = MemoryBroker().topic("models")
+    await topic.create()
+    await write(topic, encoder(1, 1, format=form).encode([model.parameters()]))
+    async with ServedModel(topic, "ctr") as following:
+        await following.ready()
+        update = following.update
+        assert update is not None
+        assert update.parameters["kinds"] == {**kinds, "amount": "number", "at": "time"}
+        assert update.parameters["time_zone"] == "Europe/Berlin"
+        same = [rows[1], rows[1] | {"note": ["gift", "card", "urgent"], "mcc": "7995", "amount": 1.5}]
+        for row in same:
+            assert following.predict(row).value == pytest.approx(model.predict(rows[1:2])[0], rel=1e-12)
+        with pytest.raises(ModelError, match=r"expected a number in the field 'amount'.* given 'many'"):
+            following.predict(rows[1] | {"amount": "many"})
+        assert following.predict({"at": "2024-03-01T10:00Z"}).value > 0  # A wrong row ends nothing.
+        newer = model.parameters() | {"kinds": {"note": "bigrams"}}
+        await write(topic, encoder(1, 2, format=form).encode([newer]))
+        await until(lambda: following.statistics().failed == 1)
+        statistics = following.statistics()
+        assert statistics.version == 1
+        assert "given {'note': 'bigrams'}; the model is of a newer version of streamiter" in str(statistics.last_error)
+
+
+def test_a_version_without_kinds_is_read_by_the_types_of_its_values() -> None:
+    """An older version was refused, or its numbers and texts were read in another way."""
+    model = trained("truth values", trips(200))
+    parameters = model.parameters()
+    assert "kinds" not in parameters
+    predict = LinearPredictor(parameters)
+    row = {"km": 480.0, "sky": "rain"}
+    np.testing.assert_allclose(predict(row), model.predict([row])[0], **TOLERANCE)
+    for wrong in ({"km": "480"}, {"sky": 3}, {"km": dt.date(2024, 5, 1)}):
+        for x in (wrong, [wrong]):
+            with pytest.raises(ModelError, match="as in the rows that were learned from"):
+                predict(x)
 
 
 @pytest.mark.parametrize("labels", LABELS)
