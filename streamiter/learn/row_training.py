@@ -553,7 +553,9 @@ class _Answers:
         asked, answered, total = self.counts
         self.counts[0] += 1
         of = answered if is_answered else asked
-        return (min(max(total, 0.0), of) + _NOTHING_KNOWN) / (of + 1), total / answered if answered else 0.0
+        share = (min(max(total, 0.0), of) + _NOTHING_KNOWN) / (of + 1)
+        # While no answer can have come, few answers say little: a share of 1/n would cost log n for each True.
+        return max(share, _NOTHING_KNOWN / math.sqrt(of + 1)), total / answered if answered else 0.0
 
     def add(self, label: Label) -> None:
         if isinstance(label, (bool, int, float, np.number, np.bool_)) and math.isfinite(label):
