@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -200,6 +200,75 @@ def check_results(results: list[Any], expected: dict[Any, Any], *, retracting: b
         on_time[interval] += not result.is_early
     assert standing == expected
     assert all(on_time[interval] for interval in expected)
+
+
+def beyond_the_bound(sides: str, *kinds: Callable[[Random], Any]) -> Callable[[Random], Example]:
+    """Return a maker of examples with records that are later than the bound and the allowed lateness."""
+
+    def make(random: Random) -> Example:
+        example = examples(sides, *kinds, late=True)(random)
+        arrivals = some_arrivals(random, sides, 30)
+        places = range(len(arrivals))
+        cuts, restarts = ({place for place in places if random.random() < share} for share in (0.5, 0.2))
+        bound, lateness = random.choice([0, 3, 9]), random.choice([0, 4, 9])
+        return replace(example, arrivals=arrivals, cuts=cuts, restarts=restarts, bound=bound, lateness=lateness)
+
+    return make
+
+
+@random_examples(beyond_the_bound("x", sliding), fewest=20)
+def test_a_sliding_window_has_all_records_that_come_before_it_is_gone(
+    example: Example, backend: KeyedStates | None
+) -> None:
+    """A record was late for its own window, and was lost for the others: a mean count was 70 instead of 236."""
+    size, lateness = example.kind.size_ms, example.lateness
+    aggregates = Aggregates.of((), {"all": LISTED})
+    came: list[tuple[Arrival, int]] = []
+
+    def add(state: Any, arrival: Arrival) -> None:
+        _, key, time, value = arrival
+        watermark = state.reached(key)
+        is_late = time + size + lateness <= watermark
+        assert state.add(key, time, aggregates.values_of(value)) is not is_late
+        came.append((arrival, watermark))
+
+    kept = example.drive(lambda: make_windows(example.kind, aggregates, lateness_ms=lateness), add, backend)
+    assert not kept.states()
+    expected = {}
+    for (_, key, own, _), own_watermark in came:
+        end = own + 1
+        if end + lateness > own_watermark:
+            records = [
+                each
+                for each, watermark in came
+                if each[1] == key and end - size <= each[2] < end and end + lateness > watermark
+            ]
+            in_order = sorted(records, key=lambda each: each[2])
+            expected[key, end - size, end] = {"all": [value for *_, value in in_order]}
+    check_results(kept.state.results, expected, retracting=False)
+
+
+@random_examples(beyond_the_bound("LR", hopping), fewest=20)
+def test_a_window_join_has_all_records_that_come_before_the_window_is_complete(
+    example: Example, backend: KeyedStates | None
+) -> None:
+    """A join dropped a record below the watermark, though its window was open, and an aggregate counted it."""
+    came: list[tuple[Arrival, int]] = []
+
+    def add(state: Any, arrival: Arrival) -> None:
+        side, key, time, _ = arrival
+        watermark = state.reached(key)
+        ends = [end for _, end in example.kind.windows_of(time)]
+        is_late = bool(ends) and max(ends) <= watermark
+        assert state.add("left" if side == "L" else "right", key, time, arrival) is not is_late
+        came.append((arrival, watermark))
+
+    kept = example.drive(lambda: WindowJoin(example.kind), add, backend)
+    expected: list[Any] = []
+    for (key, start, end), _ in windows_of(example.kind, example.arrivals).items():
+        records = [each for each, watermark in came if each[1] == key and start <= each[2] < end and end > watermark]
+        expected += [(end - 1, (a, b)) for a in sides_of(records, "L") for b in sides_of(records, "R")]
+    assert pairs_of(kept.state.results) == pairs_of(expected)
 
 
 @random_examples(examples("x", hopping, sliding, session), fewest=20)
@@ -702,8 +771,11 @@ def test_a_late_record_changes_the_sliding_windows_that_contain_it() -> None:
     windows.add("a", 2, [None])
     assert shown_results(windows) == ["a[-7,3)=2:r0", "a[2,12)=2:r1"]
     windows = make_windows(Sliding(10), Aggregates.of(["count"], {}))
-    windows.advance(5)
-    assert [windows.add("a", time, [None]) for time in (4, 5)] == [False, True]
+    windows.advance(15)
+    # The last window that can have the record 5 ends with 14.
+    assert [windows.add("a", time, [None]) for time in (5, 6, 15)] == [False, True, True]
+    windows.advance(MAX_TIME)
+    assert shown_results(windows) == ["a[6,16)=2:r0"]
 
 
 def test_windows_of_the_calendar_take_no_columns() -> None:

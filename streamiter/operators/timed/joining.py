@@ -306,6 +306,7 @@ class WindowJoin(TimedStates[TimedRecord]):
     def __init__(self, kind: Hopping | Calendar | Session, how: JoinHow = "inner") -> None:
         self._windows = make_windows(kind, SidesOfWindow())
         super().__init__()
+        self._windows.floor_of = self.reached
         self._how: JoinHow = how
         self.states = self._windows.states
 
@@ -313,12 +314,10 @@ class WindowJoin(TimedStates[TimedRecord]):
         return self._windows.next_due()
 
     def add(self, side: Side, key: Any, time: int, record: Any) -> bool:
-        """Add a record; return False, and change nothing, if it is late."""
-        if time < self.reached(key):
-            return False
-        self._windows.add(key, time, [side, record])
+        """Add a record; return False, and change nothing, if it is late: all of its windows have gone."""
+        is_added = self._windows.add(key, time, [side, record])
         self.kept = self._windows.kept
-        return True
+        return is_added
 
     def advance(self, watermark: int) -> bool:
         is_done = self._windows.advance(watermark)

@@ -433,23 +433,25 @@ class SlidingWindows(OpenWindows):
             self._expire_at(key, time + self._size_ms + self._lateness_ms, time, -1)
 
     def add(self, key: Any, time: int, values: list[Any]) -> bool:
-        if self._is_over(key, time + 1):
+        if self._is_over(key, time + self._size_ms):  # The end of the last window that can have the record.
             return False
         # Aggregates that refuse a record refuse it now.
         self._content.add([self._content.initial()], time, values)
         times, values_by_time, windows = state = self.states.get(key) or [[], [], {}]
         at = bisect_right(times, time)
+        if not at or times[at - 1] != time:
+            self._expire_at(key, time + self._size_ms + self._lateness_ms, time, -1)
         times.insert(at, time)
         values_by_time.insert(at, values)
         self._ranges.changed(key, time)
         own = time + 1 - self._size_ms
-        if own not in windows:
+        if own not in windows and not self._is_over(key, time + 1):
             windows[own] = self._new_window(key, own, time + 1, [])
-            self._expire_at(key, time + self._size_ms + self._lateness_ms, time, -1)
         self.states[key] = state
         last = bisect_left(times, time + self._size_ms)
         for later in dict.fromkeys(times[at:last]):
-            self._has_record(key, windows[later + 1 - self._size_ms])
+            if (window := windows.get(later + 1 - self._size_ms)) is not None:  # Otherwise it has gone.
+                self._has_record(key, window)
         return True
 
     def _value(self, key: Any, window: OpenWindow) -> Any:
