@@ -6,6 +6,7 @@ same way. So they use grammars of their own, where Python's ``float`` and ``from
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Mapping
@@ -53,7 +54,7 @@ _NUMBER: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASC
 _PADDED: Final = re.compile(r"[+-]?0\d", re.ASCII)
 _COMMA: Final = re.compile(r"[+-]?\d+(?:[.,]\d+)*,\d+", re.ASCII)
 _TIME: Final = re.compile(
-    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?:(:\d\d)([.,]\d{1,9})?)?(Z|[+-]\d\d:?\d\d)?)?", re.ASCII
+    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?:(:\d\d)([.,]\d{1,9})?)?(Z|[+-](?:[01]\d|2[0-3]):?[0-5]\d)?)?", re.ASCII
 )
 _WORD: Final = re.compile(r"\w+")
 # A text of more different words is a document; only its first words count.
@@ -247,11 +248,12 @@ def time_of_number(number: float, zone: tzinfo | None) -> float:
 def times_of_numbers(numbers: Floats, zone: tzinfo | None) -> Floats:
     """Return :func:`time_of_number` for each number."""
     ms = np.floor(np.where(np.abs(numbers) > _SECONDS_MAX, numbers, numbers * 1000.0))
-    ms[~(np.abs(ms) < _LATEST_MS)] = np.nan
+    ms[~((ms >= _EARLIEST_MS) & (ms < _LATEST_MS))] = np.nan
     return ms if zone is None else _in_zone(ms, zone)
 
 
 # The years 1 to 9999, as in texts.
+_EARLIEST_MS: Final = -62_135_596_800_000.0
 _LATEST_MS: Final = 253_402_300_800_000.0
 
 
@@ -267,8 +269,8 @@ def _in_zone(ms: Floats, zone: tzinfo) -> Floats:
     periods, place = np.unique(ms // _OFFSET_MS, return_inverse=True)
     offsets = np.full(len(periods), np.nan)
     for at, period in enumerate(periods.tolist()):
-        if abs(period * _OFFSET_MS) < _LATEST_MS:
-            moment = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=period * _OFFSET_MS)
+        with contextlib.suppress(OverflowError, ValueError):  # NaN, or hours before the year 1 or behind 9999.
+            moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=period * _OFFSET_MS)
             offsets[at] = (moment.astimezone(zone).utcoffset() or timedelta()) / _MILLISECOND
     wall: Floats = ms + offsets[place]
     return wall

@@ -7,9 +7,10 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from support.processes import LIMIT_S, async_process
 from support.programs import system_program
 
 from streamiter.clock import SystemClock
-from streamiter.learn import AdaptiveLinearModel
+from streamiter.errors import ModelError
+from streamiter.learn import AdaptiveLinearModel, BadRows
 from streamiter.models import LinearPredictor, ModelUpdateEncoder, roll_back
 from streamiter.topics import topic
 
@@ -85,6 +87,32 @@ def of_lists() -> dict[str, Any]:
     return model.parameters()
 
 
+RAW: list[Any] = [
+    "1.5", " -2\n", "7", "007", "-0", ".5e1", "5.", "1e999", "1,5", "", "NA", "-inf", "x\0", "İ_1",
+    "Gift Card, gift", "GIFT", "Straße ΟΔΟΣ", "2024-05-01", "2024-05-01T23:30", "2024-05-01 23:30Z",
+    "2024-03-31T02:30:00.5+05:45", "0999-12-31T23:59+14:00", "1900-02-29", "2024-10-27T00:30:59,999999999Z",
+    "2024-05-01T24:00", ["Gift", "card", "card"], [], ["1.5"], None, 0, 4.0, 7.25, -0.0, True, False, 1e101,
+    -1e-7, 1.5e-5, 0.0001, 1e20, 1_700_000_000, 1_700_000_000_123, -1.5, -7e13, 3e14, {"a": 1}, [1.0, None],
+]  # fmt: skip
+
+
+def raw_records(random: Random, count: int) -> list[Any]:
+    """Return records with any values in fields of all kinds."""
+    names = ["number", "category", "words", "time", "mixed", "km", "town", "other"]
+    return [{name: random.choice(RAW) for name in names if random.random() < 0.4} for _ in range(count)]
+
+
+def of_kinds(random: Random, time_zone: str | None) -> dict[str, Any]:
+    """Return the parameters of a model with fields of all kinds, which has learned from raw records."""
+    kinds: Any = {"number": "number", "category": "category", "words": "words", "time": "time"}
+    model = AdaptiveLinearModel(kinds=kinds, time_zone=time_zone)
+    model.learn([{"km": 1.0, "town": "Kyjiw", "mixed": "7"}, {"km": 2.5, "town": "x", "mixed": "x"}], [1, 0])
+    for record in raw_records(random, 400):
+        with suppress(BadRows):
+            model.learn([record], [random.randrange(2)])
+    return model.parameters()
+
+
 LISTS = [{"v": [0.5, -2.0], "tags": ["x", "x", "y", "z"]}, {"tags": []}, {"v": [1.5, None]}]
 NAMED = [
     {"km": 700.25, "town": "Ἀθῆναι"},
@@ -101,6 +129,7 @@ WEIGHTS = np.array([0.3, -1.7, 0.1])
 @pytest.fixture(scope="module")
 def models_and_rows() -> list[tuple[Any, list[Any]]]:
     """Return the parameters of each kind of model, with rows to predict."""
+    random = Random(7)
     return [
         (WEIGHTS, LISTED),
         ({"weights": WEIGHTS, "intercept": 0.25, "link": "logit"}, LISTED),
@@ -109,6 +138,7 @@ def models_and_rows() -> list[tuple[Any, list[Any]]]:
         (adaptive(lambda km, n: km / 7 + n), NAMED),
         (adaptive(lambda km, n: ["früh", "late", "gone"][n % 3]), NAMED),
         (of_lists(), LISTS),
+        *((of_kinds(random, zone), raw_records(random, 300)) for zone in (None, "Europe/Berlin", "America/St_Johns")),
     ]
 
 
@@ -129,6 +159,12 @@ class Consumer:
         printed = await self._process.stdout.readline()
         assert printed, (await self._process.stderr.read()).decode()
         return dict(json.loads(printed))
+
+    async def trouble(self) -> str:
+        """Return the next line of stderr about a record."""
+        while not (line := (await self._process.stderr.readline()).decode()).startswith("partition"):
+            assert line, "expected a line about a record, given the end"
+        return str(line)
 
     async def predictions(self, rows: list[Any]) -> list[dict[str, Any]]:
         self._process.stdin.write("".join(json.dumps(row) + "\n" for row in rows).encode())
@@ -167,7 +203,12 @@ async def test_a_consumer_predicts_what_python_predicts(
                 assert (update["generation"], update["version"]) == (1, version)
                 for row, given in zip(rows, await consumer.predictions(rows), strict=True):
                     assert given["version"] == version
-                    assert same(given["prediction"], predict(row), predict.classes), (row, given, predict(row))
+                    try:
+                        expected = predict(row)
+                    except ModelError:
+                        assert given["error"].startswith("expected "), (row, given)
+                    else:
+                        assert same(given["prediction"], expected, predict.classes), (row, given, expected)
 
 
 async def test_a_consumer_skips_what_is_older_incomplete_or_of_another_format(
@@ -200,6 +241,27 @@ async def test_a_consumer_skips_what_is_older_incomplete_or_of_another_format(
         assert rolled_back["generation"] > 7  # A run begins after every rank in the topic, also an incomplete one.
         [given] = await consumer.predictions([[1.0] + [0.0] * 99])
         assert given["prediction"] == 1.0
+
+
+async def test_a_consumer_refuses_a_version_that_only_a_newer_one_can_prepare(
+    command: Command, kafka_broker: KafkaServer | GivenKafka, topic_prefix: str
+) -> None:
+    """A consumer answered with the rows of an older preparation, and nobody noticed; or a wrong row ended it."""
+    name = f"{topic_prefix}models"
+    models = topic(f"kafka://{kafka_broker.bootstrap}/{name}")
+    await models.create()
+    parameters = adaptive(lambda km, n: km > 400)
+    newer = parameters | {"kinds": {"town": "bigrams"}}
+    async with consuming(command, kafka_broker.bootstrap, name, "m") as consumer:
+        for version, given in enumerate((parameters, newer, parameters | {"intercept": 30.0}), 1):
+            await write(models, encoder(1, version, model="m").encode([given]))
+        assert [(await consumer.line())["version"] for _ in range(2)] == [1, 3]
+        told = await consumer.trouble()
+        assert "the field town has the kind bigrams, which only a newer consumer can prepare" in told
+        rows = [{"town": 7}, "no row", {"km": "many"}, {"km": 500.0}]
+        *wrong, good = await consumer.predictions(rows)
+        assert ["error" in each for each in wrong] == [True] * 3
+        assert good["prediction"] > 0.99
 
 
 def test_the_consumer_in_java_has_the_client_of_the_test_broker() -> None:

@@ -17,8 +17,18 @@ const consumer = await follow({
   },
 });
 
+// A wrong row gets an error, and the next row a prediction.
+function answer(line) {
+  if (!current) return { error: "no model yet" };
+  const { generation, version, predict } = current; // An answer is of one version.
+  try {
+    return { generation, version, prediction: predict(JSON.parse(line)) };
+  } catch (error) {
+    return { generation, version, error: error.message };
+  }
+}
+
 for await (const line of createInterface({ input: process.stdin })) {
-  const { generation, version, predict } = current ?? {};
-  console.log(JSON.stringify(predict ? { generation, version, prediction: predict(JSON.parse(line)) } : { error: "no model yet" }));
+  console.log(JSON.stringify(answer(line)));
 }
 await consumer.disconnect();

@@ -1,5 +1,7 @@
 // Predicts with the parameters of a published linear model, with the same numbers as LinearPredictor in Python.
 
+import { preparation } from "./fields.mjs";
+
 const TEXT_FOLLOWS = 0xff;
 const IS_MISSING = 0xfe;
 const HUGE = 1e100; // Larger numbers count as missing.
@@ -21,15 +23,32 @@ export function linearModel(parameters) {
 function plainModel({ weights, intercept = 0, link = "identity", mean, deviation }) {
   const scaled = (value, column) =>
     deviation ? (deviation[column] > 0 ? (value - mean[column]) / deviation[column] : 0) : value;
-  return (row) => LINKS[link](row.reduce((sum, value, column) => sum + weights[column] * scaled(value, column), intercept));
+  return (row) => {
+    const fits = Array.isArray(row) && row.length === weights.length && row.every((value) => typeof value === "number");
+    if (!fits) throw new Error(`expected a row of ${weights.length} numbers`);
+    return LINKS[link](row.reduce((sum, value, column) => sum + weights[column] * scaled(value, column), intercept));
+  };
 }
 
-// A row is an object of numbers and texts by field.
+// A row is an object of numbers and texts by field. Throws for a row that does not fit the model.
 function standardizedModel({ weights, intercept, center, limit, fields, places, text_fields, bits, link, ...model }) {
+  const prepared = preparation({ ...model, text_fields });
   const scores = (column) => [].concat(weights[column]); // One weight, or one for each class.
   const columns = new Map(fields.map((name, column) => [name, column]));
   const hashed = new Map(places.map((place, index) => [place, fields.length + index]));
   const texts = new Set(text_fields);
+  const vectors = new Set(fields.filter((name) => name.endsWith("]")).map((name) => name.slice(0, name.lastIndexOf("["))));
+  const isKnown = (name) => columns.has(name) || texts.has(name) || vectors.has(name);
+
+  // A list of numbers is a field for each of them; of a list of texts, each different text counts once.
+  function* fieldsOf(row) {
+    for (const [name, value] of prepared(row)) {
+      if (!Array.isArray(value)) yield [name, value];
+      else if (value.every((each) => typeof each === "string")) yield* [...new Set(value)].map((text) => [name, text]);
+      else if (vectors.has(name)) yield* value.map((number, place) => [`${name}[${place}]`, number]);
+      else if (isKnown(name)) throw new Error(`expected a number, a text or null in the field ${name}`);
+    }
+  }
 
   function featuresOf(name, value) {
     const isNumber = typeof value === "number" || typeof value === "boolean";
@@ -37,11 +56,12 @@ function standardizedModel({ weights, intercept, center, limit, fields, places, 
       return hashedFeature(name, IS_MISSING, "");
     }
     if (typeof value === "string") {
-      if (columns.has(name)) throw new Error(`expected a number in the field ${name}, given a text`);
+      if (columns.has(name) && !texts.has(name)) throw new Error(`expected a number in the field ${name}, given a text`);
       return texts.has(name) ? hashedFeature(name, TEXT_FOLLOWS, value) : null;
     }
-    if (texts.has(name)) throw new Error(`expected a text in the field ${name}, given a number`);
+    if (!isNumber && isKnown(name)) throw new Error(`expected a number, a text or null in the field ${name}`);
     const column = columns.get(name);
+    if (column === undefined && texts.has(name)) throw new Error(`expected a text in the field ${name}, given a number`);
     return column === undefined ? null : [column, clip(Number(value) - center[column], -limit[column], limit[column])];
   }
 
@@ -51,6 +71,7 @@ function standardizedModel({ weights, intercept, center, limit, fields, places, 
   }
 
   return (row) => {
+    if (row === null || typeof row !== "object" || Array.isArray(row)) throw new Error("expected a row of named fields");
     const sums = [].concat(intercept);
     for (const [name, value] of fieldsOf(row)) {
       const feature = featuresOf(name, value);
@@ -60,15 +81,6 @@ function standardizedModel({ weights, intercept, center, limit, fields, places, 
     if (link === "logit") return sigmoid(clip(sums[0], -SCORE_MAX, SCORE_MAX));
     return softmax(sums, model.classes);
   };
-}
-
-// A list of numbers is a field for each of them; of a list of texts, each different text counts once.
-function* fieldsOf(row) {
-  for (const [name, value] of Object.entries(row)) {
-    if (!Array.isArray(value)) yield [name, value];
-    else if (value.every((each) => typeof each === "string")) yield* [...new Set(value)].map((text) => [name, text]);
-    else yield* value.map((number, position) => [`${name}[${position}]`, number]);
-  }
 }
 
 // A last probability without a label is that of a class that has not come yet.

@@ -17,13 +17,13 @@ export async function follow({ brokers, topic, model, onUpdate, onError = consol
   await consumer.run({
     autoCommit: false,
     eachMessage: async ({ partition, message }) => {
-      let update = null;
+      // An update that cannot be read or used is told, and the last good one is kept.
       try {
-        update = updates.take(message.headers ?? {}, message.value);
+        const update = updates.take(message.headers ?? {}, message.value);
+        if (update) onUpdate(update);
       } catch (error) {
         onError(`partition ${partition}, offset ${message.offset}: ${error.message}`);
       }
-      if (update) onUpdate(update);
     },
   });
   return consumer;

@@ -25,6 +25,8 @@ final class LinearModel {
   private final Map<String, Integer> columns = new HashMap<>();
   private final Map<Long, Integer> hashed = new HashMap<>();
   private final Set<String> texts = new HashSet<>();
+  private final Set<String> vectors = new HashSet<>();
+  private final Fields prepared;
 
   LinearModel(JsonNode given) {
     parameters = given.isArray() ? JsonNodeFactory.instance.objectNode().set("weights", given) : given;
@@ -33,6 +35,7 @@ final class LinearModel {
       throw new IllegalArgumentException("a model with " + beyond + ", which only the predictor in Python has");
     }
     isStandardized = parameters.has("center");
+    prepared = new Fields(parameters);
     link = parameters.path("link").asText("identity");
     JsonNode intercept = parameters.path("intercept");
     intercepts = intercept.isArray() ? numbers(intercept) : new double[] {intercept.asDouble(0.0)};
@@ -44,19 +47,30 @@ final class LinearModel {
     }
     if (isStandardized) {
       JsonNode fields = parameters.get("fields");
-      for (int column = 0; column < fields.size(); column++) columns.put(fields.get(column).asText(), column);
+      for (int column = 0; column < fields.size(); column++) {
+        String name = fields.get(column).asText();
+        columns.put(name, column);
+        if (name.endsWith("]")) vectors.add(name.substring(0, name.lastIndexOf('[')));
+      }
       JsonNode places = parameters.get("places");
       for (int index = 0; index < places.size(); index++) hashed.put(places.get(index).asLong(), fields.size() + index);
       for (JsonNode field : parameters.get("text_fields")) texts.add(field.asText());
     }
   }
 
-  /** Returns the prediction for a row, a number; for classes an object of labels and probabilities. */
+  /**
+   * Returns the prediction for a row, a number; for classes an object of labels and probabilities. Throws
+   * IllegalArgumentException for a row that does not fit the model.
+   */
   JsonNode predict(JsonNode row) {
     double[] sums = intercepts.clone();
     if (isStandardized) {
-      for (var field : row.properties()) addField(field.getKey(), field.getValue(), sums);
+      if (!row.isObject()) throw new IllegalArgumentException("expected a row of named fields");
+      prepared.of(row).forEach((name, value) -> addField(name, value, sums));
     } else {
+      boolean fits = row.isArray() && row.size() == weights.length;
+      for (JsonNode value : row) fits &= value.isNumber();
+      if (!fits) throw new IllegalArgumentException("expected a row of " + weights.length + " numbers");
       for (int column = 0; column < row.size(); column++) sums[0] += weights[column][0] * scaled(row, column);
     }
     if (link.equals("softmax")) return softmax(sums);
@@ -88,21 +102,36 @@ final class LinearModel {
     value.forEach(different::add);
     boolean areTexts = different.stream().allMatch(JsonNode::isTextual);
     if (areTexts) different.forEach(text -> addValue(name, text, sums));
+    if (!areTexts && !vectors.contains(name)) {
+      refuseIfKnown(name);
+      return;
+    }
     for (int place = 0; place < value.size() && !areTexts; place++) {
       addValue(name + "[" + place + "]", value.get(place), sums);
     }
   }
 
+  private void refuseIfKnown(String name) {
+    if (!columns.containsKey(name) && !texts.contains(name) && !vectors.contains(name)) return;
+    throw new IllegalArgumentException("expected a number, a text or null in the field " + name);
+  }
+
   private void addValue(String name, JsonNode value, double[] sums) {
+    if (value.isContainerNode()) {
+      refuseIfKnown(name);
+      return;
+    }
     double number = value.isBoolean() ? (value.asBoolean() ? 1.0 : 0.0) : value.asDouble();
     if (value.isNull() || (!value.isTextual() && !(Math.abs(number) <= HUGE))) {
       addHashed(name, IS_MISSING, "", sums);
     } else if (value.isTextual()) {
-      if (columns.containsKey(name)) throw new IllegalArgumentException("expected a number in the field " + name);
       if (texts.contains(name)) addHashed(name, TEXT_FOLLOWS, value.asText(), sums);
+      else if (columns.containsKey(name)) throw new IllegalArgumentException("expected a number in the field " + name);
     } else {
-      if (texts.contains(name)) throw new IllegalArgumentException("expected a text in the field " + name);
       Integer column = columns.get(name);
+      if (column == null && texts.contains(name)) {
+        throw new IllegalArgumentException("expected a text in the field " + name);
+      }
       if (column != null) {
         double limit = parameters.get("limit").get(column).asDouble();
         add(column, clip(number - parameters.get("center").get(column).asDouble(), -limit, limit), sums);

@@ -26,10 +26,19 @@ public final class ModelConsumer {
     BufferedReader rows = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
     for (String line = rows.readLine(); line != null; line = rows.readLine()) {
       Current now = current; // An answer is of one version.
-      ObjectNode answer = now == null ? JSON.createObjectNode().put("error", "no model yet") : named(now.rank);
-      if (now != null) answer.set("prediction", now.model.predict(JSON.readTree(line)));
-      System.out.println(answer);
+      System.out.println(now == null ? JSON.createObjectNode().put("error", "no model yet") : answer(now, line));
     }
+  }
+
+  /** A wrong row gets an error, and the next row a prediction. */
+  private static ObjectNode answer(Current now, String line) {
+    ObjectNode answer = named(now.rank);
+    try {
+      answer.set("prediction", now.model.predict(JSON.readTree(line)));
+    } catch (IOException | IllegalArgumentException error) {
+      answer.put("error", error.getMessage());
+    }
+    return answer;
   }
 
   private static void follow(String broker, String topic, String model) {
