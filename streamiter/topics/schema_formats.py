@@ -21,7 +21,7 @@ import orjson
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, StreamiterError
 from streamiter.records import Batch, Columns
-from streamiter.topics.formats import decode_each, encode_each, json_bytes, rows_to_encode
+from streamiter.topics.formats import decode_each, encode_each, json_bytes, loads_exactly, rows_to_encode
 from streamiter.topics.schema_registry import Schema, SchemaReference, SchemaRegistry
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
 
@@ -359,7 +359,7 @@ class JsonSchema(_TextFormat):
         check = _json_check(schema, references)
 
         def read(value: bytes) -> Any:
-            record = orjson.loads(memoryview(value)[PREFIX_BYTES:])
+            record = loads_exactly(value[PREFIX_BYTES:])
             check(record)
             return record
 
@@ -370,7 +370,7 @@ class JsonSchema(_TextFormat):
 
         def write(record: Any) -> bytes:
             value = json_bytes(record)
-            check(orjson.loads(value))  # arrays and structs have become lists and objects
+            check(loads_exactly(value))  # arrays and structs have become lists and objects
             return value
 
         return write

@@ -489,3 +489,34 @@ def test_a_query_is_no_batch_to_encode() -> None:
     for encoder in (Json(), POINTS, Text(), Raw(), Typed(Click)):
         with pytest.raises(errors.TopicError, match=r"encode: .* polars.LazyFrame; write ….collect\(\)"):
             encoder.encode(polars.DataFrame({"id": [1]}).lazy())  # type: ignore[arg-type]
+
+
+BIG = [2**64, 2**64 + 1, -(2**63) - 1, 100_000_000_000_000_000_000_001, -(10**40), 10**300]
+NEAR = [2**64 - 1, -(2**63), 2**63, 9_999_999_999_999_999_999]
+
+
+@in_both_ways
+@random_examples(lambda random: [random.choice(BIG + NEAR + [1, 0.1]) for _ in range(random.randint(1, 5))])
+def test_whole_numbers_of_any_size_are_exact_both_ways(numbers: list[Any]) -> None:
+    """Two ids above 64 bits became one float, without a word."""
+    texts = [f'{{"id": {number}, "in": [[{number}]], "text": "{BIG[0]}"}}'.encode() for number in numbers]
+    records = decode(Json(), *texts)
+    assert [(record["id"], record["in"], record["text"]) for record in records] == [
+        (number, [[number]], str(BIG[0])) for number in numbers
+    ]
+    assert {type(record["id"]) for record in records} <= {int, float}
+    assert decode(Json(), *encode(Json(), records)) == records
+    refused = [index for index, number in enumerate(numbers) if number in BIG]
+    if not refused:
+        assert decode(Json(big_integers="refuse"), *texts) == records
+        return
+    with pytest.raises(errors.DecodeError, match="expected whole numbers of at most 64 bits, given") as caught:
+        decode(Json(big_integers="refuse"), *texts)
+    assert list(caught.value.failures) == refused
+
+
+def test_what_looks_like_a_big_number_stays_as_it_is() -> None:
+    texts = [b'{"t": "123456789012345678901234567890", "f": 0.12345678901234567890123}', b"null", b'[1e30, "\xc3\xa4"]']
+    assert decode(Json(big_integers="refuse"), *texts, None) == [*map(orjson.loads, texts), None]
+    with pytest.raises(errors.ConfigurationError, match=r'Json\(big_integers=\): expected "keep" or "refuse"'):
+        Json(big_integers="float")  # type: ignore[arg-type]
