@@ -29,6 +29,13 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    without_checkpoint: Annotated[
+        bool,
+        typer.Option(
+            "--without-checkpoint",
+            help="In this run, start from the last version of the model, and read the input from its start on.",
+        ),
+    ] = False,
 ) -> None:
     """Run an online-learning service from a file: it reads a topic, learns, publishes its model, and answers by HTTP.
 
@@ -45,7 +52,7 @@ def serve(
     else:
         from streamiter.service import OnlineLearningService, read_settings
 
-        code = OnlineLearningService(read_settings(file)).run()
+        code = OnlineLearningService(read_settings(file), without_checkpoint=without_checkpoint).run()
         if code:
             raise typer.Exit(code)
 

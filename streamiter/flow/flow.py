@@ -87,22 +87,23 @@ class Flow(FlowUnderConstruction):
         start: SourceStart | None = None,
         first_start: StartPosition | None = None,
         stop: StopPosition = None,
+        on_lost: Literal["fail", "skip"] = "fail",
         **options: Unpack[StepOptions],
     ) -> Stream:
         """Read a topic, which must exist; partition p goes to subtask p mod the parallelism.
 
         ``decode`` reads the values; the default is ``Json()``, or what the topic prefers (a CSV file does). Values
-        that it cannot read follow ``on_error`` or are written to the topic ``dead_letter``; the options are those of
-        :class:`~streamiter.Stream`.
+        that it cannot read follow ``on_error`` or go to the topic ``dead_letter``, see :class:`~streamiter.Stream`.
 
         ``start`` is ``"earliest"`` (the default), ``"latest"``, an offset for each partition (``{0: 1200}``; the others
         begin at their earliest record), or an aware datetime. A job that resumes from a checkpoint ignores it.
         ``"committed"`` is for jobs without state, which need no store of checkpoints: the job commits the positions of
         the source, together with its outputs, to the consumer group ``streamiter-`` and the flow's name, and the next
         run resumes there. The first run begins at ``first_start``, by default the earliest record.
-
         ``stop``: None never stops. ``"latest"`` stops where the topic ends when the job starts; offsets stop before the
-        offset of each partition (the others are not read). Then the stream is bounded.
+        offset of each partition (the others are not read). Then the stream is bounded. ``on_lost="skip"``: where
+        retention has deleted records that were not read, the source warns and reads on behind them; it begins at
+        ``start`` if its positions are of another topic. By default both are errors.
 
         >>> from streamiter import topic
         >>> flow = Flow("yesterday")
@@ -121,13 +122,13 @@ class Flow(FlowUnderConstruction):
         check_start(topic, start, first_start, step=label)
         check_stop(stop, step=label)
         policy = check_policy(options.get("on_error", "fail"), dead_letter, step=label)
-        bounded = stop is not None or getattr(topic, "bounded", False)
+        bounded, first = stop is not None or getattr(topic, "bounded", False), first_start or "earliest"
         with self.all_or_nothing():
             self.register_struct_of(decoder)
             stream = self._add_source(
                 label,
                 name,
-                lambda: TopicSource(topic, start, stop, decoder, first_start=first_start or "earliest"),
+                lambda: TopicSource(topic, start, stop, decoder, first_start=first, on_lost=on_lost),
                 operator=lambda: DecodeValues(topic, decoder),
                 parallelism=options.get("parallelism"),
                 bounded=bounded,

@@ -75,6 +75,7 @@ class SourceOptions(StepOptions, total=False):
     start: SourceStart | None
     first_start: StartPosition | None
     stop: StopPosition
+    on_lost: Literal["fail", "skip"]
 
 
 class RunOptions(TypedDict, total=False):

@@ -7,6 +7,7 @@ in the first label: a truth value, 0, 1 or a text is a class, any other number i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -27,6 +28,7 @@ from streamiter.learn.expert_weights import (
     RowSteps,
     check_published,
     checked_rates,
+    fitted,
 )
 from streamiter.learn.rows import BadRows, row_weights
 from streamiter.models.documents import refused_state, state_in, with_state
@@ -39,6 +41,8 @@ from streamiter.records import Columns, columns_of_table
 from streamiter.saved_objects import Savable
 from streamiter.sparse_rows import SparseRows, sparse_if_scipy
 from streamiter.tables import as_floats
+
+_log = logging.getLogger("streamiter.learn")
 
 _NAME: Final = "AdaptiveLinearModel"
 
@@ -95,6 +99,9 @@ class AdaptiveLinearModel(Savable):
 
     ``rates`` are up to three learning rates of AdaGrad; None: three of AdaGrad and three constant ones.
 
+    ``other_settings`` says what :meth:`start_from` does with a version of other ``crosses`` or ``bits``: refuse it, or
+    keep what fits, with a warning in the log ``streamiter.learn``. Numbers fit, and with the same bits texts.
+
     A model is for one thread at a time: compiled code changes its arrays without a lock. Without Numba (``pip install
     "streamiter[fast]"``) it learns from some hundred rows a second.
 
@@ -115,7 +122,11 @@ class AdaptiveLinearModel(Savable):
         bits: int = _BITS,
         kinds: Mapping[str, Kind] | None = None,
         time_zone: str | None = None,
+        other_settings: Literal["refuse", "keep"] = "refuse",
     ) -> None:
+        if other_settings not in ("refuse", "keep"):
+            raise ConfigurationError(f'{_NAME}(other_settings=): expected "refuse" or "keep", given {other_settings!r}')
+        self._keeps = other_settings == "keep"
         if task not in (None, "classification", "regression"):
             raise ConfigurationError(
                 f'AdaptiveLinearModel(task=): expected "classification" or "regression", given {task!r}'
@@ -408,11 +419,11 @@ class AdaptiveLinearModel(Savable):
     def columns_from(self, earlier: AdaptiveLinearModel) -> Callable[[int], int | None]:
         """Return the function from an index of an earlier model's :meth:`rows` to that of this model's.
 
-        It returns None for a field that this model does not know. Texts have the same places in both models.
+        It returns None for a field that this model does not know, and for texts if these have other bits.
         """
-        first, own, given = self._hashed + 1, self.fields.columns, earlier.fields.columns
-        columns = {first + column: first + own[field] for field, column in given.items() if field in own}
-        return lambda index: index if index < first else columns.get(index)
+        first, before, own, given = self._hashed + 1, earlier._hashed + 1, self.fields.columns, earlier.fields.columns
+        columns = {before + column: first + own[field] for field, column in given.items() if field in own}
+        return lambda index: index if index < first == before else columns.get(index)
 
     # ---- labels
 
@@ -533,16 +544,21 @@ class AdaptiveLinearModel(Savable):
             )
         if self._weights is not None:
             raise ModelError(f"{_NAME}.start_from: expected a new model, given one that has learned already")
-        if parameters["bits"] != self.bits:
+        if parameters["bits"] != self.bits and not self._keeps:
             raise ModelError(
                 f"{_NAME}.start_from: expected parameters with bits={self.bits}, given {parameters['bits']}; make the "
                 f"model with {_NAME}(bits={parameters['bits']})"
             )
-        check_published(f"{_NAME}.start_from", parameters, 2**self.bits)
+        check_published(f"{_NAME}.start_from", parameters, 2 ** parameters["bits"])
         task = "regression" if kind == "number" else "classification"
         if self._given_task not in (None, task):
             raise ModelError(f"{_NAME}.start_from: expected a model of a {self._given_task}, given one of a {task}")
-        if (state := state_in(parameters, _NAME, f"{_NAME}.start_from")) is not None:
+        carried = state_in(parameters, _NAME, f"{_NAME}.start_from")
+        state, crosses = carried and carried["model"], [tuple(cross) for cross in parameters.get("crosses", ())]
+        if self._keeps and (parameters["bits"], crosses) != (self.bits, list(self._crosses.crosses)):
+            parameters, state, told = fitted(parameters, state, self._crosses.crosses, self.bits)
+            _log.warning("%s starts from a version of other settings: %s", _NAME, told)
+        if state is not None:
             self._resume(state, parameters)
             return
         self._crosses.start_from(parameters)
@@ -560,7 +576,7 @@ class AdaptiveLinearModel(Savable):
     def _resume(self, state: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
         """Restore the state of a version, unless it is the state of other weights."""
         try:
-            self.restore(state["model"])
+            self.restore(state)
             own = self.parameters()
             other = [
                 name for name in ("weights", "intercept", "places") if not np.array_equal(own[name], parameters[name])
@@ -585,6 +601,21 @@ class AdaptiveLinearModel(Savable):
             "records": self._records,
             "version": self._version,
         }
+
+    def adopt(self, state: Mapping[str, Any]) -> Callable[[int], int | None] | None:
+        """Restore a :meth:`state`, and with ``other_settings="keep"`` what fits of a model with other settings.
+
+        Then return the function :meth:`columns_from` that model.
+        """
+        crosses = [(first, second) for first, second in state["crosses"]["crosses"]]
+        if not self._keeps or (state["bits"], crosses) == (self.bits, list(self._crosses.crosses)):
+            self.restore(state)
+            return None
+        earlier = AdaptiveLinearModel(bits=state["bits"], crosses=crosses, rates=state["rates"])
+        earlier.restore(state)
+        if earlier._weights is not None:
+            self.start_from(earlier.parameters(state=True))
+        return self.columns_from(earlier)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take on a :meth:`state`. Raises ``ModelError`` for the state of a model with other settings."""

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from streamiter.errors import ModelError
 from streamiter.learn.adaptive import AdaptiveLinearModel, Label
 from streamiter.learn.expert_weights import ASSUMED, CONFIRMED, CORRECTED, ExpertWeights, ModelRows, RowSteps
 from streamiter.learn.late_labels import WAIT_IS_OVER, EventsToLearn, LabelJoin, Outcome, no_events
@@ -136,12 +137,14 @@ class RowOwner(ModelOwner, KeepsRecords):
         """Start from a version; questions that wait keep their rows, but their predictions are of another model."""
         model = self._make_model()
         model.start_from(parameters, records=records)
-        column_of = model.columns_from(self._model)
+        self._renumber(model.columns_from(self._model), keeps_classes=not model.classes)
+        self._model, self._version_published = model, model.version
+
+    def _renumber(self, column_of: Callable[[int], int | None], *, keeps_classes: bool = True) -> None:
         for question in [] if self._labels is None else self._labels.questions():
             question.predicted = question.predicted.by(column_of)
-            if model.classes:  # Their numbers may be others.
+            if not keeps_classes:  # Their numbers may be others.
                 question.predicted = question.predicted._replace(prediction=[math.nan])
-        self._model = model
 
     def records(self) -> int:
         return self._model.records
@@ -386,7 +389,9 @@ class RowOwner(ModelOwner, KeepsRecords):
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        self._model.restore(state["model"])
+        column_of = self._model.adopt(state["model"])
+        if state["model"]["bits"] != self._model.bits and (state["held"] or not state["started"]):
+            raise ModelError("AdaptiveLinearModel.restore: the checkpoint has rows that were read with other bits")
         self._held = list(state["held"])
         self._next_event, self._answers.counts = state["next event"], list(state["answers"])
         if self._labels is not None:
@@ -395,6 +400,8 @@ class RowOwner(ModelOwner, KeepsRecords):
                 lambda record: _Question(_Predicted(*record[0]), label=record[1] and _Answer(*record[1])),
                 lambda record: _Answer(*record),
             )
+            if column_of is not None:
+                self._renumber(column_of)
         self._missing, self._version_published = state["missing"], state["version published"]
 
 

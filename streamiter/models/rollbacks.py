@@ -73,7 +73,7 @@ async def since_rollback(rollbacks: Rollbacks, context: Context) -> ModelSnapsho
         return None
     subject, rollback = _subject(rollbacks), shown_rank(update.since_rollback)
     if context.scope.get(ConsumerGroup, ConsumerGroup).ignores_positions(context.name):
-        _log.warning("%s: training begins anew, as it was told to, in spite of the rollback %s", subject, rollback)
+        _log.warning("%s: the rollback %s does not count, since the job starts without state", subject, rollback)
         return None
     _log_start(subject, update)
     return ModelSnapshot(update.parameters, update.records, since_rollback=update.since_rollback)

@@ -171,6 +171,15 @@ class ServedModel:
             raise NoModel(f"{self._subject}: {self._why_no_model()}") from self._follower.failure
         await self._waiting.wait(timeout_s)
 
+    @property
+    def is_searching(self) -> bool:
+        """Whether the topic has not been searched for a model yet."""
+        return self._follower.is_started and not self._follower.is_searched
+
+    async def searched(self, *, timeout_s: float = 30.0) -> None:
+        """Wait until the topic was searched for a model, or cannot be followed; at most for this time."""
+        await self._follower.searched(timeout_s)
+
     async def predict_when_ready(self, x: Any, *, timeout_s: float = 30.0) -> Prediction:
         """Wait for the first model, then :meth:`predict`; it raises the errors of :meth:`ready` and ``predict``."""
         await self.ready(timeout_s=timeout_s)
@@ -296,6 +305,15 @@ class Follower:
         """Why the topic is not open now; None while it is open."""
         self.failure: Exception | None = None
         """Why following has ended; None while it continues."""
+        self.is_searched = False
+        """Whether the newest update was found, or that there is none."""
+        self._searched_or_late = asyncio.Event()
+
+    async def searched(self, timeout_s: float) -> None:
+        """Wait until the newest update was found, or that there is none; at most for this time."""
+        timer = self._clock.call_later(timeout_s, self._searched_or_late.set)
+        await self._searched_or_late.wait()
+        timer.cancel()
 
     @property
     def is_started(self) -> bool:
@@ -330,6 +348,7 @@ class Follower:
         except Exception as error:
             self.failure = error
             self._on_end(error)
+            self._searched_or_late.set()
 
     async def _follow_until_outage(self) -> None:
         updates = ModelUpdates(self._topic, self._model, "latest_model", True, "skip", self._clock, self._wanted)
@@ -344,7 +363,8 @@ class Follower:
             self._past, self._updates = self.statistics, None
 
     def _connected_to(self, updates: ModelUpdates) -> None:
-        self._updates, self.outage = updates, None
+        self._updates, self.outage, self.is_searched = updates, None, True
+        self._searched_or_late.set()
         found = updates.identities
         if any(self._identities.get(number, identity) != identity for number, identity in found.items()):
             raise TopicNotFound(

@@ -114,7 +114,8 @@ def _model_trouble(observations: Observations) -> str | None:
     if served is None:
         return None
     if served.update is None:
-        return f"no model to predict with: {served.statistics().last_error or 'none was published'}"
+        why = "its topic has not been read yet" if served.is_searching else "none was published"
+        return f"no model to predict with: {served.statistics().last_error or why}"
     try:
         served.check()
     except ModelError:  # Its text has the topic's URL, and probes need no token.

@@ -50,7 +50,9 @@ class ServiceLearning:
         rate = _learning_rate(settings.learn)
         self._rate = None if rate is None else ChangeableRate(rate)
 
-    def train(self, events: Stream, rollbacks: Rollbacks | None = None) -> OnlineTraining:
+    def train(
+        self, events: Stream, rollbacks: Rollbacks | None = None, initial: Stream | None = None
+    ) -> OnlineTraining:
         """Add the training to the flow."""
         learn = self._settings.learn
         rejections = rejections_of(self._settings.input)
@@ -62,7 +64,9 @@ class ServiceLearning:
         return train_online(
             events,
             self._make_model(),
+            initial=initial,
             publish_every=self._schedule,
+            publish_state=self._settings.publish.state,
             mini_batch=learn.learner_settings.get("mini_batch", _ROWS_OF_A_LAG if learn.learner == "default" else None),
             drift=detectors[learn.drift]() if learn.drift else None,
             report_every_s=_REPORT_EVERY_S,
@@ -89,6 +93,7 @@ class ServiceLearning:
             options = {name: value for name, value in learn.learner_settings.items() if name != "mini_batch"}
             # The classes of texts and of whole numbers are found as they come.
             options["task"] = "classification" if learn.kind == "multiclass" else task
+            options["other_settings"] = "keep"
             return lambda: AdaptiveLinearModel(**options)
         if self._rate is not None:
             given["learning_rate"] = self._rate

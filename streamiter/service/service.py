@@ -14,8 +14,10 @@ from typing import Any, Final, Literal
 from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import (
+    CheckpointError,
     ConfigurationError,
     ModelError,
+    OffsetOutOfRange,
     ProducerFenced,
     StoreUnavailable,
     StreamiterError,
@@ -25,7 +27,7 @@ from streamiter.errors import (
 from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream
 from streamiter.learn import OnlineTraining
-from streamiter.models import Rollbacks, ServedModel
+from streamiter.models import Rollbacks, ServedModel, initial_model
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.running import causes_of, run_in_own_loop, run_jobs, running_meanwhile, signal_handlers
 from streamiter.runtime.statistics import JobStatistics
@@ -61,6 +63,9 @@ _STOP_S: Final = 15.0
 _STOP_ANSWERED_S: Final = 25.0
 _ANSWER_S: Final = 2.0
 
+# The last version is found in some milliseconds; where a broker is away, HTTP tells so after this time.
+_SEARCH_S: Final = 2.0
+
 
 class OnlineLearningService:
     """A flow that reads a topic, learns from it and publishes its model; with health, metrics, predictions and a page.
@@ -72,8 +77,12 @@ class OnlineLearningService:
         raise SystemExit(service.run())
     """
 
-    def __init__(self, settings: ServiceSettings, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, settings: ServiceSettings, *, clock: Clock | None = None, without_checkpoint: bool = False
+    ) -> None:
+        """``without_checkpoint``: start from the last version, and read the input from its ``start`` on."""
         self.settings = settings
+        self._restore: Literal["last"] | None = None if without_checkpoint else "last"
         self.name = settings.name
         self.flow = Flow(self.name)
         """The flow; it has the name of the service."""
@@ -89,11 +98,16 @@ class OnlineLearningService:
             topic(given.topic),
             decode=decoder_of(given.decoder),
             start=given.start,
+            on_lost=given.on_lost,
             name="events",
             **rejections_of(given),
         )
         """The decoded records of the input."""
-        self.training: OnlineTraining = self.learning.train(self.events, Rollbacks(self._updates, self.name))
+        # A run without a checkpoint starts from the last version.
+        last = initial_model(self._updates, model=self.name, default=None)
+        newest = self.flow.from_source(last, name="last version", parallelism=1)
+        rollbacks = Rollbacks(self._updates, self.name)
+        self.training: OnlineTraining = self.learning.train(self.events, rollbacks, newest)
         """The streams of the training: models, validation, predictions, drifts."""
         self.training.models.publish_model(self._updates, model=self.name, name="publish")
         self.training.validation.map(self.observations.validated, name="observe validation")
@@ -208,6 +222,8 @@ class OnlineLearningService:
         self.observations.served = served
         try:
             async with served:
+                # The first request is answered by the last version.
+                await served.searched(timeout_s=_SEARCH_S)
                 yield
         except ModelError as error:
             _log.warning("%s", error)
@@ -273,7 +289,8 @@ class OnlineLearningService:
         while True:
             began_s = self._clock.monotonic_s()
             try:
-                statistics = await run_jobs(self._start, options, while_running=self._while_running)
+                restore = {"restore": self._restore}
+                statistics = await run_jobs(self._start, options | restore, while_running=self._while_running)
             except StreamiterError as error:
                 if self._ended_by is not None and not is_taken_over(error):
                     _log.warning("%s", error)
@@ -297,6 +314,8 @@ class OnlineLearningService:
 
     def _failed(self, error: StreamiterError) -> int:
         _log.error("%s", error)
+        if remedy := remedy_of(error):
+            _log.error("%s", remedy)
         self.observations.enter("failed", str(error))
         return TAKEN_OVER if is_taken_over(error) else FAILED
 
@@ -313,7 +332,7 @@ class OnlineLearningService:
 
     @contextlib.asynccontextmanager
     async def _while_running(self, job: Job, stops: Sequence[StopMode]) -> AsyncIterator[None]:
-        self.observations.job, self._stops = job, stops
+        self.observations.job, self._stops, self._restore = job, stops, "last"
         self.observations.enter("running")
         try:
             yield
@@ -332,6 +351,22 @@ def is_outage(error: BaseException) -> bool:
     """Whether a job failed because a topic or the store did not answer, so that the next one may succeed."""
     outages = (TopicUnavailable, StoreUnavailable)
     return any(isinstance(cause, outages) for cause in causes_of(error)) and not is_taken_over(error)
+
+
+def remedy_of(error: BaseException) -> str | None:
+    """Return how a service that cannot use its checkpoint can keep what it has learned; None for other errors."""
+    causes = list(causes_of(error))
+    if any(isinstance(cause, OffsetOutOfRange) for cause in causes):
+        return (
+            'to keep the model and to read on where the topic has records, write on_lost = "skip" in [input]; records '
+            "that the topic has deleted are not learned"
+        )
+    if any(isinstance(cause, CheckpointError) for cause in causes):
+        return (
+            "to start from the last version of the model, without a checkpoint: streamiter serve --without-checkpoint; "
+            "the input is then read from its start in [input] on, and labels of earlier questions are unknown"
+        )
+    return None
 
 
 def is_taken_over(error: BaseException) -> bool:

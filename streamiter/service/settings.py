@@ -79,6 +79,8 @@ class InputSettings:
     """``default``: JSON, or the format of the topic, such as CSV; ``json``; or your own decoder, as ``module:name``."""
     on_error: Literal["fail", "skip"] = "fail"
     """The effect of a record that cannot be read or learned from, if there is no ``dead_letter``."""
+    on_lost: Literal["fail", "skip"] = "fail"
+    """The effect of a position that the topic no longer has: by retention, or because it is another topic."""
     dead_letter: str | None = None
     """The URL of the topic for such records."""
 
@@ -142,6 +144,8 @@ class PublishSettings:
     """The seconds from one version to the next, at least; None: ``records`` decide."""
     records: int | None = None
     """The number of learned records from one version to the next, at least."""
+    state: bool = True
+    """Whether a version carries the state of its learner."""
 
 
 @dataclass(frozen=True)

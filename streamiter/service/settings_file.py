@@ -482,7 +482,7 @@ def changed(before: ServiceSettings, after: ServiceSettings) -> list[SettingChan
     old, new = _by_key(before), _by_key(after)
     at_once = _AT_ONCE - ({"learn.settings.learning_rate"} if before.learn.learner != after.learn.learner else set())
     return [
-        SettingChange(key, None if key in at_once else _NEEDS.get(key, _RESTART))
+        SettingChange(key, None if key in at_once else _needed(key, after))
         for key in dict.fromkeys([*old, *new])
         if old.get(key) != new.get(key)
     ]
@@ -500,6 +500,13 @@ def _by_key(settings: ServiceSettings) -> dict[str, object]:
     return values | {f"learn.settings.{name}": value for name, value in of_learner.items()}
 
 
+def _needed(key: str, after: ServiceSettings) -> str:
+    """Return what a change needs that does not apply at once."""
+    if key == "learn.settings.bits" and after.learn.learner != "default":  # All its columns are hashed.
+        return _NEW_STATE
+    return _NEEDS.get(key, _RESTART)
+
+
 _AT_ONCE: Final = frozenset(
     {"publish.every", "publish.records", "learn.settings.learning_rate", "log.level", "log.every"}
     | {f"health.{name}" for name in TABLES["health"][1]}
@@ -509,9 +516,17 @@ _NEW_STATE: Final = (
     "the state in the checkpoints is of the old setting; give the service a new service.name and start it again: it "
     "learns from the beginning"
 )
-_NEEDS: Final[Mapping[str, str]] = dict.fromkeys(
-    ("input.topic", "learn.kind", "learn.learner", "learn.settings.bits", "learn.settings.crosses"), _NEW_STATE
-) | {
+_WHAT_FITS: Final = (
+    "it applies after a restart, which keeps what fits: columns of numbers, weights of texts with the same bits, and "
+    "all counts; the log says what is lost"
+)
+_NEEDS: Final[Mapping[str, str]] = dict.fromkeys(("learn.kind", "learn.learner"), _NEW_STATE) | {
+    "learn.settings.crosses": _WHAT_FITS,
+    "learn.settings.bits": _WHAT_FITS,
+    "input.topic": (
+        'it applies after a restart with on_lost = "skip" in [input], which keeps the model and all other state, and '
+        "reads the new topic from its start on"
+    ),
     "service.name": "the flow, its checkpoints and its model have this name; with another one it is another service",
     "input.start": "it counts in the first run only, and later runs resume from their checkpoint",
 }

@@ -2,16 +2,17 @@
 
 Readers: which partitions and offsets a `ReadRequest` asks for. Writers: how an outgoing batch is checked, measured and
 distributed over partitions. Transactions: which call is allowed next. Topics: how settings and options are checked.
-Nothing here does I/O.
+Nothing here does I/O, but :class:`ReaderBehindLosses` calls its topic.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import logging
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final, Literal, Protocol, TypeVar
@@ -19,7 +20,9 @@ from typing import Final, Literal, Protocol, TypeVar
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, ProducerFenced, RecordTooLarge, TopicError
 from streamiter.numbers import whole_number_in
 from streamiter.records import rows_of_table
-from streamiter.topics.topic import Headers, OutgoingBatch, ReadRequest, SizeLimit, Topic
+from streamiter.topics.topic import Headers, OutgoingBatch, ReadRequest, SizeLimit, Topic, TopicBatch, TopicReader
+
+_log = logging.getLogger("streamiter.job")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +233,71 @@ def reading_positions(
         for number in partitions_of(request, len(ends))
     }
     return ReadingPositions(positions, stop_offsets(request, {number: ends[number].stable for number in positions}))
+
+
+class ReaderBehindLosses(TopicReader):
+    """Reads on where records are left if the topic no longer has a position, and warns in the log ``streamiter.job``.
+
+    A position whose records retention has deleted becomes the earliest one of its partition. If a position is of
+    another topic, reading begins at the start of the request.
+    """
+
+    def __init__(self, topic: Topic, request: ReadRequest) -> None:
+        self._topic = topic
+        self._request = request
+        self._reader: TopicReader
+
+    @staticmethod
+    async def open(topic: Topic, request: ReadRequest) -> TopicReader:
+        """Open the topic. Raises the errors of ``open_reader``, but ``OffsetOutOfRange`` for a ``start`` only."""
+        made = ReaderBehindLosses(topic, request)
+        try:
+            made._reader = await topic.open_reader(request)
+        except OffsetOutOfRange as error:
+            await made._pass_by(error)
+        return made
+
+    async def _pass_by(self, error: OffsetOutOfRange) -> None:
+        before, given = self._request, dict(self._request.positions or {})
+        found, known = await self._topic.describe(), before.identities or {}
+        is_same = all(known.get(number, each) == each for number, each in found.identities.items() if number in given)
+        if given and is_same and given.keys() <= found.offsets.keys():
+            ends = {number: found.offsets[number] for number in given}
+            left = {number: min(max(at, ends[number][0]), ends[number][1]) for number, at in given.items()}
+            skipped = sum(max(0, left[number] - at) for number, at in given.items())
+            self._request, told = replace(before, positions=left), f"{skipped:,} deleted records are left out"
+        else:
+            self._request = replace(before, positions=None, identities=None)
+            told = f"the topic is read from start={before.start!r}"
+        if self._request == before:
+            raise error
+        _log.warning("%s; as on_lost='skip' says, %s", error, told)
+        self._reader = await self._topic.open_reader(self._request)
+
+    async def read(self) -> TopicBatch | None:
+        try:
+            return await self._reader.read()
+        except OffsetOutOfRange as error:
+            before = self._reader
+            self._request = replace(self._request, positions=before.positions(), identities=before.identities())
+            await self._pass_by(error)
+            await before.close()
+            return await self._reader.read()
+
+    def positions(self) -> Mapping[int, int]:
+        return self._reader.positions()
+
+    def identities(self) -> Mapping[int, str]:
+        return self._reader.identities()
+
+    def lag(self) -> Mapping[int, int]:
+        return self._reader.lag()
+
+    def unanswered_since_s(self) -> float | None:
+        return self._reader.unanswered_since_s()
+
+    async def close(self) -> None:
+        await self._reader.close()
 
 
 def out_of_range_message(topic: str, partition: int, position: int, ends: PartitionEnds) -> str:

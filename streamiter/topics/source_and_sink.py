@@ -10,7 +10,8 @@ import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import date, time
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Literal
 
 import orjson
 
@@ -21,6 +22,7 @@ from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import DeadLetter, Origin, Output
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Batch, BatchOrigin, take
+from streamiter.topics.connecting import ReaderBehindLosses
 from streamiter.topics.formats import to_json_type
 from streamiter.topics.record_functions import RecordFunctions
 from streamiter.topics.topic import (
@@ -71,8 +73,10 @@ class TopicSource(Source):
         decoder: Decoder | None = None,
         *,
         first_start: StartPosition = "earliest",
+        on_lost: Literal["fail", "skip"] = "fail",
     ) -> None:
         """``start``: None is the default, the earliest record; "committed" uses ``first_start`` in the first run."""
+        self._open_reader = topic.open_reader if on_lost == "fail" else partial(ReaderBehindLosses.open, topic)
         self.topic = topic
         self.start = start
         self.stop = stop
@@ -108,7 +112,7 @@ class TopicSource(Source):
             identities=restored,
             clock=context.clock,
         )
-        self._reader = await self.topic.open_reader(self._request)
+        self._reader = await self._open_reader(self._request)
         self._told = self.positions().get(_IDENTITIES, {}) if restored is None else restored
 
     async def _committed(self, context: Context) -> Positions | None:
@@ -159,7 +163,7 @@ class TopicSource(Source):
         # A new reader, since each connector knows how to stop at an end behind which offsets may have no records.
         assert self._reader is not None
         before = self._reader
-        self._reader = await self.topic.open_reader(
+        self._reader = await self._open_reader(
             replace(self._request, stop=self.stop, positions=before.positions(), identities=before.identities())
         )
         await before.close()

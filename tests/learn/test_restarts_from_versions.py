@@ -293,3 +293,74 @@ def test_without_its_state_a_version_is_a_start_with_new_rates() -> None:
     model.start_from(given)
     assert model.weights.tolist() == given["weights"].tolist()
     assert model.version == 0
+
+
+TOWNS = [{"km": row["km"], "wind": row["wind"], "town": row["town"]} for row in ROWS]
+LATE = [row["late"] for row in ROWS]
+CROSSES = [("km", "town"), ("km", "wind")]
+# Settings of the version and of the model that starts from it, the fields that are kept, and whether texts are.
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], list[str], bool]] = {
+    "a cross more": ({}, {"crosses": CROSSES}, ["km", "wind"], True),
+    "a cross less": ({"crosses": CROSSES}, {"crosses": CROSSES[:1]}, ["km", "wind"], True),
+    "other bits": ({"bits": 12}, {"bits": 10}, ["km", "wind"], False),
+    "more bits, no crosses": ({"bits": 12, "crosses": CROSSES}, {"bits": 14}, ["km", "wind"], False),
+    "both": ({"bits": 12, "crosses": CROSSES}, {"crosses": CROSSES[1:]}, ["km", "wind", "km × wind"], False),
+    "nothing": ({"crosses": CROSSES}, {"crosses": CROSSES}, ["km", "wind", "km × wind"], True),
+}
+
+
+@pytest.mark.parametrize("state", [True, False])
+@pytest.mark.parametrize("change", list(CHANGES))
+def test_what_fits_is_kept_of_a_version_with_other_crosses_or_bits(
+    change: str, state: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A service with one more cross had to learn everything again; texts were read at the places of other texts."""
+    before, after, fields, has_texts = CHANGES[change]
+    old = AdaptiveLinearModel(**before)
+    old.learn(TOWNS, LATE, np.arange(len(LATE)) % 3 + 0.5)
+    given = old.parameters(state=state)
+    if change != "nothing":
+        with pytest.raises(ModelError, match=r"expected (parameters with bits|a model with crosses|a state with bits)"):
+            AdaptiveLinearModel(**after).start_from(given)
+    model = AdaptiveLinearModel(**after, other_settings="keep")
+    model.start_from(given, records=old.records)
+    assert model.records == old.records
+    made, mine = old.parameters(), model.parameters()
+    assert mine["fields"] == fields
+    for name in ("weights", "center", "limit"):
+        kept = [made[name][list(made["fields"]).index(field)] for field in fields]
+        np.testing.assert_allclose(mine[name][: len(fields)], kept, rtol=1e-12)
+    assert mine["places"].tolist() == (made["places"].tolist() if has_texts else [])
+    assert ("starts from a version of other settings: kept" in caplog.text) is (change != "nothing")
+    if state:
+        assert model.state()["weights"]["mixture"].tolist() == old.state()["weights"]["mixture"].tolist()  # type: ignore[index]
+    # Rows without texts are predicted as before, unless a cross is gone.
+    numbers = [{"km": row["km"]} for row in TOWNS[:20]]
+    if not before.get("crosses") or change in ("both", "nothing"):
+        np.testing.assert_allclose(model.predict(numbers), old.predict(numbers), rtol=1e-12)
+    model.learn(TOWNS, LATE)
+    assert set(model.parameters()["text_fields"]) == {"town"}
+    # A checkpoint is adopted in the same way, and rows of waiting questions get the new numbers of their columns.
+    resumed = AdaptiveLinearModel(**after, other_settings="keep")
+    column_of = resumed.adopt(old.state())
+    if change == "nothing":
+        assert column_of is None
+    else:
+        assert column_of is not None
+        asked = AdaptiveLinearModel(**before)
+        asked.restore(old.state())
+        row = [{"km": 1.0, "wind": 2.0}]
+        numbered = {column_of(index) for index in asked.rows(row).indices.tolist()} - {None}
+        assert len(numbered) == len(fields)
+        assert numbered <= set(resumed.rows(row).indices.tolist())
+        assert (column_of(5) == 5) is has_texts
+
+
+def test_sparse_rows_have_the_same_columns_whatever_the_bits() -> None:
+    """Columns of sparse rows have no hashes of the model, and were lost with the bits."""
+    rows = HASHER.rows(ROWS)
+    old = AdaptiveLinearModel(bits=12)
+    old.learn(rows, LATE)
+    model = AdaptiveLinearModel(bits=14, other_settings="keep")
+    model.start_from(old.parameters(state=True))
+    assert model.predict(rows).tolist() == old.predict(rows).tolist()

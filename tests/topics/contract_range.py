@@ -21,6 +21,7 @@ from topics.topic_case import (
 
 from streamiter.errors import ConfigurationError, OffsetOutOfRange
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic
+from streamiter.topics.connecting import ReaderBehindLosses
 
 
 class RangeContract:
@@ -83,6 +84,47 @@ class RangeContract:
         kept = await read_to_end(topic)
         assert numbers_of(kept)[-1] == 99
         assert kept[0].offset == earliest
+
+    async def test_a_reader_behind_losses_leaves_out_the_lost_records_only(
+        self, case: TopicCase, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """To continue behind lost records of one partition, all records of the others were read again."""
+        topic = await case.make_topic(partitions=2, settings=case.retention_settings)
+        await write(topic, OutgoingBatch(numbered([200, 201]), partition=1))
+        running = await ReaderBehindLosses.open(topic, ReadRequest())
+        assert numbers_of(await read_count(running, 2)) == [200, 201]
+        for start in range(0, 100, 10):
+            await write(topic, OutgoingBatch(numbered(range(start, start + 10)), partition=0))
+        earliest, end = (await topic.describe()).offsets[0]
+        assert (earliest > 0) is (case.retention_settings is not None)
+        request = ReadRequest(positions={0: 0, 1: 1}, identities=running.identities(), stop="latest")
+        resumed = await ReaderBehindLosses.open(topic, request)
+        assert dict(resumed.positions()) == {0: earliest, 1: 1}
+        left = list(range(100 - (end - earliest), 100))
+        assert sorted(numbers_of(await read_count(resumed, len(left) + 1))) == [*left, 201]
+        # Retention has deleted records that the running reader has not read, unless it has read ahead.
+        numbers = numbers_of(await read_count(running, len(left))) if earliest else left
+        assert numbers == left
+        assert (f"{earliest} deleted records are left out" in caplog.text) is (earliest > 0)
+        for reader in (running, resumed):
+            await reader.close()
+
+    async def test_a_reader_behind_losses_begins_another_topic_at_the_start(self, case: TopicCase) -> None:
+        """A job whose input was another topic now could not keep its model."""
+        topic = await case.make_topic(partitions=2)
+        await write(topic, OutgoingBatch(numbered(range(5)), partition=1))
+        identities = (await topic.describe()).identities
+        await topic.delete()
+        await case.make_topic(partitions=1)
+        await write(topic, numbered(range(300, 305)))
+        for start, first in (("earliest", 300), ({0: 3}, 303)):
+            for positions in ({0: 1}, {0: 1, 1: 5}):
+                request = ReadRequest(positions=positions, identities=identities, start=start, stop="latest")  # type: ignore[arg-type]
+                with pytest.raises(OffsetOutOfRange):
+                    await self._open_and_read(topic, request)
+                reader = await ReaderBehindLosses.open(topic, request)
+                assert numbers_of(await read_count(reader, 305 - first)) == list(range(first, 305))
+                await reader.close()
 
     async def test_offsets_of_a_deleted_topic_are_refused_by_a_new_topic_of_its_name(self, case: TopicCase) -> None:
         """A new topic had more records than were read of the deleted one, and a job skipped 1,035 of them."""
