@@ -27,6 +27,7 @@ from streamiter.learn.expert_weights import (
     ModelRows,
     RowSteps,
     check_published,
+    check_task,
     checked_rates,
     fitted,
 )
@@ -550,9 +551,7 @@ class AdaptiveLinearModel(Savable):
                 f"model with {_NAME}(bits={parameters['bits']})"
             )
         check_published(f"{_NAME}.start_from", parameters, 2 ** parameters["bits"])
-        task = "regression" if kind == "number" else "classification"
-        if self._given_task not in (None, task):
-            raise ModelError(f"{_NAME}.start_from: expected a model of a {self._given_task}, given one of a {task}")
+        check_task(f"{_NAME}.start_from", kind, self._given_task)
         carried = state_in(parameters, _NAME, f"{_NAME}.start_from")
         state, crosses = carried and carried["model"], [tuple(cross) for cross in parameters.get("crosses", ())]
         if self._keeps and (parameters["bits"], crosses) != (self.bits, list(self._crosses.crosses)):
@@ -625,6 +624,7 @@ class AdaptiveLinearModel(Savable):
                 f"{_NAME}.restore: expected a state with bits={self.bits} and rates={self.rates}, given "
                 f"bits={state['bits']} and rates={given}"
             )
+        check_task(f"{_NAME}.restore", state["label kind"], self._given_task)
         self._crosses.restore(state["crosses"])
         stored = state["weights"]
         self._weights = None if stored is None else ExpertWeights.from_state(stored, self.rates)

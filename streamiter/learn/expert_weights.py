@@ -96,6 +96,12 @@ def checked_rates(given: object) -> tuple[float, ...]:
     return tuple(map(float, rates))
 
 
+def check_task(owner: str, kind: LabelKind | None, task: str | None) -> None:
+    """Raise ModelError if labels of this kind are not those of the task; None is not known yet."""
+    if kind is not None and task not in (None, known := "regression" if kind == "number" else "classification"):
+        raise ModelError(f"{owner}: expected a model of a {task}, given one of a {known}; learn it with its own task")
+
+
 def check_published(owner: str, published: Mapping[str, Any], hashed: int) -> None:
     """Raise ModelError for arrays that no model with so many hashed columns has published."""
     LinearPredictor(dict(published), owner)  # Refuses arrays of other shapes.

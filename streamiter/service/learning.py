@@ -89,10 +89,9 @@ class ServiceLearning:
         learn = self._settings.learn
         given = {name: value for name, value in learn.learner_settings.items() if name not in _NOT_THE_OPTIMIZERS}
         if learn.learner == "default":
-            task = "regression" if learn.kind == "regression" else None
             options = {name: value for name, value in learn.learner_settings.items() if name != "mini_batch"}
-            # The classes of texts and of whole numbers are found as they come.
-            options["task"] = "classification" if learn.kind == "multiclass" else task
+            # Truth values have one probability. Classes of texts and of whole numbers are found as they come.
+            options["task"] = "regression" if learn.kind == "regression" else "classification"
             options["other_settings"] = "keep"
             return lambda: AdaptiveLinearModel(**options)
         if self._rate is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -358,13 +359,18 @@ def remedy_of(error: BaseException) -> str | None:
     causes = list(causes_of(error))
     if any(isinstance(cause, OffsetOutOfRange) for cause in causes):
         return (
-            'to keep the model and to read on where the topic has records, write on_lost = "skip" in [input]; records '
-            "that the topic has deleted are not learned"
+            "the input has deleted records that were not read, or it is another topic than that of the checkpoint; to "
+            'keep the model and read on, write on_lost = "skip" in [input]'
         )
     if any(isinstance(cause, CheckpointError) for cause in causes):
         return (
             "to start from the last version of the model, without a checkpoint: streamiter serve --without-checkpoint; "
             "the input is then read from its start in [input] on, and labels of earlier questions are unknown"
+        )
+    if any(isinstance(cause, ModelError) and re.search(r"\.(restore|start_from): ", str(cause)) for cause in causes):
+        return (
+            "what the service has learned is of other settings in [learn]: write these again, or give it another name "
+            "in [service]; it then learns from the beginning"
         )
     return None
 

@@ -173,11 +173,16 @@ async def test_a_service_keeps_its_model_when_crosses_bits_or_the_topic_change(
     await place.write(rows(20, seed=4), "elsewhere")
     moved_to = narrow | {"input": {"topic": place.url("elsewhere")}}
     assert await asyncio.wait_for(place.service(**moved_to).serve(), PATIENCE_S) == FAILED
-    assert 'write on_lost = "skip" in [input]' in caplog.text
+    assert 'keep the model and read on, write on_lost = "skip" in [input]' in caplog.text
     moved_to["input"]["on_lost"] = "skip"
     await place.learned(place.service(**moved_to), 6_030)
     assert "the topic is read from start='earliest'" in caplog.text
     await place.learned(place.service(**moved_to), 6_030)  # Resumes there.
+    # Another kind of label is another model.
+    changed = moved_to | {"learn": {"kind": "regression"}}
+    assert await asyncio.wait_for(place.service(**changed).serve(), PATIENCE_S) == FAILED
+    assert "expected a model of a regression, given one of a classification" in caplog.text
+    assert "give it another name in [service]" in caplog.text
 
 
 async def test_a_service_behind_retention_or_without_its_checkpoint_starts_from_its_last_version(
@@ -196,7 +201,7 @@ async def test_a_service_behind_retention_or_without_its_checkpoint_starts_from_
     assert 90 <= left < 360
     assert await asyncio.wait_for(place.service().serve(), PATIENCE_S) == FAILED
     assert "fell out of retention" in caplog.text
-    assert 'write on_lost = "skip" in [input]' in caplog.text
+    assert 'keep the model and read on, write on_lost = "skip" in [input]' in caplog.text
     skipping = {"input": {"on_lost": "skip"}}
     update = await place.learned(place.service(**skipping), 90 + left)
     assert f"{ends[0] - 90:,} deleted records are left out" in caplog.text
