@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 from cli.program import PROGRAM, environment
@@ -25,6 +26,7 @@ from support.processes import async_process
 from support.waiting import PATIENCE_S, until
 
 from streamiter.cli.app import app
+from streamiter.models import ModelUpdate, exported
 from streamiter.networks.network import Network
 from streamiter.networks.serving import save_network
 from streamiter.topics import OutgoingBatch, topic
@@ -128,6 +130,8 @@ async def prepare(folder: Path) -> None:
     await topic(f"sqlite:///{folder}/clicks.db?topic=updates").create()
     served = {name: f"sqlite:///clicks.db?topic={name}" for name in ("clicks", "updates")}
     (folder / "service.toml").write_text(SERVICE.format(**served))
+    kept = ModelUpdate("ctr", 1, 1, None, 0, 1, {}, np.zeros(1))
+    (folder / "kept.json").write_bytes(exported(kept, "json"))
     settings = document(train={"epoch": 1_000_000})
     (folder / "network.json").write_text(json.dumps(settings))
     network = Network.from_json(settings)
@@ -268,6 +272,7 @@ CASES = [
     Case("models diff", "URL 2.17 --model ctr", asks),
     Case("models compare", "URL --model champion --model challenger", asks),
     Case("models export", "URL ctr.json --model ctr", asks),
+    Case("models import", "URL kept.json --model ctr", asks),
     Case("models rollback", "URL 2.17 --model ctr", asks),
     Case(
         "serve",

@@ -64,6 +64,7 @@ NO_STATE = {
     "streamiter.learn.training._MiniBatchModel": "a Protocol of models, which have cases",
     "streamiter.operators.keyed_state.KeyedStates": "a Protocol of states, whose classes have cases",
     "streamiter.topics.topic.TopicReader": "the base of readers",
+    "streamiter.topics.connecting.ReaderBehindLosses": "its positions are those of a reader",
     "streamiter.parameter_server.storage.block.Block": "the base of blocks",
     "streamiter.parameter_server.storage.block.GuardedBlock": "a block as users' functions receive it",
     "streamiter.parameter_server.subscriptions.RowsOfBlocks": "its positions are those of rows in blocks",

@@ -15,13 +15,14 @@ import aiokafka
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from learn.frozen_states import learned
 from service_soak.ask import Asked
 from service_soak.events import event, example, good_numbers, number_of, question
 from service_soak.stack import ProcessLife
 
 from streamiter.learn import AdaptiveLinearModel
 from streamiter.models import LinearPredictor
-from streamiter.models.documents import JSON_CONTENT_TYPE, Document, decode_document
+from streamiter.models.documents import JSON_CONTENT_TYPE, Document, decode_document, without_state
 
 __all__ = ["Findings", "TopicContents", "check", "read_topics", "requests_of"]
 
@@ -161,9 +162,14 @@ def _learned_faults(findings: Findings, updates: Sequence[Document], good: npt.N
         if update.records > len(good) or update.records != model.records:
             continue
         findings.compared_versions += 1
-        if differing := _differences(update.parameters, model.parameters()):
-            rank = f"{update.generation}.{update.version}"
+        rank, parameters = f"{update.generation}.{update.version}", without_state(update.parameters)
+        if differing := _differences(parameters, model.parameters()):
             yield f"{rank} differs from an offline pass over {update.records} events in {differing}"
+            continue
+        resumed = AdaptiveLinearModel()
+        resumed.start_from(update.parameters)
+        if parameters is update.parameters or learned(resumed) != learned(model):
+            yield f"{rank} has another state than an offline pass over {update.records} events"
 
 
 def _differences(given: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
