@@ -24,6 +24,7 @@ from streamiter.learn import (
     AdaGrad,
     Adam,
     AdaptiveLinearModel,
+    DelayedLabels,
     Examples,
     FeatureHasher,
     InverseSquareRoot,
@@ -77,6 +78,15 @@ LEARNERS: dict[str, dict[str, Any]] = {
     ),
     "Momentum, no intercept": by_gradients(lambda: LinearRegression(2, optimizer=Momentum(0.1), intercept=False)),
     "another library": {"model": MEAN, "label": "minutes", "mini_batch": BATCH},
+    "labels that come later": {
+        "labels": DelayedLabels(
+            key_of=lambda row: row["id"],
+            is_answer=lambda row: "answer" in row,
+            features=FEATURES,
+            target_of=lambda row: row["answer"],
+        ),
+        **SYNCHRONOUS,
+    },
 }
 FORMS = {"json": 1_000_000, "safetensors": 1_000_000, "auto": 1_500}
 
@@ -113,10 +123,13 @@ async def in_thread(work: Callable[..., None], *given: Any, **options: Any) -> N
 async def test_a_restart_from_a_version_continues_to_the_last_bit(learner: str, form: str) -> None:
     """A restart began with new learning rates and scales: twenty of them cost as much as half of the data."""
     options = LEARNERS[learner]
+    rows: list[Any] = ROWS
+    if "labels" in options:  # Each question is followed by its answer.
+        rows = [event for row in ROWS[: len(ROWS) // 2] for event in (row, {"id": row["id"], "answer": row["late"]})]
     whole, parts = await made(FORMS[form]), await made(FORMS[form])
-    await in_thread(run, whole, ROWS, options, form)
+    await in_thread(run, whole, rows, options, form)
     for part in np.array_split(np.arange(len(ROWS)), 20 if form == "json" else 2):
-        await in_thread(run, parts, [ROWS[row] for row in part], options, form)
+        await in_thread(run, parts, [rows[row] for row in part], options, form)
     uninterrupted, restarted = await newest(whole), await newest(parts)
     assert frozen(restarted.parameters) == frozen(uninterrupted.parameters)
     assert restarted.has_state
