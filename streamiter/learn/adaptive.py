@@ -610,7 +610,8 @@ class AdaptiveLinearModel(Savable):
         if not self._keeps or (state["bits"], crosses) == (self.bits, list(self._crosses.crosses)):
             self.restore(state)
             return None
-        earlier = AdaptiveLinearModel(bits=state["bits"], crosses=crosses, rates=state["rates"])
+        fields = {"kinds": state["kinds"], "time_zone": state["time zone"]}
+        earlier = AdaptiveLinearModel(bits=state["bits"], crosses=crosses, rates=state["rates"], **fields)
         earlier.restore(state)
         if earlier._weights is not None:
             self.start_from(earlier.parameters(state=True))

@@ -125,52 +125,43 @@ def fitted(
     before, places = [(first, second) for first, second in given.get("crosses", ())], np.asarray(given["places"])
     has_places = "width" in given or given["bits"] == bits
     gone = [" × ".join(cross) for cross in before if cross not in crosses]
-    stays = np.array([field not in gone for field in given["fields"]], dtype=np.bool_)
     of_places = np.full(len(places), has_places)
-    arrays = {
-        name: np.asarray(given[name])[np.concatenate([stays, of_places])] for name in ("weights", "center", "limit")
-    }
-    fields = [field for field, kept in zip(given["fields"], stays, strict=True) if kept]
-    made = {name: value for name, value in given.items() if name not in ("crosses", "cross_mean", "cross_deviation")}
-    made |= arrays | {"fields": fields, "places": places[of_places], "bits": bits}
-    numbers, crossed_before = {field: at for at, field in enumerate(given["fields"])}, crossed_fields(before)
 
-    def of_crosses(earlier: Floats, of_fields: Floats) -> Floats:
+    def stays(fields: Sequence[str]) -> tuple[list[str], npt.NDArray[np.bool_]]:
+        return [name for name in fields if name not in gone], np.array([name not in gone for name in fields], np.bool_)
+
+    def of_crosses(earlier: Floats, fields: Sequence[str], of_fields: Floats) -> Floats:
         """Return the statistics of the crossed fields: as they were, or those of their columns."""
-        chosen = np.zeros((len(crossed_fields(crosses)), earlier.shape[1]))
-        for at, field in enumerate(crossed_fields(crosses)):
-            if field in crossed_before:
-                chosen[at] = earlier[crossed_before.index(field)]
-            elif field in numbers:
-                chosen[at] = of_fields[numbers[field]]
-        return chosen
+        known = dict(zip(fields, of_fields, strict=True)) | dict(zip(crossed_fields(before), earlier, strict=True))
+        none = np.zeros(of_fields.shape[1])
+        return np.array([known.get(field, none) for field in crossed_fields(crosses)]).reshape(-1, len(none))
 
+    fields, kept = stays(given["fields"])
+    columns = np.concatenate([kept, of_places])
+    made = {name: value for name, value in given.items() if name not in ("crosses", "cross_mean", "cross_deviation")}
+    made |= {name: np.asarray(given[name])[columns] for name in ("weights", "center", "limit")}
+    made |= {"fields": fields, "places": places[of_places], "bits": bits}
     if crosses:
-        none = np.zeros(0)
-        moments = np.column_stack([given.get("cross_mean", none), given.get("cross_deviation", none)])
-        scales = np.column_stack([given["center"], np.asarray(given["limit"]) / CLIP])
-        mean, deviation = of_crosses(moments, scales).T
+        earlier = np.column_stack([given["cross_mean"], given["cross_deviation"]] if before else [[], []])
+        scales = np.column_stack([given["center"], np.asarray(given["limit"]) / CLIP])[: len(kept)]
+        mean, deviation = of_crosses(earlier, given["fields"], scales).T
         made |= {"crosses": [list(cross) for cross in crosses], "cross_mean": mean, "cross_deviation": deviation}
     if state is not None:
-        weights = state["weights"]
-        columns, first = weights["columns"], len(places) + 1
-        statistics = of_crosses(np.asarray(state["crosses"]["columns"]), columns[first:, :STATISTICS])
-        state = {**state, "fields": fields, "bits": bits} | {
-            "crosses": {"crosses": [list(cross) for cross in crosses], "columns": statistics},
-            "weights": {**weights}
-            | {
-                "hashed": given.get("width", 2**bits),
-                "numeric": len(fields),
-                "places": places[of_places],
-                "columns": columns[np.concatenate([of_places, [True], stays])],
-            },
+        weights, (all_fields, all_kept) = state["weights"], stays(state["fields"])
+        numeric = weights["columns"][len(places) + 1 :, :STATISTICS]
+        statistics = of_crosses(np.asarray(state["crosses"]["columns"]), state["fields"], numeric)
+        weights = weights | {
+            "hashed": given.get("width", 2**bits),
+            "numeric": len(all_fields),
+            "places": places[of_places],
+            "columns": weights["columns"][np.concatenate([of_places, [True], all_kept])],
         }
+        made_crosses = {"crosses": [list(cross) for cross in crosses], "columns": statistics}
+        state = {**state, "fields": all_fields, "bits": bits, "crosses": made_crosses, "weights": weights}
     told = f"kept {len(fields):,} fields and {np.count_nonzero(of_places):,} of {len(places):,} weights of texts"
-    lost = ([f"the weights of the crosses {', '.join(gone)}"] if gone else []) + (
-        []
-        if has_places
-        else [f"the weights of texts, which are hashed to {bits} bits now, and were to {given['bits']}"]
-    )
+    lost = [f"the weights of the crosses {', '.join(gone)}"] if gone else []
+    if not has_places:
+        lost += [f"the weights of texts, which are hashed to {bits} bits now, and were to {given['bits']}"]
     return made, state, f"{told}; lost {' and '.join(lost) or 'nothing'}"
 
 

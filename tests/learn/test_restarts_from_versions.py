@@ -50,7 +50,17 @@ from streamiter.topics import MemoryBroker, Topic
 
 BATCH = 10
 SYNCHRONOUS: dict[str, Any] = {"mode": "synchronous", "mini_batch": BATCH}
-ROWS = trips(400)
+# Texts that are numbers, times, and a field whose texts look like numbers only at first.
+ROWS: list[Any] = [
+    row
+    | {
+        "size": f"{row['km']:.1f}",
+        "when": f"2024-03-{1 + n % 28:02}T{n % 24:02}:00",
+        "code": str(n % 9) if n < 12 or n % 2 else f"x{n % 5}",
+    }
+    for n, row in enumerate(trips(400))
+]
+FIELDS = [*FEATURES, "size", "when", "code"]
 HASHER = FeatureHasher(["town"], numeric={"km": 1e-3, "wind": 1.0}, bits=8)
 
 
@@ -64,7 +74,7 @@ def by_gradients(make: Callable[[], Any], **options: Any) -> dict[str, Any]:
 
 
 def by_rows(label: str, **options: Any) -> dict[str, Any]:
-    return {"label": label, "features": FEATURES, "weight": "weight", **SYNCHRONOUS, **options}
+    return {"label": label, "features": FIELDS, "weight": "weight", **SYNCHRONOUS, **options}
 
 
 LEARNERS: dict[str, dict[str, Any]] = {
@@ -82,7 +92,7 @@ LEARNERS: dict[str, dict[str, Any]] = {
         "labels": DelayedLabels(
             key_of=lambda row: row["id"],
             is_answer=lambda row: "answer" in row,
-            features=FEATURES,
+            features=FIELDS,
             target_of=lambda row: row["answer"],
         ),
         **SYNCHRONOUS,
@@ -308,7 +318,7 @@ def test_without_its_state_a_version_is_a_start_with_new_rates() -> None:
     assert model.version == 0
 
 
-TOWNS = [{"km": row["km"], "wind": row["wind"], "town": row["town"]} for row in ROWS]
+TOWNS = [{name: row[name] for name in ("code", "km", "wind", "town")} for row in ROWS]
 LATE = [row["late"] for row in ROWS]
 CROSSES = [("km", "town"), ("km", "wind")]
 # Settings of the version and of the model that starts from it, the fields that are kept, and whether texts are.
@@ -352,7 +362,7 @@ def test_what_fits_is_kept_of_a_version_with_other_crosses_or_bits(
     if not before.get("crosses") or change in ("both", "nothing"):
         np.testing.assert_allclose(model.predict(numbers), old.predict(numbers), rtol=1e-12)
     model.learn(TOWNS, LATE)
-    assert set(model.parameters()["text_fields"]) == {"town"}
+    assert set(model.parameters()["text_fields"]) == {"town", "code"}
     # A checkpoint is adopted in the same way, and rows of waiting questions get the new numbers of their columns.
     resumed = AdaptiveLinearModel(**after, other_settings="keep")
     column_of = resumed.adopt(old.state())
