@@ -406,12 +406,12 @@ class FieldReader:
         if name in self._prepare:
             is_wrong |= is_number | is_moment
         if (bad := np.flatnonzero(is_wrong)).size:
-            expected = "a number, a text or None" if name not in self._prepare else "a text or None"
-            raise self._refuse(
-                bad.tolist(),
-                f"{self._owner}: expected {expected} in the field {name!r}, given "
-                f"{shortened(column[int(bad[0])])}; convert it before, or leave it out with features=",
-            )
+            shown = shortened(column[int(bad[0])])
+            reason = f"expected a text in the field {name!r}, given {shown}"
+            if name not in self._prepare:
+                reason = f"expected a number, a text or None in the field {name!r}, given {shown}; convert it before, "
+                reason += "or leave it out with features="
+            raise self._refuse(bad.tolist(), f"{self._owner}: {reason}")
         floats = places = None
         missing = is_none
         moments: dict[int, ReadText] = {

@@ -152,12 +152,12 @@ class SettingsCheck:
             self._document.refuse(("learn", "features", name), message, at_key=True)
         refused = 0
         try:
-            features(list(records))
+            features.check(list(records))
         except BadRows as bad:
             refused = len(bad.rows)
             if refused > _REFUSED_SHARE * len(records):
-                reason = f"{bad.reason.removeprefix('[learn] features: ')} ({refused:,} of {len(records):,} records)"
-                self._document.refuse(("learn", "features"), reason)
+                reason = bad.reason.removeprefix("[learn] features: ").removeprefix("AdaptiveLinearModel: ")
+                self._document.refuse(("learn", "features"), f"{reason} ({refused:,} of {len(records):,} records)")
                 return
         except ModelError as error:
             self._document.refuse(("learn", "features"), str(error))

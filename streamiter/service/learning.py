@@ -23,10 +23,10 @@ from streamiter.learn import (
     PublishSchedule,
     train_online,
 )
-from streamiter.models import Parameters, Rollbacks
+from streamiter.models import LinearPredictor, Parameters, Rollbacks
 from streamiter.numbers import positive
 from streamiter.optimizers import Constant, Optimizer
-from streamiter.service.features import FeatureRows, FieldPredictor
+from streamiter.service.features import FeatureRows
 from streamiter.service.labels import delayed_labels_of, label_of, questions_and_answers
 from streamiter.service.settings import InputSettings, LearnSettings, ServiceSettings
 from streamiter.service.settings_file import OPTIMIZERS
@@ -75,9 +75,9 @@ class ServiceLearning:
             **rejections,
         )
 
-    def predictor(self, parameters: Parameters) -> FieldPredictor:
+    def predictor(self, parameters: Parameters) -> LinearPredictor:
         """Return the predictor of a version, whose rows have the fields of the events: ``ServedModel(load=…)``."""
-        return FieldPredictor(parameters, self.features, f"model {self._settings.name!r}")
+        return self.features.predictor(parameters, f"model {self._settings.name!r}")
 
     def apply(self, settings: ServiceSettings) -> None:
         """Take over when to publish, and the learning rate, from other settings of the same service."""
@@ -93,6 +93,7 @@ class ServiceLearning:
             # Truth values have one probability. Classes of texts and of whole numbers are found as they come.
             options["task"] = "regression" if learn.kind == "regression" else "classification"
             options["other_settings"] = "keep"
+            options |= {"kinds": self.features.kinds, "time_zone": self.features.time_zone}
             return lambda: AdaptiveLinearModel(**options)
         if self._rate is not None:
             given["learning_rate"] = self._rate

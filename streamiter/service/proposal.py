@@ -16,6 +16,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from streamiter.errors import DecodeError
+from streamiter.field_kinds import NUMBER, ReadText, read_text
+from streamiter.field_states import OTHERS_MAX, TEXTS_THAT_DECIDE
 from streamiter.numbers import is_number
 from streamiter.service.labels import milliseconds_of
 from streamiter.service.settings import FeatureKind, LearningKind
@@ -106,7 +108,7 @@ class FieldProfile:
         if not self.values:
             return "ignore", "no value in the sample"
         if self.are_times:
-            return "ignore", "a time"
+            return "time", "its hour, weekday, month and trend"
         count = len(self.values)
         if self.are_numbers:
             if self.distinct == 1:
@@ -120,9 +122,12 @@ class FieldProfile:
             return "ignore", f"values of a kind that is not learned from: {', '.join(kinds)}"
         if self.distinct == 1:
             return "category", f"always {_shown(self.values[0])} so far"
+        numbers = [number for code, number in map(_read_text, self.values) if code == NUMBER]
+        if len(numbers) >= _NUMBERS_AMONG_TEXTS * count:
+            return "number", f"texts that are numbers, from {min(numbers):g} to {max(numbers):g}"
         words = sum(len(value.split()) for value in self.values) / count
         if words >= _WORDS_OF_A_TEXT:
-            return "text", f"about {words:.0f} words"
+            return "words", f"about {words:.0f} words"
         if self.distinct > _FEW and self.distinct > count / 2:
             return "ignore", f"{self.distinct:,} different texts in {count:,} records"
         common = Counter(self.values).most_common(1)[0][0]
@@ -132,9 +137,15 @@ class FieldProfile:
 _ISO: Final = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}|$)")
 # 2000-01-01 to 2100-01-01.
 _CENTURY_MS: Final = (946_684_800_000, 4_102_444_800_000)
+# As the learner decides: see streamiter.field_states.
+_NUMBERS_AMONG_TEXTS: Final = 1 - OTHERS_MAX / TEXTS_THAT_DECIDE
 # Shorter texts are names and ids.
 _WORDS_OF_A_TEXT: Final = 5
 _FEW: Final = 20
+
+
+def _read_text(value: str) -> ReadText:
+    return read_text(value, None)
 
 
 def _is_time(value: Any) -> bool:
@@ -428,7 +439,8 @@ kind = {kind} # "classification" (true or false), "multiclass" or "regression"
 {label}
 learner = "default" # it needs no settings
 
-# The kind of each field: "number", "category" (each different value counts), "text" (its words count), "ignore".
+# The kind of each field: "number", "category" (each different value counts), "words" (each word of a text counts),
+# "time" (its hour, weekday, month and trend count) or "ignore".
 {features}
 
 [publish]

@@ -16,10 +16,12 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from streamiter.errors import ConfigurationError
+from streamiter.field_kinds import Kind
 from streamiter.topics.urls import with_secrets
 
 LearningKind = Literal["classification", "regression", "multiclass"]
-FeatureKind = Literal["number", "category", "text", "ignore"]
+FeatureKind = Literal["number", "category", "words", "time", "text", "ignore"]
+"""The kind of a field in the file; ``text`` is another name of ``words``."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,17 @@ class LearnSettings:
     """The table ``[learn.settings]``: those of the learner."""
     drift: Literal["adwin", "page-hinkley"] | None = None
     """The detector that watches the loss. None: no detector."""
+    kinds: Mapping[str, FeatureKind] = field(default_factory=dict)
+    """The kinds of some fields, if all are features; the first rows decide the others."""
+    time_zone: str | None = None
+    """The time zone of the hours of times; None: their own."""
+
+    @property
+    def field_kinds(self) -> dict[str, Kind]:
+        """The kinds of the fields to learn from, or of those whose kind is given."""
+        given = self.kinds if self.features is None else self.features
+        kinds: dict[str, Any] = {name: kind for name, kind in given.items() if kind != "ignore"}
+        return {name: "words" if kind == "text" else kind for name, kind in kinds.items()}
 
 
 @dataclass(frozen=True)

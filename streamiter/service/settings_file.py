@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from streamiter.checkpoints.store import Checkpoints
 from streamiter.errors import ConfigurationError
+from streamiter.field_kinds import PARTS, TREND, part_of, time_zone_of
 from streamiter.numbers import plain_float
 from streamiter.optimizers import FTRL, SGD, AdaDelta, AdaGrad, Adam, Momentum, Optimizer, RMSProp
 from streamiter.service.settings import FeatureKind, FieldComparison, HttpSettings, LabelSettings, ServiceSettings
@@ -126,17 +127,32 @@ def _features_of(value: Any) -> dict[str, FeatureKind] | None:
         return None
     if not isinstance(value, Mapping) or not value:
         raise WrongValue('"all", or a table with a kind for each field', 'write { km = "number", town = "category" }')
-    for name, kind in value.items():
-        try:
-            _feature_kind_of(kind)
-        except WrongValue as wrong:
-            raise WrongValue(wrong.expected, wrong.remedy, given=shown_value(kind), key=(name,)) from None
     if set(value.values()) == {"ignore"}:
         raise WrongValue("a field to learn from", "give one of them another kind", given='"ignore" for all fields')
+    return _kinds_of(value)
+
+
+def _kinds_of(value: Any) -> dict[str, FeatureKind]:
+    if not isinstance(value, Mapping):
+        raise WrongValue("a table with a kind for each field", 'write { zip = "category", title = "words" }')
+    for name, kind in value.items():
+        try:
+            _feature_kind_of("words" if kind == "text" else kind)
+        except WrongValue as wrong:
+            raise WrongValue(wrong.expected, wrong.remedy, given=shown_value(kind), key=(name,)) from None
     return dict(value)
 
 
-_feature_kind_of: Final = choice_of("number", "category", "text", "ignore")
+_feature_kind_of: Final = choice_of("number", "category", "words", "time", "ignore")
+
+
+def _time_zone_of(value: Any) -> str:
+    name = text_of(value)
+    try:
+        time_zone_of("", name)
+    except ConfigurationError:
+        raise WrongValue("the name of a time zone of the IANA", 'write "Europe/Berlin", or "UTC"') from None
+    return name
 
 
 def _table_of(value: Any) -> dict[str, Any]:
@@ -203,6 +219,8 @@ _OWN_PARSERS: Final[Mapping[str, Mapping[str, Parser]]] = {
     "learn": {
         "label": lambda value: value,
         "features": _features_of,
+        "kinds": _kinds_of,
+        "time_zone": _time_zone_of,
         "learner": choice_of("default", *OPTIMIZERS),
         "learner_settings": _table_of,
     },
@@ -287,13 +305,19 @@ def _check_learn(document: TomlDocument, learn: dict[str, Any]) -> None:
     if label is not None and label.event is not None and "weight" in learn:
         wrong = WrongValue("no weight with label.event", "leave one of them out")
         document.refuse_value(("learn", "weight"), wrong)
+    if learn.get("kinds") and learn.get("features") is not None:
+        document.refuse_value(
+            ("learn", "kinds"), WrongValue('no kinds, unless features = "all"', "give them in features")
+        )
     if document.is_wrong(("learn", "learner")):
         return  # What it needs is not known.
     if learner == "default":
         learn["learner_settings"] = document.table(_SETTINGS, _DEFAULT_KEYS)
         crossed = {name for pair in learn["learner_settings"].get("crosses", ()) for name in pair}
         kinds = learn.get("features")
-        if kinds is not None and (unknown := crossed - {name for name in kinds if kinds[name] in _CROSSED_KINDS}):
+        known = [name for name, kind in (kinds or {}).items() if kind in _CROSSED_KINDS]
+        known += [part_of(name, part) for name, kind in (kinds or {}).items() if kind == "time" for part in _PARTS]
+        if kinds is not None and (unknown := crossed.difference(known)):
             remedy = f"give {', '.join(sorted(unknown))} one of these kinds in features"
             wrong = WrongValue("crosses of numbers and categories among the features", remedy)
             document.refuse_value((*_SETTINGS, "crosses"), wrong)
@@ -331,6 +355,7 @@ def _check_optimizer(document: TomlDocument, learner: str) -> None:
 _SETTINGS: Final = ("learn", "settings")
 _BITS_MAX: Final = 28
 _CROSSED_KINDS: Final = ("number", "category")
+_PARTS: Final = (*PARTS, TREND)
 
 
 def _number_of(value: Any) -> float:

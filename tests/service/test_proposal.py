@@ -42,7 +42,7 @@ async def test_questions_and_answers_are_found_in_real_flights() -> None:
     assert learn.kind == "regression"
     assert learn.label == LabelSettings("delay", "arrival", key="flight", within_s=23 * 3600.0, time="time")
     assert learn.features is not None
-    kinds = {"time": "ignore"} | dict.fromkeys(("carrier", "origin", "dest"), "category")
+    kinds = {"time": "time"} | dict.fromkeys(("carrier", "origin", "dest"), "category")
     assert learn.features == kinds | dict.fromkeys(("hour", "weekday", "month", "distance"), "number")
     assert proposal.notes[1:] == [
         "2 records are no JSON objects, and are not learned from",
@@ -56,11 +56,13 @@ async def test_questions_and_answers_are_found_in_real_flights() -> None:
     [
         ("km", [1, 2.5, None], "number", "from 1 to 2.5"),
         ("sky", ["rain", "sun"], "category", '2 different texts, mostly "rain"'),
-        ("title", ["a long text of six words", "and one more text here, too"], "text", "about 6 words"),
+        ("title", ["a long text of six words", "and one more text here, too"], "words", "about 6 words"),
+        ("price", ["1.5", "22", " 3e1"], "number", "texts that are numbers, from 1.5 to 30"),
+        ("zip", ["00123", "04510"], "category", "2 different texts"),
         ("user", [f"u{n}" for n in range(40)], "ignore", "40 different texts in 40 records"),
         ("id", list(range(40)), "ignore", "a different number in each record"),
-        ("at", ["2013-01-01T10:15Z", "2013-01-02"], "ignore", "a time"),
-        ("at", [1_700_000_000, 1_700_000_000.5], "ignore", "a time"),
+        ("at", ["2013-01-01T10:15Z", "2013-01-02"], "time", "its hour, weekday, month and trend"),
+        ("at", [1_700_000_000, 1_700_000_000.5], "time", "its hour, weekday, month and trend"),
         ("none", [None], "ignore", "no value in the sample"),
         ("tags", [["a"], {"b": 1}], "ignore", "values of a kind that is not learned from: lists, objects"),
         ("month", [1, 1], "number", "always 1 so far"),

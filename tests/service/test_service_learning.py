@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from flow.small_flows import Fed
 from streamiter import Flow
 from streamiter.errors import ConfigurationError, JobFailed, ModelError, StreamiterError
 from streamiter.learn import BadRows
-from streamiter.models import ModelSnapshot
+from streamiter.models import LinearPredictor, ModelSnapshot
 from streamiter.service.features import FeatureRows
 from streamiter.service.labels import label_of, milliseconds_of
 from streamiter.service.learning import ServiceLearning, decoder_of
@@ -176,7 +177,7 @@ def test_labels_fit_their_kind(kind: Any, good: dict[Any, Any], bad: list[Any]) 
 
 # ---- features
 
-KINDS: dict[str, Any] = {"km": "number", "hour": "category", "title": "text", "id": "ignore"}
+KINDS: dict[str, Any] = {"km": "number", "hour": "category", "title": "words", "id": "ignore"}
 
 
 def features(**more: Any) -> FeatureRows:
@@ -190,9 +191,14 @@ def test_each_field_is_read_as_its_kind() -> None:
     assert rows.text_fields == ("hour", "title", "title")
     assert rows.places[0, 0] == rows.places[1, 0]
     assert (rows.places[1, 1:3] == -1).all()
-    with pytest.raises(BadRows, match=r"expected a number in the field 'km', given '3'") as bad:
-        features()([{"km": 3}, {"km": "3"}, 7])
-    assert bad.value.rows == (1, 2)
+    for wrong, reason in (
+        (7, "expected records with named fields, given 7"),
+        ({"title": 3}, "expected a text in the field 'title', given 3"),
+        ({"km": "many"}, "expected numbers in the field 'km', as kinds= says, given a text that is no number"),
+    ):
+        with pytest.raises(BadRows, match=reason) as bad:
+            features().check([{"km": 3}, {"km": "3"}, wrong])
+        assert bad.value.rows == (2,)
 
 
 def test_without_kinds_the_label_is_no_feature() -> None:
@@ -238,6 +244,42 @@ def test_a_model_predicts_rows_as_they_are_in_the_topic(learner: str, settings: 
     assert 1 / (1 + np.exp(-explained.score)) == pytest.approx(predict(rain))
     with pytest.raises(ModelError, match="expected a text in the field 'title', given 3"):
         predict([{"title": 3}])
+
+
+def test_the_published_model_reads_rows_as_the_service_does() -> None:
+    """The same row got .93 from the service and .41 from a program that followed the model, without an error."""
+    start = datetime(2024, 3, 1, tzinfo=UTC)
+    rows = [
+        row | {"at": (start + timedelta(hours=5 * n)).isoformat(), "price": f"{n % 7}.5", "zip": f"0{n % 3}"}
+        for n, row in enumerate(ROWS)
+    ]
+    label = LabelSettings("late")
+    table: Any = {**KINDS, "at": "time", "price": "number", "title": "text"}  # text is another name of words
+    for learn in (
+        LearnSettings("classification", label, table, time_zone="Europe/Berlin"),
+        LearnSettings("classification", label, kinds={"title": "words", "id": "ignore"}),
+    ):
+        learning, models = learned(learn, rows)
+        parameters = models[-1].parameters
+        assert (parameters["kinds"]["at"], parameters["kinds"]["price"]) == ("time", "number")
+        assert "id" not in parameters["fields"]
+        served, follower = learning.predictor(parameters), LinearPredictor(parameters)
+        for row in rows[:4]:
+            for given in (row, row | {"title": row["title"].split(), "price": float(row["price"])}):
+                assert served(given) == follower(given) == pytest.approx(served([row])[0], rel=1e-12)
+        for wrong in ({"price": "free"}, {"at": "soon"}, {"title": 7}):
+            for predict in (served, follower):
+                with pytest.raises(ModelError, match=f"in the field '{next(iter(wrong))}'"):
+                    predict(wrong)
+
+
+def test_a_version_from_before_versions_had_kinds_is_read_by_the_settings() -> None:
+    """After an update of the service its last version was asked with whole texts where it had learned words."""
+    learn = LearnSettings("classification", LabelSettings("late"), KINDS)
+    learning, models = learned(learn, ROWS)
+    older = {name: value for name, value in models[-1].parameters.items() if name != "kinds"}
+    row = {"km": 3, "hour": 1, "title": "Rain!"}
+    assert learning.predictor(older)(row) == learning.predictor(models[-1].parameters)(row) > 0.6
 
 
 @pytest.mark.parametrize(("kind", "field"), [("regression", "km"), ("multiclass", "title")])

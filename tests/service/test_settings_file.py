@@ -182,6 +182,9 @@ PLANTED = [
     ),
     Planted('features = "all"', 'features = { km = "numbr" }', "learn.features.km", "did you mean 'number'?"),
     Planted('features = "all"', "features = []", "learn.features", 'expected "all", or a table'),
+    Planted('features = "all"', 'kinds = { km = "word" }', "learn.kinds.km", "did you mean 'words'?"),
+    Planted('features = "all"', 'kinds = ["km"]', "learn.kinds", "a table with a kind for each field"),
+    Planted('features = "all"', 'time_zone = "Mars"', "learn.time_zone", 'write "Europe/Berlin", or "UTC"'),
     Planted('learner = "default"', 'learner = "addam"', "learn.learner", "did you mean 'adam'?"),
     Planted('learner = "default"', "settings = { bits = 99 }", "learn.settings.bits", "from 1 to 28, given 99"),
     Planted(
@@ -394,6 +397,16 @@ def test_an_address_that_others_reach_needs_a_token_and_tls(keys: str, said: lis
             'kind = "regression"\nfeatures = { a = "number", b = "text" }\nsettings = { crosses = [["a", "b"]] }',
             "learn.settings.crosses",
             "give b one of these kinds in features",
+        ),
+        (
+            'kind = "regression"\nfeatures = { a = "time", b = "number" }\nsettings = { crosses = [["a", "b"]] }',
+            "learn.settings.crosses",
+            "give a one of these kinds in features",
+        ),
+        (
+            'kind = "regression"\nfeatures = { a = "number" }\nkinds = { a = "number" }',
+            "learn.kinds",
+            'no kinds, unless features = "all"',
         ),
         (
             'kind = "regression"\nlearner = "ftrl"\nfeatures = { a = "number" }\nsettings = { alfa = 1 }',
