@@ -276,8 +276,8 @@ def _in_zone(ms: Floats, zone: tzinfo) -> Floats:
     return wall
 
 
-PARTS: Final = ("hour", "weekday", "month")
-"""The parts of a time that are categories, by their names: ``at[hour]``. Weekdays are 1 (Monday) to 7."""
+PARTS: Final[Mapping[str, range]] = MappingProxyType({"hour": range(24), "weekday": range(1, 8), "month": range(1, 13)})
+"""The parts of a time that are categories, and their values. Weekdays are 1 (Monday) to 7."""
 
 TREND: Final = "trend"
 """The part of a time that is a number: the days since 1970."""

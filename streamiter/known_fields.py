@@ -238,7 +238,9 @@ class KnownFields:
             if part == "hour" and readings is not None:
                 has_part = is_there & (readings.codes != DATE)
             if (known := self._places_of_parts.get(name)) is None:
-                known = np.array([place_of_text(name, str(value), self._bits) for value in range(24)], np.intp)
+                known = np.array(
+                    [place_of_text(name, str(value), self._bits) for value in range(PARTS[part].stop)], np.intp
+                )
                 self._places_of_parts[name] = known
             places.append((name, np.where(has_part, known[values], ABSENT)))
         numbers[part_of(field, TREND)] = np.where(is_there, trend, np.nan)

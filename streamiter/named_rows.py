@@ -28,16 +28,19 @@ from streamiter.compiled import compiled, is_compiling, is_loaded
 from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.field_kinds import (
     BLANKS,
+    DATE,
     HUGE,
     NO_KINDS,
     NOTHING,
     OTHER_TEXT,
+    PARTS,
     Kind,
     Readings,
     ReadText,
     are_texts,
     category_of,
     is_time,
+    part_of,
     read_datetimes,
     read_moment,
     read_text,
@@ -267,6 +270,8 @@ class FieldReader:
         self._places: dict[str, dict[str, int]] = {}
         self._read_texts: dict[str, dict[str, ReadText]] = {}
         """By field the texts in the cache of places that can be numbers or times."""
+        self._times: dict[str, None] = {}
+        """The fields that had times."""
 
     def rows(self, records: Batch) -> NamedRows:
         """Return the rows of these records: dicts, ``Columns``, or a table of pandas, polars or Arrow.
@@ -336,6 +341,8 @@ class FieldReader:
             of_numbers, of_texts, missing, read = self._read_column(name, column)
             if read is not None:
                 readings[name] = read
+                if name not in self._times and len(self._times) < _CACHED_FIELDS and (read.codes >= DATE).any():
+                    self._times[name] = None
             if of_numbers is not None and of_numbers.ndim == 1:
                 fields.append(name)
                 numbers.append(of_numbers)
@@ -488,12 +495,14 @@ class FieldReader:
         {219: 'carrier = UA'}
         """
         wanted = frozenset(places)
-        return {
-            place: f"{name} = {text}"
-            for name, known in list(self._places.items())
-            for text, place in known.copy().items()
-            if place in wanted
-        }
+        known = [(name, each.copy()) for name, each in list(self._places.items())]
+        for name in list(self._times):
+            for part, values in PARTS.items():
+                part_name = part_of(name, part)
+                known.append(
+                    (part_name, {text: place_of_text(part_name, text, self._bits) for text in map(str, values)})
+                )
+        return {place: f"{name} = {text}" for name, each in known for text, place in each.items() if place in wanted}
 
     def _text_places(self, name: str, texts: Sequence[str]) -> Array:
         if (known := self._places.get(name)) is None:

@@ -177,6 +177,16 @@ def test_the_cache_of_places_has_few_fields() -> None:
     assert 100 <= len(reader.texts_at(range(2**16))) <= 1024
 
 
+def test_the_parts_of_times_can_be_named() -> None:
+    """The page of a service had numbers in place of the hours that moved the score."""
+    reader = FieldReader(bits=16)
+    reader.rows([{"at": "2024-05-01T10:00", "town": "Rome"}])
+    reader.rows(Columns({"day": np.array(["2024-05-01"], "M8[D]")}))
+    names = ["at[hour] = 10", "at[month] = 12", "day[weekday] = 7", "town = Rome"]
+    wanted = [fnv("\xff".join(name.split(" = ")).encode("latin-1")) % 2**16 for name in names]
+    assert [reader.texts_at([place])[place] for place in wanted] == names
+
+
 @pytest.mark.parametrize(
     ("records", "rows", "message"),
     [

@@ -207,7 +207,8 @@ class Csv:
 
     The names are those of the file's header, or of ``columns`` where there is no header (values of a Kafka topic, a
     file without header). Types are never guessed: a column is text unless ``types`` has another type for it (float,
-    int, bool, str or a numpy type). In a column of floats, the texts of ``missing`` are NaN.
+    int, bool, str or a numpy type); the ready-made learner reads texts that are numbers as numbers. In a column of
+    floats, the texts of ``missing`` are NaN.
 
     ``empty`` is the policy for empty fields of columns with a type; a text may be empty. ``"refuse"``: the line is a
     bad record. ``"zero"``: 0 or False. ``"missing"``: NaN in a column of floats, else None; in ``Columns`` all
