@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class TimerHandle(Protocol):
@@ -31,11 +31,44 @@ class Clock(Protocol):
         """Wait ``delay_s`` seconds."""
 
 
+# An hour is made up for in ten hours, and durations by the clock are hardly longer meanwhile.
+_RATE_WHILE_AHEAD: Final = 0.9
+
+
+class ForwardTime:
+    """A time that never goes back, from a wall clock that may be set back and a monotonic clock. Pure data.
+
+    While it is ahead of the wall clock it goes on at nine tenths of the speed, until the wall clock has caught up.
+
+    >>> time = ForwardTime()
+    >>> time.now_ms(100_000, 1.0), time.now_ms(101_000, 2.0)  # then it is set back by a minute
+    (100000, 101000)
+    >>> time.now_ms(42_000, 3.0), time.now_ms(43_000, 4.0), time.now_ms(900_000, 5.0)
+    (101900, 102800, 900000)
+    """
+
+    def __init__(self) -> None:
+        self._told_ms = 0.0
+        self._at_s = 0.0
+
+    def now_ms(self, wall_ms: int, monotonic_s: float) -> int:
+        """Return the time now, for the present times of both clocks."""
+        going_on_ms = self._told_ms + (monotonic_s - self._at_s) * 1000 * _RATE_WHILE_AHEAD
+        if not self._told_ms or wall_ms >= going_on_ms:
+            self._told_ms, self._at_s = wall_ms, monotonic_s
+            return wall_ms
+        self._told_ms, self._at_s = going_on_ms, monotonic_s
+        return int(going_on_ms)
+
+
 class SystemClock:
-    """The system clock."""
+    """The system clock; its time never goes back, whatever the machine's clock is set to."""
+
+    def __init__(self) -> None:
+        self._forward = ForwardTime()
 
     def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        return self._forward.now_ms(time.time_ns() // 1_000_000, time.monotonic())
 
     # Not a function of Python: a task calls it twice for each batch.
     monotonic_s = staticmethod(time.monotonic)

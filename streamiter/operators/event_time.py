@@ -7,6 +7,7 @@ structures. :class:`AssignEventTime` is the operator.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
@@ -48,6 +49,8 @@ from streamiter.times import (
     shown_time,
     unit_of,
 )
+
+_log = logging.getLogger("streamiter.operators")
 
 
 @final
@@ -294,6 +297,9 @@ class EventTimeSettings:
 # More than a topic has partitions, or a step has subtasks.
 PARTS_OF_A_STEP: Final = 2**32
 
+# Clocks differ by less, and times of a place that are taken for UTC by 14 hours at most.
+_FAR_AHEAD_MS: Final = 86_400_000
+
 # Partitions are looked at so often: a new or silent one is noticed soon, and the cost is small.
 _LOOK_S: Final = 1.0
 
@@ -325,6 +331,9 @@ class AssignEventTime(TellsOrder):
         self._stopped_at: tuple[int, int] | None = None
         """While no partition is active: the watermark at which time stopped, and the clock at that moment."""
         self._handle: TimerHandle | None = None
+        self.records_timed = 0
+        """The number of records that were given a timestamp since the start."""
+        self._has_warned = False
 
     def attach(self, task_input: TaskInput, out: Output) -> None:
         """For the engine: set the input of the task, and the output for watermarks, before ``open``."""
@@ -342,7 +351,7 @@ class AssignEventTime(TellsOrder):
         return self._generator.parts.slowest
 
     def open(self, context: Context) -> None:
-        self._clock = context.clock
+        self._clock, self._name = context.clock, context.name
         self._subtask = context.subtask_index
         self._post = context.post
         idle_after_s = self.settings.idle_after_s
@@ -371,10 +380,27 @@ class AssignEventTime(TellsOrder):
             self._tell()
         if self.order_number is not None:
             timed.order = generator.order(partition, timed.times, self._part_of(partition))
+        self.records_timed += len(timed)
+        late = generator.late
         for piece in generator.take(partition, timed.times):
             out.emit_batch(slice_batch(timed, piece.start, piece.stop))
             if piece.watermark is not None:
                 self._send(piece.watermark, is_idle=False)
+        if generator.late > late and not self._has_warned:
+            self._warn_of_a_future_record(generator.parts.watermark)
+
+    def _warn_of_a_future_record(self, watermark: int) -> None:
+        """Say once that records are late because a record is far ahead of the clock."""
+        ahead_ms = watermark - self._clock.now_ms()
+        if ahead_ms > _FAR_AHEAD_MS:
+            self._has_warned = True
+            _log.warning(
+                "step %r: records are late, because one has the time %s, %.1f days ahead of the clock; refuse such "
+                "times with event_time(…, max_ahead_s=3600)",
+                self._name,
+                shown_time(watermark),
+                ahead_ms / 86_400_000,
+            )
 
     def _part_of(self, partition: int | None) -> int:
         """Return the number of a partition among those of all steps: a partition is read by any subtask."""

@@ -134,7 +134,8 @@ class _Watched:
         self._event_time: int | None = None
         self._looks_in_the_same_time = 0
         """The number of the last looks that found progress, but the same event time."""
-        self._has_event_time = any(True for _ in _assigning(task))
+        self._records_timed = 0
+        """The number of records that had been given timestamps at the last look."""
 
     @property
     def has_moved(self) -> bool:
@@ -152,8 +153,10 @@ class _Watched:
             self._looks_blocked, self.moved_at_s = 0, now_s
         else:
             self._looks_blocked += 1
-        if self._has_event_time and moved:
+        records_timed = sum(operator.records_timed for operator in _assigning(self.task))
+        if records_timed > self._records_timed:
             self._look_at_event_time()
+        self._records_timed = records_timed
 
     def _look_at_event_time(self) -> None:
         """Warn once if records arrive, but the event time does not advance."""
