@@ -7,7 +7,7 @@ cut of batches nor the number of readers changes what a field is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import tzinfo
 from typing import Any, Final, NamedTuple
 
@@ -98,10 +98,11 @@ class KnownFields:
         """The number of each field of numbers among the numeric columns."""
         self.texts: dict[str, None] = {}
         """The fields of texts."""
-        self._states: dict[str, FieldState] = {
+        self._asked_states = {
             field: FieldState("category" if kind == "words" else kind, is_in_texts=True)
             for field, kind in self.asked.items()
         }
+        self._states: dict[str, FieldState] = {**self._asked_states}
         self._next: dict[str, FieldState] = {}
         self._said = set(self.asked)
         """The fields whose kind needs no line in the log any more."""
@@ -349,35 +350,56 @@ class KnownFields:
             entries["time_zone"] = self.time_zone
         return entries
 
-    def start_from(self, published: Mapping[str, Any]) -> None:
-        """Take on the fields of a published model.
+    def start_from(self, published: Mapping[str, Any], *, keeps: bool = False) -> None:
+        """Take on the fields of a published model; ``keeps``: also those that are read as another kind now.
 
-        Raises ModelError for fields that only ``kinds`` can make the readers read as that model did.
+        Raises ModelError, without ``keeps``, for fields that only ``kinds`` can make the readers read as that model
+        did, and for times of another time zone.
         """
-        kinds = published.get("kinds", {})
-        by_reader = of_reader(kinds)
-        if missing := {field: kind for field, kind in by_reader.items() if field not in self.asked}:
-            raise ModelError(
-                f"{self._owner}: expected kinds={missing}, as in the published model; give them, or others"
-            )
-        zone = published.get("time_zone")
-        if "time" in kinds.values() and zone != self.time_zone:
-            raise ModelError(
-                f"{self._owner}: expected time_zone={zone!r}, as in the published model, given {self.time_zone!r}"
-            )
-        self.columns = {field: number for number, field in enumerate(published["fields"])}
-        self.texts = dict.fromkeys(published["text_fields"])
-        states = states_of(published)
-        for field, kind in self.asked.items():
-            if field in states and kinds.get(field, states[field].kind) != kind:
-                _log.warning(
-                    "%s: the field %r of the published model is read as another kind now, %s; its weights are not used",
-                    self._owner,
-                    field,
-                    kind,
+        kinds, zone = published.get("kinds", {}), published.get("time_zone")
+        if not keeps:
+            if missing := {field: kind for field, kind in of_reader(kinds).items() if field not in self.asked}:
+                raise ModelError(
+                    f"{self._owner}: expected kinds={missing}, as in the published model; give them, or others"
                 )
-        self._states = states | {field: self._states[field] for field in self.asked}
-        self._said |= self._states.keys()
+            if "time" in kinds.values() and zone != self.time_zone:
+                raise ModelError(
+                    f"{self._owner}: expected time_zone={zone!r}, as in the published model, given {self.time_zone!r}"
+                )
+        self._take_on(published["fields"], published["text_fields"], states_of(published), kinds, zone)
+
+    def _take_on(
+        self,
+        columns: Sequence[str],
+        texts: Sequence[str],
+        states: dict[str, FieldState],
+        kinds: Mapping[str, Kind],
+        zone: str | None,
+    ) -> None:
+        """Take on fields that were read by these kinds; a field that is read as another kind now starts anew."""
+        self.columns = {field: number for number, field in enumerate(columns)}
+        self.texts = dict.fromkeys(texts)
+        changed = []
+        for field in [*self.asked, *(each for each in of_reader(kinds) if each not in self.asked)]:
+            own = self.asked.get(field)
+            if field in states:
+                before = of_reader(kinds).get(field) or states[field].leading or "category"
+                if own != before:
+                    changed.append(field)
+            states[field] = self._asked_states.get(field, _NEW)
+            if own not in (None, "category", "words"):
+                self.texts.pop(field, None)
+        if zone != self.time_zone:
+            changed += [field for field, state in states.items() if state.leading == "time" and field not in changed]
+        if changed:
+            _log.warning(
+                "%s: fields of the earlier model are read in another way now, so what it has learned of them is not "
+                "used, or does not fit: %s",
+                self._owner,
+                ", ".join(map(repr, changed)),
+            )
+        self._states, self._next = states, {}
+        self._said |= {field for field, state in states.items() if state.leading in ("number", "time")}
 
     def state(self) -> dict[str, Any]:
         """Return a copy of everything as plain data."""
@@ -389,16 +411,28 @@ class KnownFields:
             "time zone": self.time_zone,
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a :meth:`state`. Raises ModelError for the state of a model with other kinds or another time zone."""
-        for name, own in (("kinds", self.asked), ("time zone", self.time_zone)):
-            if state[name] != own:
-                raise ModelError(f"{self._owner}.restore: expected a state with {name} {own}, given {state[name]}")
-        self.columns = {field: number for number, field in enumerate(state["fields"])}
-        self.texts = dict.fromkeys(state["text fields"])
-        self._states = {field: FieldState(*values) for field, values in state["field states"].items()}
-        self._next = {}
-        self._said |= {field for field, state in self._states.items() if state.leading in ("number", "time")}
+    def has_settings_of(self, state: Mapping[str, Any]) -> bool:
+        """Whether a :meth:`state` is of a model with the same kinds and the same time zone."""
+        return bool((state["kinds"], state["time zone"]) == (self.asked, self.time_zone))
+
+    def restore(self, state: Mapping[str, Any], *, keeps: bool = False) -> None:
+        """Restore a :meth:`state`; ``keeps``: also that of a model with other kinds or another time zone.
+
+        Raises ModelError for such a state without ``keeps``.
+        """
+        states = {field: FieldState(*values) for field, values in state["field states"].items()}
+        if self.has_settings_of(state):
+            self.columns = {field: number for number, field in enumerate(state["fields"])}
+            self.texts = dict.fromkeys(state["text fields"])
+            self._states, self._next = states, {}
+            self._said |= {field for field, each in states.items() if each.leading in ("number", "time")}
+        elif keeps:
+            self._take_on(state["fields"], state["text fields"], states, state["kinds"], state["time zone"])
+        else:
+            raise ModelError(
+                f"{self._owner}.restore: expected a state with kinds={self.asked} and time_zone={self.time_zone!r}, "
+                f"given kinds={state['kinds']} and time_zone={state['time zone']!r}"
+            )
 
 
 def states_of(published: Mapping[str, Any]) -> dict[str, FieldState]:

@@ -100,8 +100,9 @@ class AdaptiveLinearModel(Savable):
 
     ``rates`` are up to three learning rates of AdaGrad; None: three of AdaGrad and three constant ones.
 
-    ``other_settings`` says what :meth:`start_from` does with a version of other ``crosses`` or ``bits``: refuse it, or
-    keep what fits, with a warning in the log ``streamiter.learn``. Numbers fit, and with the same bits texts.
+    ``other_settings`` says what :meth:`start_from` does with a version of other ``crosses``, ``bits`` or ``kinds``:
+    refuse it, or keep what fits, with a warning in the log ``streamiter.learn``. Numbers fit, and with the same bits
+    texts; a field that is read as another kind starts anew.
 
     A model is for one thread at a time: compiled code changes its arrays without a lock. Without Numba (``pip install
     "streamiter[fast]"``) it learns from some hundred rows a second.
@@ -561,7 +562,7 @@ class AdaptiveLinearModel(Savable):
             self._resume(state, parameters)
             return
         self._crosses.start_from(parameters)
-        self.fields.start_from(parameters)
+        self.fields.start_from(parameters, keeps=self._keeps)
         self._records = records
         self._label_kind = kind
         self._classes = {label: number for number, label in enumerate(parameters.get("classes", ()))}
@@ -576,7 +577,7 @@ class AdaptiveLinearModel(Savable):
         """Restore the state of a version, unless it is the state of other weights."""
         try:
             self.restore(state)
-            own = self.parameters()
+            own = (self if self.fields.has_settings_of(state) else self._earlier(state)).parameters()
             other = [
                 name for name in ("weights", "intercept", "places") if not np.array_equal(own[name], parameters[name])
             ]
@@ -610,12 +611,19 @@ class AdaptiveLinearModel(Savable):
         if not self._keeps or (state["bits"], crosses) == (self.bits, list(self._crosses.crosses)):
             self.restore(state)
             return None
-        fields = {"kinds": state["kinds"], "time_zone": state["time zone"]}
-        earlier = AdaptiveLinearModel(bits=state["bits"], crosses=crosses, rates=state["rates"], **fields)
-        earlier.restore(state)
+        earlier = self._earlier(state)
         if earlier._weights is not None:
             self.start_from(earlier.parameters(state=True))
         return self.columns_from(earlier)
+
+    @staticmethod
+    def _earlier(state: Mapping[str, Any]) -> AdaptiveLinearModel:
+        """Return the model of a state, with its settings."""
+        crosses = [(first, second) for first, second in state["crosses"]["crosses"]]
+        fields = {"kinds": state["kinds"], "time_zone": state["time zone"]}
+        earlier = AdaptiveLinearModel(bits=state["bits"], crosses=crosses, rates=state["rates"], **fields)
+        earlier.restore(state)
+        return earlier
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take on a :meth:`state`. Raises ``ModelError`` for the state of a model with other settings."""
@@ -632,7 +640,7 @@ class AdaptiveLinearModel(Savable):
         self._label_kind = state["label kind"]
         self._classes = {label: number for number, label in enumerate(state["classes"])}
         self._has_open_class = state["has open class"]
-        self.fields.restore(state)
+        self.fields.restore(state, keeps=self._keeps)
         self._sparse_width = state["sparse width"]
         self._records, self._version = state["records"], state["version"]
 

@@ -6,6 +6,7 @@ import datetime as dt
 import logging
 import math
 import zoneinfo
+from dataclasses import replace
 from random import Random
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import pandas
 import pytest
 from flow.test_topics_in_flows import content, made
 from learn.frozen_states import frozen, learned
-from learn.online_support import trained
+from learn.online_support import DELAYED, trained
 from support.examples import random_examples
 
 from streamiter import Columns, Flow, field_states, topic
@@ -292,6 +293,27 @@ def test_workers_and_mini_batches_do_not_decide_what_a_field_is() -> None:
         assert result.last == frozen(model.parameters()), (mini_batch, workers)
 
 
+def test_late_labels_do_not_change_what_a_field_is() -> None:
+    """The row of a question is made when it comes, and its field was of another kind when the answer came."""
+    asked = [
+        {"id": n, **{name: value for name, value in row.items() if name != "late"}} for n, row in enumerate(a_day(300))
+    ]
+    answers = [{"id": n, "answer": row["late"]} for n, row in enumerate(a_day(300))]
+    events = [
+        *asked[:40],
+        *(event for both in zip(asked[40:], answers, strict=False) for event in both),
+        *answers[260:],
+    ]
+    labels = replace(DELAYED, features=["km", "at", "zip"], waiting_max=1_000)
+    results = [
+        trained(events, labels=labels, mini_batch=mini_batch, seed=seed, workers=1)
+        for seed, mini_batch in enumerate([1, 7, 100, 1_000])
+    ]
+    assert [result.last for result in results[1:]] == [results[0].last] * 3
+    assert results[0].models[-1].parameters["kinds"] == {"km": "number", "at": "time"}
+    assert [round(result.metrics["loss"], 9) for result in results[1:]] == [round(results[0].metrics["loss"], 9)] * 3
+
+
 async def test_a_text_that_is_no_number_follows_the_policy_of_the_training() -> None:
     """A field that stops being numbers after a while lost its rows without a word."""
     rows = [{"km": str(n % 9), "late": n % 9 > 4} for n in range(200)] + [{"km": "many", "late": True}]
@@ -448,6 +470,33 @@ def test_a_version_says_what_its_fields_are_to_the_next_training(caplog: pytest.
     other = AdaptiveLinearModel(kinds={"zip": "words", "km": "category"})
     with caplog.at_level(logging.WARNING, LOG):
         other.start_from(model.parameters())
-    assert "the field 'km' of the published model is read as another kind now, category" in caplog.text
+    assert "read in another way now, so what it has learned of them is not used, or does not fit: 'km'" in caplog.text
     other.learn([{"km": "A7"}, {"km": 7}], [True, False])
     assert "km" not in other.parameters()["fields"]
+
+
+@pytest.mark.parametrize("form", ["version", "version with its state", "state"])
+def test_a_model_keeps_what_fits_when_kinds_change(form: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A service whose file gave a field another kind did not start any more, or used weights of its old kind."""
+    rows = a_day(400)
+    labels = [row.pop("late") for row in rows]
+    model = model_of(rows, labels, kinds={"zip": "words"})
+    other = AdaptiveLinearModel(kinds={"zip": "number"}, time_zone="Asia/Tokyo", other_settings="keep")
+    with caplog.at_level(logging.WARNING, LOG):
+        if form == "state":
+            other.restore(model.state())
+        else:
+            other.start_from(model.parameters(state=form != "version"))
+    assert "does not fit: 'zip', 'at'" in caplog.text
+    same = [{"km": row["km"]} for row in rows]
+    assert other.predict(same).tolist() == pytest.approx(model.predict(same).tolist(), rel=1e-9)
+    other.learn([{"zip": "7", "km": "3"}, {"zip": 5}], [True, False])
+    parameters = other.parameters()
+    assert ("zip" in parameters["fields"], "zip" in parameters["text_fields"]) == (True, False)
+    assert parameters["kinds"] == {"zip": "number", "km": "number", "at": "time"}
+    np.testing.assert_allclose(LinearPredictor(parameters)(rows), other.predict(rows), rtol=1e-9)
+    strict = AdaptiveLinearModel(kinds={"zip": "number"})
+    with pytest.raises(
+        ModelError, match=r"restore: expected a state with kinds=\{'zip': 'number'\} and time_zone=None"
+    ):
+        strict.restore(model.state())

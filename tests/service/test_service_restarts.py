@@ -169,15 +169,21 @@ async def test_a_service_keeps_its_model_when_crosses_bits_or_the_topic_change(
     moved = abs(third.parameters["weights"][2] - second.parameters["weights"][at])  # type: ignore[call-overload]
     assert third.parameters["fields"] == ["km", "hour", "km × hour"]  # type: ignore[call-overload]
     assert moved < 0.5 * abs(second.parameters["weights"][at])  # type: ignore[call-overload]
+    # Another kind of a field: only this field starts anew.
+    await place.write(rows(10, seed=5))
+    narrow["learn"]["kinds"] = {"town": "words"}
+    worded = await place.learned(place.service(**narrow), 6_020)
+    assert "so what it has learned of them is not used, or does not fit: 'town'" in caplog.text
+    assert worded.parameters["kinds"] == {"town": "words"}  # type: ignore[call-overload]
     # Another topic: an error that says what to do, then the model goes on with the records there.
     await place.write(rows(20, seed=4), "elsewhere")
     moved_to = narrow | {"input": {"topic": place.url("elsewhere")}}
     assert await asyncio.wait_for(place.service(**moved_to).serve(), PATIENCE_S) == FAILED
     assert 'keep the model and read on, write on_lost = "skip" in [input]' in caplog.text
     moved_to["input"]["on_lost"] = "skip"
-    await place.learned(place.service(**moved_to), 6_030)
+    await place.learned(place.service(**moved_to), 6_040)
     assert "the topic is read from start='earliest'" in caplog.text
-    await place.learned(place.service(**moved_to), 6_030)  # Resumes there.
+    await place.learned(place.service(**moved_to), 6_040)  # Resumes there.
     # Another kind of label is another model.
     changed = moved_to | {"learn": {"kind": "regression"}}
     assert await asyncio.wait_for(place.service(**changed).serve(), PATIENCE_S) == FAILED
