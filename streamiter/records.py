@@ -160,6 +160,9 @@ NUMBER: Final = 3
 KNOWN: Final = 4
 ORDER_COLUMNS: Final = 5
 
+SEVERAL_PARTS: Final = 2**30
+"""Added to the ``PART`` of a record if its step reads other partitions, too. More than a topic has partitions."""
+
 
 @final
 class TimedBatch:

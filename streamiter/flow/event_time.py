@@ -82,6 +82,11 @@ def is_behind_topic(outlet: StepOutput) -> bool:
     return step.source is not None and step.topic is not None and step.topic.has_timestamps and is_straight
 
 
+def comes_from_join(stream: Outlets) -> bool:
+    """Return whether records of a stream with event time come from joins by an interval, through other steps."""
+    return has_event_time(stream) and any(step.order == "spans" for step in telling_order(stream.edges()))
+
+
 def is_labelled_by_join(stream: Outlets) -> bool:
     """Return whether all records of a stream with event time come from joins by an interval, through other steps."""
     telling = telling_order(stream.edges())

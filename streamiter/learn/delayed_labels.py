@@ -20,7 +20,7 @@ from streamiter.learn.adaptive import AdaptiveLinearModel, Label
 from streamiter.learn.losses import LogLoss
 from streamiter.numbers import whole_number
 from streamiter.operators.timed.in_order import InOrder, SpansInOrder
-from streamiter.runtime.graph import SINGLE_INPUT
+from streamiter.runtime.graph import SINGLE_INPUT, comes_one_way
 
 Schedule = Literal["end", "weighted", "at once"]
 
@@ -166,9 +166,13 @@ def in_order(
         )
     if not is_timed:
         return events, False
-    operator = SpansInOrder if labels.come_with_questions else InOrder
+    kind, one_way = SpansInOrder if labels.come_with_questions else InOrder, comes_one_way(events.edges())
     ordered = add_next_step(
-        {SINGLE_INPUT: events}, "in order", operator, {"name": named("in order"), "parallelism": 1}, order="needs"
+        {SINGLE_INPUT: events},
+        "in order",
+        lambda: kind(one_way=one_way),
+        {"name": named("in order"), "parallelism": 1},
+        order="needs",
     )
     return Stream(events.flow, ordered), True
 
@@ -186,6 +190,11 @@ def _with_event_time(events: Stream, labels: DelayedLabels, named: Callable[[str
             for outlet in events.outlets
         ]
         return timed[0].union(*timed[1:]) if len(timed) > 1 else timed[0]
+    if any(outlet.step.watermarked for outlet in events.outlets):
+        raise GraphError(
+            f"train_online(labels=): expected event time of all of the events, given {events.name!r}, of which a part "
+            'has none; put .event_time(…) behind each source, or write DelayedLabels(time="processing")'
+        )
     if labels.time == "event" or (labels.within_s is not None and is_from_topic(events)):
         raise GraphError(
             f"train_online(labels=): expected events with event time, given {events.name!r} without, and the clock "

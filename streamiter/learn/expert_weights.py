@@ -47,6 +47,7 @@ class ModelRows(NamedTuple):
 ASSUMED: Final = 1
 CORRECTED: Final = 2
 CONFIRMED: Final = 3
+WITHDRAWN: Final = 4
 
 
 class RowSteps(NamedTuple):
@@ -64,8 +65,9 @@ class RowSteps(NamedTuple):
     """For a question, and for its late label, a number that both have and no other question; else -1."""
     assumed: npt.NDArray[np.uint8] | None = None
     """By step ``ASSUMED`` for a question that is learned as False before its label is known, then ``CORRECTED`` for its
-    late label True, which is learned while the slope of the assumption is taken back, or ``CONFIRMED`` for its late
-    label False, which only judges the experts; else 0. The slopes of a question add up to that of its label."""
+    late label True, which is learned while the slope of the assumption is taken back, ``CONFIRMED`` for its late label
+    False, which only judges the experts, or ``WITHDRAWN`` if it has no label: the slope is taken back; else 0. The
+    slopes of a question add up to that of its label."""
 
     def part(self, start: int, stop: int) -> RowSteps:
         """Return the steps from ``start`` up to ``stop``."""
@@ -273,8 +275,9 @@ class ExpertWeights:
         if steps.assumed is not None:
             if self.task != "binary" and steps.assumed.any():
                 raise ModelError("AdaptiveLinearModel: expected labels that are True or False if False is assumed")
-            flags = np.array([0, self._steps.ASSUME, self._steps.CORRECT, self._steps.JUDGE], dtype=np.uint8)
-            actions += flags[steps.assumed]
+            arithmetic = self._steps
+            flags = [0, arithmetic.ASSUME, arithmetic.CORRECT, arithmetic.JUDGE, arithmetic.WITHDRAW]
+            actions += np.array(flags, dtype=np.uint8)[steps.assumed]
             actions[steps.assumed == CONFIRMED] -= self._steps.LEARN
         indices = _plain(rows.indices, np.intp)
         indptr = _plain(rows.indptr, np.intp)

@@ -125,6 +125,8 @@ class LabelJoin:
         self._answered: list[tuple[int, int, _Waiting, Any]] = []
         """The questions that wait with their answers: limit, number, question and answer."""
         self._asked = 0
+        self._restored: list[Outcome] = []
+        """What a restore has led to, because waits are longer now, or fewer questions may wait."""
         self._timer_at = MAX_TIME
 
     def open(self, context: Context) -> None:
@@ -139,7 +141,7 @@ class LabelJoin:
         Call :meth:`heard` and this when it fires.
         """
         due = min(self._join.next_due() or MAX_TIME, self._answered[0][0] if self._answered else MAX_TIME)
-        if not self.is_timed and self.otherwise is not None and due < self._timer_at:
+        if not self.is_timed and (self.otherwise is not None or self._answered) and due < self._timer_at:
             self._timer_at = due
             self._context.set_timer(max(0, due - self._context.clock.now_ms()) / 1000, WAIT_IS_OVER)
 
@@ -158,7 +160,10 @@ class LabelJoin:
 
         A watermark that is not higher than an earlier one has no effect.
         """
-        join = self._join
+        join, restored = self._join, self._restored
+        if restored:
+            self._restored = []
+            return [*restored, *self.reach(watermark)]
         if watermark <= join.watermark:
             return []
         join.advance(watermark)
@@ -214,7 +219,8 @@ class LabelJoin:
 
     def end(self) -> list[Outcome]:
         """Return the outcomes of all that wait, since no other events come; none if all would be forgotten."""
-        return self.reach(MAX_TIME) if self.is_timed or self.otherwise is not None else []
+        has_labels = self.otherwise is not None or bool(self._answered or self._restored)
+        return self.reach(MAX_TIME) if self.is_timed or has_labels else []
 
     def refuse(self, answer: Any, out: Output) -> None:
         """Refuse an answer without a question, or skip it; if its question was refused, that has been said."""
@@ -236,6 +242,7 @@ class LabelJoin:
         return [
             *(record[RECORD].question for side, _, record in self._join.waiting() if side == LEFT),
             *(waiting.question for _, _, waiting, _ in self._answered),
+            *(outcome.question for outcome in self._restored if outcome.question is not None),
         ]
 
     def snapshot(
@@ -254,6 +261,10 @@ class LabelJoin:
             "answered": [
                 (each.time, each.number, question_to_record(each.question), answer_to_record(answer))
                 for _, _, each, answer in sorted(self._answered, key=lambda entry: entry[1])
+            ],
+            "restored": [
+                (question and question_to_record(question), answer and answer_to_record(answer), kind)
+                for question, answer, kind in self._restored
             ],
         }
 
@@ -279,7 +290,12 @@ class LabelJoin:
             # The clock of another machine may be behind, and an answer is not earlier than its question.
             times = (time for _, _, time, *_ in state["waiting"])
             self._join.watermark = max(times, default=self._join.watermark)
-        self._join.take_results()  # If fewer may wait than before, the oldest are forgotten: their waits are not over.
+        for question, answer, kind in state["restored"]:
+            self._restored.append(
+                Outcome(question and question_from_record(question), answer and answer_from_record(answer), kind)
+            )
+        # With longer waits questions meet answers. If fewer may wait than before, the oldest are forgotten.
+        self._restored += self._outcomes()
         self.wait()
 
     @staticmethod
@@ -299,6 +315,7 @@ class LabelJoin:
                 for place, state in enumerate(states)
                 for time, number, question, answer in state["answered"]
             ],
+            "restored": [outcome for state in states for outcome in state["restored"]],
         }
 
     def _before_first_due(self) -> int:
@@ -315,7 +332,8 @@ def answers_and_keys(labels: DelayedLabels, events: Batch) -> tuple[list[bool], 
 
     def read(some: Batch) -> tuple[list[bool], list[Hashable]]:
         are_answers, keys = list(map(bool, map(labels.is_answer, some))), list(map(labels.key_of, some))
-        frozenset(keys)  # TypeError for a key without a hash.
+        if None in frozenset(keys):  # TypeError for a key without a hash.
+            raise ValueError("expected a key that a question and its answer share, given None")
         return are_answers, keys
 
     return blaming_rows(read, events, read)
@@ -367,26 +385,37 @@ class EventReader(Operator):
                 "records": records,
                 "times": None if events is None else events.times,
                 "before": None if events is None else events.before,
-                **self._read_events(records, events),
+                **self._read_events(records, events, out),
             }
 
         found = of_numbered_rows(read, records if timed is None else timed.records, first, out) or {}
         out.emit(no_events() | found | {"position": (at, first), "count": count})
 
-    def _read_events(self, records: Batch, events: TimedEvents | None) -> dict[str, Any]:
+    def _label_of(self, answer: Any, out: Output) -> Label:
+        """Return the label of an answer. If it is refused, its question has no label: it must not wait for another."""
+        try:
+            return self._events.target_of(answer)
+        except Exception as error:
+            out.reject(answer, error)
+            return None
+
+    def _read_events(self, records: Batch, events: TimedEvents | None, out: Output) -> dict[str, Any]:
         if events is None or events.keys is None or events.is_answer is None:
             are_answers, keys = answers_and_keys(self._events, records)
-            labelled = are_answers
+            labelled = None
         else:
             are_answers, keys = events.is_answer, events.keys
             labelled = [not is_answer for is_answer in are_answers]
-        labels = self._values(self._events.target_of, records, labelled)
-        weight_of = self._events.weight_of
-        weights = None
+        target_of, weight_of = self._events.target_of, self._events.weight_of
+        has_label, weights = labelled or are_answers, None
         if weight_of is not None:
-            weights = row_weights("train_online", self._values(weight_of, records, labelled, 1.0), len(records))
+            weights = row_weights("train_online", self._values(weight_of, records, has_label, 1.0), len(records))
         asked = [row for row, is_answer in enumerate(are_answers) if not is_answer]
         features = record_of_features(self._read_questions(records, asked))
+        if labelled is not None:
+            labels = self._values(target_of, records, labelled)
+        else:
+            labels = [self._label_of(event, out) if has_label[row] else None for row, event in enumerate(records)]
         return {"keys": keys, "is_answer": are_answers, "labels": labels, "weights": weights, "features": features}
 
     @staticmethod

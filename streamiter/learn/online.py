@@ -8,6 +8,7 @@ they have, and send its gradient to the owner; the parameters go back to the wor
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 from streamiter.crossed_rows import checked_crosses, crossed_fields
 from streamiter.errors import ConfigurationError, GraphError, shortened
 from streamiter.field_kinds import Kind
-from streamiter.flow.event_time import is_labelled_by_join
+from streamiter.flow.event_time import comes_from_join, is_labelled_by_join
 from streamiter.flow.flow import all_or_nothing, check_stream, connect, step_names
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
@@ -175,6 +176,13 @@ def train_online(
     is_timed, without = False, [field for field in (label, weight) if isinstance(field, str)]
     if label is not None and is_labelled_by_join(examples) and not isinstance(model, ForeignModel):
         labels = labels_of_rows(label, features, weight)
+    elif labels is None and comes_from_join(examples):
+        _log.warning(
+            "train_online: the rows of %r have labels of a join by time, and %s learns them as they come: validation "
+            "knows labels that came after the question; give label= and no other rows, or labels=DelayedLabels(…)",
+            examples.name,
+            "extract=" if extract is not None else "a ForeignModel" if isinstance(model, ForeignModel) else "a union",
+        )
     own = partial(AdaptiveLinearModel, task=task, crosses=crosses, kinds=kinds, time_zone=time_zone)
     if labels is not None:
         labels = with_schedule(labels, cast(MakeModel, model or own)())
@@ -230,6 +238,8 @@ _ROWS_AN_EPOCH: Final = 1_000
 _SECONDS_A_MINI_BATCH: Final = 0.025
 # A version costs as much time as some hundred rows, and much more where other programs read it.
 _SECONDS_A_VERSION: Final = 0.1
+
+_log = logging.getLogger("streamiter.learn")
 
 Body = Callable[[list[Stream], list[Stream]], IterationBodyResult]
 

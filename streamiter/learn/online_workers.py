@@ -10,7 +10,6 @@ import numpy as np
 
 from streamiter.errors import CheckpointError, GraphError
 from streamiter.learn.delayed_labels import DelayedLabels
-from streamiter.learn.gradients import Gradient
 from streamiter.learn.late_labels import LabelJoin, Outcome, TimedEvents, answers_and_keys
 from streamiter.learn.losses import plain_loss
 from streamiter.learn.rows import (
@@ -181,7 +180,7 @@ class _Labelled(NamedTuple):
     question: _Question
     target: float
     number: int
-    learns: Literal["no", "plain", "corrected"]
+    learns: Literal["no", "plain", "corrected", "withdrawn"]
     is_settled: bool = True
 
 
@@ -266,22 +265,30 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
         if name == "examples":
             self._end_waits(self._join.end(), out)
 
+    def on_event_time_watermark(self, watermark: int, out: Output) -> None:
+        """On a quiet stream, end the waits that are over: otherwise they end with the next mini-batch."""
+        if self._context.event_time_is_idle and not self._in_epochs:
+            self._end_waits(self._join.reach(watermark), out)
+
     def _settle(self, outcomes: list[Outcome], number: int, labelled: list[_Labelled], out: Output) -> None:
         """Append the questions whose labels are known; refuse the answers without a question."""
         for question, answer, kind in outcomes:
             if question is None:
                 self._join.refuse(answer, out)
-            elif kind != "forgotten":
+                continue
+            label = None
+            if kind != "forgotten":
                 try:
                     label = self._labels.otherwise if answer is None else self._labels.target_of(answer)
-                    if label is None:
-                        continue
-                    target = float(label)
+                    label = None if label is None else float(label)
                 except Exception as error:
                     out.reject(answer, error)
-                    continue
+                    label = None
+            if label is not None:
                 record = {"otherwise": label} if answer is None else answer
-                labelled.append(_Labelled(record, question, target, number, self._learns(target)))
+                labelled.append(_Labelled(record, question, label, number, self._learns(label)))
+            elif self._join.schedule == "weighted":
+                labelled.append(_Labelled(answer, question, 0.0, number, "withdrawn", is_settled=False))
 
     def _learns(self, target: float) -> Literal["no", "plain", "corrected"]:
         if self._join.schedule != "weighted":
@@ -305,44 +312,46 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
 
     def _learn_from(self, labelled: list[_Labelled], out: Output) -> None:
         """Report the gradient of all that is learned, then emit the predictions of all questions with labels."""
-        refused: set[int] = set()
-        plain = [each for each in labelled if each.learns == "plain"]
-        corrected = [each for each in labelled if each.learns == "corrected"]
+        refused: list[_Labelled] = []
         sums = GradientSum()
-        self._add_gradient(sums, plain, refused, out, corrects=False)
-        self._add_gradient(sums, corrected, refused, out, corrects=True)
+        for learns in ("plain", "corrected"):
+            group = [each for each in labelled if each.learns == learns]
+            refused += self._add_gradient(sums, group, out)
+        withdrawn = [each for each in labelled if each.learns == "withdrawn"]
+        # A question that was learned as False, and has no label, is taken back.
+        withdrawn += [each._replace(learns="withdrawn", target=0.0) for each in refused if each.learns == "corrected"]
+        self._add_gradient(sums, withdrawn, out)
         if sums.gradient is not None:
             self.report_sum(sums, out)
-        if settled := [each for each in labelled if each.is_settled and id(each) not in refused]:
+        without_label = set(map(id, refused))
+        if settled := [each for each in labelled if each.is_settled and id(each) not in without_label]:
             predictions = np.array([each.question.prediction for each in settled])
             numbers = np.array([each.number for each in settled])
             self.emit_predictions(self._examples(settled), predictions, numbers, out)
 
-    def _add_gradient(
-        self, sums: GradientSum, group: list[_Labelled], refused: set[int], out: Output, *, corrects: bool
-    ) -> None:
-        """Add the gradient of some questions to the sums, without those whose label is refused."""
+    def _add_gradient(self, sums: GradientSum, group: list[_Labelled], out: Output) -> list[_Labelled]:
+        """Add the gradient of some questions to the sums; return those whose label is refused."""
+        refused: list[_Labelled] = []
         while group:
             examples = self._examples(group)
             predictions = np.array([each.question.prediction for each in group])
             try:
                 gradient = self._model.gradient(examples.features, examples.targets)
-                if corrects:
-                    gradient = self._corrected(gradient, examples.features, predictions)
             except BadRows as bad:
                 without([each.record for each in group], bad, out)
-                refused.update(id(group[row]) for row in bad.rows)
+                refused += [group[row] for row in bad.rows]
                 group = [each for row, each in enumerate(group) if row not in bad.rows]
-            else:
-                loss = self._model.loss.values(predictions, np.asarray(examples.targets)).sum()
-                sums.add(gradient, float(loss))
-                return
-
-    def _corrected(self, gradient: Gradient, features: Any, predictions: Floats) -> Gradient:
-        """Return the gradient for True minus that for False, as it was when these questions were learned as False."""
-        now = np.maximum(self._model.predict(features), _PROBABILITY_MIN)
-        assumed = self._model.gradient(features, np.zeros(len(now)), predictions / now)
-        return replace(gradient + assumed.scaled(-1.0), weight=gradient.weight, records=0, moments=None)
+                continue
+            if group[0].learns != "plain":
+                # Without the gradient for False, as it was when these questions were learned as False.
+                now = np.maximum(self._model.predict(examples.features), _PROBABILITY_MIN)
+                assumed = self._model.gradient(examples.features, np.zeros(len(now)), predictions / now).scaled(-1.0)
+                total = assumed if group[0].learns == "withdrawn" else gradient + assumed
+                gradient = replace(total, weight=gradient.weight, records=0, moments=None)
+            loss = self._model.loss.values(predictions, np.asarray(examples.targets)).sum()
+            sums.add(gradient, float(loss))
+            break
+        return refused
 
     def _examples(self, labelled: Sequence[_Labelled]) -> Examples:
         rows = SparseRows.from_rows([each.question.row for each in labelled], self._model.width)

@@ -57,6 +57,7 @@ LEARN: Final = 2
 ASSUME: Final = 4
 CORRECT: Final = 8
 JUDGE: Final = 16
+WITHDRAW: Final = 32
 
 STATISTICS: Final = 3
 ADAPTIVE: Final = 3
@@ -291,7 +292,8 @@ def _learn(
     """Learn from one row. The scores are computed again with the statistics that include the row.
 
     If the label is late, ``asked`` are the experts' scores when the row was a question. ``action`` may ``ASSUME`` that
-    the target is 0, and judge no expert, or ``CORRECT`` that later: then the slope of the assumption is taken back.
+    the target is 0, and judge no expert. Later its slope is taken back: by ``CORRECT`` together with the step for the
+    target 1, by ``WITHDRAW`` alone.
     """
     for score in range(size):
         scores[score] = 0.0
@@ -299,14 +301,14 @@ def _learn(
     norm = 1.0
     for position in range(first, stop):
         at, value = slot_of[indices[position]] * width, values[position]
-        if abs(value) <= HUGE and not action & CORRECT:
+        if abs(value) <= HUGE and not action & (CORRECT | WITHDRAW):
             _observe(columns, at, value, row_weight, indices[position] > intercept)
         standardized = _standardized(columns, at, value)
         x[position - first] = standardized
         if standardized != 0.0:
             norm += standardized * standardized
             _add_scores(columns, at, standardized, scores, size, rates)
-    if not action & CORRECT:
+    if not action & (CORRECT | WITHDRAW):
         totals[0] += row_weight
         totals[1] += (norm - totals[1]) * row_weight / totals[0]
     norm = max(totals[1], norm)
@@ -324,7 +326,9 @@ def _learn(
             # since the question, and the experts that follow their last labels most closely would prevail.
             likelihoods[expert] = _slopes(task, expert, asked, size, target, target_deviation, totals, slopes, rates)
             _slopes(task, expert, scores, size, target, target_deviation, totals, slopes, rates)
-        if action & CORRECT:
+        if action & WITHDRAW:
+            slopes[expert] = 0.0
+        if action & (CORRECT | WITHDRAW):
             slopes[expert] -= _probability(asked[expert])
         if expert < min(len(rates), ADAPTIVE):
             factors[expert] = rates[expert] * target_deviation / np.sqrt(totals[1])
@@ -337,7 +341,7 @@ def _learn(
         if x[position - first] != 0.0:
             _step(columns, slot_of[indices[position]] * width, x[position - first], slopes, size, factors, rates)
     _step(columns, slot_of[intercept] * width, 1.0, slopes, size, factors, rates)
-    if not action & ASSUME:
+    if not action & (ASSUME | WITHDRAW):
         _mix(mixture, likelihoods, row_weight, rates)
 
 

@@ -14,19 +14,19 @@ import asyncio
 import math
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
 from streamiter.errors import ModelError
-from streamiter.learn.adaptive import AdaptiveLinearModel, Label
-from streamiter.learn.expert_weights import ASSUMED, CONFIRMED, CORRECTED, ExpertWeights, ModelRows, RowSteps
+from streamiter.learn.adaptive import AdaptiveLinearModel
+from streamiter.learn.expert_weights import ExpertWeights, ModelRows, RowSteps
 from streamiter.learn.late_labels import WAIT_IS_OVER, EventsToLearn, LabelJoin, Outcome, no_events
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
+from streamiter.learn.question_steps import Answer, AnswersSoFar, EventPlan, Question
 from streamiter.learn.row_reading import RowsToLearn, features_of_record, missing_values_of
 from streamiter.learn.rows import BadRows, without
 from streamiter.learn.validation import PredictedRows, ValidationKind, loss_of
-from streamiter.named_rows import is_missing
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context, KeepsRecords
 from streamiter.operators.output import Output
@@ -38,58 +38,6 @@ _ROWS_FOR_A_COLUMN: Final = 0.25
 _TIMES_WITH_STATE: Final = 4
 _MANY_COLUMNS: Final = 1_000
 _PUBLISHED_AFTER_S: Final = 1.0
-
-
-class _Predicted(NamedTuple):
-    """A question that waits for its label: its row, by columns of the model, and its prediction."""
-
-    indices: list[int]
-    values: list[float]
-    prediction: list[float]
-    """The probability of True or the number, or the probability of each class; NaN before the first label."""
-    scores: list[float]
-    """The scores of the experts; empty before the first label."""
-    prior: Prior | None = None
-    """Before the first label, what to count in place of a prediction."""
-
-    def by(self, column_of: Callable[[int], int | None]) -> _Predicted:
-        """Return the question by the columns of another model, without the scores of the old one."""
-        columns = ((column_of(index), value) for index, value in zip(self.indices, self.values, strict=True))
-        kept = sorted((column, value) for column, value in columns if column is not None)
-        return self._replace(indices=[column for column, _ in kept], values=[value for _, value in kept], scores=[])
-
-
-class _Question:
-    """A question: ``predicted``, or in the mini-batch under way, with its row there and the step that predicts it."""
-
-    __slots__ = ("label", "predicted", "row", "step")
-
-    def __init__(
-        self, predicted: _Predicted | None = None, row: int = -1, step: int = -1, label: _Answer | None = None
-    ) -> None:
-        self.predicted = predicted
-        self.row = row
-        self.step = step
-        self.label = label
-        """Its label, which will be known later; None if the answer brings it."""
-
-
-class _Answer(NamedTuple):
-    """The label of an answer, and its record."""
-
-    label: Label
-    record: Any
-    weight: float = 1.0
-
-
-class _Settled(NamedTuple):
-    """A question whose label is known, for validation; ``answer`` is the step that learns it."""
-
-    question: _Question
-    label: Label
-    weight: float
-    number: int
-    answer: int
 
 
 class RowOwner(ModelOwner, KeepsRecords):
@@ -117,7 +65,9 @@ class RowOwner(ModelOwner, KeepsRecords):
         self._next_event = 0
         """The number of the next event of the stream, where labels come later."""
         self._watermark = MIN_TIME
-        self._answers = _Answers()
+        self._answers = AnswersSoFar()
+        self._forgotten = 0
+        """The number of questions that were asked again, or that too many others have replaced."""
         self._missing = 0
         """The number of missing values since a version was published."""
 
@@ -138,6 +88,8 @@ class RowOwner(ModelOwner, KeepsRecords):
         model = self._make_model()
         model.start_from(parameters, records=records)
         self._renumber(model.columns_from(self._model), keeps_classes=not model.classes)
+        for question in [] if self._labels is None else self._labels.questions():
+            question.is_assumed = False
         self._model, self._version_published = model, model.version
 
     def _renumber(self, column_of: Callable[[int], int | None], *, keeps_classes: bool = True) -> None:
@@ -270,7 +222,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         """Predict the questions, and learn from those whose labels become known, event by event; ``over`` first."""
         assert self._labels is not None
         labels, join = given["labels"], self._labels
-        plan = _EventPlan(*self._question_rows(given, out), join)
+        plan = EventPlan(*self._question_rows(given, out), join)
         refused = plan.settle(over, self._next_event - given["count"])
         times, before, weights = given["times"], given["before"], given["weights"]
         numbers = given["numbers"].tolist()
@@ -286,15 +238,16 @@ class RowOwner(ModelOwner, KeepsRecords):
                 prior = None if self._model.records else self._answers.ask(is_answered=join.otherwise is None)
                 question = plan.ask(event, prior)
                 if labels[event] is not None:
-                    question.label = _Answer(labels[event], given["records"][event], weight_of(event))
+                    question.label = Answer(labels[event], given["records"][event], weight_of(event))
                 refused += plan.settle(join.ask(key, time, question), number)
             elif given["is_answer"][event]:
-                answer = _Answer(labels[event], given["records"][event], weight_of(event))
+                answer = Answer(labels[event], given["records"][event], weight_of(event))
                 if not self._model.records:
                     self._answers.add(answer.label)
                 refused += plan.settle(join.answer(key, time, answer), number)
         for answer in refused:
             join.refuse(answer.record, out)
+        self._forgotten += plan.forgotten
         scores = plan.earlier_scores()
         predictions = self._make_steps(plan, scores, out)
         plan.keep_waiting(predictions, scores)
@@ -316,7 +269,7 @@ class RowOwner(ModelOwner, KeepsRecords):
                 kept = [row for row in range(len(asked)) if row not in refused]
                 asked, features = [asked[row] for row in kept], features[kept]
 
-    def _make_steps(self, plan: _EventPlan, scores: dict[int, list[float]], out: Output) -> list[list[float]]:
+    def _make_steps(self, plan: EventPlan, scores: dict[int, list[float]], out: Output) -> list[list[float]]:
         """Make the steps of the plan, without answers whose label is refused; return the predictions by step."""
         while True:
             try:
@@ -327,7 +280,7 @@ class RowOwner(ModelOwner, KeepsRecords):
             else:
                 return [np.atleast_1d(prediction).tolist() for prediction in predictions]
 
-    def _emit_settled(self, plan: _EventPlan, predictions: list[list[float]], out: Output) -> None:
+    def _emit_settled(self, plan: EventPlan, predictions: list[list[float]], out: Output) -> None:
         """Emit the predictions of the questions whose labels are known now, in that order."""
         settled = plan.settled
         if not settled:
@@ -356,7 +309,8 @@ class RowOwner(ModelOwner, KeepsRecords):
         return max(due_s, self.seconds_left(_PUBLISHED_AFTER_S))
 
     def metrics(self) -> dict[str, float]:
-        return {"missing_values": float(self._missing)} | super().metrics()
+        metrics = {"missing_values": float(self._missing)} | super().metrics()
+        return metrics if self._labels is None else metrics | {"forgotten_questions": float(self._forgotten)}
 
     def begin_version(self) -> None:
         super().begin_version()
@@ -378,12 +332,9 @@ class RowOwner(ModelOwner, KeepsRecords):
             "held": list(self._held),
             "next event": self._next_event,
             "answers": list(self._answers.counts),
-            "waiting": None
-            if self._labels is None
-            else self._labels.snapshot(
-                lambda question: (tuple(question.predicted), question.label and tuple(question.label)), tuple
-            ),
+            "waiting": None if self._labels is None else self._labels.snapshot(Question.to_record, tuple),
             "missing": self._missing,
+            "forgotten": self._forgotten,
             "version published": self._version_published,
         }
 
@@ -395,183 +346,11 @@ class RowOwner(ModelOwner, KeepsRecords):
         self._held = list(state["held"])
         self._next_event, self._answers.counts = state["next event"], list(state["answers"])
         if self._labels is not None:
-            self._labels.restore(
-                state["waiting"],
-                lambda record: _Question(_Predicted(*record[0]), label=record[1] and _Answer(*record[1])),
-                lambda record: _Answer(*record),
-            )
+            self._labels.restore(state["waiting"], Question.from_record, lambda record: Answer(*record))
             if column_of is not None:
                 self._renumber(column_of)
         self._missing, self._version_published = state["missing"], state["version published"]
-
-
-class _EventPlan:
-    """The steps for the events of a mini-batch, and the rows that they need."""
-
-    def __init__(self, rows: ModelRows, row_of_question: dict[int, int], labels: LabelJoin) -> None:
-        self.row_of_question = row_of_question
-        self.asked: dict[int, _Question] = {}
-        """The questions of this mini-batch that wait for their label, by their step."""
-        self.labels: list[Label] = []
-        """The label of each step, None for a prediction."""
-        self.settled: list[_Settled] = []
-        """The questions whose labels are known now."""
-        self.priors: dict[int, Prior] = {}
-        """By step of a question: what the answers so far suggest, while the model knows nothing."""
-        self._is_weighted, self._otherwise = labels.schedule == "weighted", labels.otherwise
-        self._answers: dict[int, tuple[_Question, _Answer]] = {}
-        """Question and answer of each step that learns a label."""
-        self._own = rows
-        self._earlier: list[_Predicted] = []
-        self._rows: list[int] = []
-        """The row of each step."""
-        self._asks: list[bool] = []
-        """Whether each step is a question."""
-
-    def ask(self, event: int, prior: Prior | None) -> _Question:
-        """Predict a question; with weights, learn from it as if it had no answer."""
-        question = _Question(None, self.row_of_question[event], len(self._rows))
-        self.asked[question.step] = question
-        if prior is not None:
-            self.priors[question.step] = prior
-        self._add(question.row, self._otherwise if self._is_weighted else None, asks=True)
-        return question
-
-    def settle(self, outcomes: list[Outcome], number: int) -> list[_Answer]:
-        """Learn from the questions whose labels are known before, or with, the event ``number``.
-
-        Returns the answers that have no question.
-        """
-        late: list[_Answer] = []
-        for question, answer, kind in outcomes:
-            if question is None:
-                late.append(answer)
-                continue
-            self.asked.pop(question.step, None)
-            if question.label is not None:
-                answer = question.label
-            label = self._otherwise if answer is None else answer.label
-            if kind == "forgotten" or label is None:
-                continue
-            step = self._learn(question, answer or _Answer(label, {"otherwise": label}))
-            self.settled.append(_Settled(question, label, 1.0 if answer is None else answer.weight, number, step))
-        return late
-
-    def _learn(self, question: _Question, answer: _Answer) -> int:
-        """Learn from the row of a question; return the step."""
-        row, step = question.row, len(self._rows)
-        if question.predicted is not None:
-            row = self._own.length + len(self._earlier)
-            self._earlier.append(question.predicted)
-        self._answers[step] = question, answer
-        self._add(row, answer.label, asks=False)
-        return step
-
-    def _add(self, row: int, label: Label, *, asks: bool) -> None:
-        self._rows.append(row)
-        self.labels.append(label)
-        self._asks.append(asks)
-
-    def skipped(self, step: int) -> Any:
-        """Learn nothing in this step; return the record of the answer."""
-        self.labels[step] = None
-        self.settled = [each for each in self.settled if each.answer != step]
-        return self._answers.pop(step)[1].record
-
-    def rows(self) -> ModelRows:
-        """Return the rows of the mini-batch, then those of earlier questions."""
-        if not self._earlier:
-            return self._own
-        lengths = [len(question.indices) for question in self._earlier]
-        indices = [index for question in self._earlier for index in question.indices]
-        values = [value for question in self._earlier for value in question.values]
-        return ModelRows(
-            np.concatenate([self._own.indptr, self._own.indptr[-1] + np.cumsum(lengths)]),
-            np.concatenate([self._own.indices, np.array(indices, dtype=np.intp)]),
-            np.concatenate([self._own.values, np.array(values, dtype=np.float64)]),
-        )
-
-    def steps(self) -> RowSteps:
-        """Return the steps: questions are predicted, answers are learned from."""
-        count, answered = len(self._rows), list(self._answers)
-        asks = np.array(self._asks, dtype=np.bool_)
-        learns, assumed = asks & self._is_weighted, None
-        learns[answered] = True
-        if self._is_weighted:
-            assumed = np.where(asks, ASSUMED, 0).astype(np.uint8)
-            assumed[answered] = [CONFIRMED if _is_false(self.labels[step]) else CORRECTED for step in answered]
-        questions = np.arange(count)
-        for step, (question, _) in self._answers.items():
-            if question.predicted is None:
-                questions[step] = question.step
-        rows = np.array(self._rows, dtype=np.intp)
-        weights = np.ones(count)
-        weights[answered] = [answer.weight for _, answer in self._answers.values()]
-        return RowSteps(rows, asks, learns, weights, questions, assumed)
-
-    def earlier_scores(self) -> dict[int, list[float]]:
-        """Return the experts' scores of earlier questions, by the step of the answer."""
-        return {
-            step: question.predicted.scores
-            for step, (question, _) in self._answers.items()
-            if question.predicted is not None
-        }
-
-    def keep_waiting(self, predictions: list[list[float]], scores: dict[int, list[float]]) -> None:
-        """Keep rows and predictions in the questions of this mini-batch that wait for a label."""
-        if not self.asked:
-            return
-        places = np.flatnonzero(~is_missing(self._own.values))
-        indices, values = self._own.indices[places].tolist(), self._own.values[places].tolist()
-        starts = np.searchsorted(places, self._own.indptr).tolist()
-        for step, question in self.asked.items():
-            part = slice(starts[question.row], starts[question.row + 1])
-            prior = self.priors.get(step) if math.isnan(predictions[step][0]) else None
-            question.predicted = _Predicted(indices[part], values[part], predictions[step], scores.get(step, []), prior)
-            question.row = question.step = -1
-
-    def prediction_of(self, question: _Question, predictions: list[list[float]], task: ValidationKind) -> list[float]:
-        """Return the prediction that was made for a question; before the first label, what the answers suggested."""
-        if question.predicted is None:
-            prediction, prior = predictions[question.step], self.priors.get(question.step)
-        else:
-            prediction, prior = question.predicted.prediction, question.predicted.prior
-        if not math.isnan(prediction[0]):
-            return prediction
-        share, mean = prior or (_NOTHING_KNOWN, 0.0)
-        return [mean] if task == "regression" else [_NOTHING_KNOWN] if task == "classes" else [share]
-
-
-Prior = tuple[float, float]
-"""The share of True that the answers so far suggest, as a lower bound, and the mean of their numbers."""
-
-_NOTHING_KNOWN: Final = 0.5
-
-
-class _Answers:
-    """Counts questions and answers until the first label is learned: what do they suggest? State of the owner."""
-
-    def __init__(self) -> None:
-        self.counts = [0.0, 0.0, 0.0]
-        """The number of questions, and of answers with a number, and the sum of these."""
-
-    def ask(self, *, is_answered: bool) -> Prior:
-        """Count a question; return the prior for it. ``is_answered``: questions without an answer have no label."""
-        asked, answered, total = self.counts
-        self.counts[0] += 1
-        of = answered if is_answered else asked
-        share = (min(max(total, 0.0), of) + _NOTHING_KNOWN) / (of + 1)
-        # While no answer can have come, few answers say little: a share of 1/n would cost log n for each True.
-        return max(share, _NOTHING_KNOWN / math.sqrt(of + 1)), total / answered if answered else 0.0
-
-    def add(self, label: Label) -> None:
-        if isinstance(label, (bool, int, float, np.number, np.bool_)) and math.isfinite(label):
-            self.counts[1] += 1
-            self.counts[2] += float(label)
-
-
-def _is_false(label: Label) -> bool:
-    return isinstance(label, (bool, int, float, np.number, np.bool_)) and label == 0
+        self._forgotten = state["forgotten"]
 
 
 def _widened(predictions: Floats, width: int) -> Floats:

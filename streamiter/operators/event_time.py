@@ -28,6 +28,7 @@ from streamiter.records import (
     ORDER_COLUMNS,
     PART,
     REACHED,
+    SEVERAL_PARTS,
     Array,
     Batch,
     Columns,
@@ -98,6 +99,11 @@ class PartTimes:
         self._reached.pop(part, None)
         self._idle.discard(part)
         self._ended.add(part)
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there are several parts that have not ended."""
+        return len(self._reached) > 1
 
     def is_active(self, part: Hashable) -> bool:
         return part in self._reached and part not in self._idle
@@ -405,8 +411,9 @@ class AssignEventTime(TellsOrder):
     def _part_of(self, partition: int | None) -> int:
         """Return the number of a partition among those of all steps: a partition is read by any subtask."""
         assert self.order_number is not None
-        of_step = PARTS_OF_A_STEP * self.order_number
-        return of_step + (PARTS_OF_A_STEP // 2 + self._subtask if partition is None else partition)
+        part = PARTS_OF_A_STEP * self.order_number
+        part += PARTS_OF_A_STEP // 2 + self._subtask if partition is None else partition
+        return part | SEVERAL_PARTS if self._generator.parts.are_several else part
 
     def _timed(self, batch: Sequence[Any] | Array | Columns, out: Output) -> TimedBatch:
         """Return the batch with timestamps; refuse the records that have none."""

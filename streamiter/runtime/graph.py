@@ -316,6 +316,15 @@ def telling_order(edges: Iterable[Edge]) -> dict[Step, None]:
     return {step: None for step in found if step.order in ("begins", "spans")}
 
 
+def comes_one_way(edges: Sequence[Edge]) -> bool:
+    """Return whether records come from one subtask that tells their order, through steps with one subtask."""
+    while len(edges) == 1 and edges[0].upstream.parallelism == 1:
+        if edges[0].upstream.order is not None:
+            return True
+        edges = edges[0].upstream.edges
+    return False
+
+
 def leaves_loop(edge: Edge, reader: Step) -> bool:
     """Return whether an edge brings records out of the body of an iteration; their epochs end with the body."""
     return edge.upstream.loop is not None and edge.upstream.loop is not reader.loop

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from flow.small_flows import Fed
 from flow.test_topics_in_flows import made
-from iteration.iteration_support import cut_items
+from iteration.iteration_support import cut_items, run
 from learn.frozen_states import frozen
 from learn.late_label_support import FEATURES, LABELS, Loop, Trained, distinct, events, source_of, timed
 from learn.online_support import Record
@@ -23,8 +25,11 @@ from support.waiting import until
 from streamiter import Checkpoints, Flow, Stream
 from streamiter.errors import GraphError
 from streamiter.learn import DelayedLabels, LogisticRegression, SparseRows, train_online
+from streamiter.learn.late_labels import LabelJoin
 from streamiter.models import LinearPredictor
 from streamiter.optimizers import SGD
+from streamiter.testing import VirtualClock
+from streamiter.times import MAX_TIME
 from streamiter.topics import MemoryBroker, OutgoingBatch
 
 SCHEDULES = ["end", "weighted", "at once"]
@@ -329,3 +334,127 @@ async def test_a_wait_may_become_longer_or_shorter_between_two_runs(schedule: An
                     await job.wait()
             models, metrics = results
             assert models.items[-1].records == metrics.items[-1]["count"] == 30, (before_s, after_s, cut)
+
+
+def test_several_subtasks_and_hidden_partitions_keep_the_order() -> None:
+    """Records of one millisecond came through two subtasks: the faster one decided which was learned first."""
+    draw = Random(2)
+    sides: list[list[Record]] = [[], []]
+    for n in range(400):
+        event = {"id": n // 2, "at": 10 * (n // 8), "kind": draw.choice("ab"), "x": draw.random()}
+        sides[n % 3 > 0].append(event if n % 2 == 0 else {"id": n // 2, "at": event["at"], "label": n % 5 > 2})
+    found: dict[str, list[Any]] = {"subtasks": [], "filter": []}
+    for seed, rows in enumerate((1, 7, 400)):
+        flow = Flow("f", parallelism=2)
+        one = timed(
+            flow.from_source(source_of(sorted([*sides[0], *sides[1]], key=itemgetter("at")), rows), parallelism=1)
+        )
+        several = one.map(dict, parallelism=2)
+        parts = [
+            timed(flow.from_source(source_of(side, size), name=f"side {size}", parallelism=1))
+            for side, size in zip(sides, (rows, 401 - rows), strict=True)
+        ]
+        hidden = parts[0].union(parts[1].filter(lambda event: event["at"] > 150))
+        results = {
+            name: train_online(stream, labels=LABELS, name=name, workers=2).models.collect()
+            for name, stream in (("subtasks", several), ("filter", hidden))
+        }
+        run(flow, seed=seed, processes=1)
+        for name, models in results.items():
+            found[name].append(frozen(models.items[-1].parameters))
+    assert all(each == [each[0]] * 3 for each in found.values())
+
+
+@pytest.mark.parametrize("model", [None, lambda: LogisticRegression(2, optimizer=SGD(0.2))], ids=["rows", "gradients"])
+@pytest.mark.parametrize("lost", ["none", "bad", "raises", "asked again", "too many"])
+def test_a_question_without_a_label_leaves_no_trace(lost: str, model: Any) -> None:
+    """With weights, a question that never got a label stayed learned as False: predictions were half of the share."""
+    draw, given = Random(3), []
+    for n in range(3_000):
+        given.append({"id": n, "at": 100 * n, "kind": "a", "x": 0.5})
+        if lost == "asked again" and n % 2:
+            given.append({"id": n, "at": 100 * n + 10, "kind": "a", "x": 0.5})
+        has_no_label = lost in ("none", "bad", "raises") and n % 2
+        label: Any = {"none": None, "bad": "maybe", "raises": [1]}[lost] if has_no_label else draw.random() < 0.6
+        given.append({"id": n, "at": 100 * n + 1_050, "label": label})
+    given.sort(key=itemgetter("at"))
+
+    def target_of(answer: Record) -> Any:
+        return answer["label"] if lost != "raises" else answer["label"] + 0
+
+    labels = replace(LABELS, schedule="weighted", target_of=target_of, waiting_max=8 if lost == "too many" else 1_000)
+    options: Any = {}
+    if model is not None:
+        labels = replace(labels, features=lambda rows: SparseRows.from_dense([[0.5, 1.0]] * len(rows)))
+        options = {"model": model, "workers": 1, "mini_batch": 50}
+    found = Trained(labels, lambda flow: timed(flow.from_items(given, parallelism=1)), on_error="skip", **options)
+    lost_all = lost == "too many"
+    assert found.metrics["count"] < 3_000 if lost in ("none", "bad", "raises", "too many") else 3_000
+    half = len(found.predictions) // 2
+    if not lost_all:
+        assert abs(found.predictions[half:].mean() - found.targets[half:].mean()) < 0.08
+        assert abs(found.targets[half:].mean() - 0.6) < 0.08
+
+
+def test_longer_waits_bring_together_what_a_checkpoint_kept_apart() -> None:
+    """A question and its answer, both waiting, were lost without a count when the wait became long enough for both."""
+    for schedule in SCHEDULES:
+        labels = replace(LABELS, schedule=schedule, within_s=5.0)
+        short, long = LabelJoin(labels, is_timed=True), LabelJoin(replace(labels, within_s=20.0), is_timed=True)
+        assert not short.answer("a", 17_000, "answer")
+        assert not short.ask("a", 10_000, "question")
+        long.restore(short.snapshot(str, str), str, str)
+        again = LabelJoin(replace(labels, within_s=20.0), is_timed=True)
+        again.restore(long.snapshot(str, str), str, str)
+        kind = "over" if schedule == "end" else "answered"
+        assert [*again.reach(11_000), *again.reach(MAX_TIME)] == [("question", "answer", kind)]
+
+
+async def test_waits_end_on_a_quiet_stream(tmp_path: Path) -> None:
+    """A model of a fixed width learned the last questions of an evening in the morning, and some lost them."""
+    features = lambda rows: SparseRows.from_dense([[0.5, 1.0]] * len(rows))  # noqa: E731
+    for model in (None, lambda: LogisticRegression(2, optimizer=SGD(0.2))):
+        clock, given, flow = VirtualClock(), Fed(), Flow("f")
+        stream = flow.from_source(lambda given=given: given).event_time(
+            "at", unit="ms", check_unit=False, idle_after_s=5, when_idle="advance"
+        )
+        labels = replace(LABELS, features=features)
+        options: Any = {} if model is None else {"model": model, "workers": 1}
+        predictions = train_online(stream, labels=labels, mini_batch=1, **options).predictions.collect()
+        job = await flow.start(clock=clock)
+        for n in range(5):
+            given.give({"id": n, "at": 100 * n, "kind": "a", "x": 0.5})
+            await clock.advance(0.1)
+        await clock.advance(30.0)
+        assert sum(len(rows["targets"]) for rows in predictions.items) == 5
+        await job.stop("abort")
+    by_clock = LabelJoin(replace(LABELS, schedule="end", otherwise=None), is_timed=False)
+    by_clock.reach(1_000)
+    by_clock.ask("a", None, "question")
+    by_clock.answer("a", None, "answer")
+    assert by_clock.end() == [("question", "answer", "over")]
+
+
+def test_events_that_cannot_be_joined_are_refused() -> None:
+    """Answers without event time beside questions with it were joined by the clock; keys that are None met."""
+    flow = Flow("f")
+    questions = timed(flow.from_items([{"id": 1, "at": 1}]))
+    with pytest.raises(
+        GraphError, match=r"expected event time of all of the events, given .* of which a part has none"
+    ):
+        train_online(questions.union(flow.from_items([{"id": 1, "label": True}])), labels=LABELS)
+    given = [{"id": None, "at": n, "kind": "a", "x": 0.1} for n in range(3)] + [
+        {"id": 5, "at": 9, "kind": "a", "x": 0.1}
+    ]
+    found = Trained(LABELS, lambda flow: timed(flow.from_items(given, parallelism=1)), on_error="skip")
+    assert found.metrics["count"] == 1
+
+
+def test_labels_of_a_join_that_cannot_be_put_in_order_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """A union with other rows, and models of other libraries, knew labels from after the question, without a word."""
+    flow = Flow("f")
+    sides = [timed(flow.from_items([{"id": 1, "at": 1}])).key_by(itemgetter("id")) for _ in range(2)]
+    pairs = sides[0].interval_join(sides[1], lower_s=0, upper_s=9, how="left").map(lambda pair: {"x": 1.0, "y": True})
+    others = timed(flow.from_items([{"at": 1, "x": 1.0, "y": False}]))
+    train_online(pairs.union(others), label="y")
+    assert "validation knows labels that came after the question" in caplog.text

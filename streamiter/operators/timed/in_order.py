@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, final
 
@@ -24,6 +24,7 @@ from streamiter.records import (
     ORDER_COLUMNS,
     PART,
     REACHED,
+    SEVERAL_PARTS,
     Batch,
     Order,
     TimedBatch,
@@ -55,8 +56,8 @@ class _Held(NamedTuple):
 class RecordOrder:
     """Merges the records of all parts. Pure data, no I/O.
 
-    A record is released when no part can bring one that comes before it: when the watermark is above its own, or, if
-    there is only one part, when the watermark has reached that.
+    A record is released when no part can bring one that comes before it: when the watermark is above its own. If there
+    is only one part, and its records come ``one_way``, in their order, it is enough that the watermark has reached it.
 
     >>> order = RecordOrder()
     >>> order.add(TimedBatch(["a", "c"], np.array([1, 5]), np.array([[1, MIN_TIME, 0, 0, 1], [5, 1, 0, 1, 5]])))
@@ -66,7 +67,8 @@ class RecordOrder:
     (['a'], ['b', 'c'])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, one_way: bool = False) -> None:
+        self._one_way = one_way
         self._heap: list[_Held] = []
         self._arrivals = 0
         self._parts: set[int] = set()
@@ -83,7 +85,10 @@ class RecordOrder:
             batch = TimedBatch(batch.records, batch.times, self._order_of(batch.times))
         order = batch.order
         assert order is not None
-        self._parts.update(np.unique(order[:, PART]).tolist())
+        parts = np.unique(order[:, PART])
+        self._parts.update(parts.tolist())
+        if self._one_way and (len(self._parts) > 1 or (parts & SEVERAL_PARTS).any()):
+            self._one_way = False
         if len(order) > 1 and (order[1:, REACHED] < order[:-1, REACHED]).any():
             batch = self._sorted(batch)
         self._push(batch)
@@ -116,7 +121,7 @@ class RecordOrder:
 
         ``is_idle``: no part brings records for now, so those at the watermark have their turn, too.
         """
-        limit = watermark if is_idle or watermark == MAX_TIME or len(self._parts) <= 1 else watermark - 1
+        limit = watermark if is_idle or watermark == MAX_TIME or self._one_way else watermark - 1
         pieces: list[Batch] = []
         while self._heap and self._heap[0].reached <= limit:
             held = heappop(self._heap)
@@ -159,15 +164,18 @@ class RecordOrder:
         return {
             "held": [held.batch for held in sorted(self._heap, key=lambda held: held.arrival)],
             "parts": sorted(self._parts),
+            "arrivals": self._arrivals,
+            "one way": self._one_way,
             "reached": self.reached,
             "unsorted": self.unsorted,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._parts, self.reached, self.unsorted = set(state["parts"]), state["reached"], state["unsorted"]
+        self._one_way = self._one_way and state["one way"]
         for batch in state["held"]:
             self._push(batch)
-        heapify(self._heap)
+        self._arrivals = state["arrivals"]
 
 
 def _are_alike(pieces: Sequence[Batch]) -> bool:
@@ -190,10 +198,13 @@ class InOrder(Operator, KeepsRecords):
 
     takes_timed_batches = True
 
-    def __init__(self, held_max: int = HELD_MAX) -> None:
-        """``held_max``: if more records wait for a part that is behind, the first ones are emitted without it."""
+    def __init__(self, *, one_way: bool = False, held_max: int = HELD_MAX) -> None:
+        """``one_way``: all records come from one subtask, through steps with one subtask.
+
+        ``held_max``: if more records wait for a part that is behind, the first ones are emitted without it.
+        """
         self._held_max = held_max
-        self._order = RecordOrder()
+        self._order = RecordOrder(one_way=one_way)
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -246,8 +257,8 @@ class SpansInOrder(InOrder):
     ``is_known`` at that of its later one, or at the end of the wait. ``number`` is that of the pair.
     """
 
-    def __init__(self, held_max: int = HELD_MAX) -> None:
-        super().__init__(held_max)
+    def __init__(self, *, one_way: bool = False, held_max: int = HELD_MAX) -> None:
+        super().__init__(one_way=one_way, held_max=held_max)
         self._next = 0
         self._unknown: list[tuple[int, int, Any]] = []
         """The pairs that were emitted once: when they were known, number and record."""

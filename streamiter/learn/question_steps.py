@@ -1,0 +1,276 @@
+"""The steps of a mini-batch of questions and answers: which rows are predicted, learned from, corrected or taken back.
+
+:class:`EventPlan` turns what happened to questions into ``RowSteps`` of the model that learns row by row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from streamiter.learn.adaptive import Label
+from streamiter.learn.expert_weights import ASSUMED, CONFIRMED, CORRECTED, WITHDRAWN, ModelRows, RowSteps
+from streamiter.learn.late_labels import LabelJoin, Outcome
+from streamiter.learn.validation import ValidationKind
+from streamiter.named_rows import is_missing
+
+
+class Predicted(NamedTuple):
+    """A question that waits for its label: its row, by columns of the model, and its prediction."""
+
+    indices: list[int]
+    values: list[float]
+    prediction: list[float]
+    """The probability of True or the number, or the probability of each class; NaN before the first label."""
+    scores: list[float]
+    """The scores of the experts; empty before the first label."""
+    prior: Prior | None = None
+    """Before the first label, what to count in place of a prediction."""
+
+    def by(self, column_of: Callable[[int], int | None]) -> Predicted:
+        """Return the question by the columns of another model, without the scores of the old one."""
+        columns = ((column_of(index), value) for index, value in zip(self.indices, self.values, strict=True))
+        kept = sorted((column, value) for column, value in columns if column is not None)
+        return self._replace(indices=[column for column, _ in kept], values=[value for _, value in kept], scores=[])
+
+
+class Question:
+    """A question: ``predicted``, or in the mini-batch under way, with its row there and the step that predicts it."""
+
+    __slots__ = ("is_assumed", "label", "predicted", "row", "step")
+
+    def __init__(
+        self, predicted: Predicted | None = None, row: int = -1, step: int = -1, label: Answer | None = None
+    ) -> None:
+        self.predicted = predicted
+        self.row = row
+        self.step = step
+        self.label = label
+        """Its label, which will be known later; None if the answer brings it."""
+        self.is_assumed = False
+        """Whether this model has learned from it as False, before its label was known."""
+
+    def to_record(self) -> tuple[Any, ...]:
+        """Return a question that waits as plain data."""
+        assert self.predicted is not None
+        return tuple(self.predicted), self.label and tuple(self.label), self.is_assumed
+
+    @classmethod
+    def from_record(cls, record: Any) -> Question:
+        """Return the question of a :meth:`to_record`."""
+        predicted, label, is_assumed = record
+        question = cls(Predicted(*predicted), label=label and Answer(*label))
+        question.is_assumed = is_assumed
+        return question
+
+
+class Answer(NamedTuple):
+    """The label of an answer, and its record."""
+
+    label: Label
+    record: Any
+    weight: float = 1.0
+
+
+class Settled(NamedTuple):
+    """A question whose label is known, for validation; ``answer`` is the step that learns it."""
+
+    question: Question
+    label: Label
+    weight: float
+    number: int
+    answer: int
+
+
+class EventPlan:
+    """The steps for the events of a mini-batch, and the rows that they need."""
+
+    def __init__(self, rows: ModelRows, row_of_question: dict[int, int], labels: LabelJoin) -> None:
+        self.row_of_question = row_of_question
+        self.asked: dict[int, Question] = {}
+        """The questions of this mini-batch that wait for their label, by their step."""
+        self.labels: list[Label] = []
+        """The label of each step, None for a prediction."""
+        self.settled: list[Settled] = []
+        """The questions whose labels are known now."""
+        self.priors: dict[int, Prior] = {}
+        """By step of a question: what the answers so far suggest, while the model knows nothing."""
+        self._is_weighted, self._otherwise = labels.schedule == "weighted", labels.otherwise
+        self._answers: dict[int, tuple[Question, Answer]] = {}
+        """Question and answer of each step that learns a label."""
+        self._withdrawn: set[int] = set()
+        """The steps of questions that were assumed to be False, and have no label."""
+        self.forgotten = 0
+        """The number of questions that were asked again, or that too many others have replaced."""
+        self._own = rows
+        self._earlier: list[Predicted] = []
+        self._rows: list[int] = []
+        """The row of each step."""
+        self._asks: list[bool] = []
+        """Whether each step is a question."""
+
+    def ask(self, event: int, prior: Prior | None) -> Question:
+        """Predict a question; with weights, learn from it as if it had no answer."""
+        question = Question(None, self.row_of_question[event], len(self._rows))
+        question.is_assumed = self._is_weighted
+        self.asked[question.step] = question
+        if prior is not None:
+            self.priors[question.step] = prior
+        self._add(question.row, self._otherwise if self._is_weighted else None, asks=True)
+        return question
+
+    def settle(self, outcomes: list[Outcome], number: int) -> list[Answer]:
+        """Learn from the questions whose labels are known before, or with, the event ``number``.
+
+        Returns the answers that have no question.
+        """
+        late: list[Answer] = []
+        for question, answer, kind in outcomes:
+            if question is None:
+                late.append(answer)
+                continue
+            self.asked.pop(question.step, None)
+            if question.label is not None:
+                answer = question.label
+            label = self._otherwise if answer is None else answer.label
+            if kind == "forgotten":
+                self.forgotten += 1
+            if kind == "forgotten" or label is None:
+                if question.is_assumed:
+                    self._withdrawn.add(self._learn(question, Answer(False, None)))
+                continue
+            step = self._learn(question, answer or Answer(label, {"otherwise": label}))
+            self.settled.append(Settled(question, label, 1.0 if answer is None else answer.weight, number, step))
+        return late
+
+    def _learn(self, question: Question, answer: Answer) -> int:
+        """Learn from the row of a question; return the step."""
+        row, step = question.row, len(self._rows)
+        if question.predicted is not None:
+            row = self._own.length + len(self._earlier)
+            self._earlier.append(question.predicted)
+        self._answers[step] = question, answer
+        self._add(row, answer.label, asks=False)
+        return step
+
+    def _add(self, row: int, label: Label, *, asks: bool) -> None:
+        self._rows.append(row)
+        self.labels.append(label)
+        self._asks.append(asks)
+
+    def skipped(self, step: int) -> Any:
+        """Learn no label in this step; return the record of the answer."""
+        self.settled = [each for each in self.settled if each.answer != step]
+        question, answer = self._answers[step]
+        if question.is_assumed:
+            self.labels[step], self._answers[step] = False, (question, Answer(False, None))
+            self._withdrawn.add(step)
+        else:
+            self.labels[step] = None
+            del self._answers[step]
+        return answer.record
+
+    def rows(self) -> ModelRows:
+        """Return the rows of the mini-batch, then those of earlier questions."""
+        if not self._earlier:
+            return self._own
+        lengths = [len(question.indices) for question in self._earlier]
+        indices = [index for question in self._earlier for index in question.indices]
+        values = [value for question in self._earlier for value in question.values]
+        return ModelRows(
+            np.concatenate([self._own.indptr, self._own.indptr[-1] + np.cumsum(lengths)]),
+            np.concatenate([self._own.indices, np.array(indices, dtype=np.intp)]),
+            np.concatenate([self._own.values, np.array(values, dtype=np.float64)]),
+        )
+
+    def steps(self) -> RowSteps:
+        """Return the steps: questions are predicted, answers are learned from."""
+        count, answered = len(self._rows), list(self._answers)
+        asks = np.array(self._asks, dtype=np.bool_)
+        learns = asks & self._is_weighted
+        learns[answered] = True
+        assumed = np.where(learns, ASSUMED, 0).astype(np.uint8)
+        assumed[answered] = [self._kind_of(step, question) for step, (question, _) in self._answers.items()]
+        questions = np.arange(count)
+        for step, (question, _) in self._answers.items():
+            if question.predicted is None:
+                questions[step] = question.step
+        rows = np.array(self._rows, dtype=np.intp)
+        weights = np.ones(count)
+        weights[answered] = [answer.weight for _, answer in self._answers.values()]
+        return RowSteps(rows, asks, learns, weights, questions, assumed if assumed.any() else None)
+
+    def _kind_of(self, step: int, question: Question) -> int:
+        """Return what a step does with an assumption; 0 if there is none."""
+        if not question.is_assumed:
+            return 0
+        if step in self._withdrawn:
+            return WITHDRAWN
+        return CONFIRMED if _is_false(self.labels[step]) else CORRECTED
+
+    def earlier_scores(self) -> dict[int, list[float]]:
+        """Return the experts' scores of earlier questions, by the step of the answer."""
+        return {
+            step: question.predicted.scores
+            for step, (question, _) in self._answers.items()
+            if question.predicted is not None
+        }
+
+    def keep_waiting(self, predictions: list[list[float]], scores: dict[int, list[float]]) -> None:
+        """Keep rows and predictions in the questions of this mini-batch that wait for a label."""
+        if not self.asked:
+            return
+        places = np.flatnonzero(~is_missing(self._own.values))
+        indices, values = self._own.indices[places].tolist(), self._own.values[places].tolist()
+        starts = np.searchsorted(places, self._own.indptr).tolist()
+        for step, question in self.asked.items():
+            part = slice(starts[question.row], starts[question.row + 1])
+            prior = self.priors.get(step) if math.isnan(predictions[step][0]) else None
+            question.predicted = Predicted(indices[part], values[part], predictions[step], scores.get(step, []), prior)
+            question.row = question.step = -1
+
+    def prediction_of(self, question: Question, predictions: list[list[float]], task: ValidationKind) -> list[float]:
+        """Return the prediction that was made for a question; before the first label, what the answers suggested."""
+        if question.predicted is None:
+            prediction, prior = predictions[question.step], self.priors.get(question.step)
+        else:
+            prediction, prior = question.predicted.prediction, question.predicted.prior
+        if not math.isnan(prediction[0]):
+            return prediction
+        share, mean = prior or (_NOTHING_KNOWN, 0.0)
+        return [mean] if task == "regression" else [_NOTHING_KNOWN] if task == "classes" else [share]
+
+
+Prior = tuple[float, float]
+"""The share of True that the answers so far suggest, as a lower bound, and the mean of their numbers."""
+
+_NOTHING_KNOWN: Final = 0.5
+
+
+class AnswersSoFar:
+    """Counts questions and answers until the first label is learned: what do they suggest? State of the owner."""
+
+    def __init__(self) -> None:
+        self.counts = [0.0, 0.0, 0.0]
+        """The number of questions, and of answers with a number, and the sum of these."""
+
+    def ask(self, *, is_answered: bool) -> Prior:
+        """Count a question; return the prior for it. ``is_answered``: questions without an answer have no label."""
+        asked, answered, total = self.counts
+        self.counts[0] += 1
+        of = answered if is_answered else asked
+        share = (min(max(total, 0.0), of) + _NOTHING_KNOWN) / (of + 1)
+        # While no answer can have come, few answers say little: a share of 1/n would cost log n for each True.
+        return max(share, _NOTHING_KNOWN / math.sqrt(of + 1)), total / answered if answered else 0.0
+
+    def add(self, label: Label) -> None:
+        if isinstance(label, (bool, int, float, np.number, np.bool_)) and math.isfinite(label):
+            self.counts[1] += 1
+            self.counts[2] += float(label)
+
+
+def _is_false(label: Label) -> bool:
+    return isinstance(label, (bool, int, float, np.number, np.bool_)) and label == 0
