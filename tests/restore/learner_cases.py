@@ -9,6 +9,7 @@ import numpy as np
 from restore.case import Case, fed, turns
 
 from streamiter import Columns, Flow, Operator, Stream, connect
+from streamiter.known_fields import KnownFields
 from streamiter.learn import (
     FTRL,
     SGD,
@@ -524,7 +525,16 @@ def parameter_server_clustering(flow: Flow) -> dict[str, Stream]:
 
 _ROWS = (("dense", "sparse"), ("sparse", "dense"))
 
-BY_ROWS = (AdaptiveLinearModel, ExpertWeights, CrossStatistics, RowOwner, NumberMiniBatches, Validate, MeanComparison)
+BY_ROWS = (
+    AdaptiveLinearModel,
+    KnownFields,
+    ExpertWeights,
+    CrossStatistics,
+    RowOwner,
+    NumberMiniBatches,
+    Validate,
+    MeanComparison,
+)
 ONLINE = (GradientWorker, OnlineWorker, ModelOwner, ParameterOwner, LinearModel, Validate)
 OFFLINE = (GradientWorker, OfflineWorker, ParameterOwner)
 ON_SERVER = (ParameterServerWorker, Versions, Repeater, Arrivals, ProgressTracker)
