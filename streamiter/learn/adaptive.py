@@ -31,6 +31,7 @@ from streamiter.learn.expert_weights import (
     checked_rates,
     fitted,
 )
+from streamiter.learn.losses import LossName, PlainLoss, checked_loss, loss_of_validation
 from streamiter.learn.rows import BadRows, row_weights
 from streamiter.models.documents import refused_state, state_in, with_state
 from streamiter.models.linear_predictor import LinearPredictor, probabilities_of_classes
@@ -63,6 +64,8 @@ _BITS_MAX: Final = 28
 
 # Squares of targets are added up, and stay finite.
 _TARGET_MAX: Final = HUGE
+
+_POISSON: Final[PlainLoss] = ("poisson", ())
 
 _LINKS: Final[Mapping[LabelKind, str]] = MappingProxyType(
     {"number": "clipped", "classes": "softmax", "binary": "logit"}
@@ -100,6 +103,10 @@ class AdaptiveLinearModel(Savable):
 
     ``rates`` are up to three learning rates of AdaGrad; None: three of AdaGrad and three constant ones.
 
+    ``loss`` says what is predicted of numbers: the mean ("squared", the default), the median ("absolute"), the number
+    that the share ``quantile`` of all labels is below ("quantile"), the mean hardly moved by outliers ("huber"), or the
+    mean of counts, as an exponential of the sum of all effects ("poisson", for labels of 0 or more).
+
     ``other_settings`` says what :meth:`start_from` does with a version of other ``crosses``, ``bits`` or ``kinds``:
     refuse it, or keep what fits, with a warning in the log ``streamiter.learn``. Numbers fit, and with the same bits
     texts; a field that is read as another kind starts anew.
@@ -125,10 +132,18 @@ class AdaptiveLinearModel(Savable):
         kinds: Mapping[str, Kind] | None = None,
         time_zone: str | None = None,
         other_settings: Literal["refuse", "keep"] = "refuse",
+        loss: LossName | None = None,
+        quantile: float | None = None,
     ) -> None:
         if other_settings not in ("refuse", "keep"):
             raise ConfigurationError(f'{_NAME}(other_settings=): expected "refuse" or "keep", given {other_settings!r}')
         self._keeps = other_settings == "keep"
+        self._loss = checked_loss(_NAME, loss, quantile)
+        if loss is not None and (task == "classification" or classes is not None):
+            raise ConfigurationError(
+                f"AdaptiveLinearModel(loss=): expected a loss of numbers without classes, given {loss!r}; leave it out"
+            )
+        task = task if loss is None else "regression"
         if task not in (None, "classification", "regression"):
             raise ConfigurationError(
                 f'AdaptiveLinearModel(task=): expected "classification" or "regression", given {task!r}'
@@ -183,6 +198,11 @@ class AdaptiveLinearModel(Savable):
         if self._weights is None:
             return self._given_task
         return "regression" if self._weights.task == "number" else "classification"
+
+    @property
+    def loss(self) -> PlainLoss | None:
+        """The loss by which predictions of numbers are judged, as plain data; None: the squared error."""
+        return loss_of_validation(self._loss)
 
     @property
     def classes(self) -> list[Label] | None:
@@ -273,7 +293,7 @@ class AdaptiveLinearModel(Savable):
             unlabelled = int(np.argmax(steps.learns))
             assert self._label_kind is not None
             scores = known_classes + self._has_open_class if self._label_kind == "classes" else 1
-            self._weights = ExpertWeights(self._label_kind, scores, self._hashed, self.rates)
+            self._weights = ExpertWeights(self._label_kind, scores, self._hashed, self.rates, self._loss)
             self._weights.add_numeric(len(self.fields.columns))
         final = max(len(self._classes) + self._has_open_class, self._weights.scores) if self._classes else 1
         questions = np.unique(steps.questions[steps.questions >= 0]).tolist()
@@ -468,7 +488,9 @@ class AdaptiveLinearModel(Savable):
 
     def _are_targets(self, targets: Floats) -> npt.NDArray[np.bool_]:
         """Return which numbers fit the task: 0 and 1, or all that are not missing."""
-        return (targets == 0.0) | (targets == 1.0) if self._label_kind == "binary" else ~is_missing(targets)
+        least = 0.0 if self._loss == _POISSON else -np.inf
+        is_number = ~is_missing(targets) & (targets >= least)
+        return (targets == 0.0) | (targets == 1.0) if self._label_kind == "binary" else is_number
 
     def _check_labels(self, good: npt.NDArray[np.bool_], given: list[Label]) -> None:
         if good.all():
@@ -476,7 +498,8 @@ class AdaptiveLinearModel(Savable):
         if self._label_kind == "binary":
             advice = 'give task="regression" for numbers, task="classification" for more than two classes'
             raise self._bad_labels(~good, given, "0, 1 or a truth value, like the first label", advice)
-        raise self._bad_labels(~good, given, f"a number of at most {_TARGET_MAX:g} in size")
+        least = " and at least 0" if self._loss == _POISSON else ""
+        raise self._bad_labels(~good, given, f"a number of at most {_TARGET_MAX:g} in size{least}")
 
     def _class_numbers(self, given: list[Label], learns: npt.NDArray[np.bool_]) -> Floats:
         good = np.fromiter(map(_is_label, given), np.bool_, len(given))
@@ -519,14 +542,17 @@ class AdaptiveLinearModel(Savable):
             **self._crosses.published(),
             **self.fields.published(),
             "bits": self.bits,
-            "link": _LINKS[self._label_kind or "binary"],
+            "link": "log" if self._loss == _POISSON else _LINKS[self._label_kind or "binary"],
         }
         if dead := self.fields.dead_columns():
             published |= {name: np.delete(published[name], dead, axis=0) for name in ("weights", "center", "limit")}
         if self._sparse_width is not None:
             published["width"] = self._sparse_width
         if self._weights.task == "number":
-            lowest, highest = self._weights.totals[4:]
+            lowest, highest = self._weights.range_of_predictions()
+            if self._loss is not None:
+                name, levels = self._loss
+                published |= {"loss": name} | ({"quantile": levels[0]} if levels else {})
             published |= {"lowest": float(lowest), "highest": float(highest)}
         elif self._weights.task == "classes":
             published["classes"] = list(self._classes)
@@ -539,13 +565,19 @@ class AdaptiveLinearModel(Savable):
         Raises ``ModelError`` if the model has learned already, for parameters that no such model has published, and for
         a state that does not fit: leave the parameter ``state`` out to start without it.
         """
-        kind = {link: kind for kind, link in _LINKS.items()}.get(parameters.get("link", ""))
+        kind = ({link: kind for kind, link in _LINKS.items()} | {"log": "number"}).get(parameters.get("link", ""))
         if kind is None or not {"weights", "center", "limit", "places", "fields", "text_fields"} <= parameters.keys():
             raise ModelError(
                 f"{_NAME}.start_from: expected the parameters of a published {_NAME}, given {sorted(parameters)}"
             )
         if self._weights is not None:
             raise ModelError(f"{_NAME}.start_from: expected a new model, given one that has learned already")
+        given = parameters.get("loss"), parameters.get("quantile")
+        if given != (self._loss and self._loss[0], self._loss and next(iter(self._loss[1]), None)):
+            raise ModelError(
+                f"{_NAME}.start_from: expected parameters of a model with the same loss, given {given}; make the model "
+                f"with loss={given[0]!r}, quantile={given[1]!r}"
+            )
         if parameters["bits"] != self.bits and not self._keeps:
             raise ModelError(
                 f"{_NAME}.start_from: expected parameters with bits={self.bits}, given {parameters['bits']}; make the "
@@ -569,7 +601,7 @@ class AdaptiveLinearModel(Savable):
         self._sparse_width = parameters.get("width")
         scores = np.shape(parameters["weights"])[1] if kind == "classes" else 1
         self._has_open_class = scores > len(self._classes)
-        self._weights = ExpertWeights(kind, scores, self._hashed, self.rates)
+        self._weights = ExpertWeights(kind, scores, self._hashed, self.rates, self._loss)
         self._weights.add_numeric(len(self.fields.columns))
         self._weights.start_from(parameters)
 
@@ -597,6 +629,7 @@ class AdaptiveLinearModel(Savable):
             "sparse width": self._sparse_width,
             "bits": self.bits,
             "rates": None if self.rates is None else list(self.rates),
+            "loss": self._loss,
             "crosses": self._crosses.state(),
             "records": self._records,
             "version": self._version,
@@ -634,9 +667,13 @@ class AdaptiveLinearModel(Savable):
                 f"bits={state['bits']} and rates={given}"
             )
         check_task(f"{_NAME}.restore", state["label kind"], self._given_task)
+        if state["loss"] != self._loss:
+            raise ModelError(
+                f"{_NAME}.restore: expected a state with loss={self._loss}, given one with {state['loss']}"
+            )
         self._crosses.restore(state["crosses"])
         stored = state["weights"]
-        self._weights = None if stored is None else ExpertWeights.from_state(stored, self.rates)
+        self._weights = None if stored is None else ExpertWeights.from_state(stored, self.rates, self._loss)
         self._label_kind = state["label kind"]
         self._classes = {label: number for number, label in enumerate(state["classes"])}
         self._has_open_class = state["has open class"]

@@ -23,6 +23,7 @@ from streamiter.learn.delayed_labels import DelayedLabels
 from streamiter.learn.drift import DriftDetector
 from streamiter.learn.features import StandardScaler
 from streamiter.learn.foreign_models import ForeignModel
+from streamiter.learn.losses import LossName
 from streamiter.learn.model_owner import PublishSchedule
 from streamiter.learn.online import OnlineTraining, train_online
 from streamiter.learn.rows import Extract
@@ -49,6 +50,8 @@ class LearnerOptions(TypedDict, total=False):
     features: Sequence[str] | Callable[[Any], Any] | None
     weight: str | Callable[[Any], float] | None
     task: Task | None
+    loss: LossName | None
+    quantile: float | None
     crosses: Sequence[tuple[str, str]]
     scaler: StandardScaler | None
     extract: Extract | None

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from streamiter.compiled import saying_that_it_compiles
 from streamiter.crossed_rows import Cross, crossed, crossed_fields, numbers_of
 from streamiter.errors import ConfigurationError, ModelError
+from streamiter.learn.losses import PlainLoss
 from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.named_rows import NamedRows
 from streamiter.numbers import ROUNDING, Floats, Indices, is_number, standardized
@@ -174,7 +175,15 @@ class ExpertWeights:
     in memory when the first row that has it is learned from; others are neither stored nor published.
     """
 
-    def __init__(self, task: LabelKind, scores: int, hashed: int, rates: tuple[float, ...] | None = None) -> None:
+    def __init__(
+        self,
+        task: LabelKind,
+        scores: int,
+        hashed: int,
+        rates: tuple[float, ...] | None = None,
+        loss: PlainLoss | None = None,
+    ) -> None:
+        """``loss`` is that of numbers, if it is not the squared one."""
         # Imported here: it imports Numba, which takes most of a second.
         from streamiter.learn import row_steps
 
@@ -183,7 +192,8 @@ class ExpertWeights:
         self.scores = scores
         """The number of scores of a row."""
         kinds = {"binary": row_steps.BINARY, "classes": row_steps.CLASSES, "number": row_steps.NUMBER}
-        self._kind = kinds[task]
+        losses = {"quantile": row_steps.QUANTILE, "huber": row_steps.HUBER, "poisson": row_steps.POISSON}
+        self._kind = kinds[task] if loss is None else losses[loss[0]]
         self.rates = rates or (row_steps.RATES_OF_NUMBERS if task == "number" else row_steps.RATES_OF_CLASSES)
         """The learning rates of the experts."""
         self._numbers_a_score = len(self.rates) + min(len(self.rates), row_steps.ADAPTIVE)
@@ -191,7 +201,9 @@ class ExpertWeights:
         self.numeric = 0
         """The number of numeric columns in use."""
         self.mixture: Floats = np.full(len(self.rates), 1.0 / len(self.rates))
-        self.totals: Floats = np.zeros(6)
+        self.totals: Floats = np.zeros(6 if loss is None else 9)
+        if loss is not None and loss[0] == "quantile":
+            [self.totals[6]] = loss[1]
         self._columns = self._room(_SPARE_SLOTS, scores)
         self._slot_of: npt.NDArray[np.int32] = np.zeros(hashed + 1 + _SPARE_NUMERIC, np.int32)
         """For each column its row of ``_columns``; 0, a row of zeros, for a column that has no row."""
@@ -315,7 +327,7 @@ class ExpertWeights:
             predictions,
             _plain(steps.questions, np.intp),
             np.zeros((0, self.scores, len(self.rates))) if asked is None else asked,
-            self._steps.room_to_work(indptr, self.scores, self.rates),
+            np.empty((3 * self.scores + 2) * len(self.rates) + int(np.diff(indptr).max(initial=0))),
             self.rates,
         )
         return predictions
@@ -345,7 +357,7 @@ class ExpertWeights:
         mixed = self._experts(used) @ self.mixture * inverse[:, None]
         intercept = self._experts(self._columns[self._slot_of[self.hashed], None])[0] @ self.mixture
         if self.task == "number":
-            intercept = intercept + self.totals[2]
+            intercept = intercept + self._steps.offset_of(self._kind, self.totals)
         is_one = self.task != "classes"
         return {
             "weights": mixed[:, 0] if is_one else mixed,
@@ -354,6 +366,11 @@ class ExpertWeights:
             "limit": steps.CLIP * scale,
             "places": places,
         }
+
+    def range_of_predictions(self) -> tuple[float, float]:
+        """Return the least and the largest number that is predicted."""
+        lowest, highest = self.totals[4:6].tolist()
+        return (0.0, highest + 1.0) if self._kind == self._steps.POISSON else (lowest, highest)
 
     def _published_slots(self, places: Indices) -> Indices:
         """Return the slots of the columns of a published model: the numeric ones, then the hashed ones."""
@@ -381,10 +398,13 @@ class ExpertWeights:
         if self.task == "number":
             lowest, highest = published["lowest"], published["highest"]
             middle, deviation = (lowest + highest) / 2, (highest - lowest) / 4
+            if self._kind == self._steps.POISSON:
+                middle, highest = float(np.exp(min(intercept[0], 700.0))), highest - 1.0
             squares = _ROWS_OF_A_START * deviation**2
             norm = 1.0 + np.count_nonzero(scale)
-            self.totals[:] = [_ROWS_OF_A_START, norm, middle, squares, lowest, highest]
-            intercept = intercept - middle
+            self.totals[:6] = [_ROWS_OF_A_START, norm, middle, squares, lowest, highest]
+            self.totals[7:] = deviation if self._kind != self._steps.POISSON else 1.0
+            intercept = intercept - self._steps.offset_of(self._kind, self.totals)
         for score in range(self.scores):
             first = steps.STATISTICS + self._numbers_a_score * score
             experts, sums = (
@@ -410,9 +430,11 @@ class ExpertWeights:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any], rates: tuple[float, ...] | None) -> ExpertWeights:
+    def from_state(
+        cls, state: Mapping[str, Any], rates: tuple[float, ...] | None, loss: PlainLoss | None = None
+    ) -> ExpertWeights:
         """Return the weights that :meth:`state` was taken of."""
-        weights = cls(state["task"], state["scores"], state["hashed"], rates)
+        weights = cls(state["task"], state["scores"], state["hashed"], rates, loss)
         weights.add_numeric(state["numeric"])
         weights._take_slots(state["places"])
         weights._columns[weights._used()] = state["columns"]

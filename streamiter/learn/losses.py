@@ -11,11 +11,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from types import MappingProxyType
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal, cast, get_args
 
 import numpy as np
 
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, did_you_mean
 from streamiter.learn.rows import holds, refuse_rows_unless
 from streamiter.numbers import Floats
 
@@ -334,3 +334,37 @@ def plain_loss(loss: LinearLoss) -> PlainLoss | None:
 def loss_of_plain(plain: PlainLoss | None) -> LinearLoss:
     """Return the loss that :func:`plain_loss` described; the squared loss for None."""
     return SquaredLoss() if plain is None else LOSSES_OF_NUMBERS[plain[0]](*plain[1])
+
+
+LossName = Literal["squared", "absolute", "huber", "quantile", "poisson"]
+"""A loss of numbers that the default learner can have."""
+
+
+def checked_loss(owner: str, loss: object, quantile: object) -> PlainLoss | None:
+    """Return the loss of the default learner; None for the squared one, and where the task decides.
+
+    Raises ConfigurationError for an unknown name, and for a quantile that is missing, or given without need.
+    """
+    names = get_args(LossName)
+    if loss is not None and loss not in names:
+        raise ConfigurationError(
+            f"{owner}(loss=): expected one of {', '.join(map(repr, names))}, given {loss!r}"
+            f"{did_you_mean(str(loss), names)}"
+        )
+    if (quantile is not None) != (loss == "quantile"):
+        needed = 'quantile=, a share such as 0.9, with loss="quantile"'
+        raise ConfigurationError(
+            f"{owner}: expected {needed} and only there, given loss={loss!r}, quantile={quantile!r}"
+        )
+    if loss in ("quantile", "absolute"):
+        level = QuantileLoss(0.5 if quantile is None else cast(float, quantile)).quantile
+        return ("quantile", (float(level),))
+    return None if loss in (None, "squared") else (cast(str, loss), ())
+
+
+def loss_of_validation(loss: PlainLoss | None) -> PlainLoss | None:
+    """Return the loss by which predictions of the default learner are judged; None: the squared one.
+
+    For Huber's loss, whose bend follows the errors, it is half the absolute error.
+    """
+    return ("quantile", (0.5,)) if loss == ("huber", ()) else loss

@@ -32,6 +32,7 @@ from streamiter.learn.features import StandardScaler
 from streamiter.learn.foreign_models import ForeignModel, ForeignOwner, ReadForeign, checked_labels, fields_of
 from streamiter.learn.late_labels import EventReader, LabelJoin
 from streamiter.learn.linear import LinearModel
+from streamiter.learn.losses import LossName, checked_loss
 from streamiter.learn.model_owner import MODELS, OwnerOptions, PublishSchedule
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions, function_of_features
 from streamiter.learn.row_reading import (
@@ -77,6 +78,8 @@ def train_online(
     features: Sequence[str] | Callable[[Any], Any] | None = None,
     weight: str | Callable[[Any], float] | None = None,
     task: Task | None = None,
+    loss: LossName | None = None,
+    quantile: float | None = None,
     crosses: Sequence[tuple[str, str]] = (),
     kinds: Mapping[str, Kind] | None = None,
     time_zone: str | None = None,
@@ -109,7 +112,8 @@ def train_online(
     the :class:`Examples` of a mini-batch, or ``labels`` says how to read labels that come later than their questions.
 
     Without a ``model`` this trains an :class:`~streamiter.learn.adaptive.AdaptiveLinearModel` (``task``, ``crosses``,
-    ``kinds``, ``time_zone``) row by row, in mini-batches of 4,000 rows, or those of 25 ms. ``model()`` may make another
+    ``loss``, ``quantile``, ``kinds``, ``time_zone``) row by row, in mini-batches of 4,000 rows, or those of 25 ms.
+    ``model()`` may make another
     linear model, such as ``lambda: LogisticRegression(width)``, which makes one step for the mean gradient of a
     mini-batch (100 rows). The owner and each worker call ``model``, and must get equal models. A ``scaler``
     standardizes its features with the statistics of the rows so far; a scaler that has learned is a start. ``initial``
@@ -152,6 +156,7 @@ def train_online(
     _check_options(mode, label, features, weight, extract, labels)
     _check_crosses(crosses, model, labels.features if labels else features)
     _check_kinds(kinds, time_zone, model, labels.features if labels else features or extract)
+    _check_loss(loss, quantile, model)
     schedule = _schedule(publish_every, publish_every_s)
     window = whole_number("train_online(window=)", window, 1, error=GraphError)
     report_every = whole_number("train_online(report_every=)", report_every, 1, error=GraphError)
@@ -183,7 +188,8 @@ def train_online(
             examples.name,
             "extract=" if extract is not None else "a ForeignModel" if isinstance(model, ForeignModel) else "a union",
         )
-    own = partial(AdaptiveLinearModel, task=task, crosses=crosses, kinds=kinds, time_zone=time_zone)
+    options: dict[str, Any] = {"task": task, "crosses": crosses, "loss": loss, "quantile": quantile}
+    own = partial(AdaptiveLinearModel, **options, kinds=kinds, time_zone=time_zone)
     if labels is not None:
         labels = with_schedule(labels, cast(MakeModel, model or own)())
         examples, is_timed = in_order(examples, labels, named, synchronous=synchronous)
@@ -510,6 +516,18 @@ def _check_kinds(kinds: object, time_zone: object, model: object, features: obje
         raise GraphError(
             f"train_online({option}=): expected the ready-made model and fields as features, given {given}; write "
             f"lambda: AdaptiveLinearModel({option}=…), or leave it out"
+        )
+
+
+def _check_loss(loss: LossName | None, quantile: float | None, model: object) -> None:
+    try:
+        checked_loss("train_online", loss, quantile)
+    except ConfigurationError as error:
+        raise GraphError(str(error)) from None
+    if loss is not None and model is not None:
+        raise GraphError(
+            "train_online(loss=): expected no model=, given one; write lambda: AdaptiveLinearModel(loss=…), or "
+            "LinearModel(…, loss=QuantileLoss(0.9))"
         )
 
 

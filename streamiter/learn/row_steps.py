@@ -12,7 +12,12 @@ All state is in three arrays; a row has one score, or one for each class:
 ``mixture[6]``                    the experts' shares
 ``totals[6]``                     the weight of all rows, their mean squared norm, and the targets' mean, sum of squared
                                   deviations, smallest and largest
+``totals[6:9]``                   for other losses of numbers: the quantile, the mean distance of targets
+                                  to their middle, and the mean error of the mixture
 ================================  ====================================================================================
+
+Numbers may have another loss than the squared one. Quantiles and Huber's loss have the scores of numbers, but robust
+statistics of targets. Counts (the loss of Poisson) have scores whose exponential is a share of their mean.
 
 The first ``hashed`` columns, hashed features and other indicators, are only scaled, so that an indicator of value 1
 stays 1. The next column is the intercept, which has no statistics. The columns behind it are numeric: centred and
@@ -51,6 +56,9 @@ Rates = tuple[float, ...]
 BINARY: Final = 0
 CLASSES: Final = 1
 NUMBER: Final = 2
+QUANTILE: Final = 3
+HUBER: Final = 4
+POISSON: Final = 5
 
 PREDICT: Final = 1
 LEARN: Final = 2
@@ -86,6 +94,16 @@ _LOSS_MAX_OF_NUMBERS: Final = 16.0
 _PROBABILITY_MIN: Final = 1e-6
 _SCORE_MAX: Final = 30.0
 _SQUARE_MIN: Final = 1e-300
+# docs/decisions/039 has the streams on which the constants of other losses were measured; they are flat there.
+# A distance that is larger than so many mean ones counts as so many, in robust statistics.
+_REACH: Final = 5.0
+# Huber's loss bends at 1.345 deviations of normal errors, where it is 95 % as efficient as the squared loss (Huber,
+# 1981). Their mean absolute error is 0.798 deviations.
+_BEND: Final = 1.345 / 0.798
+_PINBALL_SHARPNESS: Final = 4.0
+# The mean of counts has half of one more, so that it has a logarithm before the first.
+_HALF_A_COUNT: Final = 0.5
+_EXPONENT_MAX: Final = 700.0
 
 
 @compiled
@@ -160,6 +178,14 @@ def _probability(score: float) -> float:
 
 
 @compiled
+def offset_of(task: int, totals: Floats) -> float:
+    """Return what is added to scores: the mean of numbers, the logarithm of the mean of counts, 0 for classes."""
+    if task == POISSON and totals[0] > 0.0:
+        return float(np.log((totals[2] * totals[0] + _HALF_A_COUNT) / (totals[0] + 1.0)))
+    return float(totals[2]) if task >= NUMBER else 0.0
+
+
+@compiled
 def _link(
     task: int, scores: Floats, size: int, mixture: Floats, totals: Floats, predictions: Floats, first: int, rates: Rates
 ) -> None:
@@ -173,6 +199,11 @@ def _link(
         predictions[first] = min(max(predictions[first] + totals[2], totals[4]), totals[5])
     elif task == BINARY:
         predictions[first] = _probability(predictions[first])
+    elif task == POISSON:
+        count = np.exp(min(predictions[first] + offset_of(task, totals), _EXPONENT_MAX))
+        predictions[first] = min(count, totals[5] + 1.0)
+    elif task > NUMBER:
+        predictions[first] = min(max(predictions[first] + totals[2], totals[4]), totals[5])
     else:
         _softmax(predictions, first, first + size // len(rates), 1)
 
@@ -214,6 +245,14 @@ def _observe_target(totals: Floats, target: float, row_weight: float) -> tuple[f
 
 
 @compiled
+def _loss_of_count(prediction: float, target: float) -> float:
+    loss = prediction - target
+    if target > 0.0:
+        loss += target * np.log(target / prediction)
+    return float(loss)
+
+
+@compiled
 def _slopes(
     task: int,
     expert: int,
@@ -245,6 +284,92 @@ def _slopes(
         return 1.0
     error = (min(max(score, low), high) - centred) / target_deviation
     return float(np.exp(-min(error * error, _LOSS_MAX_OF_NUMBERS)))
+
+
+@compiled
+def _slope_of_other(
+    task: int, expert: int, score: float, target: float, target_distance: float, totals: Floats, slopes: Floats
+) -> float:
+    """Put the derivative of the expert's loss by its score into ``slopes``; return ``exp(−loss)``, for the mixture."""
+    if task == POISSON:
+        mean = np.exp(offset_of(task, totals))
+        # Beyond it, a score would leave a sum of squares from which its rate never recovers.
+        ratio = min(np.exp(min(max(score, -_SCORE_MAX), _SCORE_MAX)), (2.0 * totals[5] + 1.0) / mean)
+        slopes[expert] = ratio - target / mean
+        if expert >= ADAPTIVE:
+            slopes[expert] /= max(ratio, 1.0)  # The curvature grows with the prediction.
+        loss = _loss_of_count(mean * ratio, target) / max(totals[8], 1.0)
+        return float(np.exp(-min(loss, _LOSS_MAX_OF_NUMBERS)))
+    low, high, centred = totals[4] - totals[2], totals[5] - totals[2], target - totals[2]
+    error = min(max(score, 2.0 * low - high), 2.0 * high - low) - centred
+    bend = _BEND * totals[8]
+    if task == HUBER:
+        slopes[expert] = min(max(error, -bend), bend)
+    elif error == 0.0:
+        slopes[expert] = 0.0
+    else:
+        slopes[expert] = 1.0 - totals[6] if error > 0.0 else -totals[6]
+    if target_distance == 0.0:
+        return 1.0
+    error = (min(max(score, low), high) - centred) / target_distance
+    if task == HUBER:
+        near = min(abs(error), bend / target_distance)
+        loss = near * (2.0 * abs(error) - near)
+    else:
+        loss = _PINBALL_SHARPNESS * max(error * (1.0 - totals[6]), -error * totals[6])
+    return float(np.exp(-min(loss, _LOSS_MAX_OF_NUMBERS)))
+
+
+@compiled
+def _other_loss(
+    task: int,
+    target: float,
+    row_weight: float,
+    norm: float,
+    mixture: Floats,
+    totals: Floats,
+    scores: Floats,
+    asked: Floats,
+    is_late: bool,
+    slopes: Floats,
+    likelihoods: Floats,
+    factors: Floats,
+    rates: Rates,
+) -> None:
+    """Observe a target, and fill in slopes, likelihoods and factors of all experts, for losses after ``NUMBER``."""
+    distance, unit, mixed = 1.0, 1.0, 0.0
+    for expert in range(len(rates)):
+        mixed += mixture[expert] * scores[expert]
+    if task == POISSON:
+        target, deviation = _observe_target(totals, target, row_weight)
+        # Rare counts are large parts of their mean, and so would be the steps of constant rates.
+        mean = np.exp(offset_of(task, totals))
+        unit = 1.0 / max(deviation / mean, 1.0)
+        predicted = min(mean * np.exp(min(max(mixed, -_SCORE_MAX), _SCORE_MAX)), totals[5] + 1.0)
+        error = 2.0 * _loss_of_count(predicted, target)  # It is 1 for counts of Poisson.
+    else:
+        if totals[0] == row_weight:
+            totals[2] = totals[4] = totals[5] = target
+        difference, reach = target - totals[2], _REACH * totals[7]
+        if totals[0] >= _ROWS_BEFORE_OUTLIERS:
+            difference = min(max(difference, -reach), reach)
+        totals[2] += difference * row_weight / totals[0]
+        totals[7] += (abs(difference) - totals[7]) * row_weight / totals[0]
+        totals[4], totals[5] = min(totals[4], target), max(totals[5], target)
+        distance, error = totals[7], abs(target - totals[2] - mixed)
+        unit = distance if task == QUANTILE else 1.0
+    if totals[0] >= _ROWS_BEFORE_OUTLIERS:
+        error = min(error, _REACH * totals[8])
+    totals[8] += (error - totals[8]) * min(row_weight / min(totals[0], _MEMORY), 1.0)
+    for expert in range(len(rates)):
+        score = asked[expert] - offset_of(task, totals) if is_late else scores[expert]
+        likelihoods[expert] = _slope_of_other(task, expert, score, target, distance, totals, slopes)
+        if is_late:  # As in `_learn`.
+            _slope_of_other(task, expert, scores[expert], target, distance, totals, slopes)
+        if expert < min(len(rates), ADAPTIVE):
+            factors[expert] = rates[expert] * distance / np.sqrt(totals[1])
+        else:
+            factors[expert] = min(rates[expert], _STEP_MAX_OF_NUMBERS / row_weight) / norm * unit
 
 
 @compiled
@@ -312,28 +437,33 @@ def _learn(
         totals[0] += row_weight
         totals[1] += (norm - totals[1]) * row_weight / totals[0]
     norm = max(totals[1], norm)
-    target_deviation, step_max = 1.0, _STEP_MAX_OF_CLASSES
-    if task == NUMBER:
-        target, target_deviation = _observe_target(totals, target, row_weight)
-        step_max = _STEP_MAX_OF_NUMBERS
-        if is_late:
-            for expert in range(len(rates)):
-                asked[expert] -= totals[2]
-    for expert in range(len(rates)):
-        likelihoods[expert] = _slopes(task, expert, scores, size, target, target_deviation, totals, slopes, rates)
-        if is_late:
-            # The mixture counts predictions as they were made. Scores of this moment profit from the labels that came
-            # since the question, and the experts that follow their last labels most closely would prevail.
-            likelihoods[expert] = _slopes(task, expert, asked, size, target, target_deviation, totals, slopes, rates)
-            _slopes(task, expert, scores, size, target, target_deviation, totals, slopes, rates)
-        if action & WITHDRAW:
-            slopes[expert] = 0.0
-        if action & (CORRECT | WITHDRAW):
-            slopes[expert] -= _probability(asked[expert])
-        if expert < min(len(rates), ADAPTIVE):
-            factors[expert] = rates[expert] * target_deviation / np.sqrt(totals[1])
-        else:
-            factors[expert] = min(rates[expert], step_max / row_weight) / norm
+    if task > NUMBER:
+        _other_loss(
+            task, target, row_weight, norm, mixture, totals, scores, asked, is_late, slopes, likelihoods, factors, rates
+        )
+    else:
+        spread, step_max = 1.0, _STEP_MAX_OF_CLASSES
+        if task == NUMBER:
+            target, spread = _observe_target(totals, target, row_weight)
+            step_max = _STEP_MAX_OF_NUMBERS
+            if is_late:
+                for expert in range(len(rates)):
+                    asked[expert] -= totals[2]
+        for expert in range(len(rates)):
+            likelihoods[expert] = _slopes(task, expert, scores, size, target, spread, totals, slopes, rates)
+            if is_late:
+                # The mixture counts predictions as they were made. Scores of this moment profit from the labels that
+                # came since the question, and the experts that follow their last labels most closely would prevail.
+                likelihoods[expert] = _slopes(task, expert, asked, size, target, spread, totals, slopes, rates)
+                _slopes(task, expert, scores, size, target, spread, totals, slopes, rates)
+            if action & WITHDRAW:
+                slopes[expert] = 0.0
+            if action & (CORRECT | WITHDRAW):
+                slopes[expert] -= _probability(asked[expert])
+            if expert < min(len(rates), ADAPTIVE):
+                factors[expert] = rates[expert] * spread / np.sqrt(totals[1])
+            else:
+                factors[expert] = min(rates[expert], step_max / row_weight) / norm
     if row_weight != 1.0:
         for score in range(size):
             slopes[score] *= row_weight
@@ -343,23 +473,6 @@ def _learn(
     _step(columns, slot_of[intercept] * width, 1.0, slopes, size, factors, rates)
     if not action & (ASSUME | WITHDRAW):
         _mix(mixture, likelihoods, row_weight, rates)
-
-
-@compiled
-def _judge(
-    asked: Floats,
-    target: float,
-    totals: Floats,
-    mixture: Floats,
-    slopes: Floats,
-    likelihoods: Floats,
-    row_weight: float,
-    rates: Rates,
-) -> None:
-    """Change the experts' shares by their scores of a question, whose target is known now."""
-    for expert in range(len(rates)):
-        likelihoods[expert] = _slopes(BINARY, expert, asked, len(rates), target, 1.0, totals, slopes, rates)
-    _mix(mixture, likelihoods, row_weight, rates)
 
 
 @compiled
@@ -380,12 +493,6 @@ def take_slots(
                     used[column_of[at]] = slots
                     slots += 1
     return slots
-
-
-def room_to_work(indptr: Indices, scores: int, rates: Rates) -> Floats:
-    """Return the array that :func:`step_rows` works in."""
-    longest = int(np.diff(indptr).max(initial=0))
-    return np.empty((3 * scores + 2) * len(rates) + longest)
 
 
 @compiled
@@ -415,7 +522,7 @@ def step_rows(
     ``rows``. A prediction is made before the row is learned from, and changes nothing. Where ``questions`` is not -1, a
     prediction puts the experts' scores of its row into ``asked`` there, and learning takes them from it. A row with
     ``JUDGE`` is not learned from again: only the experts are judged. Column c has the row ``slot_of[c]`` of
-    ``columns``. ``room`` is :func:`room_to_work`, made by the caller, because a pointer does not keep its array.
+    ``columns``. ``room`` is memory to work in, of the caller, because a pointer does not keep its array.
     """
     steps, width, size = len(rows), columns.shape[1], predictions.shape[1] * len(rates)
     scores, slopes, scores_asked = pointer_to(room), pointer_to(room[size:]), pointer_to(room[2 * size :])
@@ -439,15 +546,18 @@ def step_rows(
             _link(task, scores, size, shares, sums, predicted, position * (size // len(rates)), rates)
             if question >= 0:
                 # Scores of numbers are kept with the mean of the targets, which moves.
-                mean = sums[2] if task == NUMBER else 0.0
+                offset = offset_of(task, sums)
                 for score in range(size):
-                    kept[question + score] = scores[score] + mean
+                    kept[question + score] = scores[score] + offset
         if actions[position] & (LEARN | JUDGE) and question >= 0:
             for score in range(size):
                 scores_asked[score] = kept[question + score]
         if actions[position] & JUDGE:
-            weight = row_weights[position]
-            _judge(scores_asked, targets[position], sums, shares, slopes, likelihoods, weight, rates)
+            target = targets[position]
+            for expert in range(len(rates)):  # It changes the experts' shares only.
+                likelihood = _slopes(BINARY, expert, scores_asked, size, target, 1.0, sums, slopes, rates)
+                likelihoods[expert] = likelihood
+            _mix(shares, likelihoods, row_weights[position], rates)
         elif actions[position] & LEARN:
             _learn(
                 task,

@@ -212,6 +212,8 @@ class RowOwner(ModelOwner, KeepsRecords):
         rows = PredictedRows(task=task, predictions=predictions, targets=targets, weights=weights, numbers=numbers)
         if classes is not None and probabilities is not None:
             rows |= {"classes": classes, "labels": self._model.classes or [], "probabilities": probabilities}
+        if task == "regression" and (loss := self._model.loss) is not None:
+            rows |= {"loss": loss, "is_mean": loss[0] == "poisson"}
         self._loss += loss_of(rows)
         if self.emit_predictions(rows, out) and self._raises_rates:
             self._model.raise_rates()

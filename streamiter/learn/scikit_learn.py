@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn.adaptive import AdaptiveLinearModel
+from streamiter.learn.losses import LossName
 from streamiter.models.standardized_model import Explanation
 from streamiter.numbers import Floats
 from streamiter.records import Columns, columns_of_table
@@ -183,13 +184,29 @@ class OnlineRegressor(RegressorMixin, _OnlineEstimator):  # type: ignore[misc]
     """The default learner for numbers, as an estimator of scikit-learn: one pass over the rows, in their order.
 
     ``fit`` starts again, and ``partial_fit`` learns from more rows. Tables and arguments are as in
-    :class:`OnlineClassifier`.
+    :class:`OnlineClassifier`; ``loss`` and ``quantile`` say what is predicted, as in ``AdaptiveLinearModel``.
 
     >>> import numpy as np
     >>> x = np.random.default_rng(1).normal(size=(1_000, 2))
     >>> OnlineRegressor().fit(x, 3 * x[:, 0] + 100).predict([[2.0, 0.0]]).round().tolist()
     [106.0]
     """
+
+    def __init__(
+        self,
+        *,
+        loss: LossName | None = None,
+        quantile: float | None = None,
+        crosses: Sequence[tuple[str, str]] = (),
+        rates: Sequence[float] | None = None,
+        bits: int = _BITS,
+    ) -> None:
+        super().__init__(crosses=crosses, rates=rates, bits=bits)
+        self.loss = loss
+        self.quantile = quantile
+
+    def _settings(self) -> dict[str, Any]:
+        return super()._settings() | {"loss": self.loss, "quantile": self.quantile}
 
     def fit(self, X: Any, y: Any, sample_weight: npt.ArrayLike | None = None) -> Self:
         """Learn from the rows, in their order; what was learned before is forgotten."""

@@ -15,6 +15,7 @@ import numpy as np
 from streamiter.errors import ModelError
 from streamiter.models.documents import Parameters
 from streamiter.models.standardized_model import (
+    EXPONENT_MAX,
     Explanation,
     StandardizedModel,
     array_of_numbers,
@@ -26,7 +27,7 @@ from streamiter.saved_objects import Savable
 from streamiter.sparse_rows import SparseRows, rows_to_predict
 
 _LINKS: Final[Mapping[str, Callable[[Floats], Floats]]] = MappingProxyType(
-    {"identity": lambda score: score, "logit": sigmoid, "log": lambda score: np.exp(np.minimum(score, 700.0))}
+    {"identity": lambda score: score, "logit": sigmoid, "log": lambda score: np.exp(np.minimum(score, EXPONENT_MAX))}
 )
 
 

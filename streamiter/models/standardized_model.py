@@ -20,6 +20,9 @@ from streamiter.numbers import Floats, Indices, is_number, standardized
 from streamiter.records import Columns, columns_of_table
 from streamiter.sparse_rows import SparseRows, rows_to_predict, sparse_if_scipy, sums_by
 
+# The exponential of 709.8 overflows.
+EXPONENT_MAX: Final = 700.0
+
 # As the learner: its scores of probabilities end here.
 _SCORE_MAX: Final = 30.0
 
@@ -76,11 +79,11 @@ class StandardizedModel:
 
     def __init__(self, given: Mapping[str, Any], subject: str) -> None:
         self._subject = subject
-        self.link: str = _value(given, "link", subject, "one of logit, softmax, clipped", _is_link)
+        self.link: str = _value(given, "link", subject, "one of logit, softmax, clipped, log", _is_link)
         self.classes: list[Any] | None = None
         if self.link == "softmax":
             self.classes = _value(given, "classes", subject, "a list of labels", lambda value: isinstance(value, list))
-        elif self.link == "clipped":
+        elif self.link in ("clipped", "log"):
             self._lowest, self._highest = (
                 float(_value(given, name, subject, "a number", is_number)) for name in ("lowest", "highest")
             )
@@ -168,8 +171,9 @@ class StandardizedModel:
         )
 
     def _linked(self, scores: Floats) -> Floats:
-        if self.link == "clipped":
-            return np.clip(scores[:, 0], self._lowest, self._highest)
+        if self.link in ("clipped", "log"):
+            numbers = np.exp(np.minimum(scores[:, 0], EXPONENT_MAX)) if self.link == "log" else scores[:, 0]
+            return np.clip(numbers, self._lowest, self._highest)
         if self.link == "logit":
             return sigmoid(np.clip(scores[:, 0], -_SCORE_MAX, _SCORE_MAX))
         raised = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -274,8 +278,10 @@ class StandardizedModel:
             raised = np.exp(scores - scores.max())
             return raised / raised.sum()
         score = self._score(row, float(self._intercept[0]))
-        if self.link == "clipped":
-            return min(max(score, self._lowest), self._highest)
+        if self.link in ("clipped", "log"):
+            # numpy's exp, not math's, as for many rows.
+            number = float(np.exp(min(score, EXPONENT_MAX))) if self.link == "log" else score
+            return min(max(number, self._lowest), self._highest)
         return 1.0 / (1.0 + math.exp(-min(max(score, -_SCORE_MAX), _SCORE_MAX)))
 
     def _score(self, row: Mapping[str, Any], score: _Weight) -> _Weight:
@@ -486,7 +492,7 @@ def _clipped(values: Floats, differences: Floats, limits: Floats) -> Floats:
 
 
 def _is_link(value: object) -> bool:
-    return isinstance(value, str) and value in ("logit", "softmax", "clipped")
+    return isinstance(value, str) and value in ("logit", "softmax", "clipped", "log")
 
 
 def _are_names(value: object) -> bool:

@@ -6,6 +6,7 @@ of the job. Every list has a fixed length.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ class ValidationReport:
 class QualityNow:
     """The quality of predictions that were made before learning, over the newest rows."""
 
-    measure: Literal["log loss", "RMSE"]
+    measure: Literal["log loss", "RMSE", "loss"]
     loss: float | None
     baseline: float | None
     """The loss of always predicting the mean of the same labels."""
@@ -379,10 +380,12 @@ def quality_of(report: ValidationReport) -> QualityNow:
     """
     metrics = report.metrics
     loss, baseline = metrics.get("window_loss"), metrics.get("window_baseline_loss")
-    is_of_numbers = "window_mae" in metrics
-    if is_of_numbers:  # The loss of numbers is half of the squared error.
+    measure: Literal["log loss", "RMSE", "loss"] = "loss" if "window_mae" in metrics else "log loss"
+    squared = metrics.get("window_squared_error")
+    # The loss of numbers is half of the squared error, unless the settings name another one.
+    if measure == "loss" and (squared is None or loss is None or math.isclose(2.0 * loss, squared, rel_tol=1e-9)):
         loss, baseline = (None if each is None else (2.0 * each) ** 0.5 for each in (loss, baseline))
-    measure: Literal["log loss", "RMSE"] = "RMSE" if is_of_numbers else "log loss"
+        measure = "RMSE"
     return QualityNow(measure, loss, baseline, metrics.get("window_auc"), metrics.get("window_count"), report.at_ms)
 
 

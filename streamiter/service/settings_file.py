@@ -321,6 +321,7 @@ def _check_learn(document: TomlDocument, learn: dict[str, Any]) -> None:
             remedy = f"give {', '.join(sorted(unknown))} one of these kinds in features"
             wrong = WrongValue("crosses of numbers and categories among the features", remedy)
             document.refuse_value((*_SETTINGS, "crosses"), wrong)
+        _check_loss(document, learn["learner_settings"], learn.get("kind"))
         return
     _check_optimizer(document, learner)
     refusals = {
@@ -364,6 +365,19 @@ def _number_of(value: Any) -> float:
     raise WrongValue("a number", "write it without quotes")
 
 
+def _check_loss(document: TomlDocument, settings: Mapping[str, Any], kind: str | None) -> None:
+    loss = settings.get("loss")
+    if loss is not None and kind not in (None, "regression"):
+        wrong = WrongValue('no loss, or learn.kind = "regression"', "change one of them", given=loss)
+        document.refuse_value((*_SETTINGS, "loss"), wrong)
+    is_wrong = any(document.is_wrong((*_SETTINGS, name)) for name in ("loss", "quantile"))
+    if not is_wrong and ("quantile" in settings) != (loss == "quantile"):
+        wrong = WrongValue(
+            'loss = "quantile" and a quantile together', "add the other one, or leave it out", given=loss
+        )
+        document.refuse_value((*_SETTINGS, "loss"), wrong)
+
+
 def _scales_of(value: Any) -> dict[str, float]:
     if isinstance(value, Mapping) and all(
         type(scale) in (int, float) and 0.0 < plain_float(scale) < math.inf for scale in value.values()
@@ -380,11 +394,19 @@ def _crosses_of(value: Any) -> list[tuple[str, str]]:
     raise WrongValue("pairs of fields", 'write [["carrier", "dest"]]')
 
 
+def _share_of(value: Any) -> float:
+    if type(value) is float and 0.0 < value < 1.0:
+        return value
+    raise WrongValue("a share above 0 and below 1", "write 0.9")
+
+
 _LINEAR_KEYS: Final = {"bits": Key(whole_of(1, _BITS_MAX)), "scales": Key(_scales_of), "mini_batch": Key(whole_of(1))}
 _DEFAULT_KEYS: Final = {
     "mini_batch": Key(whole_of(1)),
     "crosses": Key(_crosses_of),
     "bits": Key(whole_of(1, _BITS_MAX)),
+    "loss": Key(choice_of("squared", "absolute", "huber", "quantile", "poisson")),
+    "quantile": Key(_share_of),
 }
 
 
@@ -545,7 +567,9 @@ _WHAT_FITS: Final = (
     "it applies after a restart, which keeps what fits: columns of numbers, weights of texts with the same bits, and "
     "all counts; the log says what is lost"
 )
-_NEEDS: Final[Mapping[str, str]] = dict.fromkeys(("learn.kind", "learn.learner"), _NEW_STATE) | {
+_NEEDS: Final[Mapping[str, str]] = dict.fromkeys(
+    ("learn.kind", "learn.learner", "learn.settings.loss", "learn.settings.quantile"), _NEW_STATE
+) | {
     "learn.settings.crosses": _WHAT_FITS,
     "learn.settings.bits": _WHAT_FITS,
     "input.topic": (

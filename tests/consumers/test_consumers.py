@@ -67,9 +67,9 @@ def command(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 TOWNS = ["Kyjiw", "Ἀθῆναι", "𝄞", None]
 
 
-def adaptive(label: Callable[[float, int], Any]) -> dict[str, Any]:
+def adaptive(label: Callable[[float, int], Any], **loss: Any) -> dict[str, Any]:
     """Return a version of the default model, with its state, that has learned numbers, texts and missing values."""
-    model, random = AdaptiveLinearModel(), np.random.default_rng(5)
+    model, random = AdaptiveLinearModel(**loss), np.random.default_rng(5)
     rows = [{"km": float(km), "town": TOWNS[n % 4]} for n, km in enumerate(random.normal(500, 300, 200))]
     rows[7]["km"] = None
     model.learn(rows, [label(row["km"] or 0.0, n) for n, row in enumerate(rows)])
@@ -136,6 +136,8 @@ def models_and_rows() -> list[tuple[Any, list[Any]]]:
         ({"weights": WEIGHTS, "link": "log", "mean": np.ones(3), "deviation": np.array([2.0, 0.0, 0.5])}, LISTED),
         (adaptive(lambda km, n: km > 400), NAMED),
         (adaptive(lambda km, n: km / 7 + n), NAMED),
+        (adaptive(lambda km, n: km / 7 + n, loss="quantile", quantile=0.9), NAMED),
+        (adaptive(lambda km, n: n % 5, loss="poisson"), NAMED),
         (adaptive(lambda km, n: ["früh", "late", "gone"][n % 3]), NAMED),
         (of_lists(), LISTS),
         *((of_kinds(random, zone), raw_records(random, 300)) for zone in (None, "Europe/Berlin", "America/St_Johns")),

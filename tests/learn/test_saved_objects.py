@@ -121,6 +121,9 @@ CASES: dict[str, Case] = {
         lambda model: model.predict(ROWS[:9]),
     ),
     "adaptive, numbers": (AdaptiveLinearModel, learns(NUMBERS, YES + 0.5), predicts),
+    "adaptive, quantiles": (lambda: AdaptiveLinearModel(loss="quantile", quantile=0.9), learns(NUMBERS), predicts),
+    "adaptive, huber": (lambda: AdaptiveLinearModel(loss="huber"), learns(NUMBERS), predicts),
+    "adaptive, counts": (lambda: AdaptiveLinearModel(loss="poisson"), learns(np.floor(NUMBERS**2)), predicts),
     "adaptive, classes": (AdaptiveLinearModel, learns_records(CLASSES), lambda model: model.predict(ROWS[:9])),
     "adaptive, given classes": (
         lambda: AdaptiveLinearModel(classes=["high", "low", "middle"]),

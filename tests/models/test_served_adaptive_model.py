@@ -34,7 +34,11 @@ LABELS: dict[str, Any] = {
     "truth values": lambda n: n % 3 == 0,
     "numbers": lambda n: 2.5 * n - 1.0,
     "classes": lambda n: ("red", "green", "blue")[n % 3],
+    "quantiles": lambda n: 2.5 * (n % 17) - 1.0,
+    "counts": lambda n: n % 3,
 }
+
+LOSSES: dict[str, Any] = {"quantiles": {"loss": "quantile", "quantile": 0.9}, "counts": {"loss": "poisson"}}
 
 
 def trips(count: int, *, seed: int = 1) -> list[dict[str, Any]]:
@@ -64,7 +68,7 @@ async def served(model: AdaptiveLinearModel, form: str = "safetensors") -> Serve
 
 
 def trained(labels: str, rows: Any, bits: int = 12, crosses: Any = ()) -> AdaptiveLinearModel:
-    model = AdaptiveLinearModel(bits=bits, crosses=crosses)
+    model = AdaptiveLinearModel(bits=bits, crosses=crosses, **LOSSES.get(labels, {}))
     model.learn(rows, list(map(LABELS[labels], range(len(rows)))))
     return model
 
@@ -399,7 +403,7 @@ def test_rows_that_do_not_fit_are_refused(x: Any, message: str) -> None:
     [
         (
             {"link": "probit"},
-            "expected 'link' as one of logit, softmax, clipped, given 'probit'; publish the parameters",
+            "expected 'link' as one of logit, softmax, clipped, log, given 'probit'; publish the parameters",
         ),
         ({"fields": ["km"]}, r"expected 'weights' as numbers of shape \(3\), given shape \(4,\) of float64"),
         ({"fields": "km"}, "expected 'fields' as a list of names, given 'km'"),

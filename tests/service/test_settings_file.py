@@ -190,6 +190,7 @@ PLANTED = [
     Planted(
         'learner = "default"', 'settings = { crosses = ["a"] }', "learn.settings.crosses", 'write [["carrier", "dest"]]'
     ),
+    Planted('learner = "default"', 'settings = { loss = "huberr" }', "learn.settings.loss", "did you mean 'huber'?"),
     Planted('every = "1s"', "every = 1", "publish.every", 'given 1; write "1s"'),
     Planted('every = "1s"', 'every = "1 fortnight"', "publish.every", 'as "500ms", "1s", "5min", "36h" or "7d"'),
     Planted('every = "1s"', 'every = "1s"\nrecords = 5', "publish.records", "expected every or records, given both"),
@@ -392,6 +393,21 @@ def test_an_address_that_others_reach_needs_a_token_and_tls(keys: str, said: lis
             'kind = "regression"\nlearner = "sgd"\nfeatures = { a = "number" }\nsettings = { l2 = [1] }',
             "learn.settings.l2",
             "expected a number, given the array [1]",
+        ),
+        (
+            'kind = "multiclass"\nsettings = { loss = "huber" }',
+            "learn.settings.loss",
+            'expected no loss, or learn.kind = "regression"',
+        ),
+        (
+            'kind = "regression"\nsettings = { loss = "quantile" }',
+            "learn.settings.loss",
+            'expected loss = "quantile" and a quantile together',
+        ),
+        (
+            'kind = "regression"\nsettings = { loss = "quantile", quantile = 2 }',
+            "learn.settings.quantile",
+            "expected a share above 0 and below 1",
         ),
         (
             'kind = "regression"\nfeatures = { a = "number", b = "text" }\nsettings = { crosses = [["a", "b"]] }',

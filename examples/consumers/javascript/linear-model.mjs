@@ -78,6 +78,7 @@ function standardizedModel({ weights, intercept, center, limit, fields, places, 
       if (feature) scores(feature[0]).forEach((weight, score) => (sums[score] += weight * feature[1]));
     }
     if (link === "clipped") return clip(sums[0], model.lowest, model.highest);
+    if (link === "log") return clip(Math.exp(Math.min(sums[0], 700)), model.lowest, model.highest);
     if (link === "logit") return sigmoid(clip(sums[0], -SCORE_MAX, SCORE_MAX));
     return softmax(sums, model.classes);
   };

@@ -180,7 +180,7 @@ function drawFigures() {
 }
 
 function drawQuality(quality) {
-  const name = quality?.measure === "RMSE" ? "RMSE" : "Log loss";
+  const name = { RMSE: "RMSE", loss: "Loss" }[quality?.measure] ?? "Log loss";
   write("loss-name", name);
   write("loss-choice", name);
   write("loss", fixed(4)(quality?.loss));

@@ -79,7 +79,10 @@ final class LinearModel {
         switch (link) {
           case "identity" -> score;
           case "clipped" -> clip(score, number("lowest"), number("highest"));
-          case "log" -> Math.exp(Math.min(score, 700.0));
+          case "log" -> {
+            double mean = Math.exp(Math.min(score, 700.0));
+            yield isStandardized ? clip(mean, number("lowest"), number("highest")) : mean;
+          }
           case "logit" -> sigmoid(isStandardized ? clip(score, -SCORE_MAX, SCORE_MAX) : score);
           default -> throw new IllegalArgumentException("unknown link " + link);
         });
