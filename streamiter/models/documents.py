@@ -162,8 +162,8 @@ def with_state(parameters: object, learner: str, state: Mapping[str, Any]) -> di
     """Return parameters of a version with the state of its learner, of which ``learner`` is the name.
 
     >>> parameters = with_state({"weights": np.zeros(1)}, "Mean", {"rows": 3})
-    >>> parameters["state"][:25], state_in(parameters, "Mean", "Mean.start_from")
-    (b'streamiter state 1 Mean 7', {'rows': 3})
+    >>> parameters["state"][:24], state_in(parameters, "Mean", "Mean.start_from")
+    (b'streamiter state 1 Mean ', {'rows': 3})
     """
     from streamiter.checkpoints.plain_data import PlainData  # Programs that predict have no use for it.
 
