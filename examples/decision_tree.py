@@ -31,7 +31,8 @@ def main() -> None:
     tree.fit(*made_up_flowers(of_each=500, seed=1), parallelism=WORKERS)
     print(tree)
     measures, kinds = made_up_flowers(of_each=100, seed=2)
-    print(f"Of other flowers it knows {np.mean(tree.predict(measures) == kinds):.1%}.")
+    known = np.mean(tree.predict(measures) == kinds)
+    print(f"Of other flowers it knows {known:.1%} (always one kind: {1 / len(KINDS):.1%}).")
 
 
 if __name__ == "__main__":

@@ -70,6 +70,8 @@ if __name__ == "__main__":
     training = train_online(flow.from_items(points()), MODEL, label="inside", features=features, mini_batch=20)
     quality, versions = training.validation.collect(), training.models.collect()
     flow.run()
-    print(f"log loss {quality.items[-1]['loss']:.3f}, accuracy {quality.items[-1]['accuracy']:.3f}")
+    last = quality.items[-1]
+    of_share = f"always the share: {last['baseline_loss']:.3f}"
+    print(f"log loss {last['loss']:.3f} ({of_share}), accuracy {last['accuracy']:.3f}")
     served = MODEL.predictor(versions.items[-1].parameters)
     print("probability that (0, 0) is inside:", round(served(features([{"x": 0.0, "y": 0.0}]))[0], 2))

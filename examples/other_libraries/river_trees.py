@@ -38,6 +38,8 @@ if __name__ == "__main__":
     versions = trainings["adaptive random forest"].models.collect()
     flow.run()
     for name, metrics in quality.items():
-        print(f"{name}: log loss {metrics.items[-1]['loss']:.3f}, accuracy {metrics.items[-1]['accuracy']:.3f}")
+        last = metrics.items[-1]
+        of_share = f"always the share: {last['baseline_loss']:.3f}"
+        print(f"{name}: log loss {last['loss']:.3f} ({of_share}), accuracy {last['accuracy']:.3f}")
     served = MODELS["adaptive random forest"].predictor(versions.items[-1].parameters)
     print("probability that (0, 0) is inside:", round(served({"x": 0.0, "y": 0.0})[True], 2))
