@@ -7,13 +7,14 @@ the two names is used.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
+from streamiter.field_kinds import Kind
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.losses import LossName
 from streamiter.models.standardized_model import Explanation
@@ -50,11 +51,19 @@ class _OnlineEstimator(BaseEstimator):  # type: ignore[misc]
     model_: AdaptiveLinearModel
 
     def __init__(
-        self, *, crosses: Sequence[tuple[str, str]] = (), rates: Sequence[float] | None = None, bits: int = _BITS
+        self,
+        *,
+        crosses: Sequence[tuple[str, str]] = (),
+        rates: Sequence[float] | None = None,
+        bits: int = _BITS,
+        kinds: Mapping[str, Kind] | None = None,
+        time_zone: str | None = None,
     ) -> None:
         self.crosses = crosses
         self.rates = rates
         self.bits = bits
+        self.kinds = kinds
+        self.time_zone = time_zone
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -106,7 +115,7 @@ class _OnlineEstimator(BaseEstimator):  # type: ignore[misc]
         return self
 
     def _settings(self) -> dict[str, Any]:
-        return {"crosses": self.crosses, "rates": self.rates, "bits": self.bits}
+        return {name: getattr(self, name) for name in ("crosses", "rates", "bits", "kinds", "time_zone")}
 
     def explain(self, X: Any) -> Explanation:
         """Return the score of each row as the sum of the parts of its columns."""
@@ -118,7 +127,7 @@ class OnlineClassifier(ClassifierMixin, _OnlineEstimator):  # type: ignore[misc]
     """The default learner for classes, as an estimator of scikit-learn: one pass over the rows, in their order.
 
     ``fit`` starts again, and ``partial_fit`` learns from more rows. Tables may have columns of numbers and of texts,
-    with missing values; nothing is scaled or encoded before. ``crosses``, ``rates`` and ``bits`` are those of
+    with missing values; nothing is scaled or encoded before. The arguments are those of
     :class:`~streamiter.learn.AdaptiveLinearModel`, which is the attribute ``model_``.
 
     >>> import numpy as np
@@ -200,8 +209,10 @@ class OnlineRegressor(RegressorMixin, _OnlineEstimator):  # type: ignore[misc]
         crosses: Sequence[tuple[str, str]] = (),
         rates: Sequence[float] | None = None,
         bits: int = _BITS,
+        kinds: Mapping[str, Kind] | None = None,
+        time_zone: str | None = None,
     ) -> None:
-        super().__init__(crosses=crosses, rates=rates, bits=bits)
+        super().__init__(crosses=crosses, rates=rates, bits=bits, kinds=kinds, time_zone=time_zone)
         self.loss = loss
         self.quantile = quantile
 

@@ -109,8 +109,9 @@ def test_it_works_with_the_tools_of_scikit_learn() -> None:
     assert cross_val_score(make_pipeline(PolynomialFeatures(), OnlineClassifier()), matrix, labels).min() > 0.85
     search = GridSearchCV(OnlineRegressor(), {"rates": [None, (0.5,)]}, cv=3).fit(matrix, matrix[:, 0] * 2.0)
     assert search.best_score_ > 0.9
-    model = clone(OnlineClassifier(rates=[0.5], crosses=[("km", "sky")], bits=12))
-    assert model.get_params() == {"rates": [0.5], "crosses": [("km", "sky")], "bits": 12}
+    model = clone(OnlineClassifier(rates=[0.5], crosses=[("km", "sky")], bits=12, kinds={"sky": "words"}))
+    expected = {"rates": [0.5], "crosses": [("km", "sky")], "bits": 12, "kinds": {"sky": "words"}, "time_zone": None}
+    assert model.get_params() == expected
     twin = pickle.loads(pickle.dumps(model.fit(FRAME, LATE)))
     assert twin.predict_proba(FRAME).tolist() == model.predict_proba(FRAME).tolist()
 

@@ -125,12 +125,16 @@ def test_a_line_of_figures_has_rate_lag_version_and_loss() -> None:
         log_figures(observations, 30)
         observations.validated({"window_loss": 2.0, "window_baseline_loss": 8.0, "window_mae": 1.0})
         log_figures(observations, 30)
-    before, after, of_numbers = lines_of(stream)
+        pinball = {"window_loss": 0.5, "window_baseline_loss": 0.8, "window_mae": 2.0, "window_squared_error": 9.0}
+        observations.validated(pinball)
+        log_figures(observations, 30)
+    before, after, of_numbers, of_quantiles = lines_of(stream)
     assert before["message"] == ("starting: – events/s, lag – records (– s), version – (– s old), loss – (baseline –)")
     assert after["message"] == (
         "running: 200 events/s, lag 1200 records (1.5 s), version – (– s old), loss 0.4321 (baseline 0.6931)"
     )
     assert (after["phase"], after["events_per_s"], after["lag_records"]) == ("running", 200.0, 1200)
     assert (after["loss"], after["baseline_loss"], before["loss"]) == (0.4321, 0.6931, None)
-    # As on the page: the RMSE.
+    # As on the page: the RMSE, unless the learner has another loss of numbers.
     assert (of_numbers["loss"], of_numbers["baseline_loss"]) == (2.0, 4.0)
+    assert (of_quantiles["loss"], of_quantiles["baseline_loss"]) == (0.5, 0.8)

@@ -362,3 +362,19 @@ def test_a_training_with_late_labels_ends_with_all_its_answers() -> None:
     learning, models = learned(learn, events)
     assert models[-1].records == 860 - 86
     assert float(learning.predictor(models[-1].parameters)({"km": 4})) > 0.8
+
+
+def test_a_service_learns_the_quantile_that_its_file_names() -> None:
+    """The setting was read, and the model predicted the mean."""
+    learn = LearnSettings(
+        "regression", LabelSettings("minutes"), None, learner_settings={"loss": "quantile", "quantile": 0.9}
+    )
+    settings = ServiceSettings("s", InputSettings("memory://in"), learn, PublishSettings("memory://out", None, 1))
+    draw = np.random.default_rng(1)
+    flow = Flow("f")
+    rides = flow.from_items([{"km": km, "minutes": float(draw.exponential(4.0))} for km in draw.random(2_000).tolist()])
+    predicted = ServiceLearning(settings).train(rides).predictions.collect()
+    flow.run()
+    rows = predicted.items[-1]
+    assert rows["loss"] == ("quantile", (0.9,))
+    assert np.mean(rows["targets"] <= rows["predictions"]) == pytest.approx(0.9, abs=0.05)
