@@ -311,8 +311,10 @@ class RowOwner(ModelOwner, KeepsRecords):
         return max(due_s, self.seconds_left(_PUBLISHED_AFTER_S))
 
     def metrics(self) -> dict[str, float]:
-        metrics = {"missing_values": float(self._missing)} | super().metrics()
-        return metrics if self._labels is None else metrics | {"forgotten_questions": float(self._forgotten)}
+        counts = {"missing_values": float(self._missing)}
+        if self._labels is not None:
+            counts["forgotten_questions"] = float(self._forgotten)
+        return counts | super().metrics()
 
     def begin_version(self) -> None:
         super().begin_version()

@@ -90,7 +90,7 @@ def test_a_topic_becomes_a_service_in_three_commands(trips: str, tmp_path: Path)
     found = dict(line.split("\t") for line in checked.stdout.splitlines())
     assert found["input.topic"] == f"{trips}: 1 partition, 600 records"
     assert re.fullmatch(r"297 labels in the newest 297 answers, \d\d\.\d% are true", found["learn.label"])
-    assert found["learn.features"] == "2 fields: km, sky"
+    assert found["learn.features"] == "3 fields: at, km, sky"
 
     with started("serve", "service.toml", cwd=tmp_path) as program:
         prediction = answered(port, "/predict", {"km": 3, "sky": "wet"})
@@ -134,7 +134,8 @@ tls_key = "service.toml"
         "error: service.toml: 5 errors",
         "service.toml:6:19: learn.label.event: expected such events among the newest, and the field 'event' has begin, "
         "end",
-        "service.toml:7:1: learn.features: expected a number in the field 'sky', given 'dry' (303 of 600 records)",
+        "service.toml:7:1: learn.features: expected numbers in the field 'sky', as kinds= says, given a text that is no "
+        "number (303 of 600 records)",
         "service.toml:8:1: learn.features.kms: expected a field of the newest records, given none; did you mean 'km'?",
         "service.toml:11:13: http.token_env: expected the environment variable NO_SUCH_VARIABLE to hold token "
         "(token_env), given none; set it",

@@ -153,7 +153,9 @@ def test_a_published_kind_of_model_is_built_and_learned_from(model):
     graph.backward()
     for parameter in graph.gradients():
         assert parameter.gradient is not None
-        assert parameter.gradient.any(), parameter.name
+        # A softmax does not change with a number added to all scores: this gradient is 0, or the rounding of a sum.
+        if parameter.name != "attention.bias":
+            assert parameter.gradient.any(), parameter.name
         parameter.values = parameter.values - 1e-3 * parameter.gradient
     graph.feed_data(batch, labels, training=True)
     assert graph.loss() < before

@@ -161,6 +161,7 @@ class _At(SystemClock):
     """A clock that is ahead."""
 
     def __init__(self, now_ms: int) -> None:
+        super().__init__()
         self._ahead_ms = now_ms - SystemClock().now_ms()
 
     def now_ms(self) -> int:

@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.checkpoints.keys import mixed
+from streamiter.field_kinds import Kind
 
 __all__ = ["FEATURES", "MODEL", "ROWS", "event", "example", "good_numbers", "is_good", "number_of", "question"]
 
 MODEL: Final = "late"
-FEATURES: Final = {"distance": "number", "hour": "number", "carrier": "category"}
+FEATURES: Final[dict[str, Kind]] = {"distance": "number", "hour": "number", "carrier": "category"}
 ROWS: Final = 10
 """The number of rows of a request."""
 
