@@ -23,8 +23,8 @@ from benchmarks.measuring import Stopwatch
 from streamiter import Columns, Flow
 from streamiter.learn import DelayedLabels, ForeignModel, SparseRows, train_online
 from streamiter.learn.adaptive import AdaptiveLinearModel
-from streamiter.learn.expert_weights import RowSteps
 from streamiter.learn.losses import PROBABILITY_FLOOR
+from streamiter.learn.model_rows import RowSteps
 
 __all__ = [
     "FOREST",
@@ -150,20 +150,18 @@ def _without_flow(stream: LearningStream) -> Floats:
         steps = RowSteps(rows_of_steps, ~is_answer, is_answer, counted, questions=rows_of_steps)
     found = model.step(rows, steps, stream.labels[steps.rows])
     if stream.task == "classes":
-        return _of_true_classes(found, stream.labels)
+        return _of_true_classes(found, model.targets(stream.labels))
     predictions = np.full(len(stream), np.nan)
     predictions[steps.rows[steps.predicts]] = found[steps.predicts]
     return predictions
 
 
-def _of_true_classes(probabilities: Floats, labels: npt.NDArray[Any]) -> Floats:
+def _of_true_classes(probabilities: Floats, targets: Floats) -> Floats:
     """Return the probability of each row's class; a class that had not come yet has the one of the last column."""
-    numbers = {label: number for number, label in enumerate(dict.fromkeys(labels.tolist()))}
-    of_rows = np.array([numbers[label] for label in labels.tolist()])
-    known = np.maximum.accumulate(np.concatenate([[-1], of_rows[:-1]]))
-    columns = np.where(of_rows > known, probabilities.shape[1] - 1, of_rows)
-    found: Floats = probabilities[np.arange(len(labels)), columns]
-    return found
+    if probabilities.ndim == 1:
+        return np.where(targets == 1.0, probabilities, 1.0 - probabilities)
+    found: Floats = probabilities[np.arange(len(targets)), targets.astype(np.intp)]
+    return np.where(found > 0.0, found, probabilities[:, -1])
 
 
 # ---- trees of river in a flow of streamiter

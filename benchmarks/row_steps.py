@@ -14,7 +14,8 @@ from benchmarks.session import Session
 from streamiter import Columns, Flow
 from streamiter.learn import ProgressiveValidation, SparseRows, train_online
 from streamiter.learn.adaptive import AdaptiveLinearModel
-from streamiter.learn.expert_weights import ExpertWeights, ModelRows, RowSteps
+from streamiter.learn.expert_weights import ExpertWeights
+from streamiter.learn.model_rows import ModelRows, RowSteps
 
 __all__ = ["row_steps"]
 

@@ -2,7 +2,7 @@
 
 Its columns may have any scale, and its learning rates are found as the rows come; the arithmetic is in
 ``streamiter.learn.row_steps``. The model also finds the columns themselves, in records with named fields, and the task,
-in the first label: a truth value, 0, 1 or a text is a class, any other number is a number to predict.
+in the first labels (``streamiter.learn.labels``).
 """
 
 from __future__ import annotations
@@ -16,29 +16,27 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.crossed_rows import checked_crosses
-from streamiter.errors import ConfigurationError, ModelError, shortened
+from streamiter.errors import ConfigurationError, ModelError
 from streamiter.field_kinds import Kind
 from streamiter.known_fields import BadKind, KnownFields, of_reader
 from streamiter.learn.expert_weights import (
-    ASSUMED,
     CrossStatistics,
     ExpertWeights,
-    LabelKind,
-    ModelRows,
-    RowSteps,
     check_published,
     check_task,
     checked_rates,
     fitted,
 )
+from streamiter.learn.labels import FIRST_LABELS, Label, LabelKind, LabelPart, LabelReader, Labels, Task
 from streamiter.learn.losses import LossName, PlainLoss, checked_loss, loss_of_validation
+from streamiter.learn.model_rows import ASSUMED, FirstRows, ModelRows, RowSteps
 from streamiter.learn.rows import BadRows, row_weights
 from streamiter.models.documents import refused_state, state_in, with_state
 from streamiter.models.linear_predictor import LinearPredictor, probabilities_of_classes
 from streamiter.models.standardized_model import Explanation
-from streamiter.named_rows import ABSENT, HUGE, FieldReader, NamedRows, is_missing, named_matrix
+from streamiter.named_rows import ABSENT, FieldReader, NamedRows, named_matrix
 from streamiter.notebooks import html_facts
-from streamiter.numbers import Floats, plain_scalar, whole_number
+from streamiter.numbers import Floats, whole_number
 from streamiter.records import Columns, columns_of_table
 from streamiter.saved_objects import Savable
 from streamiter.sparse_rows import SparseRows, sparse_if_scipy
@@ -48,29 +46,15 @@ _log = logging.getLogger("streamiter.learn")
 
 _NAME: Final = "AdaptiveLinearModel"
 
-Task = Literal["classification", "regression"]
-
-Label = Any
-"""A number, a truth value or a text; the user's value."""
-
-Labels = Sequence[Label] | npt.NDArray[Any]
-
-# More classes are most likely numbers that were taken for classes.
-_CLASSES_MAX: Final = 1_000
-
 # 262,144 places: among 2,000 different texts about 8 pairs share one.
 _BITS: Final = 18
 _BITS_MAX: Final = 28
-
-# Squares of targets are added up, and stay finite.
-_TARGET_MAX: Final = HUGE
 
 _POISSON: Final[PlainLoss] = ("poisson", ())
 
 _LINKS: Final[Mapping[LabelKind, str]] = MappingProxyType(
     {"number": "clipped", "classes": "softmax", "binary": "logit"}
 )
-_PROBABILITY_MIN: Final = 1e-300
 
 # A slope times a weight is squared.
 _WEIGHT_MAX: Final = 1e30
@@ -82,10 +66,15 @@ Features = Any
 class AdaptiveLinearModel(Savable):
     """A linear model for any stream: standardized columns, six learning rates side by side, mixed into one model.
 
-    It predicts a probability, one for each class, or a number. ``task`` says whether labels are classes or numbers;
-    None: the first label does, where 0 and 1 are classes, and other numbers are numbers. ``classes`` are the labels of
-    all classes; None: classes are found as they come, and one more probability, the last, is that of a class that has
-    not come yet. Labels that are truth values, or without a ``task`` 0 and 1, have one probability, that of True or 1.
+    It predicts the probability of True, or of one of two labels; a probability for each of several classes; or a
+    number. The first labels decide, or ``task`` says it (see :class:`~streamiter.learn.labels.LabelReader`). The kind
+    of the first 1,000 labels may change: the model then learns their rows again, and says so in the log
+    ``streamiter.learn``; a later label of another kind is refused. Only a third text, or class, makes a model of
+    classes at any time.
+
+    ``positive`` is the label whose probability is predicted, if there are two; None: see :attr:`positive`. ``classes``
+    are the labels of all classes; None: classes are found as they come, and one more probability, the last, is that of
+    a class that has not come yet.
 
     Features are records with named fields (dicts, ``Columns`` or a table), a matrix, or ``SparseRows``.
     Numbers are standardized with the running mean and deviation of their column; texts are hashed to ``2**bits``
@@ -126,6 +115,7 @@ class AdaptiveLinearModel(Savable):
         *,
         task: Task | None = None,
         classes: Sequence[Label] | None = None,
+        positive: Label = None,
         crosses: Sequence[tuple[str, str]] = (),
         rates: Sequence[float] | None = None,
         bits: int = _BITS,
@@ -139,29 +129,21 @@ class AdaptiveLinearModel(Savable):
             raise ConfigurationError(f'{_NAME}(other_settings=): expected "refuse" or "keep", given {other_settings!r}')
         self._keeps = other_settings == "keep"
         self._loss = checked_loss(_NAME, loss, quantile)
-        if loss is not None and (task == "classification" or classes is not None):
+        if loss is not None and (task not in (None, "regression") or classes is not None or positive is not None):
             raise ConfigurationError(
                 f"AdaptiveLinearModel(loss=): expected a loss of numbers without classes, given {loss!r}; leave it out"
             )
-        task = task if loss is None else "regression"
-        if task not in (None, "classification", "regression"):
-            raise ConfigurationError(
-                f'AdaptiveLinearModel(task=): expected "classification" or "regression", given {task!r}'
-            )
-        if classes is not None and (task == "regression" or len(set(classes)) < 2):
-            raise ConfigurationError(
-                "AdaptiveLinearModel(classes=): expected two different classes or more, of a classification, given "
-                f"{list(classes)!r} and task={task!r}"
-            )
+        least = 0.0 if self._loss == _POISSON else None
+        self._labels = LabelReader(_NAME, task if loss is None else "regression", classes, positive, least)
         self.bits = whole_number("AdaptiveLinearModel(bits=)", bits, 1, _BITS_MAX)
         self.rates = None if rates is None else checked_rates(rates)
         """The learning rates of AdaGrad; None: six rates side by side."""
         self._crosses = CrossStatistics(checked_crosses(_NAME, crosses), self.bits)
-        self._given_task = task
-        self._has_open_class = classes is None
-        self._classes: dict[Label, int] = {_class_of(label): number for number, label in enumerate(classes or ())}
-        self._label_kind: LabelKind | None = None
-        """How labels are read; None before the first."""
+        self._first: FirstRows | None = FirstRows.none()
+        """The rows of the first labels; None where the kind of labels is settled."""
+        self.predicted_again: Floats | None = None
+        """Predictions of the first rows of earlier calls, if the last step has made them again: then it was decided
+        that the label of all of them is positive."""
         self._weights: ExpertWeights | None = None
         """None before the first label."""
         self.fields = KnownFields(_NAME, self.bits, kinds or {}, time_zone)
@@ -194,10 +176,10 @@ class AdaptiveLinearModel(Savable):
 
     @property
     def task(self) -> Task | None:
-        """What is predicted; None before the first label, if it was not given."""
-        if self._weights is None:
-            return self._given_task
-        return "regression" if self._weights.task == "number" else "classification"
+        """``"classification"`` or ``"regression"``: what is predicted; None before the first label, if not given."""
+        if (reading := self._labels.reading) is not None:
+            return "regression" if reading.kind == "number" else "classification"
+        return "classification" if self._labels.task in ("binary", "multiclass") else self._labels.task
 
     @property
     def loss(self) -> PlainLoss | None:
@@ -206,8 +188,39 @@ class AdaptiveLinearModel(Savable):
 
     @property
     def classes(self) -> list[Label] | None:
-        """The labels of the classes, in the order of their probabilities; None for truth values and numbers."""
-        return list(self._classes) if self._classes else None
+        """The labels: of classes in the order of their probabilities, of two labels the negative and the positive one.
+
+        None for truth values (and 0 and 1), and for numbers.
+        """
+        return self._labels.known
+
+    @property
+    def positive(self) -> Label:
+        """The label whose probability is predicted, if there are two; None if it has not come yet, and for others.
+
+        Of two numbers it is the larger one, of two texts the later one in alphabetical order: "yes" after "no".
+        """
+        reading = self._labels.reading
+        return reading.names[1] if reading is not None and reading.kind == "binary" else None
+
+    @property
+    def is_positive_known(self) -> bool:
+        """Whether the positive one of two labels is decided; until then the one that is still to come is positive."""
+        return self._labels.is_positive_known
+
+    @property
+    def readings(self) -> int:
+        """How often the meaning of labels has changed; scores of questions begin with it."""
+        return len(self._labels.earlier)
+
+    @property
+    def earlier_targets(self) -> tuple[float, float] | None:
+        """The numbers, or the numbers of the classes, that two labels are now; None if labels are as they seemed."""
+        return self._labels.earlier_targets
+
+    @property
+    def _link(self) -> str:
+        return _LINKS["binary" if self._labels.reading is None else self._labels.reading.kind]
 
     # ---- predicting and learning
 
@@ -226,7 +239,7 @@ class AdaptiveLinearModel(Savable):
         rows = self._by_column(named)
         steps = RowSteps.one_each(rows.length, learns=False)
         found = self._weights.step(rows, steps, np.zeros(rows.length))
-        return found if self._label_kind == "classes" else found[:, 0]
+        return found if self._weights.task == "classes" else found[:, 0]
 
     def predict_proba(self, features: Features) -> Floats:
         """Return the probability of each class for each row, in the order of ``classes``; of truth values False, True.
@@ -234,7 +247,7 @@ class AdaptiveLinearModel(Savable):
         Where classes are found as they come, the last column is that of a class that has not come yet. Raises
         ``ModelError`` for a model of numbers.
         """
-        return probabilities_of_classes(_NAME, _LINKS[self._label_kind or "binary"], lambda: self.predict(features))
+        return probabilities_of_classes(_NAME, self._link, lambda: self.predict(features))
 
     def explain(self, features: Features) -> Explanation:
         """Return the score of each row as the sum of the parts of its fields, see ``LinearPredictor.explain``."""
@@ -283,34 +296,35 @@ class AdaptiveLinearModel(Savable):
         if (bad := steps.learns & ~(steps.weights <= _WEIGHT_MAX)).any():
             reason = f"expected sample weights of at most {_WEIGHT_MAX:g}, given {steps.weights[bad][0]:g}"
             raise BadRows(np.flatnonzero(bad), f"{_NAME}: {reason}")
-        known_classes = len(self._classes)
-        targets = self._targets(labels, steps.learns)
-        unlabelled = 0
-        if self._weights is None:
-            if not steps.learns.any():
-                self._keep()
-                return np.full(len(steps.rows), np.nan)
-            unlabelled = int(np.argmax(steps.learns))
-            assert self._label_kind is not None
-            scores = known_classes + self._has_open_class if self._label_kind == "classes" else 1
-            self._weights = ExpertWeights(self._label_kind, scores, self._hashed, self.rates, self._loss)
-            self._weights.add_numeric(len(self.fields.columns))
-        final = max(len(self._classes) + self._has_open_class, self._weights.scores) if self._classes else 1
+        parts = self._labels.read(labels, steps.learns)
         questions = np.unique(steps.questions[steps.questions >= 0]).tolist()
-        by_question = self._weights.scores_of_questions(asked or {}, 1 + max(questions, default=-1), final)
-        if self._label_kind == "classes":
-            predictions = self._step_classes(self._weights, rows, steps, targets, by_question)
-        else:
-            predictions = self._weights.step(rows, steps, targets, by_question)[:, 0]
-        predictions[:unlabelled] = np.nan
-        if asked is not None:
-            asked |= {question: by_question[question].ravel().tolist() for question in questions}
+        predictions = np.full(len(steps.rows), np.nan)
+        self.predicted_again = None
+        by_question: Floats | None = None
+        for part in parts:
+            before, some = self._labels.reading, steps.part(part.start, part.stop)
+            is_new = before is None or not before.goes_on_in(part.reading)
+            if is_new:
+                predictions = self._read_labels_as(part, predictions, steps.learns)
+            self._labels.take_over(part, int(np.count_nonzero(some.learns)))
+            if is_new or by_question is None:
+                by_question = self._scores_of(asked or {}, 1 + max(questions, default=-1))
+            found = self._step(part, rows, some, by_question)
+            if found.ndim > predictions.ndim:
+                predictions = np.full((len(predictions), found.shape[1]), np.nan)
+            predictions[part.start : part.stop] = found
+            learns = some.learns & (some.weights > 0.0)
+            if some.assumed is not None:
+                learns &= some.assumed <= ASSUMED  # Later steps of a question do not count again.
+            self._records += int(np.count_nonzero(learns))
+            if self._first is not None:
+                more = self._first.followed_by(rows, some, labels[part.start : part.stop], FIRST_LABELS)
+                self._first = None if self._labels.is_settled else more
+        if by_question is not None and asked is not None:
+            of_now = float(self.readings)
+            asked |= {question: [of_now, *by_question[question].ravel().tolist()] for question in questions}
         self._keep()
-        learns = steps.learns & (steps.weights > 0.0)
-        self._version += bool(learns.any())
-        if steps.assumed is not None:
-            learns &= steps.assumed <= ASSUMED  # Later steps of a question do not count again.
-        self._records += int(np.count_nonzero(learns))
+        self._version += bool((steps.learns & (steps.weights > 0.0)).any())
         return predictions
 
     def _keep(self) -> None:
@@ -318,45 +332,54 @@ class AdaptiveLinearModel(Savable):
         self._crosses.keep()
         self.fields.keep()
 
-    def _step_classes(
-        self, weights: ExpertWeights, rows: ModelRows, steps: RowSteps, targets: Floats, asked: Floats
-    ) -> Floats:
-        """Make the steps; a class is added right before the first step that learns it, wherever batches are cut."""
-        known = len(self._classes) if not self._has_open_class else weights.scores - 1
-        predictions = np.zeros((len(targets), asked.shape[1]))
-        numbers = np.where(steps.learns, targets, -1)
-        start = 0
-        while start < len(targets):
-            new = np.flatnonzero(numbers[start:] >= known)
-            stop = start + int(new[0]) if len(new) else len(targets)
-            if stop == start:
-                # The prediction is made before the class is known, and the step after it.
-                stop += 1
-                one = steps.part(start, stop)
-                found = weights.step(rows, one._replace(learns=one.learns & False), targets[start:stop], asked)
-                self._fill(predictions[start:stop], found)
-                while known <= numbers[start]:
-                    weights.split_last_score()
-                    asked[:, known + 1] = asked[:, known]
-                    known += 1
-                weights.step(rows, one._replace(predicts=one.predicts & False), targets[start:stop], asked)
-            else:
-                some = steps.part(start, stop)
-                self._fill(predictions[start:stop], weights.step(rows, some, targets[start:stop], asked))
-            start = stop
-        return predictions
+    def _step(self, part: LabelPart, rows: ModelRows, steps: RowSteps, asked: Floats) -> Floats:
+        assert self._weights is not None
+        if part.reading.kind == "classes":
+            is_open = self._labels.has_open_class
+            return self._weights.step_classes(rows, steps, part.targets, asked, is_open=is_open)
+        return self._weights.step(rows, steps, part.targets, asked)[:, 0]
 
-    def _fill(self, predictions: Floats, found: Floats) -> None:
-        """Put probabilities of the classes that were known into columns of all; the open class stays the last.
+    def _scores_of(self, asked: Mapping[int, list[float]], questions: int) -> Floats:
+        """Return the experts' scores by question; those of a model that read labels in another way count as 0."""
+        assert self._weights is not None
+        assert self._labels.reading is not None
+        of_now, names = [float(self.readings)], self._labels.reading.names
+        known = {question: scores[1:] for question, scores in asked.items() if scores[:1] == of_now}
+        classes = len(names) + self._labels.has_open_class if self._weights.task == "classes" else 1
+        return self._weights.scores_of_questions(known, questions, max(classes, self._weights.scores))
 
-        0 is the probability of classes that were not known.
+    def _read_labels_as(self, part: LabelPart, predictions: Floats, learns: npt.NDArray[np.bool_]) -> Floats:
+        """Learn from labels that are read as in this part; return the predictions so far as such ones.
+
+        The first rows are learned again. If another label is positive now, they are predicted again, too, so that all
+        predictions are those of a model that knew it from the start.
         """
-        found = np.maximum(found, _PROBABILITY_MIN)
-        if not self._has_open_class:
-            predictions[:] = found
-            return
-        predictions[:, : found.shape[1] - 1] = found[:, :-1]
-        predictions[:, -1] = found[:, -1]
+        reading, before, first = part.reading, self._labels.given_up, self._first
+        if before is not None and (first is None or self._labels.count >= FIRST_LABELS):
+            assert self._weights is not None
+            self._weights = self._weights.as_classes(self._records)
+            first = None
+        else:
+            scores = len(reading.names) if reading.kind == "classes" and not self._labels.has_open_class else 1
+            self._weights = ExpertWeights(reading.kind, scores, self._hashed, self.rates, self._loss)
+            self._weights.add_numeric(len(self.fields.columns))
+        if before is None:
+            return predictions
+        predictions = reading.in_terms_of(before, predictions)
+        if self.predicted_again is not None:
+            self.predicted_again = reading.in_terms_of(before, self.predicted_again)
+        if first is not None:
+            every = RowSteps.one_each(first.rows.length, learns=True, weights=first.weights)
+            targets = reading.targets(first.labels, every.learns)
+            assert targets is not None
+            classes = len(reading.names) + 1 if reading.kind == "classes" else 1
+            asked = self._weights.scores_of_questions({}, 0, classes)
+            again = self._step(LabelPart(0, len(targets), reading, targets), first.rows, every, asked)
+            if reading.kind == "binary":
+                own = np.flatnonzero(learns[: part.start])
+                earlier = len(again) - len(own)
+                predictions[own], self.predicted_again = again[earlier:], again[:earlier]
+        return predictions
 
     def raise_rates(self) -> None:
         """Multiply the learning rates of AdaGrad, which become smaller with each row, by almost 6, after a drift."""
@@ -365,7 +388,14 @@ class AdaptiveLinearModel(Savable):
 
     def targets(self, labels: Labels) -> Floats:
         """Return labels as numbers: 0 or 1, the number of the class, or the number itself."""
-        return self._targets(labels, np.ones(len(labels), dtype=np.bool_))
+        return self._labels.targets(labels)
+
+    def as_now(self, predictions: Sequence[Sequence[float]], scores: Sequence[Sequence[float]]) -> Floats:
+        """Return predictions of earlier questions, whose scores :meth:`step` gave, in the form that it returns now.
+
+        A class that was not known then has the probability 0, and one that had not come is the last.
+        """
+        return self._labels.as_now(predictions, scores)
 
     # ---- columns
 
@@ -447,83 +477,6 @@ class AdaptiveLinearModel(Savable):
         columns = {before + column: first + own[field] for field, column in given.items() if field in own}
         return lambda index: index if index < first == before else columns.get(index)
 
-    # ---- labels
-
-    def _targets(self, labels: Labels, learns: npt.NDArray[np.bool_]) -> Floats:
-        """Return the label of each step as a number: 0 or 1, the number of its class, or the number itself."""
-        if len(labels) != len(learns):
-            raise ModelError(f"{_NAME}: expected {len(learns)} labels, one for each row, given {len(labels)}")
-        are_numbers = self._label_kind in ("binary", "number") and learns.all()
-        if are_numbers and isinstance(labels, np.ndarray) and labels.dtype.kind in "biuf" and labels.ndim == 1:
-            targets = labels.astype(np.float64)
-            if self._are_targets(targets).all():
-                return targets
-        given = labels.tolist() if isinstance(labels, np.ndarray) else list(labels)
-        if not learns.all():
-            given = [label if learn else None for label, learn in zip(given, learns, strict=True)]
-        if self._label_kind is None:
-            first = next((label for label in given if _is_label(label)), None)
-            if first is None:
-                if not learns.any():
-                    return np.zeros(len(given))
-                raise self._bad_labels(learns, given, "a number, a truth value or a text")
-            self._label_kind = _kind_of(first, self._given_task, self._classes)
-        if self._label_kind == "classes":
-            return self._class_numbers(given, learns)
-        return self._numbers(given, learns)
-
-    def _numbers(self, given: list[Label], learns: npt.NDArray[np.bool_]) -> Floats:
-        try:
-            targets = np.array(given if learns.all() else [0.0 if label is None else label for label in given])
-        except ValueError:  # Sequences of several lengths.
-            targets = np.array(given, dtype=np.object_)
-        if targets.dtype.kind not in "biuf" or targets.ndim != 1:
-            is_number = [_is_label(label) and not isinstance(label, str) for label in given]
-            self._check_labels(~learns | is_number, given)
-            # Integers above 2**64 are numbers, too.
-            targets = np.array([float(label or 0) for label in given])
-        targets = targets.astype(np.float64)
-        self._check_labels(~learns | self._are_targets(targets), given)
-        return targets
-
-    def _are_targets(self, targets: Floats) -> npt.NDArray[np.bool_]:
-        """Return which numbers fit the task: 0 and 1, or all that are not missing."""
-        least = 0.0 if self._loss == _POISSON else -np.inf
-        is_number = ~is_missing(targets) & (targets >= least)
-        return (targets == 0.0) | (targets == 1.0) if self._label_kind == "binary" else is_number
-
-    def _check_labels(self, good: npt.NDArray[np.bool_], given: list[Label]) -> None:
-        if good.all():
-            return
-        if self._label_kind == "binary":
-            advice = 'give task="regression" for numbers, task="classification" for more than two classes'
-            raise self._bad_labels(~good, given, "0, 1 or a truth value, like the first label", advice)
-        least = " and at least 0" if self._loss == _POISSON else ""
-        raise self._bad_labels(~good, given, f"a number of at most {_TARGET_MAX:g} in size{least}")
-
-    def _class_numbers(self, given: list[Label], learns: npt.NDArray[np.bool_]) -> Floats:
-        good = np.fromiter(map(_is_label, given), np.bool_, len(given))
-        if (bad := learns & ~good).any():
-            raise self._bad_labels(bad, given, "a text, a number or a truth value")
-        names = [_class_of(label) if learn else None for label, learn in zip(given, learns, strict=True)]
-        new = [name for name in dict.fromkeys(names) if name is not None and name not in self._classes]
-        if new and not self._has_open_class:
-            bad = np.array([name in new for name in names])
-            raise self._bad_labels(bad, given, f"one of the classes {', '.join(map(repr, self._classes))}")
-        if too_many := new[max(_CLASSES_MAX - len(self._classes), 0) :]:
-            refused = set(too_many)
-            bad, advice = np.array([name in refused for name in names]), 'give task="regression" if labels are numbers'
-            raise self._bad_labels(bad, given, f"one of at most {_CLASSES_MAX} classes", advice)
-        self._classes |= {name: len(self._classes) + place for place, name in enumerate(new)}
-        return np.array([self._classes.get(name, 0) for name in names], dtype=np.float64)
-
-    def _bad_labels(
-        self, bad: npt.NDArray[np.bool_], given: Sequence[Label], expected: str, advice: str = ""
-    ) -> BadRows:
-        positions = np.flatnonzero(bad)
-        message = f"{_NAME}: expected a label that is {expected}, given {shortened(given[int(positions[0])])}"
-        return BadRows(positions, message + (f"; {advice}" if advice else ""))
-
     # ---- publishing and state
 
     def _repr_html_(self) -> str:
@@ -542,20 +495,21 @@ class AdaptiveLinearModel(Savable):
             **self._crosses.published(),
             **self.fields.published(),
             "bits": self.bits,
-            "link": "log" if self._loss == _POISSON else _LINKS[self._label_kind or "binary"],
+            "link": "log" if self._loss == _POISSON else self._link,
         }
         if dead := self.fields.dead_columns():
             published |= {name: np.delete(published[name], dead, axis=0) for name in ("weights", "center", "limit")}
         if self._sparse_width is not None:
             published["width"] = self._sparse_width
+        reading = self._labels.reading
         if self._weights.task == "number":
             lowest, highest = self._weights.range_of_predictions()
             if self._loss is not None:
                 name, levels = self._loss
                 published |= {"loss": name} | ({"quantile": levels[0]} if levels else {})
             published |= {"lowest": float(lowest), "highest": float(highest)}
-        elif self._weights.task == "classes":
-            published["classes"] = list(self._classes)
+        elif reading is not None and reading.labels is not None:
+            published["classes"] = list(reading.names)
         return with_state(published, _NAME, {"model": self.state()}) if state else published
 
     def start_from(self, parameters: Mapping[str, Any], *, records: int = 0) -> None:
@@ -584,7 +538,7 @@ class AdaptiveLinearModel(Savable):
                 f"model with {_NAME}(bits={parameters['bits']})"
             )
         check_published(f"{_NAME}.start_from", parameters, 2 ** parameters["bits"])
-        check_task(f"{_NAME}.start_from", kind, self._given_task)
+        check_task(f"{_NAME}.start_from", kind, self.task)
         carried = state_in(parameters, _NAME, f"{_NAME}.start_from")
         state, crosses = carried and carried["model"], [tuple(cross) for cross in parameters.get("crosses", ())]
         if self._keeps and (parameters["bits"], crosses) != (self.bits, list(self._crosses.crosses)):
@@ -596,11 +550,11 @@ class AdaptiveLinearModel(Savable):
         self._crosses.start_from(parameters)
         self.fields.start_from(parameters, keeps=self._keeps)
         self._records = records
-        self._label_kind = kind
-        self._classes = {label: number for number, label in enumerate(parameters.get("classes", ()))}
         self._sparse_width = parameters.get("width")
         scores = np.shape(parameters["weights"])[1] if kind == "classes" else 1
-        self._has_open_class = scores > len(self._classes)
+        classes = parameters.get("classes")
+        self._labels.start_from(kind, classes, has_open_class=scores > len(classes or ()))
+        self._first = None
         self._weights = ExpertWeights(kind, scores, self._hashed, self.rates, self._loss)
         self._weights.add_numeric(len(self.fields.columns))
         self._weights.start_from(parameters)
@@ -622,9 +576,8 @@ class AdaptiveLinearModel(Savable):
         """Return a copy of everything the model has learned, as plain data."""
         return {
             "weights": None if self._weights is None else self._weights.state(),
-            "label kind": self._label_kind,
-            "classes": list(self._classes),
-            "has open class": self._has_open_class,
+            "labels": self._labels.state(),
+            "first rows": None if self._first is None else self._first.state(),
             **self.fields.state(),
             "sparse width": self._sparse_width,
             "bits": self.bits,
@@ -666,7 +619,6 @@ class AdaptiveLinearModel(Savable):
                 f"{_NAME}.restore: expected a state with bits={self.bits} and rates={self.rates}, given "
                 f"bits={state['bits']} and rates={given}"
             )
-        check_task(f"{_NAME}.restore", state["label kind"], self._given_task)
         if state["loss"] != self._loss:
             raise ModelError(
                 f"{_NAME}.restore: expected a state with loss={self._loss}, given one with {state['loss']}"
@@ -674,9 +626,11 @@ class AdaptiveLinearModel(Savable):
         self._crosses.restore(state["crosses"])
         stored = state["weights"]
         self._weights = None if stored is None else ExpertWeights.from_state(stored, self.rates, self._loss)
-        self._label_kind = state["label kind"]
-        self._classes = {label: number for number, label in enumerate(state["classes"])}
-        self._has_open_class = state["has open class"]
+        self._labels.restore(state["labels"])
+        first = state["first rows"]
+        self._first = None if first is None else FirstRows.from_state(first)
+        if first is None and not self._labels.is_settled:
+            self._labels.settle()
         self.fields.restore(state, keeps=self._keeps)
         self._sparse_width = state["sparse width"]
         self._records, self._version = state["records"], state["version"]
@@ -684,26 +638,3 @@ class AdaptiveLinearModel(Savable):
 
 def _bad_rows(bad: BadKind) -> BadRows:
     return BadRows(np.flatnonzero(bad.rows), bad.reason)
-
-
-def _is_label(label: Label) -> bool:
-    """Whether a label can be one: a text, a truth value or a number that is not too large; not None, not NaN."""
-    plain = plain_scalar(label)
-    return isinstance(plain, str) or (isinstance(plain, (int, float)) and abs(plain) <= _TARGET_MAX)
-
-
-def _kind_of(first: Label, task: Task | None, classes: Mapping[Label, int]) -> LabelKind:
-    if task == "regression":
-        return "number"
-    if classes:
-        return "classes"
-    # With a task, 0 may be the first of more than two classes.
-    if isinstance(first, str) or (task == "classification" and not isinstance(first, (bool, np.bool_))):
-        return "classes"
-    return "binary" if first in (0, 1) else "number"
-
-
-def _class_of(label: Label) -> Label:
-    """Return the label as plain Python data, so that equal labels of numpy and Python are one class."""
-    plain = plain_scalar(label)
-    return int(plain) if isinstance(plain, float) and plain.is_integer() else plain

@@ -18,17 +18,18 @@ import numpy as np
 from streamiter.errors import ConfigurationError, GraphError, ModelError
 from streamiter.flow.flow import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream
-from streamiter.learn.adaptive import AdaptiveLinearModel, Label, Task
+from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.delayed_labels import DelayedLabels
 from streamiter.learn.drift import DriftDetector
 from streamiter.learn.features import StandardScaler
 from streamiter.learn.foreign_models import ForeignModel
+from streamiter.learn.labels import Label, Task
 from streamiter.learn.losses import LossName
 from streamiter.learn.model_owner import PublishSchedule
 from streamiter.learn.online import OnlineTraining, train_online
 from streamiter.learn.rows import Extract
 from streamiter.learn.training import MakeModel
-from streamiter.learn.validation import PredictedRows, ProgressiveValidation, validation_of
+from streamiter.learn.validation import PredictedRows, ProgressiveValidation, ValidationKind, rows_as, validation_of
 from streamiter.models.update import ModelSnapshot
 from streamiter.notebooks import html_table
 from streamiter.numbers import Floats, whole_number
@@ -52,6 +53,7 @@ class LearnerOptions(TypedDict, total=False):
     task: Task | None
     loss: LossName | None
     quantile: float | None
+    positive: Label
     crosses: Sequence[tuple[str, str]]
     scaler: StandardScaler | None
     extract: Extract | None
@@ -276,7 +278,9 @@ class Compare(Operator):
         self._next = dict.fromkeys(self._learners, 0)
         """For each learner the number after its last record."""
         self._waiting: dict[str, list[Floats]] = {learner: [] for learner in self._learners}
-        """For each learner matrices of rows that wait: numbers, predictions, targets, weights and classes."""
+        """For each learner matrices of rows that wait: predictions, targets, weights, classes and numbers."""
+        self._earlier_targets: tuple[float, float] | None = None
+        """What labels seemed to be before they were numbers (see ``PredictedRows``)."""
         self._validations: dict[str, ProgressiveValidation] = {}
         self._has_warned = False
 
@@ -291,33 +295,49 @@ class Compare(Operator):
         rows = told["rows"]
         if not len(rows["numbers"]):
             return
+        if rows["task"] == "regression":
+            self._earlier_targets = rows.get("earlier_targets", self._earlier_targets)
         self._check_kind(learner, rows)
-        classes = rows.get("classes", np.zeros(len(rows["numbers"])))
-        self._waiting[learner].append(
-            np.stack([rows["numbers"], rows["predictions"], rows["targets"], rows["weights"], classes])
-        )
+        classes = np.asarray(rows.get("classes", np.zeros(len(rows["numbers"]))), dtype=np.float64)
+        columns: Floats = np.stack([rows["predictions"], rows["targets"], rows["weights"], classes, rows["numbers"]])
+        if rows["task"] == "classification" and self._earlier_targets is not None:
+            columns = rows_as("regression", columns, self._earlier_targets)
+        self._waiting[learner].append(columns)
         self._next[learner] = int(rows["numbers"][-1]) + 1
         self._leave_behind(learner)
         while min(self._next.values()) >= self._start + self._report_every:
             self._end_block(out)
 
     def _check_kind(self, learner: str, rows: PredictedRows) -> None:
-        """Make the validation of a learner. Raises ModelError for numbers among probabilities."""
-        if learner in self._validations:
-            return
-        kind, own = rows["task"], validation_of(rows["task"], rows.get("loss"), self._window)
+        """Make the validation of a learner. Raises ModelError for numbers among probabilities.
+
+        Labels that seemed to be two may turn out to be numbers, or classes. One learner finds that before the others.
+        """
+        kind = rows["task"]
+        if kind == "classification" and self._earlier_targets is not None:
+            kind = "regression"
+        if learner not in self._validations or self._validations[learner].kind != kind:
+            self._add_kind(learner, kind, rows)
+
+    def _add_kind(self, learner: str, kind: ValidationKind, rows: PredictedRows) -> None:
+        own = validation_of(kind, rows.get("loss"), self._window)
+        self._validations.setdefault(learner, own)
         for other, validation in self._validations.items():
-            if (validation.kind == "regression") != (kind == "regression"):
+            is_late = self._earlier_targets is not None or other == learner
+            if validation.kind == "classification" != kind and is_late:
+                given = self._earlier_targets or rows.get("earlier_targets", (0.0, 1.0))
+                self._validations[other] = validation.continued_as(kind, given)
+                self._waiting[other] = [rows_as(kind, columns, given) for columns in self._waiting[other]]
+            elif (validation.kind == "regression") != (kind == "regression"):
                 raise ModelError(
                     f"compare_online: expected learners of one task, given {other!r}, which does {validation.kind}, "
                     f'and {learner!r}, which does {kind}; give task= "classification" or "regression"'
                 )
-            if kind == "regression" and own.loss != validation.loss:
+            elif kind == "regression" and own.loss != validation.loss:
                 raise ModelError(
                     f"compare_online: expected learners of one loss, given {other!r} with {validation.loss} and "
                     f"{learner!r} with {own.loss}, which cannot be compared; give them the same loss="
                 )
-        self._validations[learner] = own
 
     def _leave_behind(self, learner: str) -> None:
         """Let no learner wait for more records than the memory has room for."""
@@ -342,10 +362,10 @@ class Compare(Operator):
         blocks = {learner: self._taken(learner, self._start) for learner in self._learners}
         # A learner that has predicted no row of the block does not keep the others from being compared.
         blocks = {learner: block for learner, block in blocks.items() if block.shape[1]}
-        shared = reduce(np.intersect1d, [block[0] for block in blocks.values()]) if blocks else np.empty(0)
+        shared = reduce(np.intersect1d, [block[4] for block in blocks.values()]) if blocks else np.empty(0)
         if not len(shared):
             return
-        for learner, (numbers, predictions, targets, weights, classes) in blocks.items():
+        for learner, (predictions, targets, weights, classes, numbers) in blocks.items():
             at = np.searchsorted(numbers, shared)
             self._validations[learner].update(predictions[at], targets[at], weights[at], classes=classes[at])
         validations = self._validations
@@ -367,10 +387,10 @@ class Compare(Operator):
     def _taken(self, learner: str, stop: int) -> Floats:
         """Return the rows of a learner before ``stop``; they wait no longer."""
         waiting = self._waiting[learner]
-        whole = next((place for place, rows in enumerate(waiting) if rows[0, -1] >= stop), len(waiting))
+        whole = next((place for place, rows in enumerate(waiting) if rows[4, -1] >= stop), len(waiting))
         taken, self._waiting[learner] = waiting[:whole], waiting[whole:]
         if whole < len(waiting):
-            at = int(np.searchsorted(waiting[whole][0], stop))
+            at = int(np.searchsorted(waiting[whole][4], stop))
             taken.append(waiting[whole][:, :at])
             self._waiting[learner][0] = waiting[whole][:, at:]
         return np.concatenate([np.empty((5, 0)), *taken], axis=1)
@@ -393,6 +413,7 @@ class Compare(Operator):
             "waiting": {learner: list(waiting) for learner, waiting in self._waiting.items()},
             "validations": {learner: each.state() for learner, each in self._validations.items()},
             "has warned": self._has_warned,
+            "earlier targets": self._earlier_targets,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -403,6 +424,7 @@ class Compare(Operator):
             )
         self._best, self._models, self._start = state["best"], dict(state["models"]), state["start"]
         self._next, self._has_warned = dict(state["next"]), state["has warned"]
+        self._earlier_targets = state["earlier targets"] and tuple(state["earlier targets"])
         self._waiting = {learner: list(waiting) for learner, waiting in state["waiting"].items()}
         for learner, stored in state["validations"].items():
             self._validations[learner] = validation_of(stored["kind"], stored["loss"], self._window)

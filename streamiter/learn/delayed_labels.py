@@ -16,7 +16,8 @@ from streamiter.flow.building import add_next_step
 from streamiter.flow.event_time import checked_duration, has_event_time, is_behind_topic, is_from_topic
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
-from streamiter.learn.adaptive import AdaptiveLinearModel, Label
+from streamiter.learn.adaptive import AdaptiveLinearModel
+from streamiter.learn.labels import Label
 from streamiter.learn.losses import LogLoss
 from streamiter.numbers import whole_number
 from streamiter.operators.timed.in_order import InOrder, SpansInOrder
@@ -129,7 +130,8 @@ def with_schedule(labels: DelayedLabels, model: Any) -> DelayedLabels:
     """Return the labels with the schedule that is chosen; GraphError for one that cannot be."""
     schedule = labels.chosen_schedule()
     if isinstance(model, AdaptiveLinearModel):
-        is_binary = model.task != "regression" and model.classes is None
+        is_of_classes = model.classes is not None or model.get_params()["task"] == "multiclass"
+        is_binary = model.task != "regression" and not is_of_classes
     else:
         is_binary = isinstance(model.loss, LogLoss)
     if schedule == "weighted" and not (is_binary and labels.otherwise is not None and not labels.otherwise):

@@ -235,11 +235,17 @@ class DriftWatch(Savable):
         self._rows = self._drifts = self._row_of_drift = 0
         self._scale = np.zeros(3)
         """The number of targets, their mean and their sum of squared deviations; only for numbers."""
+        self._are_numbers: bool | None = None
         with saying_that_it_compiles("the losses of numbers"):
             self._losses("regression", np.zeros(0), np.zeros(0))
 
     def add(self, rows: PredictedRows) -> list[DriftEvent]:
         """Add the rows of a mini-batch, in their order; return the drifts that were found."""
+        are_numbers = rows["task"] == "regression"
+        if self._are_numbers not in (None, are_numbers):
+            # Labels that seemed to be classes are numbers. Their loss has another unit, which is no drift.
+            self._detector = self._detector.new()
+        self._are_numbers = are_numbers
         counts = (rows["weights"] > 0.0) & np.isfinite(rows["predictions"])
         losses = self._losses(rows["task"], rows["predictions"][counts], rows["targets"][counts])
         drifts: list[DriftEvent] = [
@@ -286,6 +292,7 @@ class DriftWatch(Savable):
             "drifts": self._drifts,
             "row of drift": self._row_of_drift,
             "scale": self._scale.copy(),
+            "are numbers": self._are_numbers,
         }
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
@@ -296,6 +303,6 @@ class DriftWatch(Savable):
         if state is None:
             return
         self._rows, self._drifts, self._row_of_drift = state["rows"], state["drifts"], state["row of drift"]
-        self._scale[:] = state["scale"]
+        self._scale[:], self._are_numbers = state["scale"], state["are numbers"]
         if state["detector"] == self._detector.name:
             self._detector.restore(state["detector state"])

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,79 +14,23 @@ import numpy.typing as npt
 from streamiter.compiled import saying_that_it_compiles
 from streamiter.crossed_rows import Cross, crossed, crossed_fields, numbers_of
 from streamiter.errors import ConfigurationError, ModelError
+from streamiter.learn.labels import LabelKind
 from streamiter.learn.losses import PlainLoss
+from streamiter.learn.model_rows import CONFIRMED, ModelRows, RowSteps
 from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.named_rows import NamedRows
 from streamiter.numbers import ROUNDING, Floats, Indices, is_number, standardized
-
-LabelKind = Literal["binary", "classes", "number"]
-
 
 # From 0.01 to 0.1 the best on 5 streams with drift, with one rate: 10% less loss, and 5% less on 8 other streams.
 # With 0 single rows have much influence: the loss of the flights grows by 43%.
 _SQUARES_KEPT: Final = 0.03
 
+_PROBABILITY_MIN: Final = 1e-300
+
 # The first columns have room without a copy of the state.
 _SPARE_SLOTS: Final = 16
 # More numeric columns than this are rare, and make a copy of the slots of all hashed columns.
 _SPARE_NUMERIC: Final = 4_096
-
-
-class ModelRows(NamedTuple):
-    """Rows as the arithmetic reads them: row r has the columns ``indices[indptr[r]:indptr[r + 1]]``."""
-
-    indptr: Indices
-    indices: Indices
-    values: Floats
-
-    @property
-    def length(self) -> int:
-        """The number of rows."""
-        return len(self.indptr) - 1
-
-
-ASSUMED: Final = 1
-CORRECTED: Final = 2
-CONFIRMED: Final = 3
-WITHDRAWN: Final = 4
-
-
-class RowSteps(NamedTuple):
-    """What is done with rows, one step after the other."""
-
-    rows: Indices
-    """The row of each step; a row may have several steps."""
-    predicts: npt.NDArray[np.bool_]
-    """Whether the step predicts its row."""
-    learns: npt.NDArray[np.bool_]
-    """Whether the step then learns from its row, if the weight is above 0."""
-    weights: Floats
-    """The weight of the row."""
-    questions: Indices
-    """For a question, and for its late label, a number that both have and no other question; else -1."""
-    assumed: npt.NDArray[np.uint8] | None = None
-    """By step ``ASSUMED`` for a question that is learned as False before its label is known, then ``CORRECTED`` for its
-    late label True, which is learned while the slope of the assumption is taken back, ``CONFIRMED`` for its late label
-    False, which only judges the experts, or ``WITHDRAWN`` if it has no label: the slope is taken back; else 0. The
-    slopes of a question add up to that of its label."""
-
-    def part(self, start: int, stop: int) -> RowSteps:
-        """Return the steps from ``start`` up to ``stop``."""
-        return RowSteps(
-            self.rows[start:stop],
-            self.predicts[start:stop],
-            self.learns[start:stop],
-            self.weights[start:stop],
-            self.questions[start:stop],
-            None if self.assumed is None else self.assumed[start:stop],
-        )
-
-    @staticmethod
-    def one_each(count: int, *, learns: bool, weights: Floats | None = None) -> RowSteps:
-        """Return one step for each row: it predicts the row, and then may learn from it."""
-        each = np.ones(count, dtype=np.bool_)
-        weights = np.ones(count) if weights is None else weights
-        return RowSteps(np.arange(count), each, each & learns, weights, np.full(count, -1))
 
 
 def checked_rates(given: object) -> tuple[float, ...]:
@@ -161,6 +105,7 @@ def fitted(
         }
         made_crosses = {"crosses": [list(cross) for cross in crosses], "columns": statistics}
         state = {**state, "fields": all_fields, "bits": bits, "crosses": made_crosses, "weights": weights}
+        state["first rows"] = None  # They have the columns of before.
     told = f"kept {len(fields):,} fields and {np.count_nonzero(of_places):,} of {len(places):,} weights of texts"
     lost = [f"the weights of the crosses {', '.join(gone)}"] if gone else []
     if not has_places:
@@ -271,6 +216,25 @@ class ExpertWeights:
         stop = self._steps.STATISTICS + own * self.scores
         self._columns[: self._slots, stop - own : stop] = self._columns[: self._slots, stop - 2 * own : stop - own]
 
+    def as_classes(self, rows: int) -> ExpertWeights:
+        """Return weights that predict the same of two classes, and of a third one that has not come in ``rows`` rows.
+
+        The score of two labels is the difference of the scores of their classes.
+        """
+        classes = ExpertWeights("classes", 3, self.hashed, self.rates)
+        classes.numeric, classes._slots, classes._slot_of = self.numeric, self._slots, self._slot_of
+        classes.mixture, classes.totals = self.mixture, self.totals
+        first, own, experts = self._steps.STATISTICS, self._numbers_a_score, len(self.rates)
+        classes._columns = classes._room(len(self._columns), 3)
+        classes._columns[:, : first + own] = self._columns[:, : first + own]
+        of_score = classes._columns[:, first:].reshape(-1, 3, own)
+        of_score[:, 1:] = of_score[:, :1]
+        for score, share in enumerate((-0.5, 0.5, 0.0)):
+            of_score[:, score, :experts] *= share
+        # By the rule of Laplace, a new class comes with probability 1 / (rows + 2).
+        of_score[self._slot_of[self.hashed], 2, :experts] = np.log(2.0 / (rows + 1.0))
+        return classes
+
     def raise_rates(self) -> None:
         """Reduce the sums of squared gradients, so that rates that have become small are large again."""
         own, experts = self._numbers_a_score, len(self.rates)
@@ -330,6 +294,38 @@ class ExpertWeights:
             np.empty((3 * self.scores + 2) * len(self.rates) + int(np.diff(indptr).max(initial=0))),
             self.rates,
         )
+        return predictions
+
+    def step_classes(
+        self, rows: ModelRows, steps: RowSteps, targets: Floats, asked: Floats, *, is_open: bool
+    ) -> Floats:
+        """Predict and learn; a class is added right before the first step that learns it, wherever batches are cut.
+
+        ``is_open``: the last score is that of the classes that have not come. Predictions have as many columns as
+        ``asked`` has scores: 0 is the probability of classes that were not known.
+        """
+        known = self.scores - is_open
+        predictions = np.zeros((len(targets), asked.shape[1]))
+        numbers = np.where(steps.learns, targets, -1)
+        start = 0
+        while start < len(targets):
+            new = np.flatnonzero(numbers[start:] >= known)
+            stop = start + int(new[0]) if len(new) else len(targets)
+            if stop == start:
+                # The prediction is made before the class is known, and the step after it.
+                stop += 1
+                one = steps.part(start, stop)
+                found = self.step(rows, one._replace(learns=one.learns & False), targets[start:stop], asked)
+                _fill(predictions[start:stop], found, is_open=is_open)
+                while known <= numbers[start]:
+                    self.split_last_score()
+                    asked[:, known + 1] = asked[:, known]
+                    known += 1
+                self.step(rows, one._replace(predicts=one.predicts & False), targets[start:stop], asked)
+            else:
+                found = self.step(rows, steps.part(start, stop), targets[start:stop], asked)
+                _fill(predictions[start:stop], found, is_open=is_open)
+            start = stop
         return predictions
 
     def scores_of_questions(self, asked: Mapping[int, list[float]], questions: int, scores: int) -> Floats:
@@ -440,6 +436,16 @@ class ExpertWeights:
         weights._columns[weights._used()] = state["columns"]
         weights.mixture[:], weights.totals[:] = state["mixture"], state["totals"]
         return weights
+
+
+def _fill(predictions: Floats, found: Floats, *, is_open: bool) -> None:
+    """Put probabilities of the classes that were known into columns of all; the open class stays the last."""
+    found = np.maximum(found, _PROBABILITY_MIN)
+    if not is_open:
+        predictions[:] = found
+        return
+    predictions[:, : found.shape[1] - 1] = found[:, :-1]
+    predictions[:, -1] = found[:, -1]
 
 
 def _plain(array: npt.NDArray[Any], kind: type[np.generic]) -> npt.NDArray[Any]:

@@ -25,11 +25,12 @@ from streamiter.flow.stream import Stream
 from streamiter.iteration.api import iterate_unbounded_streams
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.stamping import epochs_every
-from streamiter.learn.adaptive import AdaptiveLinearModel, Label, Task
+from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.delayed_labels import DelayedLabels, check_labels, in_order, labels_of_rows, with_schedule
 from streamiter.learn.drift import DRIFTS, DriftDetector
 from streamiter.learn.features import StandardScaler
 from streamiter.learn.foreign_models import ForeignModel, ForeignOwner, ReadForeign, checked_labels, fields_of
+from streamiter.learn.labels import Label, Task
 from streamiter.learn.late_labels import EventReader, LabelJoin
 from streamiter.learn.linear import LinearModel
 from streamiter.learn.losses import LossName, checked_loss
@@ -48,7 +49,8 @@ from streamiter.learn.rows import Examples, Extract, row_weights
 from streamiter.learn.training import BroadcastSteps, EpochSteps, MakeModel, StartedOwner, check_makes_model
 from streamiter.learn.validation import PREDICTIONS, Validate
 from streamiter.models.rollbacks import Rollbacks, since_rollback
-from streamiter.numbers import Floats, positive, whole_number
+from streamiter.numbers import Floats, whole_number
+from streamiter.numbers import positive as above_zero
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch
@@ -80,6 +82,7 @@ def train_online(
     task: Task | None = None,
     loss: LossName | None = None,
     quantile: float | None = None,
+    positive: Label = None,
     crosses: Sequence[tuple[str, str]] = (),
     kinds: Mapping[str, Kind] | None = None,
     time_zone: str | None = None,
@@ -111,10 +114,9 @@ def train_online(
     ``weight`` is the field, or the function, of the sample weight. Instead of these, ``extract(mini_batch)`` may return
     the :class:`Examples` of a mini-batch, or ``labels`` says how to read labels that come later than their questions.
 
-    Without a ``model`` this trains an :class:`~streamiter.learn.adaptive.AdaptiveLinearModel` (``task``, ``crosses``,
-    ``loss``, ``quantile``, ``kinds``, ``time_zone``) row by row, in mini-batches of 4,000 rows, or those of 25 ms.
-    ``model()`` may make another
-    linear model, such as ``lambda: LogisticRegression(width)``, which makes one step for the mean gradient of a
+    Without a ``model`` this trains an :class:`~streamiter.learn.adaptive.AdaptiveLinearModel` (``task``, ``positive``,
+    ``crosses``, ``loss``, ``quantile``, ``kinds``, ``time_zone``) row by row, in mini-batches of 4,000 rows, or those
+    of 25 ms. ``model()`` may make another linear model, such as ``lambda: LogisticRegression(width)``, which makes one step for the mean gradient of a
     mini-batch (100 rows). The owner and each worker call ``model``, and must get equal models. A ``scaler``
     standardizes its features with the statistics of the rows so far; a scaler that has learned is a start. ``initial``
     is a stream of one record to start from: parameters, bare weights, or None.
@@ -157,11 +159,15 @@ def train_online(
     _check_crosses(crosses, model, labels.features if labels else features)
     _check_kinds(kinds, time_zone, model, labels.features if labels else features or extract)
     _check_loss(loss, quantile, model)
+    if model is not None and positive is not None:
+        raise GraphError(
+            "train_online(positive=): expected no model=, given one; write lambda: AdaptiveLinearModel(positive=…)"
+        )
     schedule = _schedule(publish_every, publish_every_s)
     window = whole_number("train_online(window=)", window, 1, error=GraphError)
     report_every = whole_number("train_online(report_every=)", report_every, 1, error=GraphError)
     if report_every_s is not None:
-        report_every_s = positive("train_online(report_every_s=)", report_every_s)
+        report_every_s = above_zero("train_online(report_every_s=)", report_every_s)
     synchronous = mode == "synchronous"
     is_by_row = model is None or isinstance(model, ForeignModel) or _makes_adaptive(model)
     if mini_batch is None:
@@ -188,7 +194,13 @@ def train_online(
             examples.name,
             "extract=" if extract is not None else "a ForeignModel" if isinstance(model, ForeignModel) else "a union",
         )
-    options: dict[str, Any] = {"task": task, "crosses": crosses, "loss": loss, "quantile": quantile}
+    options: dict[str, Any] = {
+        "task": task,
+        "positive": positive,
+        "crosses": crosses,
+        "loss": loss,
+        "quantile": quantile,
+    }
     own = partial(AdaptiveLinearModel, **options, kinds=kinds, time_zone=time_zone)
     if labels is not None:
         labels = with_schedule(labels, cast(MakeModel, model or own)())
@@ -269,7 +281,7 @@ def _schedule(publish_every: int | PublishSchedule | None, publish_every_s: floa
     if publish_every is not None and publish_every_s is not None:
         raise GraphError("train_online: expected publish_every= or publish_every_s=, given both; choose one of them")
     if publish_every_s is not None:
-        return PublishSchedule(every_s=positive("train_online(publish_every_s=)", publish_every_s))
+        return PublishSchedule(every_s=above_zero("train_online(publish_every_s=)", publish_every_s))
     if publish_every is None or isinstance(publish_every, PublishSchedule):
         return publish_every or PublishSchedule()
     every = whole_number("train_online(publish_every=)", publish_every, 1, error=GraphError)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamiter.learn.adaptive import Label
-from streamiter.learn.expert_weights import ASSUMED, CONFIRMED, CORRECTED, WITHDRAWN, ModelRows, RowSteps
-from streamiter.learn.late_labels import LabelJoin, Outcome
-from streamiter.learn.validation import ValidationKind
+from streamiter.learn.adaptive import AdaptiveLinearModel
+from streamiter.learn.labels import Label
+from streamiter.learn.late_labels import NOTHING_KNOWN, LabelJoin, Outcome, Prior
+from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, WITHDRAWN, ModelRows, RowSteps
 from streamiter.named_rows import is_missing
 
 
@@ -119,7 +119,7 @@ class EventPlan:
         self.asked[question.step] = question
         if prior is not None:
             self.priors[question.step] = prior
-        self._add(question.row, self._otherwise if self._is_weighted else None, asks=True)
+        self._add(question.row, False if self._is_weighted else None, asks=True)
         return question
 
     def settle(self, outcomes: list[Outcome], number: int) -> list[Answer]:
@@ -232,44 +232,24 @@ class EventPlan:
             question.predicted = Predicted(indices[part], values[part], predictions[step], scores.get(step, []), prior)
             question.row = question.step = -1
 
-    def prediction_of(self, question: Question, predictions: list[list[float]], task: ValidationKind) -> list[float]:
-        """Return the prediction that was made for a question; before the first label, what the answers suggested."""
+    def prediction_of(
+        self, question: Question, predictions: list[list[float]], model: AdaptiveLinearModel
+    ) -> tuple[list[float], list[float]]:
+        """Return the prediction that was made for a question, and its scores, none for one of this mini-batch.
+
+        Before the first label it is what the answers suggested.
+        """
         if question.predicted is None:
             prediction, prior = predictions[question.step], self.priors.get(question.step)
+            scores: list[float] = []
         else:
-            prediction, prior = question.predicted.prediction, question.predicted.prior
+            prediction, scores, prior = question.predicted[2:]
         if not math.isnan(prediction[0]):
-            return prediction
-        share, mean = prior or (_NOTHING_KNOWN, 0.0)
-        return [mean] if task == "regression" else [_NOTHING_KNOWN] if task == "classes" else [share]
-
-
-Prior = tuple[float, float]
-"""The share of True that the answers so far suggest, as a lower bound, and the mean of their numbers."""
-
-_NOTHING_KNOWN: Final = 0.5
-
-
-class AnswersSoFar:
-    """Counts questions and answers until the first label is learned: what do they suggest? State of the owner."""
-
-    def __init__(self) -> None:
-        self.counts = [0.0, 0.0, 0.0]
-        """The number of questions, and of answers with a number, and the sum of these."""
-
-    def ask(self, *, is_answered: bool) -> Prior:
-        """Count a question; return the prior for it. ``is_answered``: questions without an answer have no label."""
-        asked, answered, total = self.counts
-        self.counts[0] += 1
-        of = answered if is_answered else asked
-        share = (min(max(total, 0.0), of) + _NOTHING_KNOWN) / (of + 1)
-        # While no answer can have come, few answers say little: a share of 1/n would cost log n for each True.
-        return max(share, _NOTHING_KNOWN / math.sqrt(of + 1)), total / answered if answered else 0.0
-
-    def add(self, label: Label) -> None:
-        if isinstance(label, (bool, int, float, np.number, np.bool_)) and math.isfinite(label):
-            self.counts[1] += 1
-            self.counts[2] += float(label)
+            return prediction, scores
+        share, mean = (NOTHING_KNOWN, 0.0) if prior is None or isinstance(self._otherwise, str) else prior
+        if model.readings:
+            return [share], [0.0]  # The first reading was that of two labels.
+        return [mean if model.task == "regression" else NOTHING_KNOWN if model.scores > 1 else share], []
 
 
 def _is_false(label: Label) -> bool:

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
 from streamiter.field_kinds import Readings
-from streamiter.learn.adaptive import AdaptiveLinearModel, Label, Labels
+from streamiter.learn.adaptive import AdaptiveLinearModel
+from streamiter.learn.labels import Label, Labels
 from streamiter.learn.rows import (
     BadRows,
     Examples,

@@ -14,18 +14,21 @@ import asyncio
 import math
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from streamiter.errors import ModelError
 from streamiter.learn.adaptive import AdaptiveLinearModel
-from streamiter.learn.expert_weights import ExpertWeights, ModelRows, RowSteps
-from streamiter.learn.late_labels import WAIT_IS_OVER, EventsToLearn, LabelJoin, Outcome, no_events
+from streamiter.learn.expert_weights import ExpertWeights
+from streamiter.learn.labels import Label, Labels
+from streamiter.learn.late_labels import WAIT_IS_OVER, Answers, EventsToLearn, LabelJoin, Outcome, no_events
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
-from streamiter.learn.question_steps import Answer, AnswersSoFar, EventPlan, Question
+from streamiter.learn.model_rows import ModelRows, RowSteps
+from streamiter.learn.question_steps import Answer, EventPlan, Question
 from streamiter.learn.row_reading import RowsToLearn, features_of_record, missing_values_of
 from streamiter.learn.rows import BadRows, without
+from streamiter.learn.score_metrics import as_lists, hits, widened
 from streamiter.learn.validation import PredictedRows, ValidationKind, loss_of
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context, KeepsRecords
@@ -38,6 +41,16 @@ _ROWS_FOR_A_COLUMN: Final = 0.25
 _TIMES_WITH_STATE: Final = 4
 _MANY_COLUMNS: Final = 1_000
 _PUBLISHED_AFTER_S: Final = 1.0
+
+
+class _Untold(NamedTuple):
+    """A row that was learned from before it was decided which label is positive; its prediction is not emitted yet."""
+
+    prediction: list[float]
+    scores: list[float]
+    label: Label
+    weight: float
+    number: int
 
 
 class RowOwner(ModelOwner, KeepsRecords):
@@ -65,11 +78,12 @@ class RowOwner(ModelOwner, KeepsRecords):
         self._next_event = 0
         """The number of the next event of the stream, where labels come later."""
         self._watermark = MIN_TIME
-        self._answers = AnswersSoFar()
+        self._answers = Answers()
         self._forgotten = 0
         """The number of questions that were asked again, or that too many others have replaced."""
         self._missing = 0
         """The number of missing values since a version was published."""
+        self._untold: list[_Untold] = []
 
     @property
     def kept(self) -> int:
@@ -87,10 +101,11 @@ class RowOwner(ModelOwner, KeepsRecords):
         """Start from a version; questions that wait keep their rows, but their predictions are of another model."""
         model = self._make_model()
         model.start_from(parameters, records=records)
-        self._renumber(model.columns_from(self._model), keeps_classes=not model.classes)
+        keeps_classes = model.scores <= 1 and model.classes == self._model.classes
+        self._renumber(model.columns_from(self._model), keeps_classes=keeps_classes)
         for question in [] if self._labels is None else self._labels.questions():
             question.is_assumed = False
-        self._model, self._version_published = model, model.version
+        self._model, self._version_published, self._untold = model, model.version, []
 
     def _renumber(self, column_of: Callable[[int], int | None], *, keeps_classes: bool = True) -> None:
         for question in [] if self._labels is None else self._labels.questions():
@@ -196,24 +211,51 @@ class RowOwner(ModelOwner, KeepsRecords):
                 features = features[kept]
             else:
                 self._missing += missing_values_of(features)
-                self._emit_predictions(predictions, self._model.targets(labels), steps.weights, numbers, out)
+                if (again := self._model.predicted_again) is not None:
+                    now = [float(self._model.readings)]
+                    told = zip(self._untold, as_lists(again[len(again) - len(self._untold) :]), strict=True)
+                    self._untold = [row._replace(prediction=given, scores=now) for row, given in told]
+                self._tell(predictions, labels, steps.weights, numbers, out)
                 return
+
+    def _tell(self, predictions: Floats, labels: Labels, weights: Floats, numbers: Indices, out: Output) -> None:
+        """Emit predictions with their labels, once it is decided which label is positive; until then they are kept."""
+        if self._model.is_positive_known and not self._untold:
+            self._emit_predictions(predictions, self._model.targets(labels), weights, numbers, out)
+            return
+        now = [float(self._model.readings)]
+        rows = zip(as_lists(predictions), labels, weights, numbers, strict=True)
+        self._untold += [_Untold(made, now, label, float(weight), int(at)) for made, label, weight, at in rows]
+        if self._model.is_positive_known:
+            self._tell_all(out)
+
+    def _tell_all(self, out: Output) -> None:
+        rows, self._untold = self._untold, []
+        if rows:
+            predictions = self._model.as_now([row.prediction for row in rows], [row.scores for row in rows])
+            targets = self._model.targets([row.label for row in rows])
+            weights, numbers = np.array([row[-2:] for row in rows]).T
+            self._emit_predictions(predictions, targets, weights, numbers.astype(np.intp), out)
 
     def _emit_predictions(
         self, predictions: Floats, targets: Floats, weights: Floats, numbers: Indices, out: Output
     ) -> None:
-        task: ValidationKind = self._model.task or "classification"
+        task: ValidationKind = "regression" if self._model.task == "regression" else "classification"
         classes = probabilities = None
         if predictions.ndim == 2:
             task, classes = "classes", targets.astype(np.intp)
-            probabilities = _widened(predictions, self._model.scores)
-            predictions, targets = _hits(probabilities, classes)
+            probabilities = widened(predictions, self._model.scores)
+            predictions, targets = hits(probabilities, classes)
         self._weight += float(weights.sum())
         rows = PredictedRows(task=task, predictions=predictions, targets=targets, weights=weights, numbers=numbers)
         if classes is not None and probabilities is not None:
-            rows |= {"classes": classes, "labels": self._model.classes or [], "probabilities": probabilities}
+            rows |= {"classes": classes, "probabilities": probabilities}
         if task == "regression" and (loss := self._model.loss) is not None:
             rows |= {"loss": loss, "is_mean": loss[0] == "poisson"}
+        if (names := self._model.classes) is not None:
+            rows["labels"] = names
+        if (earlier := self._model.earlier_targets) is not None:
+            rows["earlier_targets"] = earlier
         self._loss += loss_of(rows)
         if self.emit_predictions(rows, out) and self._raises_rates:
             self._model.raise_rates()
@@ -280,23 +322,16 @@ class RowOwner(ModelOwner, KeepsRecords):
                 for step in bad.rows:
                     out.reject(plan.skipped(step), bad)
             else:
-                return [np.atleast_1d(prediction).tolist() for prediction in predictions]
+                return as_lists(predictions)
 
     def _emit_settled(self, plan: EventPlan, predictions: list[list[float]], out: Output) -> None:
         """Emit the predictions of the questions whose labels are known now, in that order."""
-        settled = plan.settled
-        if not settled:
+        if not (settled := plan.settled):
             return
-        targets = self._model.targets([each.label for each in settled])
-        task: ValidationKind = "classes" if self._model.classes else self._model.task or "classification"
-        made = [plan.prediction_of(each.question, predictions, task) for each in settled]
-        width = max(map(len, made))
-        matrix = np.zeros((len(settled), width))
-        for row, prediction in enumerate(made):
-            matrix[row, : len(prediction) - 1], matrix[row, -1] = prediction[:-1], prediction[-1]
-        shaped = matrix if self._model.classes else matrix[:, 0]
-        numbers = np.array([each.number for each in settled])
-        self._emit_predictions(shaped, targets, np.array([each.weight for each in settled]), numbers, out)
+        made = [plan.prediction_of(each.question, predictions, self._model) for each in settled]
+        shaped = self._model.as_now([prediction for prediction, _ in made], [scores for _, scores in made])
+        weights, numbers = np.array([(each.weight, each.number) for each in settled]).T
+        self._tell(shaped, [each.label for each in settled], weights, numbers.astype(np.intp), out)
 
     # ---- publishing, state
 
@@ -328,6 +363,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         self._learn_held(out)
         if self._labels is not None and (over := self._labels.end()):
             self._learn_events(no_events(), out, over)
+        self._tell_all(out)
         super().finish(out)
 
     def snapshot(self) -> dict[str, object]:
@@ -340,6 +376,7 @@ class RowOwner(ModelOwner, KeepsRecords):
             "missing": self._missing,
             "forgotten": self._forgotten,
             "version published": self._version_published,
+            "untold": [tuple(row) for row in self._untold],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -355,22 +392,4 @@ class RowOwner(ModelOwner, KeepsRecords):
                 self._renumber(column_of)
         self._missing, self._version_published = state["missing"], state["version published"]
         self._forgotten = state["forgotten"]
-
-
-def _widened(predictions: Floats, width: int) -> Floats:
-    """Return the probabilities of all classes: 0 for those that came after the predictions; the last stays the last."""
-    known = predictions.shape[1]
-    if known == width:
-        return predictions
-    return np.insert(predictions, [known - 1] * (width - known), 0.0, axis=1)
-
-
-def _hits(predictions: Floats, classes: Indices) -> tuple[Floats, Floats]:
-    """Return the probability of the true class of each row, and 1 where no other class is more probable.
-
-    A class that had not come yet had the probability of the last column.
-    """
-    rows = np.arange(len(classes))
-    found = predictions[rows, classes]
-    probabilities = np.where(found > 0.0, found, predictions[:, -1])
-    return probabilities, (found > 0.0) * (found >= predictions.max(axis=1)).astype(np.float64)
+        self._untold = [_Untold(*row) for row in state["untold"]]

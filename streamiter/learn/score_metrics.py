@@ -1,4 +1,4 @@
-"""The quality of probabilities: the area under the ROC curve, and calibration.
+"""The quality of probabilities: the area under the ROC curve, calibration, hits; and the rows that they are made of.
 
 The area (``auc``) is computed exactly for given rows, and approximately, from a histogram of scores, for an endless
 stream.
@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from streamiter.numbers import Floats
+from streamiter.numbers import Floats, Indices
 from streamiter.sparse_rows import sums_by
 
 # 32,768 bins over log odds of ±20 (probabilities from 2e-9 on) are 0.0012 wide, 0.5 MB in all. Pairs in one bin count
@@ -136,3 +136,75 @@ def calibration_of(rows: Floats) -> Calibration:
     calibration = Calibration()
     calibration.add(rows)
     return calibration
+
+
+# ---- rows
+
+
+def weights_of_classes(of_class: Floats, rows: Floats) -> Floats:
+    """Return the weight of each class, with these rows of predictions, targets, weights and classes."""
+    classes = rows[3].astype(np.intp)
+    found = np.zeros(max(len(of_class), int(classes.max()) + 1))
+    found[: len(of_class)] = of_class
+    np.add.at(found, classes, rows[2])  # Row after row, as sums are added.
+    return found
+
+
+class LastRows:
+    """The last rows, in a ring: predictions, targets, weights and classes as rows of one array."""
+
+    def __init__(self, size: int) -> None:
+        self._ring = np.zeros((4, size))
+        self._seen = 0
+
+    @property
+    def size(self) -> int:
+        """The largest number of rows."""
+        return self._ring.shape[1]
+
+    def add(self, rows: Floats) -> None:
+        size = self._ring.shape[1]
+        kept = rows[:, -size:]
+        start = (self._seen + rows.shape[1] - kept.shape[1]) % size
+        until_end = size - start
+        self._ring[:, start : start + kept.shape[1]] = kept[:, :until_end]
+        self._ring[:, : max(kept.shape[1] - until_end, 0)] = kept[:, until_end:]
+        self._seen += rows.shape[1]
+
+    def rows(self) -> Floats:
+        """Return a copy of the rows, the oldest first."""
+        size = self._ring.shape[1]
+        if self._seen <= size:
+            return self._ring[:, : self._seen].copy()
+        return np.roll(self._ring, -(self._seen % size), axis=1)
+
+    def restore(self, rows: Floats) -> None:
+        self._seen = 0
+        self.add(np.asarray(rows, dtype=np.float64))
+
+
+# ---- classes
+
+
+def widened(predictions: Floats, width: int) -> Floats:
+    """Return the probabilities of all classes: 0 for those that came after the predictions; the last stays the last."""
+    known = predictions.shape[1]
+    if known == width:
+        return predictions
+    return np.insert(predictions, [known - 1] * (width - known), 0.0, axis=1)
+
+
+def hits(predictions: Floats, classes: Indices) -> tuple[Floats, Floats]:
+    """Return the probability of the true class of each row, and 1 where no other class is more probable.
+
+    A class that had not come yet had the probability of the last column.
+    """
+    rows = np.arange(len(classes))
+    found = predictions[rows, classes]
+    probabilities = np.where(found > 0.0, found, predictions[:, -1])
+    return probabilities, (found > 0.0) * (found >= predictions.max(axis=1)).astype(np.float64)
+
+
+def as_lists(predictions: Floats) -> list[list[float]]:
+    """Return the numbers of each prediction."""
+    return [np.atleast_1d(prediction).tolist() for prediction in predictions]

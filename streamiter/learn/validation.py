@@ -24,7 +24,15 @@ from streamiter.learn.losses import (
     plain_loss,
 )
 from streamiter.learn.rows import refuse_rows_unless, row_vector, row_weights
-from streamiter.learn.score_metrics import Calibration, CalibrationBin, ScoreHistogram, area_under_curve, calibration_of
+from streamiter.learn.score_metrics import (
+    Calibration,
+    CalibrationBin,
+    LastRows,
+    ScoreHistogram,
+    area_under_curve,
+    calibration_of,
+    weights_of_classes,
+)
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
@@ -105,7 +113,7 @@ class ProgressiveValidation(Savable):
         self._sums = np.zeros(_SUMS)
         self._scores = ScoreHistogram() if kind == "classification" else None
         self._calibration = Calibration() if kind == "classification" else None
-        self._window = _Window(window)
+        self._window = LastRows(window)
 
     def update(
         self,
@@ -137,7 +145,7 @@ class ProgressiveValidation(Savable):
             # φ of a shifted target belongs to the squared loss only.
             self._first = float(rows[1, 0]) if isinstance(self.loss, SquaredLoss) else 0.0
         if self.kind == "classes" and self._of_class is not None:
-            self._of_class = None if classes is None else _with_classes(self._of_class, rows)
+            self._of_class = None if classes is None else weights_of_classes(self._of_class, rows)
         losses, log_odds = self._losses(rows)
         self._sums = self._added(rows, losses, self._sums)
         if self._scores and self._calibration:
@@ -158,7 +166,9 @@ class ProgressiveValidation(Savable):
             _, targets, weights, _ = rows
             metrics |= self._baseline(self._sums, self._of_class)
             if self.kind == "classes":
-                window |= self._baseline(sums, None if self._of_class is None else _with_classes(np.zeros(0), rows))
+                window |= self._baseline(
+                    sums, None if self._of_class is None else weights_of_classes(np.zeros(0), rows)
+                )
             else:
                 constant = np.full(rows.shape[1], self.loss.best_constant(targets, weights))
                 window["baseline_loss"] = self.loss.total(constant, targets, weights) / window["weight"]
@@ -174,6 +184,39 @@ class ProgressiveValidation(Savable):
             return {"baseline_loss": -float(shares @ np.log(shares))}
         mean = self.loss.generated(np.array([sums[_TARGETS] / weight]))
         return {} if mean is None else {"baseline_loss": float(max(sums[_GENERATED] / weight - mean[0], 0.0))}
+
+    def continued_as(
+        self, kind: ValidationKind, earlier_targets: tuple[float, float] = (0.0, 1.0)
+    ) -> ProgressiveValidation:
+        """Return the validation of the same rows, if they are of another kind than it seemed: no row is lost.
+
+        The targets 0 and 1 were the two ``earlier_targets``: numbers, or numbers of classes. A probability of the
+        second one is also a prediction of a number, and the probability of a class.
+
+        >>> seemed = ProgressiveValidation()
+        >>> seemed.update([0.9, 0.2], [1, 0])
+        >>> numbers = seemed.continued_as("regression")
+        >>> numbers.update([2.5], [3.0])
+        >>> numbers.metrics()["count"], round(numbers.metrics()["mae"], 3)
+        (3, 0.267)
+        """
+        if self.kind != "classification":
+            raise ModelError(f"{_NAME}.continued_as: expected kind classification, given {self.kind}")
+        other = ProgressiveValidation(window=self._window.size, kind=kind)
+        other._count, other._sums = self._count, self._sums.copy()
+        other._window.add(rows_as(kind, self._window.rows(), earlier_targets))
+        negative, positive = earlier_targets
+        weight, ones = self._sums[[_WEIGHT, _TARGETS]].tolist()
+        if kind == "regression":
+            width = positive - negative
+            other._first = negative
+            other._sums[[_SQUARES, _DISTANCE, _TARGETS]] *= [width * width, width, width]
+            other._sums[_LOSS] = other._sums[_SQUARES] / 2.0
+            other._sums[_GENERATED] = width * width * ones / 2.0
+        else:
+            other._of_class = np.zeros(int(max(earlier_targets)) + 1)
+            other._of_class[[int(negative), int(positive)]] = [weight - ones, ones]
+        return other
 
     def calibration(self, *, window: bool = False) -> list[CalibrationBin]:
         """Return the reliability table of all rows, or of the window: ten bins by ascending prediction.
@@ -254,14 +297,14 @@ class ProgressiveValidation(Savable):
         predictions, targets, weights, _ = rows
         distances = (1.0 if self.kind == "classes" else targets) - predictions
         terms: dict[int, Array] = {_WEIGHT: np.ones_like(weights), _LOSS: losses, _SQUARES: np.square(distances)}
+        terms[_DISTANCE] = np.abs(distances)
         if self.kind == "regression":
             shifted = targets - (self._first or 0.0)
-            terms[_DISTANCE] = np.abs(distances)
             if (generated := self.loss.generated(shifted)) is not None:
                 terms |= {_TARGETS: shifted, _GENERATED: generated}
         elif self.kind == "classes":
             terms[_CORRECT] = targets
-        else:
+        elif self.kind == "classification":
             chosen = predictions >= 0.5
             terms |= {_CORRECT: chosen == (targets == 1.0), _BOTH: chosen * targets, _ONES: chosen + targets}
             terms[_TARGETS] = targets  # φ of 0 and of 1 is 0.
@@ -300,43 +343,6 @@ class ProgressiveValidation(Savable):
         return self._scores.area_under_curve() if self._scores else None
 
 
-def _with_classes(of_class: Floats, rows: Floats) -> Floats:
-    """Return the weight of each class, with these rows of predictions, targets, weights and classes."""
-    classes = rows[3].astype(np.intp)
-    found = np.zeros(max(len(of_class), int(classes.max()) + 1))
-    found[: len(of_class)] = of_class
-    np.add.at(found, classes, rows[2])  # Row after row, as in `_added`.
-    return found
-
-
-class _Window:
-    """The last rows, in a ring: predictions, targets, weights and classes as rows of one array."""
-
-    def __init__(self, size: int) -> None:
-        self._ring = np.zeros((4, size))
-        self._seen = 0
-
-    def add(self, rows: Floats) -> None:
-        size = self._ring.shape[1]
-        kept = rows[:, -size:]
-        start = (self._seen + rows.shape[1] - kept.shape[1]) % size
-        until_end = size - start
-        self._ring[:, start : start + kept.shape[1]] = kept[:, :until_end]
-        self._ring[:, : max(kept.shape[1] - until_end, 0)] = kept[:, until_end:]
-        self._seen += rows.shape[1]
-
-    def rows(self) -> Floats:
-        """Return a copy of the rows, the oldest first."""
-        size = self._ring.shape[1]
-        if self._seen <= size:
-            return self._ring[:, : self._seen].copy()
-        return np.roll(self._ring, -(self._seen % size), axis=1)
-
-    def restore(self, rows: Floats) -> None:
-        self._seen = 0
-        self.add(np.asarray(rows, dtype=np.float64))
-
-
 PREDICTIONS: Final = OutputTag("predictions")
 """The side output of a learner: predictions that were made before learning, as :class:`PredictedRows`."""
 
@@ -360,7 +366,8 @@ class PredictedRows(TypedDict):
     classes: NotRequired[Indices]
     """For "classes" the number of the true class of each row."""
     labels: NotRequired[list[Any]]
-    """For "classes" the labels of the classes that have come so far, by number."""
+    """For "classes" the labels of the classes that have come so far, by number. For "classification", if labels are no
+    truth values, those of the targets 0 and 1: predictions are the probability of the second one."""
     probabilities: NotRequired[Floats]
     """For "classes" the probability of each class for each row, a matrix (rows, classes) in the order of ``labels``. If
     it has one column more, the last is the probability of a class that had not come yet. A class that came after the
@@ -370,8 +377,25 @@ class PredictedRows(TypedDict):
     mini-batch are refused before, the numbers of its other rows may be smaller by as many."""
     loss: NotRequired[PlainLoss]
     """The loss of numbers, if it is not the squared one."""
+    earlier_targets: NotRequired[tuple[float, float]]
+    """If earlier rows may be of a "classification", since their labels were only two: the numbers, or the numbers of
+    the classes, that the targets 0 and 1 stood for."""
     is_mean: NotRequired[bool]
     """False for predictions that are no means of targets, such as quantiles."""
+
+
+def rows_as(kind: ValidationKind, rows: Floats, earlier_targets: tuple[float, float]) -> Floats:
+    """Return rows of a classification as those of another kind: predictions, targets, weights, classes, and more."""
+    changed = rows.copy()
+    predictions, targets = rows[:2]
+    negative, positive = earlier_targets
+    if kind == "regression":
+        changed[:2] = negative + (positive - negative) * rows[:2]
+    else:
+        changed[0] = np.where(targets == 1.0, predictions, 1.0 - predictions)
+        changed[1] = (predictions >= 0.5) == (targets == 1.0)
+        changed[3] = np.where(targets == 1.0, positive, negative)
+    return changed
 
 
 def validation_of(kind: ValidationKind, loss: PlainLoss | None, window: int) -> ProgressiveValidation:
@@ -509,6 +533,9 @@ class Validate(Operator):
         """Count the predictions of one mini-batch."""
         if self._validation is None:
             self._validation = validation_of(rows["task"], rows.get("loss"), self._window)
+        elif self._validation.kind != rows["task"]:
+            self._validation = self._validation.continued_as(rows["task"], rows.get("earlier_targets", (0.0, 1.0)))
+            self._comparison = MeanComparison()
         loss = self._validation.count_rows(rows["predictions"], rows["targets"], rows["weights"], rows.get("classes"))
         if "loss" in rows:
             loss = SquaredLoss().total(rows["predictions"], rows["targets"], rows["weights"])

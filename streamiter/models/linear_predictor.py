@@ -85,6 +85,11 @@ class LinearPredictor(Savable):
         """The labels of the probabilities, in order; None if a prediction is one number."""
         return None if self._standardized is None else self._standardized.classes
 
+    @property
+    def positive(self) -> Any:
+        """The label that a prediction is the probability of, of two labels; None for truth values, and for others."""
+        return None if self._standardized is None else self._standardized.positive
+
     def __call__(self, x: object) -> Any:
         if self._standardized is not None:
             return self._standardized.predict(x)

@@ -42,6 +42,8 @@ class Prediction:
     classes: list[Any] | None = None
     """The labels of the probabilities, in order; one more probability, the last, is that of a class that has not come
     yet. None if a row has one number."""
+    positive: Any = None
+    """The label that the value is the probability of, if there are two labels that are no truth values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +152,9 @@ class ServedModel:
         """
         serving = self.version_now()
         update = serving.update
-        classes = getattr(serving.predict, "classes", None)
+        classes, positive = (getattr(serving.predict, name, None) for name in ("classes", "positive"))
         age_s = update.age_s(self._clock)
-        return Prediction(serving.predict(x), update.generation, update.version, age_s, classes)
+        return Prediction(serving.predict(x), update.generation, update.version, age_s, classes, positive)
 
     def version_now(self) -> ServedVersion:
         """Return the version that answers now: several calls of its predictor are of one version.

@@ -81,7 +81,10 @@ class StandardizedModel:
         self._subject = subject
         self.link: str = _value(given, "link", subject, "one of logit, softmax, clipped, log", _is_link)
         self.classes: list[Any] | None = None
-        if self.link == "softmax":
+        self.positive: Any = None
+        if self.link == "logit" and "classes" in given:
+            _, self.positive = _value(given, "classes", subject, "a list of two labels", _are_two)
+        elif self.link == "softmax":
             self.classes = _value(given, "classes", subject, "a list of labels", lambda value: isinstance(value, list))
         elif self.link in ("clipped", "log"):
             self._lowest, self._highest = (
@@ -493,6 +496,10 @@ def _clipped(values: Floats, differences: Floats, limits: Floats) -> Floats:
 
 def _is_link(value: object) -> bool:
     return isinstance(value, str) and value in ("logit", "softmax", "clipped", "log")
+
+
+def _are_two(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2
 
 
 def _are_names(value: object) -> bool:

@@ -462,7 +462,7 @@ class _LinearColumns:
         places = np.asarray(fields["places"] if is_standardized else [], dtype=np.intp)
         center, scale = ("center", "limit") if is_standardized else ("mean", "deviation")
         matrix = weights.reshape(count, -1).astype(np.float64)
-        labels: list[Any] = list(fields["classes"]) if is_standardized and "classes" in fields else [None]
+        labels: list[Any] = list(fields["classes"]) if is_standardized and matrix.shape[1] > 1 else [None]
         labels += ["(other)"] * (matrix.shape[1] - len(labels))
         return _LinearColumns(
             names,

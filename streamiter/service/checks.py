@@ -9,11 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from streamiter.checkpoints.store import blobs_at, is_url
 from streamiter.errors import ConfigurationError, ModelError, StreamiterError, TopicNotFound, described, did_you_mean
 from streamiter.learn import BadRows
+from streamiter.learn.labels import LabelReader
 from streamiter.service.features import FeatureRows
-from streamiter.service.labels import label_of
+from streamiter.service.labels import label_of, shares_of_labels, task_of
 from streamiter.service.learning import decoder_of
 from streamiter.service.proposal import TopicSample, sample_of
 from streamiter.service.settings import HttpSettings, LearnSettings, ServiceSettings, http_secret, tls_context
@@ -126,9 +129,15 @@ class SettingsCheck:
 
     def _check_labels(self, learn: LearnSettings, records: Sequence[Mapping[str, Any]], noun: str) -> None:
         read, reasons, labels = label_of(learn), [], []
+        model = LabelReader("label", task_of(learn.kind), positive=learn.label.positive)
         for record in records:
             try:
-                labels.append(read(record))
+                label = read(record)
+                [part] = model.read([label], np.ones(1, dtype=np.bool_))[-1:]
+                model.take_over(part, 1)
+                labels.append(label)
+            except BadRows as bad:
+                reasons.append(bad.reason.partition(": ")[2])
             except KeyError as error:
                 reasons.append(f"no field {error}{did_you_mean(learn.label.field, record)}")
             except (TypeError, ValueError) as error:
@@ -139,8 +148,10 @@ class SettingsCheck:
         found = f"{len(labels):,} labels in the newest {len(records):,} {noun}"
         if reasons:
             found += f"; {len(reasons):,} have none ({reasons[0]})"
-        if learn.kind == "classification" and labels:
-            found += f", {sum(labels) / len(labels):.1%} are true"
+        if labels:
+            found += f", {shares_of_labels(learn, labels)}"
+        if model.reading is not None and model.reading.kind == "binary" and model.reading.labels is not None:
+            found += f"; predictions are the probability of {model.reading.names[1]!r}"
         self._found["learn.label"] = found
 
     def _check_features(self, learn: LearnSettings, records: Sequence[Mapping[str, Any]]) -> None:

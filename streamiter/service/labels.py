@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -11,9 +12,10 @@ from streamiter.errors import shortened
 from streamiter.flow.event_time import is_behind_topic
 from streamiter.flow.stream import Stream
 from streamiter.learn import DelayedLabels
+from streamiter.learn.labels import Task
 from streamiter.numbers import is_number, plain_float
 from streamiter.records import Batch
-from streamiter.service.settings import FieldComparison, LabelSettings, LearnSettings
+from streamiter.service.settings import FieldComparison, LabelSettings, LearningKind, LearnSettings
 
 Record = Mapping[str, Any]
 """A decoded event; its values are the user's."""
@@ -24,26 +26,68 @@ def label_of(learn: LearnSettings) -> Callable[[Record], Any]:
 
     >>> label_of(LearnSettings("classification", LabelSettings("late")))({"late": 1})
     True
+    >>> label_of(LearnSettings("classification", LabelSettings("sent")))({"sent": "late"})
+    'late'
     """
     value = learn.label.value
     if isinstance(value, FieldComparison):
         return value
     expected, is_label = _LABELS[learn.kind]
+    takes_texts = learn.learner == "default"
 
     def label(record: Record) -> Any:
         given = record[value]
+        if isinstance(given, str) and learn.kind == "classification" and not takes_texts:
+            raise ValueError(f"expected true, false, 1 or 0 in the field {value!r}, given {given!r}; {_COMPARE_IT}")
         if not is_label(given):
             raise ValueError(f"expected {expected} in the field {value!r}, given {given!r}")
-        return bool(given) if learn.kind == "classification" else given
+        return bool(given) if learn.kind == "classification" and not isinstance(given, str) else given
 
     return label
 
 
+_COMPARE_IT: Final = "write value = \"field == 'text'\" in label, or leave learner out"
+
 _LABELS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
-    "classification": ("true, false, 1 or 0", lambda given: is_number(given) and given in (0, 1)),
+    "classification": (
+        "true, false, 1, 0 or a text",
+        lambda given: isinstance(given, str) or (is_number(given) and given in (0, 1)),
+    ),
     "regression": ("a number", lambda given: is_number(given) and math.isfinite(given)),
     "multiclass": ("a text or a whole number", lambda given: isinstance(given, (str, int))),
 }
+
+
+def task_of(kind: LearningKind) -> Task:
+    """Return what a model is told about its labels: a service that answers with one probability has two of them."""
+    return "binary" if kind == "classification" else kind
+
+
+def shares_of_labels(learn: LearnSettings, labels: Sequence[Any]) -> str:
+    """Return the shares of the labels, as a model reads them, or their range; and what is wrong if all are equal.
+
+    >>> shares_of_labels(LearnSettings("classification", LabelSettings("late")), [True, False, False, False])
+    '25.0% are true'
+    >>> shares_of_labels(LearnSettings("regression", LabelSettings("delay")), [7.0, 7.0])
+    'all are 7.0: nothing can be learned from such labels, so check the key label'
+    """
+    counts = Counter(labels)
+    if len(counts) == 1:
+        shown = str(labels[0]).lower() if isinstance(labels[0], bool) else repr(labels[0])
+        if learn.label.otherwise not in (None, labels[0]):
+            return f"all are {shown}, and questions without an answer {learn.label.otherwise!r}"
+        return f"all are {shown}: nothing can be learned from such labels, so check the key label"
+    if learn.kind == "regression":
+        return f"from {min(labels):g} to {max(labels):g}"
+    if set(counts) <= {True, False}:
+        return f"{counts[True] / len(labels):.1%} are true"
+    shares = [f"{count / len(labels):.1%} are {label!r}" for label, count in counts.most_common(_SHARES_SHOWN)]
+    if more := len(counts) - len(shares):
+        shares.append(f"and {more} other labels")
+    return ", ".join(shares)
+
+
+_SHARES_SHOWN: Final = 5
 
 
 def delayed_labels_of(learn: LearnSettings, features: Callable[[Batch], Any]) -> DelayedLabels:

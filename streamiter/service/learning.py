@@ -27,7 +27,7 @@ from streamiter.models import LinearPredictor, Parameters, Rollbacks
 from streamiter.numbers import positive
 from streamiter.optimizers import Constant, Optimizer
 from streamiter.service.features import FeatureRows
-from streamiter.service.labels import delayed_labels_of, label_of, questions_and_answers
+from streamiter.service.labels import delayed_labels_of, label_of, questions_and_answers, task_of
 from streamiter.service.settings import InputSettings, LearnSettings, ServiceSettings
 from streamiter.service.settings_file import OPTIMIZERS
 from streamiter.topics import Decoder, Json, topic
@@ -90,9 +90,8 @@ class ServiceLearning:
         given = {name: value for name, value in learn.learner_settings.items() if name not in _NOT_THE_OPTIMIZERS}
         if learn.learner == "default":
             options = {name: value for name, value in learn.learner_settings.items() if name != "mini_batch"}
-            # Truth values have one probability. Classes of texts and of whole numbers are found as they come.
-            options["task"] = "regression" if learn.kind == "regression" else "classification"
-            options["other_settings"] = "keep"
+            # Classes of texts and of whole numbers are found as they come.
+            options |= {"task": task_of(learn.kind), "positive": learn.label.positive, "other_settings": "keep"}
             options |= {"kinds": self.features.kinds, "time_zone": self.features.time_zone}
             return lambda: AdaptiveLinearModel(**options)
         if self._rate is not None:

@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections.abc import Mapping
 from itertools import chain
-from typing import Annotated, Any, Final, TypedDict
+from typing import Annotated, Any, Final, NotRequired, TypedDict
 
 import numpy as np
 import orjson
@@ -36,7 +36,7 @@ _NUMBERS: Final = (int, float, type(None))
 class PredictedRow(TypedDict, total=False):
     """The prediction for one row: a probability, a value, the probabilities of labels, or the reason why none."""
 
-    probability: Annotated[float, Meta(ge=0, le=1, description="The probability that the label is true")]
+    probability: Annotated[float, Meta(ge=0, le=1, description="The probability of true, or of the label `positive`")]
     value: Annotated[Any, Meta(description="The value that the model predicts")]
     probabilities: Annotated[dict[str, float], Meta(description="The probability of each label")]
     unseen: Annotated[float, Meta(description="The probability of a label that has not come in training yet")]
@@ -54,6 +54,7 @@ class PredictionAnswer(TypedDict):
     generation: Annotated[int, Meta(description="The generation of the version")]
     version: Annotated[int, Meta(description="The version of the model that has predicted all rows")]
     age_s: Annotated[float, Meta(description="Seconds since this version was made")]
+    positive: NotRequired[Annotated[str, Meta(description="The label that `probability` is of; absent: true, or 1")]]
     predictions: Annotated[list[PredictedRow], Meta(description="One for each row, in their order")]
 
 
@@ -77,13 +78,16 @@ async def predict(
             errors=list(chain.from_iterable(wrong)),
         )
     update = version.update
-    return {
+    answer: PredictionAnswer = {
         "model": update.model,
         "generation": update.generation,
         "version": update.version,
         "age_s": update.age_s(clock),
         "predictions": predictions,
     }
+    if (positive := getattr(version.predict, "positive", None)) is not None:
+        answer["positive"] = _label(positive)
+    return answer
 
 
 def rows_of(body: bytes, rows_max: int) -> tuple[list[Any], str]:

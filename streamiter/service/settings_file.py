@@ -179,6 +179,7 @@ _FIELD: Final = re.compile(r"[^<>=!'\"]+")
 _LABEL_KEYS: Final[Mapping[str, Key]] = {
     "field": Key(text_of),
     "value": Key(_value_of_label),
+    "positive": Key(text_of),
     "event": Key(text_of),
     "event_field": Key(text_of),
     "key": Key(text_of),
@@ -433,6 +434,9 @@ def _label(document: TomlDocument, given: Any, kind: str | None) -> LabelSetting
         if name in given and needed not in given:
             wrong = WrongValue(f"it with {needed} only", f"leave it out, or add {needed}", given=f"no {needed}")
             document.refuse_value((*path, name), wrong)
+    if "positive" in given and (kind != "classification" or "field" not in given):
+        wrong = WrongValue("it with the field of a classification only", "leave it out; a comparison says what is true")
+        document.refuse_value((*path, "positive"), wrong)
     if "otherwise" in label and kind is not None and not _fits(kind, label["otherwise"]):
         document.refuse_value((*path, "otherwise"), WrongValue(f"a label of a {kind}", "write false, without quotes"))
     if "field" in label:
@@ -443,7 +447,7 @@ def _label(document: TomlDocument, given: Any, kind: str | None) -> LabelSetting
 def _fits(kind: str, label: object) -> bool:
     """Whether a label that the file gives fits the kind."""
     if kind == "classification":
-        return isinstance(label, bool)
+        return isinstance(label, (bool, str))
     return type(label) in ((int, float) if kind == "regression" else (int, str))
 
 

@@ -139,6 +139,7 @@ def models_and_rows() -> list[tuple[Any, list[Any]]]:
         (adaptive(lambda km, n: km / 7 + n, loss="quantile", quantile=0.9), NAMED),
         (adaptive(lambda km, n: n % 5, loss="poisson"), NAMED),
         (adaptive(lambda km, n: ["früh", "late", "gone"][n % 3]), NAMED),
+        (adaptive(lambda km, n: "spät" if km > 400 else "früh"), NAMED),
         (of_lists(), LISTS),
         *((of_kinds(random, zone), raw_records(random, 300)) for zone in (None, "Europe/Berlin", "America/St_Johns")),
     ]
@@ -211,6 +212,7 @@ async def test_a_consumer_predicts_what_python_predicts(
                         assert given["error"].startswith("expected "), (row, given)
                     else:
                         assert same(given["prediction"], expected, predict.classes), (row, given, expected)
+                        assert given.get("positive") == predict.positive
 
 
 async def test_a_consumer_skips_what_is_older_incomplete_or_of_another_format(

@@ -15,7 +15,7 @@ from learn.online_support import Record
 
 from streamiter import Flow, Stream
 from streamiter.learn import AdaptiveLinearModel, DelayedLabels, train_online
-from streamiter.learn.expert_weights import ASSUMED, CONFIRMED, CORRECTED, RowSteps
+from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, RowSteps
 from streamiter.operators import Source, SourceBatch
 
 WITHIN_S = 4.0

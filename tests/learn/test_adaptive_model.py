@@ -7,9 +7,11 @@ import math
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from random import Random
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,9 +20,11 @@ from learn.row_streams import hyperplane
 from support.examples import random_examples
 from support.processes import LIMIT_S
 
+import streamiter.learn.adaptive as adaptive_module
+import streamiter.learn.labels as labels_module
 from streamiter.errors import ModelError
 from streamiter.learn import AdaptiveLinearModel, BadRows, SparseRows
-from streamiter.learn.expert_weights import RowSteps
+from streamiter.learn.model_rows import RowSteps
 from streamiter.named_rows import ABSENT, FieldReader
 
 BITS = 5
@@ -40,6 +44,8 @@ class Stream(NamedTuple):
     cuts: list[int]
     crosses: list[tuple[str, str]]
     rates: list[float] | None
+    first: int
+    """The number of labels that the kind is decided from."""
 
 
 def a_value(random: Random, field: str) -> Any:
@@ -49,7 +55,7 @@ def a_value(random: Random, field: str) -> Any:
 
 
 def a_stream(random: Random) -> Stream:
-    task = random.choice(["binary", "classes", "regression"])
+    task = random.choice(["binary", "classes", "counts", "regression"])
     count = random.randint(2, 10)
     records, labels = [], []
     for _ in range(count):
@@ -57,14 +63,16 @@ def a_stream(random: Random) -> Stream:
         records.append({field: a_value(random, field) for field in fields})
         good = {
             "binary": random.choice([0, 1, True]),
-            "classes": random.choice(["x", "y", "z", np.str_("y")]),
+            "classes": random.choice(["x", "y", "x", "z", np.str_("y")]),
+            "counts": random.choice([0, 1, 1.0, -1, np.int64(1), 2]),
             "regression": random.gauss(1_000, 5),
         }[task]
         labels.append(random.choice([good] * 9 + [None] * 4 + [math.nan, [2], 10**400]))
     weights = [random.choice([1.0, 1.0, 0.5, 3.0, 0.0, 1e31]) for _ in range(count)]
     cuts = [0, *sorted(random.sample(range(1, count), random.randrange(count))), count]
     crosses = random.choice([[], [("a", "b"), ("t", "tt")], [("t", "a"), ("b", "b"), ("ab", "tt")]])
-    return Stream(task, records, labels, weights, cuts, crosses, random.choice([None, None, None, [0.5]]))
+    rates, first = random.choice([None, None, None, [0.5]]), random.choice([1, 2, 4, 1_000])
+    return Stream(task, records, labels, weights, cuts, crosses, rates, first)
 
 
 def new_model(stream: Stream) -> AdaptiveLinearModel:
@@ -72,31 +80,55 @@ def new_model(stream: Stream) -> AdaptiveLinearModel:
     return AdaptiveLinearModel(task=task, bits=BITS, crosses=stream.crosses, rates=stream.rates)
 
 
-def learn(model: AdaptiveLinearModel, stream: Stream, start: int, stop: int) -> list[Any]:
-    """Learn from some rows as one batch, without those that are refused; return the prediction for each row."""
-    left = list(range(start, stop))
-    while left:
-        try:
-            rows = model.rows([stream.records[row] for row in left])
-            labels = [stream.labels[row] for row in left]
-            learns = np.array([label is not None for label in labels])
-            weights = np.array([stream.weights[row] for row in left])
-            each = RowSteps.one_each(len(left), learns=True, weights=weights)
-            found = model.step(rows, each._replace(learns=learns), labels)
-        except BadRows as bad:
-            left = [row for place, row in enumerate(left) if place not in bad.rows]
-        else:
-            known = dict(zip(left, found, strict=True))
-            return [plain(known[row]) if row in known else "refused" for row in range(start, stop)]
-    return ["refused"] * (stop - start)
+@contextmanager
+def deciding_from(labels: int) -> Iterator[None]:
+    """Decide the kind of labels from so many: all of them, and what comes after them, are in a short stream."""
+    with patch.multiple(labels_module, FIRST_LABELS=labels), patch.multiple(adaptive_module, FIRST_LABELS=labels):
+        yield
 
 
-def plain(prediction: Any) -> list[str]:
-    """Return a prediction exactly, without the classes that were not known yet."""
-    numbers = np.atleast_1d(prediction)
-    if np.isnan(numbers).all():
-        return ["no label yet"]
-    return [float(number).hex() for number in [*(p for p in numbers[:-1] if p), numbers[-1]]]
+class Predicted:
+    """The predictions of a stream, as a caller keeps them who is told later what the labels mean."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[list[float], float] | None] = []
+        self._learned: list[int] = []
+
+    def learn(self, model: AdaptiveLinearModel, stream: Stream, start: int, stop: int) -> None:
+        """Learn from some rows as one batch, without those that are refused."""
+        left = list(range(start, stop))
+        self._rows += [None] * (stop - start)
+        while left:
+            try:
+                rows = model.rows([stream.records[row] for row in left])
+                labels = [stream.labels[row] for row in left]
+                learns = np.array([label is not None for label in labels])
+                weights = np.array([stream.weights[row] for row in left])
+                each = RowSteps.one_each(len(left), learns=True, weights=weights)
+                found = model.step(rows, each._replace(learns=learns), labels)
+            except BadRows as bad:
+                left = [row for place, row in enumerate(left) if place not in bad.rows]
+                continue
+            if (again := model.predicted_again) is not None:
+                for row, prediction in zip(self._learned, again, strict=True):
+                    self._rows[row] = np.atleast_1d(prediction).tolist(), float(model.readings)
+            for row, prediction in zip(left, found, strict=True):
+                self._rows[row] = np.atleast_1d(prediction).tolist(), float(model.readings)
+            self._learned += [row for row, learn in zip(left, learns, strict=True) if learn]
+            return
+
+    def told(self, model: AdaptiveLinearModel) -> list[list[str]]:
+        """Return each prediction exactly, in the terms of now, without the classes that were not known yet."""
+        told = []
+        for row in self._rows:
+            if row is None:
+                told.append(["refused"])
+            elif math.isnan(row[0][0]):
+                told.append(["no label yet"])
+            else:
+                numbers = np.atleast_1d(model.as_now([row[0]], [[row[1]]])[0])
+                told.append([float(number).hex() for number in [*(p for p in numbers[:-1] if p), numbers[-1]]])
+        return told
 
 
 @random_examples(a_stream, examples=2_000)
@@ -104,33 +136,35 @@ def test_no_cut_of_a_stream_changes_a_prediction_or_the_state(stream: Stream) ->
     """With other transport batches another model was published: sums were taken in another order, a field got its
     kind from a row that was refused, or a question before the first label counted in one batch and not in another.
     """
-    single, cut = new_model(stream), new_model(stream)
-    by_row = [learn(single, stream, row, row + 1)[0] for row in range(len(stream.records))]
-    by_batch = [
-        prediction
-        for start, stop in zip(stream.cuts, stream.cuts[1:], strict=False)
-        for prediction in learn(cut, stream, start, stop)
-    ]
-    assert by_batch == by_row
+    single, cut, by_row, by_batch = new_model(stream), new_model(stream), Predicted(), Predicted()
+    with deciding_from(stream.first):
+        for row in range(len(stream.records)):
+            by_row.learn(single, stream, row, row + 1)
+        for start, stop in zip(stream.cuts, stream.cuts[1:], strict=False):
+            by_batch.learn(cut, stream, start, stop)
+    assert by_batch.told(cut) == by_row.told(single)
     assert learned(cut) == learned(single)
 
 
 @random_examples(a_stream, examples=1_000)
 def test_learning_resumes_at_any_row_after_a_restore(stream: Stream) -> None:
     """Train, stop, restore, train must equal training without a stop, to the bit, with weights, texts and classes."""
-    through = new_model(stream)
-    expected = [learn(through, stream, row, row + 1) for row in range(len(stream.records))]
-    model, found = new_model(stream), []
-    for row in range(len(stream.records)):
-        state = copy.deepcopy(model.state())
-        kept = frozen(state)
-        found.append(learn(model, stream, row, row + 1))
-        assert frozen(state) == kept, "a state must not change afterwards"
-        restored = new_model(stream)
-        restored.restore(state)
-        assert learn(restored, stream, row, row + 1) == found[-1]
-        model = restored
-    assert found == expected
+    through, expected = new_model(stream), Predicted()
+    with deciding_from(stream.first):
+        for row in range(len(stream.records)):
+            expected.learn(through, stream, row, row + 1)
+        model, found = new_model(stream), Predicted()
+        for row in range(len(stream.records)):
+            state = copy.deepcopy(model.state())
+            kept, before = frozen(state), copy.deepcopy(found)
+            found.learn(model, stream, row, row + 1)
+            assert frozen(state) == kept, "a state must not change afterwards"
+            restored = new_model(stream)
+            restored.restore(state)
+            before.learn(restored, stream, row, row + 1)
+            assert before.told(restored) == found.told(model)
+            model = restored
+    assert found.told(model) == expected.told(through)
     assert frozen(model.state()) == frozen(through.state())
 
 
@@ -391,12 +425,13 @@ def test_many_classes_take_memory_only_for_texts_that_came() -> None:
     assert peak_bytes < 50e6
 
 
-def test_classes_that_were_only_asked_for_get_their_scores_in_time() -> None:
+def test_labels_that_were_not_learned_from_are_no_targets() -> None:
     """Labels that became classes before they were learned from wrote beyond the arrays, and the process crashed."""
     model = AdaptiveLinearModel()
-    model.learn([[0.0], [1.0]], ["a", "b"])
-    model.targets([f"c{n}" for n in range(90)])
+    model.learn([[0.0], [1.0], [2.0]], ["a", "b", "c"])
+    with pytest.raises(ModelError, match="expected labels that were learned from, given others"):
+        model.targets([f"c{n}" for n in range(90)])
     model.learn([[0.0], [1.0]], ["c89", "a"])
     predictions = model.predict([[0.5]])
-    assert predictions.shape == (1, 93)
+    assert predictions.shape == (1, 5)
     assert np.isfinite(predictions).all()

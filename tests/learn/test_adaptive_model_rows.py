@@ -13,7 +13,7 @@ from learn.row_streams import hyperplane
 from streamiter import Columns
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn import AdaptiveLinearModel, BadRows, SparseRows
-from streamiter.learn.expert_weights import RowSteps
+from streamiter.learn.model_rows import RowSteps
 from streamiter.named_rows import FieldReader
 
 BITS = 5
@@ -62,30 +62,34 @@ def test_tables_have_the_fields_of_their_columns() -> None:
         ([True, False], "logit", None),
         ([0, 1.0], "logit", None),
         (np.array([0, 1], dtype=np.uint8), "logit", None),
-        (["a", np.str_("b")], "softmax", ["a", "b"]),
+        (["b", np.str_("a")], "logit", ["a", "b"]),
+        (["b", np.str_("a"), "c"], "softmax", ["b", "a", "c"]),
+        ([1, -1], "logit", [-1, 1]),
+        ([0, 1, 2], "clipped", None),
+        ([0, -1.0], "clipped", None),
         ([0.5, 10**25], "clipped", None),
         ([np.float32(2), True], "clipped", None),
     ],
 )
-def test_the_first_label_says_what_is_predicted(labels: Any, link: str, classes: Any) -> None:
+def test_the_first_labels_say_what_is_predicted(labels: Any, link: str, classes: Any) -> None:
     """Labels 0 and 1 were numbers to predict, or an integer above 2**64 ended the job with a Python error."""
     model = AdaptiveLinearModel()
-    model.learn([[1.0], [2.0]], labels)
+    model.learn([[1.0], [2.0], [3.0]][: len(labels)], labels)
     assert model.parameters()["link"] == link
     assert model.classes == classes
 
 
 def test_classes_are_given_or_found() -> None:
     """Equal labels of numpy and Python were two classes; class 2 was refused, because class 0 had come first."""
-    model = AdaptiveLinearModel(task="classification")
+    model = AdaptiveLinearModel(task="multiclass")
     labels = [0, np.int64(0), 0.0, np.float32(9.0), 9]
     found = model.learn_each([[0.0]] * 5, labels)
     assert model.classes == [0, 9]
     assert found.shape == (5, 3)
     assert found.sum(axis=1) == pytest.approx(np.ones(5))
-    given = AdaptiveLinearModel(classes=["x", "y"])
-    assert given.learn_each([[0.0]], ["y"]).tolist() == [[0.5, 0.5]]
-    with pytest.raises(BadRows, match="expected a label that is one of the classes 'x', 'y', given 'z'") as caught:
+    given = AdaptiveLinearModel(classes=["x", "y", "w"])
+    assert given.learn_each([[0.0]], ["y"]).tolist() == [[1 / 3] * 3]
+    with pytest.raises(BadRows, match="expected a label that is one of the classes 'x', 'y', 'w', given 'z'") as caught:
         given.learn_each([[0.0]] * 3, ["x", "z", "y"])
     assert caught.value.rows == (1,)
 
@@ -112,7 +116,7 @@ def test_only_rows_of_too_many_classes_are_refused() -> None:
         ([], [{"a": 1}, {"a": [2]}], [1, 0], None, (1,), r"expected a number, a text or None in .*'a', given \[2\]"),
         ([], [{"a": 1}, {"a": 10**400}], [1, 0], None, (1,), "numbers that fit a float in the field 'a'"),
         ([], [{"a": 1}, 5], [1, 0], None, (1,), "expected records with named fields, given 5"),
-        ([{}], [{}, {}], [1, 2], None, (1,), 'label that is 0, 1 or a truth value, .*task="regression"'),
+        ([{}], [{}, {}], [True, 2], None, (1,), 'label that is 0, 1 or a truth value, .*task="regression"'),
         ([{}], [{}, {}], [1, "x"], None, (1,), "label that is 0, 1 or a truth value, like the first label, given 'x'"),
         ([{}], [{}, {}], [1, None], None, (1,), "expected a label that is 0, 1 or a truth value, .* given None"),
         ([], [{}, {}], [None, math.nan], None, (0, 1), "label that is a number, a truth value or a text, given None"),
@@ -130,7 +134,7 @@ def test_bad_rows_are_named_and_nothing_is_learned(
     model, other = AdaptiveLinearModel(bits=BITS), AdaptiveLinearModel(bits=BITS)
     for learner in (model, other):
         if first:
-            learner.learn(first, [1])
+            learner.learn(first, [any(label is True for label in labels) or 1])
     with pytest.raises(BadRows, match=message) as caught:
         model.learn(records, labels, weights)
     assert caught.value.rows == rows
@@ -203,7 +207,9 @@ def test_fields_of_a_refused_batch_can_be_predicted() -> None:
 def test_wrong_settings_states_and_uses_are_refused() -> None:
     """An error that comes with the first record of the second day is found too late."""
     for options, message in (
-        ({"task": "ranking"}, r'\(task=\): expected "classification" or "regression", given \'ranking\''),
+        ({"task": "ranking"}, r'\(task=\): expected "classification", .* or "regression", given \'ranking\''),
+        ({"positive": "a", "classes": ["b", "c"]}, r"\(positive=\): expected one of two labels, given 'a'"),
+        ({"positive": "a", "task": "regression"}, r"\(positive=\): expected one of two labels, given 'a'"),
         ({"classes": ["a"]}, r"\(classes=\): expected two different classes or more"),
         ({"classes": ["a", "b"], "task": "regression"}, r"\(classes=\): expected .* and task='regression'"),
         *(

@@ -26,7 +26,7 @@ from learn.online_support import (
 
 from streamiter import Flow
 from streamiter.learn import AdaptiveLinearModel, DelayedLabels, ProgressiveValidation, SparseRows, train_online
-from streamiter.learn.expert_weights import RowSteps
+from streamiter.learn.model_rows import RowSteps
 
 COIN = DelayedLabels(
     key_of=lambda event: event["id"],

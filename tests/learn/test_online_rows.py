@@ -182,10 +182,11 @@ def test_the_task_and_the_model_can_be_given() -> None:
     """Labels 3 and 4 are numbers, unless they are said to be classes."""
     records = [{"x": float(n % 3), "y": 3 + n % 2} for n in range(60)]
     assert trained(records, label="y").models[-1].parameters["link"] == "clipped"
-    assert trained(records, label="y", task="classification").models[-1].parameters["link"] == "softmax"
-    given = trained(records, model=partial(AdaptiveLinearModel, classes=[4, 3], bits=3), label="y")
+    for task, link in (("classification", "logit"), ("binary", "logit"), ("multiclass", "softmax")):
+        assert trained(records, label="y", task=task).models[-1].parameters["link"] == link
+    given = trained(records, model=partial(AdaptiveLinearModel, classes=[4, 3, 5], bits=3), label="y")
     assert given.models[-1].parameters["bits"] == 3
-    assert given.models[-1].parameters["classes"] == [4, 3]
+    assert given.models[-1].parameters["classes"] == [4, 3, 5]
 
 
 def test_training_starts_from_published_parameters() -> None:

@@ -65,7 +65,7 @@ def check_rows(found: list[PredictedRows], colors: dict[int, str]) -> None:
 @pytest.mark.parametrize("classes", [None, COLORS])
 def test_each_row_has_the_probability_of_each_class(classes: Any) -> None:
     """Only the probability of the true class could be seen, so no threshold and no metric of one's own was possible."""
-    model = AdaptiveLinearModel(classes=classes)
+    model = AdaptiveLinearModel(classes=classes, task="multiclass")
     expected = {}
     for row in ROWS:
         [probabilities] = model.learn_each([{"x": row["x"]}], [row["color"]])
@@ -74,7 +74,7 @@ def test_each_row_has_the_probability_of_each_class(classes: Any) -> None:
     for mini_batch in (1, 7, 1_000):
         found = predicted(
             ROWS,
-            lambda: AdaptiveLinearModel(classes=classes),
+            lambda: AdaptiveLinearModel(classes=classes, task="multiclass"),
             label="color",
             features=["x"],
             mini_batch=mini_batch,
@@ -101,7 +101,7 @@ def test_late_labels_have_the_probabilities_of_the_question() -> None:
     color_of = {n: event["color"] for n, event in enumerate(events) if "color" in event}
     first = None
     for mini_batch in (1, 13, 1_000):
-        found = predicted(events, labels=labels, mini_batch=mini_batch, mode="synchronous")
+        found = predicted(events, labels=labels, task="multiclass", mini_batch=mini_batch, mode="synchronous")
         check_rows(found, color_of)
         first = first or scores(found)
         assert {n: each for n, each in scores(found).items() if n in first} == first

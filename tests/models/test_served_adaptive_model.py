@@ -32,6 +32,7 @@ TOLERANCE = {"rtol": 1e-12, "atol": 1e-12}
 
 LABELS: dict[str, Any] = {
     "truth values": lambda n: n % 3 == 0,
+    "two labels": lambda n: "on time" if n % 3 else "late",
     "numbers": lambda n: 2.5 * n - 1.0,
     "classes": lambda n: ("red", "green", "blue")[n % 3],
     "quantiles": lambda n: 2.5 * (n % 17) - 1.0,
@@ -109,6 +110,7 @@ async def test_it_predicts_as_the_learner_itself(labels: str, form: str, crosses
         prediction = following.predict(new)
         np.testing.assert_allclose(prediction.value, expected, **TOLERANCE)
         assert prediction.classes == (["red", "green", "blue"] if labels == "classes" else None)
+        assert prediction.positive == ("on time" if labels == "two labels" else None)
         for row, value in zip(new, expected, strict=True):
             one = following.predict(row).value
             assert isinstance(one, np.ndarray if labels == "classes" else float)

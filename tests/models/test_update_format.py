@@ -64,6 +64,7 @@ KINDS: dict[str, Any] = {
     "truth values": lambda: adaptive(lambda n: n % 7 > 3),
     "numbers": lambda: adaptive(lambda n: n / 3, task="regression"),
     "classes": lambda: adaptive(lambda n: "abc"[n % 3]),
+    "two labels": lambda: adaptive(lambda n: "abc"[n % 2]),
     "crosses": lambda: adaptive(lambda n: n % 2 > 0, crosses=[("km", "town"), ("km", "x")]),
     "hashed": lambda: adaptive(lambda n: n % 2 > 0, FeatureHasher(["km", "town"], bits=10).rows(ROWS)),
     "texts only": lambda: adaptive(lambda n: n % 2 > 0, [{"town": row["town"]} for row in ROWS]),

@@ -179,8 +179,8 @@ def test_weights_that_moved_have_the_names_of_their_fields() -> None:
 def test_weights_of_classes_have_their_labels() -> None:
     """With a class that had come since, each weight was compared with that of another class."""
     km = [float(n % 6) for n in range(60)]
-    old = update(1, learned([("late", "on time")[n % 2] for n in range(60)], km=km))
-    new = update(2, learned([("late", "on time", "gone")[n % 3] for n in range(60)], km=km))
+    old = update(1, learned([("late", "on time", "early")[n % 3] for n in range(60)], km=km))
+    new = update(2, learned([("late", "on time", "early", "gone")[n % 4] for n in range(60)], km=km))
     weights = {each.label: each for each in model_difference(old, new).weights}
     assert weights["gone"].old is None
     for label, column in (("late", 0), ("on time", 1)):

@@ -50,6 +50,7 @@ from streamiter.learn.expert_weights import CrossStatistics, ExpertWeights
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
 from streamiter.learn.late_labels import LabelJoin
 from streamiter.learn.model_owner import ModelOwner
+from streamiter.learn.model_rows import FirstRows
 from streamiter.learn.offline_workers import KeptExamples, OfflineWorker, ReplayedExamples
 from streamiter.learn.online import _OneStart
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions
@@ -526,6 +527,7 @@ def parameter_server_clustering(flow: Flow) -> dict[str, Stream]:
 _ROWS = (("dense", "sparse"), ("sparse", "dense"))
 
 BY_ROWS = (
+    FirstRows,
     AdaptiveLinearModel,
     KnownFields,
     ExpertWeights,

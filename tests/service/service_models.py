@@ -28,6 +28,7 @@ def learned(labels: str = "truth values", crosses: Any = (), count: int = 300) -
     rows = trips(count)
     make: dict[str, Any] = {
         "truth values": lambda row: row["km"] > 500.0,
+        "two labels": lambda row: "far" if row["km"] > 500.0 else "near",
         "numbers": lambda row: row["km"] / 10.0 + len(row["sky"]),
         "classes": lambda row: row["sky"] + str(row["night"]),
     }

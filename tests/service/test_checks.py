@@ -73,6 +73,30 @@ async def test_what_fits_is_told_with_figures(case: Case) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("labels", "label", "expected"),
+    [
+        ([True] * 30, '{ field = "late" }', "all are true: nothing can be learned from such labels, so check the key"),
+        (["no"] * 30, '{ field = "late" }', "all are 'no': nothing can be learned"),
+        ([1, 0, 0, 0] * 5, '{ field = "late" }', ", 25.0% are true"),
+        (
+            ["on time", "late", "late", "?", 3] * 8,
+            '{ field = "late", positive = "late" }',
+            '; 16 have none (expected a label that is "on time" or "late", given \'?\'',
+        ),
+        (
+            ["on time", "late", "late", "late"] * 5,
+            '{ field = "late" }',
+            "75.0% are 'late', 25.0% are 'on time'; predictions are the probability of 'on time'",
+        ),
+    ],
+)
+async def test_the_shares_of_the_labels_are_told(case: Case, labels: Any, label: str, expected: str) -> None:
+    """A label that was true in all records passed the check, and the service learned nothing for a month."""
+    await case.write(*({"late": each, "km": n} for n, each in enumerate(labels)))
+    assert expected in (await case.found(label=label))["learn.label"]
+
+
 async def test_an_empty_topic_is_no_error(case: Case) -> None:
     """A service could not be checked before its first event."""
     await case.write()

@@ -68,6 +68,15 @@ def test_a_number_and_classes_have_answers_of_their_own() -> None:
     assert sum(row["probabilities"].values()) + row.get("unseen", 0.0) == pytest.approx(1.0)
 
 
+def test_the_answer_names_the_label_that_the_probability_is_of() -> None:
+    """A client took the probability of "near" for that of "far"; the answer named none of them."""
+    rows, two = trips(5, seed=3), learned("two labels")
+    given = answer({"rows": rows}, version_of(two.parameters()))
+    assert given["positive"] == two.positive == "near"
+    assert [row["probability"] for row in given["predictions"]] == pytest.approx(two.predict(rows).tolist())
+    assert "positive" not in answer({"rows": rows})
+
+
 def test_labels_that_are_no_texts_are_written_as_json() -> None:
     """A model of the classes 1, 2 and 3 could not be served, because names of JSON are texts."""
     rows = trips(60)

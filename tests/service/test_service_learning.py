@@ -161,14 +161,17 @@ def test_times_of_all_forms_are_read() -> None:
 @pytest.mark.parametrize(
     ("kind", "good", "bad"),
     [
-        ("classification", {0: False, True: True}, ["yes", 2, None, 0.5, [1]]),
+        ("classification", {0: False, True: True, "yes": "yes"}, [2, None, 0.5, [1]]),
         ("regression", {3: 3, -0.5: -0.5}, ["3", None, float("nan"), float("inf")]),
         ("multiclass", {"red": "red", 3: 3}, [None, 0.5, ["red"]]),
     ],
 )
 def test_labels_fit_their_kind(kind: Any, good: dict[Any, Any], bad: list[Any]) -> None:
-    """The text "false" was a label, and counted as true."""
+    """The text "false" was a label, and counted as true; or a learner that needs truth values got texts."""
     read = label_of(LearnSettings(kind, LabelSettings("late")))
+    if kind == "classification":
+        with pytest.raises(ValueError, match=r"given 'yes'; write value = .*== 'text'"):
+            label_of(LearnSettings(kind, LabelSettings("late"), learner="ftrl"))({"late": "yes"})
     assert [read({"late": given}) for given in good] == list(good.values())
     for given in bad:
         with pytest.raises(ValueError, match=r"expected .* in the field 'late', given"):

@@ -12,7 +12,8 @@ const consumer = await follow({
   topic,
   model,
   onUpdate: ({ generation, version, document }) => {
-    current = { generation, version, predict: linearModel(document.parameters) };
+    const predict = linearModel(document.parameters);
+    current = { generation, version, positive: predict.positive, predict };
     console.log(JSON.stringify({ generation, version, metrics: document.metrics }));
   },
 });
@@ -20,11 +21,11 @@ const consumer = await follow({
 // A wrong row gets an error, and the next row a prediction.
 function answer(line) {
   if (!current) return { error: "no model yet" };
-  const { generation, version, predict } = current; // An answer is of one version.
+  const { predict, ...named } = current; // An answer is of one version.
   try {
-    return { generation, version, prediction: predict(JSON.parse(line)) };
+    return { ...named, prediction: predict(JSON.parse(line)) };
   } catch (error) {
-    return { generation, version, error: error.message };
+    return { ...named, error: error.message };
   }
 }
 

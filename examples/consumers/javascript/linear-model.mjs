@@ -12,6 +12,7 @@ const clip = (value, low, high) => Math.min(Math.max(value, low), high);
 const LINKS = { identity: (score) => score, logit: sigmoid, log: (score) => Math.exp(Math.min(score, 700)) };
 
 // Returns a function from a row to its prediction: a number, or for classes an object of label and probability.
+// If the number is the probability of one of two labels, this label is its property `positive`.
 export function linearModel(parameters) {
   if (Array.isArray(parameters)) return plainModel({ weights: parameters });
   const beyond = ["crosses", "width"].find((name) => name in parameters); // Of crosses, and of sparse rows.
@@ -70,7 +71,7 @@ function standardizedModel({ weights, intercept, center, limit, fields, places, 
     return column === undefined ? null : [column, Math.min(1, limit[column])];
   }
 
-  return (row) => {
+  const predict = (row) => {
     if (row === null || typeof row !== "object" || Array.isArray(row)) throw new Error("expected a row of named fields");
     const sums = [].concat(intercept);
     for (const [name, value] of fieldsOf(row)) {
@@ -82,6 +83,8 @@ function standardizedModel({ weights, intercept, center, limit, fields, places, 
     if (link === "logit") return sigmoid(clip(sums[0], -SCORE_MAX, SCORE_MAX));
     return softmax(sums, model.classes);
   };
+  if (link === "logit" && model.classes) predict.positive = model.classes[1];
+  return predict;
 }
 
 // A last probability without a label is that of a class that has not come yet.

@@ -88,6 +88,11 @@ final class LinearModel {
         });
   }
 
+  /** The label that a prediction is the probability of, if there are two labels that are no truth values; or null. */
+  JsonNode positive() {
+    return link.equals("logit") ? parameters.path("classes").get(1) : null;
+  }
+
   private double scaled(JsonNode row, int column) {
     double value = row.get(column).asDouble();
     if (!parameters.has("deviation")) return value;

@@ -33,6 +33,7 @@ public final class ModelConsumer {
   /** A wrong row gets an error, and the next row a prediction. */
   private static ObjectNode answer(Current now, String line) {
     ObjectNode answer = named(now.rank);
+    if (now.model.positive() != null) answer.set("positive", now.model.positive());
     try {
       answer.set("prediction", now.model.predict(JSON.readTree(line)));
     } catch (IOException | IllegalArgumentException error) {

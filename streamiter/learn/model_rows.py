@@ -1,0 +1,117 @@
+"""Rows as the arithmetic of the adaptive linear model reads them, and what is done with each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.learn.labels import Label, Labels
+from streamiter.named_rows import is_missing
+from streamiter.numbers import Floats, Indices, plain_scalar
+
+
+class ModelRows(NamedTuple):
+    """Rows as the arithmetic reads them: row r has the columns ``indices[indptr[r]:indptr[r + 1]]``."""
+
+    indptr: Indices
+    indices: Indices
+    values: Floats
+
+    @property
+    def length(self) -> int:
+        """The number of rows."""
+        return len(self.indptr) - 1
+
+    def take(self, rows: Indices) -> ModelRows:
+        """Return some of the rows, in this order, without missing values."""
+        lengths = np.diff(self.indptr)[rows]
+        starts = np.cumsum(lengths) - lengths
+        at = np.arange(lengths.sum()) + np.repeat(self.indptr[rows] - starts, lengths)
+        is_there = ~is_missing(self.values[at])
+        indptr = np.append(0, np.cumsum(is_there))[np.append(starts, len(at))]
+        return ModelRows(indptr, self.indices[at][is_there], self.values[at][is_there])
+
+    def followed_by(self, other: ModelRows) -> ModelRows:
+        """Return the rows, then those of another object."""
+        return ModelRows(
+            np.concatenate([self.indptr, self.indptr[-1] + other.indptr[1:]]),
+            np.concatenate([self.indices, other.indices]),
+            np.concatenate([self.values, other.values]),
+        )
+
+
+ASSUMED: Final = 1
+CORRECTED: Final = 2
+CONFIRMED: Final = 3
+WITHDRAWN: Final = 4
+
+
+class RowSteps(NamedTuple):
+    """What is done with rows, one step after the other."""
+
+    rows: Indices
+    """The row of each step; a row may have several steps."""
+    predicts: npt.NDArray[np.bool_]
+    """Whether the step predicts its row."""
+    learns: npt.NDArray[np.bool_]
+    """Whether the step then learns from its row, if the weight is above 0."""
+    weights: Floats
+    """The weight of the row."""
+    questions: Indices
+    """For a question, and for its late label, a number that both have and no other question; else -1."""
+    assumed: npt.NDArray[np.uint8] | None = None
+    """By step ``ASSUMED`` for a question that is learned as False before its label is known, then ``CORRECTED`` for its
+    late label True, which is learned while the slope of the assumption is taken back, ``CONFIRMED`` for its late label
+    False, which only judges the experts, or ``WITHDRAWN`` if it has no label: the slope is taken back; else 0. The
+    slopes of a question add up to that of its label."""
+
+    def part(self, start: int, stop: int) -> RowSteps:
+        """Return the steps from ``start`` up to ``stop``."""
+        return RowSteps(
+            self.rows[start:stop],
+            self.predicts[start:stop],
+            self.learns[start:stop],
+            self.weights[start:stop],
+            self.questions[start:stop],
+            None if self.assumed is None else self.assumed[start:stop],
+        )
+
+    @staticmethod
+    def one_each(count: int, *, learns: bool, weights: Floats | None = None) -> RowSteps:
+        """Return one step for each row: it predicts the row, and then may learn from it."""
+        each = np.ones(count, dtype=np.bool_)
+        weights = np.ones(count) if weights is None else weights
+        return RowSteps(np.arange(count), each, each & learns, weights, np.full(count, -1))
+
+
+class FirstRows(NamedTuple):
+    """The rows that were learned from while their labels may still turn out to be of another kind."""
+
+    rows: ModelRows
+    labels: list[Label]
+    weights: Floats
+
+    @staticmethod
+    def none() -> FirstRows:
+        """Return no rows."""
+        return FirstRows(ModelRows(np.zeros(1, np.intp), np.zeros(0, np.intp), np.zeros(0)), [], np.zeros(0))
+
+    def followed_by(self, rows: ModelRows, steps: RowSteps, labels: Labels, most: int) -> FirstRows:
+        """Return these rows and those that the steps learn from, up to ``most`` in all."""
+        places = np.flatnonzero(steps.learns)[: most - len(self.labels)]
+        added = [plain_scalar(labels[place]) for place in places]
+        more = self.rows.followed_by(rows.take(steps.rows[places]))
+        return FirstRows(more, self.labels + added, np.append(self.weights, steps.weights[places]))
+
+    def state(self) -> dict[str, object]:
+        """Return a copy as plain data."""
+        return {**self.rows._asdict(), "labels": list(self.labels), "weights": self.weights}
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> FirstRows:
+        """Return the rows that :meth:`state` was taken of."""
+        rows = ModelRows(state["indptr"], state["indices"], state["values"])
+        return FirstRows(rows, list(state["labels"]), state["weights"])
