@@ -48,7 +48,6 @@ ELSEWHERE = {
     "streamiter.networks.training._Judge": "tests/networks/test_network_training.py",
     "streamiter.learn.clustering.KMeans": "tests/learn/test_saved_objects.py",
     "streamiter.learn.decision_tree.DecisionTree": "tests/learn/test_saved_objects.py",
-    "streamiter.learn.expert_weights.FirstRows": "tests/learn/test_adaptive_model.py",
     "streamiter.learn.labels.LabelReader": "tests/learn/test_adaptive_model.py",
     "streamiter.learn.drift.ADWIN": "tests/learn/test_drift.py",
     "streamiter.learn.drift.DriftWatch": "tests/learn/test_drift.py",
