@@ -116,10 +116,10 @@ def train_online(
 
     Without a ``model`` this trains an :class:`~streamiter.learn.adaptive.AdaptiveLinearModel` (``task``, ``positive``,
     ``crosses``, ``loss``, ``quantile``, ``kinds``, ``time_zone``) row by row, in mini-batches of 4,000 rows, or those
-    of 25 ms. ``model()`` may make another linear model, such as ``lambda: LogisticRegression(width)``, which makes one step for the mean gradient of a
-    mini-batch (100 rows). The owner and each worker call ``model``, and must get equal models. A ``scaler``
-    standardizes its features with the statistics of the rows so far; a scaler that has learned is a start. ``initial``
-    is a stream of one record to start from: parameters, bare weights, or None.
+    of 25 ms. ``model()`` may make another linear model, such as ``lambda: LogisticRegression(width)``, which makes one
+    step for the mean gradient of a mini-batch (100 rows). The owner and each worker call ``model``, and must get equal
+    models. A ``scaler`` standardizes its features with the statistics of the rows so far; a scaler that has learned is
+    a start. ``initial`` is a stream of one record to start from: parameters, bare weights, or None.
 
     ``mode="asynchronous"``: the owner learns from each mini-batch as it arrives. A worker that computes gradients
     continues with the parameters it has, but waits while these lack three of its own gradients (two, if there are more
