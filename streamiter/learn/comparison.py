@@ -19,7 +19,7 @@ from streamiter.errors import ConfigurationError, GraphError, ModelError
 from streamiter.flow.flow import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream
 from streamiter.learn.adaptive import AdaptiveLinearModel
-from streamiter.learn.delayed_labels import DelayedLabels
+from streamiter.learn.delayed_labels import DelayedLabels, is_in_event_time, with_event_time
 from streamiter.learn.drift import DriftDetector
 from streamiter.learn.features import StandardScaler
 from streamiter.learn.foreign_models import ForeignModel
@@ -64,6 +64,7 @@ class LearnerOptions(TypedDict, total=False):
     drift: DriftDetector | None
     publish_every: int | PublishSchedule | None
     publish_every_s: float | None
+    publish_state: bool
     on_error: RejectionPolicy
     dead_letter: Topic | None
 
@@ -191,21 +192,18 @@ def compare_online(
     window = whole_number("compare_online(window=)", window, 1, error=GraphError)
     report_every = whole_number("compare_online(report_every=)", report_every, 1, error=GraphError)
     named = step_names(examples.flow, name)
-    rows = examples.map_batch(lambda batch: batch, name=named("one order"), parallelism=1)
+    options_of: dict[str, LearnerOptions] = {
+        learner: {**shared, **(given if isinstance(given, dict) else {"model": given})}
+        for learner, given in learners.items()
+    }
+    rows = _in_one_order(examples, options_of, named)
     trainings = {}
     told: list[Stream] = []
-    for learner, given in learners.items():
-        own: LearnerOptions = given if isinstance(given, dict) else {"model": given}
-        options: LearnerOptions = {**shared, **own}
+    for learner, options in options_of.items():
         if unknown := sorted(options.keys() - LearnerOptions.__annotations__):
             raise GraphError(
                 f"compare_online: expected {', '.join(LearnerOptions.__annotations__)} as the options of the learner "
                 f"{learner!r}, given {', '.join(unknown)}; leave them out"
-            )
-        if (labels := options.get("labels")) is not None and labels.otherwise is not None:
-            raise GraphError(
-                "compare_online: expected labels= without otherwise=, since learners come to the end of a wait at "
-                f"different places, given {labels.otherwise!r} for the learner {learner!r}"
             )
         if isinstance(options.get("model"), ForeignModel):
             options["mode"] = "asynchronous"  # Its one owner learns in the order of the stream in any case.
@@ -238,6 +236,21 @@ def compare_online(
     return OnlineComparison(trainings, compared, compared.side_output(BEST))
 
 
+def _in_one_order(examples: Stream, options_of: Mapping[str, LearnerOptions], named: Callable[[str], str]) -> Stream:
+    """Return the stream through one subtask, so that each record has the same number for all learners."""
+    late = {learner: labels for learner, options in options_of.items() if (labels := options.get("labels")) is not None}
+    for labels in late.values():
+        examples = with_event_time(examples, labels, named)
+    for learner, labels in late.items():
+        if labels.otherwise is not None and not is_in_event_time(examples, labels):
+            raise GraphError(
+                "compare_online: expected labels= with otherwise= only in event time, since by the clock learners come "
+                f"to the end of a wait at different places, given {labels.otherwise!r} for the learner {learner!r}; "
+                "put .event_time(…) behind the source, or leave otherwise= out"
+            )
+    return examples.map_batch(lambda batch: batch, name=named("one order"), parallelism=1)
+
+
 BEST: Final = OutputTag("best")
 """The side output of :class:`Compare`: the versions of the best learner."""
 
@@ -248,6 +261,17 @@ class _Told(TypedDict, total=False):
     learner: str
     rows: PredictedRows
     model: ModelSnapshot
+
+
+def _matrix(rows: PredictedRows) -> Floats:
+    """Return predictions, targets, weights, classes, numbers and, by number, the record or question of each row.
+
+    A record settles several questions where waits end, so its number does not say which row is which.
+    """
+    numbers = rows["numbers"]
+    classes = np.asarray(rows.get("classes", np.zeros(len(numbers))), dtype=np.float64)
+    which = rows.get("questions", numbers)
+    return np.stack([rows["predictions"], rows["targets"], rows["weights"], classes, numbers, which])
 
 
 def _of_learner(learner: str, what: str, record: Any) -> dict[str, Any]:
@@ -278,7 +302,7 @@ class Compare(Operator):
         self._next = dict.fromkeys(self._learners, 0)
         """For each learner the number after its last record."""
         self._waiting: dict[str, list[Floats]] = {learner: [] for learner in self._learners}
-        """For each learner matrices of rows that wait: predictions, targets, weights, classes and numbers."""
+        """For each learner matrices of rows that wait, with the rows of ``_matrix``."""
         self._earlier_targets: tuple[float, float] | None = None
         """What labels seemed to be before they were numbers (see ``PredictedRows``)."""
         self._validations: dict[str, ProgressiveValidation] = {}
@@ -298,8 +322,7 @@ class Compare(Operator):
         if rows["task"] == "regression":
             self._earlier_targets = rows.get("earlier_targets", self._earlier_targets)
         self._check_kind(learner, rows)
-        classes = np.asarray(rows.get("classes", np.zeros(len(rows["numbers"]))), dtype=np.float64)
-        columns: Floats = np.stack([rows["predictions"], rows["targets"], rows["weights"], classes, rows["numbers"]])
+        columns = _matrix(rows)
         if rows["task"] == "classification" and self._earlier_targets is not None:
             columns = rows_as("regression", columns, self._earlier_targets)
         self._waiting[learner].append(columns)
@@ -362,11 +385,11 @@ class Compare(Operator):
         blocks = {learner: self._taken(learner, self._start) for learner in self._learners}
         # A learner that has predicted no row of the block does not keep the others from being compared.
         blocks = {learner: block for learner, block in blocks.items() if block.shape[1]}
-        shared = reduce(np.intersect1d, [block[4] for block in blocks.values()]) if blocks else np.empty(0)
+        shared = reduce(np.intersect1d, [block[5] for block in blocks.values()]) if blocks else np.empty(0)
         if not len(shared):
             return
-        for learner, (predictions, targets, weights, classes, numbers) in blocks.items():
-            at = np.searchsorted(numbers, shared)
+        for learner, (predictions, targets, weights, classes, _, rows) in blocks.items():
+            at = np.isin(rows, shared)
             self._validations[learner].update(predictions[at], targets[at], weights[at], classes=classes[at])
         validations = self._validations
         metrics = {learner: validations[learner].metrics() for learner in self._learners if learner in validations}
@@ -393,7 +416,7 @@ class Compare(Operator):
             at = int(np.searchsorted(waiting[whole][4], stop))
             taken.append(waiting[whole][:, :at])
             self._waiting[learner][0] = waiting[whole][:, at:]
-        return np.concatenate([np.empty((5, 0)), *taken], axis=1)
+        return np.concatenate([np.empty((6, 0)), *taken], axis=1)
 
     def _publish(self, out: Output) -> None:
         if (model := self._models.get(self._best)) is not None:

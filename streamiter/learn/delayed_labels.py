@@ -159,8 +159,8 @@ def in_order(
 
     They then come one after the other as ``InOrder``, or ``SpansInOrder``, emits them.
     """
-    events = _with_event_time(events, labels, named)
-    is_timed = labels.time != "processing" and has_event_time(events)
+    events = with_event_time(events, labels, named)
+    is_timed = is_in_event_time(events, labels)
     if synchronous and not is_timed and (labels.otherwise is not None or labels.within_s is not None):
         raise GraphError(
             'train_online(mode="synchronous"): expected DelayedLabels with within_s= and otherwise= only in event '
@@ -179,7 +179,12 @@ def in_order(
     return Stream(events.flow, ordered), True
 
 
-def _with_event_time(events: Stream, labels: DelayedLabels, named: Callable[[str], str]) -> Stream:
+def is_in_event_time(events: Stream, labels: DelayedLabels) -> bool:
+    """Return whether questions and answers are joined by the time of the events, not by the clock."""
+    return labels.time != "processing" and has_event_time(events)
+
+
+def with_event_time(events: Stream, labels: DelayedLabels, named: Callable[[str], str]) -> Stream:
     """Return the events with the time by which they are joined: their own, that of their topics, or none."""
     if labels.time == "processing" or has_event_time(events):
         return events

@@ -125,11 +125,21 @@ class OnlineWorker(GradientWorker):
         given = np.ones(count) if examples.weights is None else examples.weights
         return targets, row_weights("train", given, count)
 
-    def emit_predictions(self, examples: Examples, predictions: Floats, numbers: Indices, out: Output) -> None:
+    def emit_predictions(
+        self,
+        examples: Examples,
+        predictions: Floats,
+        numbers: Indices,
+        out: Output,
+        *,
+        questions: Indices | None = None,
+    ) -> None:
         """Emit the earlier predictions for these examples."""
         targets, weights = self._checked(examples, len(predictions))
         validated, task = self._model.loss.validated(predictions), self._model.loss.task
         rows = PredictedRows(task=task, predictions=validated, targets=targets, weights=weights, numbers=numbers)
+        if questions is not None:
+            rows["questions"] = questions
         rows["is_mean"] = self._model.loss.predicts_mean
         if (plain := plain_loss(self._model.loss)) is not None and plain[0] != "squared":
             rows["loss"] = plain
@@ -170,6 +180,8 @@ class _Question(NamedTuple):
 
     row: _Row
     prediction: float
+    number: int
+    """The number of its event in the stream."""
 
 
 class _Labelled(NamedTuple):
@@ -246,8 +258,9 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
             are_answers, keys = answers_and_keys(self._labels, events)
         else:
             are_answers, keys = times.is_answer, times.keys
-        questions = [event for event, is_answer in zip(events, are_answers, strict=True) if not is_answer]
-        predicted, join = self._predict_questions(questions, out), self._join
+        asked = [row for row, is_answer in enumerate(are_answers) if not is_answer]
+        questions, join = [events[row] for row in asked], self._join
+        predicted = self._predict_questions(questions, [numbers[row] for row in asked], out)
         for row, (event, is_answer, key, number) in enumerate(zip(events, are_answers, keys, numbers, strict=True)):
             time = None
             if times is not None:
@@ -295,16 +308,17 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
             return "plain"
         return "corrected" if target else "no"
 
-    def _predict_questions(self, questions: list[Any], out: Output) -> Iterator[_Question | None]:
+    def _predict_questions(self, questions: list[Any], numbers: list[int], out: Output) -> Iterator[_Question | None]:
         """Yield features and prediction of each question, None for a question without features."""
         if not questions:
             return iter(())
         try:
             rows, predictions = blaming_rows(self._predicted, questions, self._features)
         except BadRows as bad:
-            good = iter(self._predict_questions(list(without(questions, bad, out)), out))
+            kept = [number for row, number in enumerate(numbers) if row not in bad.rows]
+            good = iter(self._predict_questions(list(without(questions, bad, out)), kept, out))
             return iter([None if row in bad.rows else next(good) for row in range(len(questions))])
-        return map(_Question, rows.rows(), predictions)
+        return map(_Question, rows.rows(), predictions, numbers)
 
     def _predicted(self, questions: Sequence[Any]) -> tuple[SparseRows, list[float]]:
         rows: SparseRows = self._features(questions)
@@ -327,7 +341,8 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
         if settled := [each for each in labelled if each.is_settled and id(each) not in without_label]:
             predictions = np.array([each.question.prediction for each in settled])
             numbers = np.array([each.number for each in settled])
-            self.emit_predictions(self._examples(settled), predictions, numbers, out)
+            questions = np.array([each.question.number for each in settled])
+            self.emit_predictions(self._examples(settled), predictions, numbers, out, questions=questions)
 
     def _add_gradient(self, sums: GradientSum, group: list[_Labelled], out: Output) -> list[_Labelled]:
         """Add the gradient of some questions to the sums; return those whose label is refused."""

@@ -40,11 +40,18 @@ class Predicted(NamedTuple):
 class Question:
     """A question: ``predicted``, or in the mini-batch under way, with its row there and the step that predicts it."""
 
-    __slots__ = ("is_assumed", "label", "predicted", "row", "step")
+    __slots__ = ("is_assumed", "label", "number", "predicted", "row", "step")
 
     def __init__(
-        self, predicted: Predicted | None = None, row: int = -1, step: int = -1, label: Answer | None = None
+        self,
+        number: int,
+        predicted: Predicted | None = None,
+        row: int = -1,
+        step: int = -1,
+        label: Answer | None = None,
     ) -> None:
+        self.number = number
+        """The number of its event in the stream."""
         self.predicted = predicted
         self.row = row
         self.step = step
@@ -56,13 +63,13 @@ class Question:
     def to_record(self) -> tuple[Any, ...]:
         """Return a question that waits as plain data."""
         assert self.predicted is not None
-        return tuple(self.predicted), self.label and tuple(self.label), self.is_assumed
+        return self.number, tuple(self.predicted), self.label and tuple(self.label), self.is_assumed
 
     @classmethod
     def from_record(cls, record: Any) -> Question:
         """Return the question of a :meth:`to_record`."""
-        predicted, label, is_assumed = record
-        question = cls(Predicted(*predicted), label=label and Answer(*label))
+        number, predicted, label, is_assumed = record
+        question = cls(number, Predicted(*predicted), label=label and Answer(*label))
         question.is_assumed = is_assumed
         return question
 
@@ -112,9 +119,9 @@ class EventPlan:
         self._asks: list[bool] = []
         """Whether each step is a question."""
 
-    def ask(self, event: int, prior: Prior | None) -> Question:
+    def ask(self, event: int, number: int, prior: Prior | None) -> Question:
         """Predict a question; with weights, learn from it as if it had no answer."""
-        question = Question(None, self.row_of_question[event], len(self._rows))
+        question = Question(number, None, self.row_of_question[event], len(self._rows))
         question.is_assumed = self._is_weighted
         self.asked[question.step] = question
         if prior is not None:

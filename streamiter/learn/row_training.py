@@ -50,7 +50,8 @@ class _Untold(NamedTuple):
     scores: list[float]
     label: Label
     weight: float
-    number: int
+    numbers: int | list[int]
+    """The number of the record; for a late label those of the event that settled the question, and of the question."""
 
 
 class RowOwner(ModelOwner, KeepsRecords):
@@ -117,7 +118,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         return self._model.records
 
     def parameters(self) -> object:
-        return self._model.parameters()
+        return self._model.parameters(state=False)
 
     def state(self) -> dict[str, object]:
         return {"model": self._model.state()}
@@ -225,7 +226,7 @@ class RowOwner(ModelOwner, KeepsRecords):
             return
         now = [float(self._model.readings)]
         rows = zip(as_lists(predictions), labels, weights, numbers, strict=True)
-        self._untold += [_Untold(made, now, label, float(weight), int(at)) for made, label, weight, at in rows]
+        self._untold += [_Untold(made, now, label, float(weight), at.tolist()) for made, label, weight, at in rows]
         if self._model.is_positive_known:
             self._tell_all(out)
 
@@ -234,8 +235,9 @@ class RowOwner(ModelOwner, KeepsRecords):
         if rows:
             predictions = self._model.as_now([row.prediction for row in rows], [row.scores for row in rows])
             targets = self._model.targets([row.label for row in rows])
-            weights, numbers = np.array([row[-2:] for row in rows]).T
-            self._emit_predictions(predictions, targets, weights, numbers.astype(np.intp), out)
+            weights = np.array([row.weight for row in rows])
+            numbers = np.array([row.numbers for row in rows], dtype=np.intp)
+            self._emit_predictions(predictions, targets, weights, numbers, out)
 
     def _emit_predictions(
         self, predictions: Floats, targets: Floats, weights: Floats, numbers: Indices, out: Output
@@ -247,7 +249,10 @@ class RowOwner(ModelOwner, KeepsRecords):
             probabilities = widened(predictions, self._model.scores)
             predictions, targets = hits(probabilities, classes)
         self._weight += float(weights.sum())
-        rows = PredictedRows(task=task, predictions=predictions, targets=targets, weights=weights, numbers=numbers)
+        rows = PredictedRows(task=task, predictions=predictions, targets=targets, weights=weights)
+        rows["numbers"] = numbers if numbers.ndim == 1 else numbers[:, 0]
+        if numbers.ndim == 2:
+            rows["questions"] = numbers[:, 1]
         if classes is not None and probabilities is not None:
             rows |= {"classes": classes, "probabilities": probabilities}
         if task == "regression" and (loss := self._model.loss) is not None:
@@ -280,7 +285,7 @@ class RowOwner(ModelOwner, KeepsRecords):
             time = None if times is None else times[event]
             if event in plan.row_of_question:
                 prior = None if self._model.records else self._answers.ask(is_answered=join.otherwise is None)
-                question = plan.ask(event, prior)
+                question = plan.ask(event, number, prior)
                 if labels[event] is not None:
                     question.label = Answer(labels[event], given["records"][event], weight_of(event))
                 refused += plan.settle(join.ask(key, time, question), number)
@@ -330,8 +335,9 @@ class RowOwner(ModelOwner, KeepsRecords):
             return
         made = [plan.prediction_of(each.question, predictions, self._model) for each in settled]
         shaped = self._model.as_now([prediction for prediction, _ in made], [scores for _, scores in made])
-        weights, numbers = np.array([(each.weight, each.number) for each in settled]).T
-        self._tell(shaped, [each.label for each in settled], weights, numbers.astype(np.intp), out)
+        weights = np.array([each.weight for each in settled])
+        numbers = np.array([(each.number, each.question.number) for each in settled], dtype=np.intp)
+        self._tell(shaped, [each.label for each in settled], weights, numbers, out)
 
     # ---- publishing, state
 

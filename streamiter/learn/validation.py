@@ -374,7 +374,10 @@ class PredictedRows(TypedDict):
     prediction has the probability 0."""
     numbers: NotRequired[Indices]
     """The number of each row's record, or answer, in the stream (in its subtask), from 0 on, ascending. If records of a
-    mini-batch are refused before, the numbers of its other rows may be smaller by as many."""
+    mini-batch are refused before, the numbers of its other rows may be smaller by as many. For late labels it is the
+    number of the event with which, or just before which, the label was known."""
+    questions: NotRequired[Indices]
+    """For late labels the number of each row's question in the stream."""
     loss: NotRequired[PlainLoss]
     """The loss of numbers, if it is not the squared one."""
     earlier_targets: NotRequired[tuple[float, float]]

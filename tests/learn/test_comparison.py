@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from iteration.iteration_support import cut_items, run
+from learn import late_label_support
 from learn.online_support import DELAYED, FEATURES, LABELS, Record, trips
 from learn.test_foreign_models import mean
 from learn.test_late_labels import delayed_events
@@ -150,6 +152,30 @@ def test_late_labels_are_compared_by_the_answer(mode: Any) -> None:
     assert {m["count"] for m in result.reports[-1]["learners"].values()} == {len(rows)}
 
 
+@pytest.mark.parametrize("schedule", ["end", "weighted", "at once"])
+def test_waits_that_end_without_an_answer_are_compared_whatever_the_cut(schedule: Any) -> None:
+    """A record ends several waits, so rows with its number were taken for one another, and such labels were refused."""
+    given = late_label_support.events(300)
+    labels = replace(late_label_support.LABELS, schedule=schedule)
+    plain = replace(labels, features=lambda rows: SparseRows.from_dense(np.array([[row["x"]] for row in rows])))
+    learners: Any = {
+        "all": {"labels": labels},
+        "few": {"labels": replace(labels, features=["x"])},
+        "plain": {"model": lambda: LogisticRegression(1, optimizer=SGD(0.1)), "labels": plain},
+    }
+    seen = []
+    for rows, mini_batch in ((1, 1), (20, 100), (1_000, 7)):
+        flow = Flow("f")
+        source = late_label_support.source_of(given, rows)
+        events = flow.from_source(source, parallelism=1).event_time("at", unit="ms")
+        options = {"on_error": "skip", "mini_batch": mini_batch, "report_every": 100}
+        found = Compared(flow, events, learners, **options)
+        run(flow, seed=mini_batch)
+        assert {metrics["count"] for metrics in found.reports[-1]["learners"].values()} == {300}
+        seen.append([{name: each["learners"][name] for name in ("all", "few")} for each in found.reports])
+    assert seen[1:] == seen[:-1]
+
+
 def sparse(rows: Any) -> Any:
     return SparseRows.from_dense(matrix(rows), keep_zeros=True)
 
@@ -177,6 +203,10 @@ def test_the_best_learner_changes_once_when_another_is_better_by_the_margin() ->
     assert published[-1] == "b"
     assert sorted(published) == published
     assert published.count("a") + published.count("b") >= 24
+    stated = compared(turning(1_200), learners, publish_state=True, **options)
+    started = AdaptiveLinearModel()
+    started.start_from(stated.best[-1].parameters)
+    assert started.records == stated.best[-1].records == 1_200
     never = compared(turning(1_200), learners, margin=0.99, **options)
     assert {report["best"] for report in never.reports} == {"a"}
 

@@ -243,9 +243,9 @@ def test_waits_that_cannot_be_kept_are_refused(labels: DelayedLabels, options: A
         train_online(flow.from_items([{"id": 1}]), labels=labels, **options)
 
 
-def test_labels_for_the_end_of_a_wait_are_not_compared() -> None:
+def test_labels_for_the_end_of_a_wait_are_not_compared_by_the_clock() -> None:
     """Learners gave such rows at different places, and their losses were those of different rows."""
     flow = Flow("f")
     labels = replace(DELAYED, within_s=1.0, otherwise=False)
-    with pytest.raises(GraphError, match=r"compare_online: expected labels= without otherwise="):
+    with pytest.raises(GraphError, match=r"compare_online: expected labels= with otherwise= only in event time"):
         compare_online(flow.from_items([{"id": 1}]), {"a": None, "b": None}, labels=labels)
