@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +15,8 @@ from support.examples import random_examples
 from streamiter import Flow, Stream
 from streamiter.flow.building import add_next_step
 from streamiter.operators.event_time import WatermarkGenerator
-from streamiter.operators.timed.in_order import InOrder, RecordOrder
-from streamiter.records import BEFORE, TimedBatch
+from streamiter.operators.timed.in_order import InOrder, RecordOrder, SpansInOrder
+from streamiter.records import BEFORE, KNOWN, REACHED, TimedBatch
 from streamiter.runtime.graph import SINGLE_INPUT
 from streamiter.times import MAX_TIME, MIN_TIME
 
@@ -150,3 +151,31 @@ def test_steps_channels_and_processes_keep_the_order(step: str, processes: int) 
         results.append([(before, event["id"]) for before, _, event in collected.items])
     assert results == [results[0]] * 3
     assert len(results[0]) == (60 if step in ("none", "keys") else 59)
+
+
+def test_pairs_that_wait_to_be_known_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """A join with long waits filled the memory: each pair waited until the end of its wait, however many they were."""
+    operator = SpansInOrder(one_way=True, held_max=2)
+    context: Any = SimpleNamespace(name="in order", event_time=0, event_time_is_idle=False)
+    operator.open(context)
+    emitted: list[Any] = []
+    out: Any = SimpleNamespace(emit=lambda record, event_time: emitted.append(record))
+    # At 1, 2, 3 and 4, known at 104, 103, 102 and 101.
+    order = np.array([[at, MIN_TIME, 0, at, 105 - at] for at in range(1, 5)])
+    order[:, REACHED], order[:, KNOWN] = range(1, 5), range(104, 100, -1)
+    context.event_time = 50
+    operator.process_batch(TimedBatch(list("abcd"), np.arange(1, 5), order), out)
+    operator.on_event_time_watermark(50, out)
+    assert operator.kept == 2
+    assert [(record, is_known) for _, _, record, _, is_known in emitted] == [
+        ("a", False),
+        ("b", False),
+        ("c", False),
+        ("c", True),
+        ("d", False),
+        ("d", True),
+    ]
+    [warning] = caplog.records
+    assert "at most 2 pairs of the join to wait" in warning.getMessage()
+    operator.on_event_time_watermark(MAX_TIME, out)
+    assert [record for _, _, record, _, _ in emitted[6:]] == ["b", "a"]

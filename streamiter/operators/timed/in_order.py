@@ -262,6 +262,7 @@ class SpansInOrder(InOrder):
         self._next = 0
         self._unknown: list[tuple[int, int, Any]] = []
         """The pairs that were emitted once: when they were known, number and record."""
+        self._has_warned = False
 
     @property
     def kept(self) -> int:
@@ -280,12 +281,28 @@ class SpansInOrder(InOrder):
             out.emit((MIN_TIME, at, record, self._next, False), event_time=at)
             heappush(self._unknown, (known_at, self._next, record))
             self._next += 1
+            if len(self._unknown) > self._held_max:
+                self._emit_too_early(at, out)
 
     def _emit_known(self, before: int, out: Output) -> None:
         """Emit the pairs that were known before a time."""
         while self._unknown and (self._unknown[0][0] < before or before == MAX_TIME):
-            at, number, record = heappop(self._unknown)
-            out.emit((MIN_TIME, at, record, number, True), event_time=min(at, before))
+            self._emit_first_known(before, out)
+
+    def _emit_first_known(self, before: int, out: Output) -> None:
+        at, number, record = heappop(self._unknown)
+        out.emit((MIN_TIME, at, record, number, True), event_time=min(at, before))
+
+    def _emit_too_early(self, before: int, out: Output) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "step %r: expected at most %d pairs of the join to wait until they are known; the pair that is known "
+                "first is learned too early from here on; give the join a shorter within=",
+                self._context.name,
+                self._held_max,
+            )
+        self._emit_first_known(before, out)
 
     def snapshot(self) -> dict[str, Any]:
         return super().snapshot() | {"next": self._next, "unknown": sorted(self._unknown, key=itemgetter(0, 1))}
