@@ -7,7 +7,7 @@ cut of batches nor the number of readers changes what a field is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import tzinfo
 from typing import Any, Final, NamedTuple
 
@@ -282,11 +282,25 @@ class KnownFields:
 
     # ---- what fields are
 
+    def leave_out(self, fields: Iterable[str]) -> None:
+        """Leave out fields that the label is made of, in all rows from here on."""
+        new = [field for field in fields if self._states.get(field, _NEW).kind != "label"]
+        for field in new:
+            # The trend of a field of times is no live column any more.
+            self._states[field] = FieldState("label", has_times=self._states.get(field, _NEW).has_times)
+            self._forget_others(field, "label")
+        if new:
+            _log.info(
+                "%s: the label is made of %s, so this is no feature; features= with the names of all decides otherwise",
+                self._owner,
+                " and ".join(map(repr, new)),
+            )
+
     def _is_live(self, column: str) -> bool:
         """Whether rows can still have a number in this column."""
         return column in self.columns and self._states.get(column, FieldState("number")).leading == "number"
 
-    def _forget_others(self, field: str, kind: Kind) -> None:
+    def _forget_others(self, field: str, kind: str) -> None:
         """Forget what a field has been before it was decided; its weights have no influence from here on."""
         if kind != "category":
             self.texts.pop(field, None)
@@ -331,7 +345,7 @@ class KnownFields:
     @property
     def kinds(self) -> dict[str, Kind]:
         """The kinds of fields whose values are prepared otherwise than their types say."""
-        kinds = {**self.asked}
+        kinds = {field: kind for field, kind in self.asked.items() if self._states[field].kind != "label"}
         for field, state in self._states.items():
             if state.leading == "time" or (state.leading == "number" and state.is_in_texts):
                 kinds[field] = state.leading

@@ -273,6 +273,10 @@ class FieldReader:
         self._times: dict[str, None] = {}
         """The fields that had times."""
 
+    def leave_out(self, fields: Iterable[str]) -> None:
+        """Do not read these fields any more."""
+        self._without = self._without.union(fields)
+
     def rows(self, records: Batch) -> NamedRows:
         """Return the rows of these records: dicts, ``Columns``, or a table of pandas, polars or Arrow.
 

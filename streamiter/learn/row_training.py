@@ -182,6 +182,7 @@ class RowOwner(ModelOwner, KeepsRecords):
 
     def _learn(self, given: RowsToLearn | EventsToLearn, out: Output) -> None:
         self.take_over_rollback()
+        self._model.fields.leave_out(given["label_fields"])
         if "is_answer" in given:
             assert self._labels is not None
             self._next_event = given["position"][1] + given["count"]
