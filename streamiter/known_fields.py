@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError, ModelError
+from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.field_kinds import (
     DATE,
     NO_KINDS,
@@ -60,8 +60,18 @@ class BadKind(NamedTuple):
     expected: str
     """Such as ``a number``."""
     given: str
-    reason: str
-    """The whole message."""
+    start: str
+    """The message before what was given."""
+    remedy: str
+
+    def reason(self, record: object = None) -> str:
+        """Return the whole message; with the record that one of the rows was read from, it shows the value."""
+        return f"{self.start}, given {self.given_in(record)}; {self.remedy}"
+
+    def given_in(self, record: object) -> str:
+        """Return what was given, with the value of the record, if it is known."""
+        is_known = isinstance(record, Mapping) and self.field in record
+        return f"{shortened(record[self.field])}, {self.given}" if is_known else self.given  # type: ignore[index]
 
 
 Refuse = Callable[[BadKind], Exception]
@@ -71,7 +81,7 @@ Refuse = Callable[[BadKind], Exception]
 def _first_error(bad: list[BadKind], refuse: Refuse | None) -> Exception:
     """Return the error of the field with the first wrong row."""
     first = min(bad, key=lambda each: (first_of(each.rows), each.field))
-    return ModelError(first.reason) if refuse is None else refuse(first)
+    return ModelError(first.reason()) if refuse is None else refuse(first)
 
 
 class KnownFields:
@@ -268,17 +278,20 @@ class KnownFields:
         row = first_of(wrong)
         given = "a number" if values.is_number[row] else "a time" if values.is_moment[row] else "a text"
         expected = f"a {state.kind}" if state.kind in ("number", "time") else "a text"
-        why, remedy = "as in the first row that had it", ""
+        why, remedy = "as in the first row that had it", "convert it before"
         if field in self.asked:
-            why = "as kinds= says"
+            why = "as kinds= says, in a service features or kinds of [learn]"
+            remedy = "name another kind there, or convert it before"
         elif state.is_in_texts or state.times:
             why = "as in its first rows"
             if given == "a text" != expected:
-                remedy = f"; kinds={{{field!r}: 'category'}} reads all of its texts as categories"
+                remedy = (
+                    f"kinds={{{field!r}: 'category'}}, in a service learn.kinds, reads all of its texts as categories"
+                )
         if given == "a text" and state.is_in_texts and expected != given:
             given = f"a text that is no {state.kind}"
         start = f"{self._owner}: expected {expected.removeprefix('a ')}s in the field {field!r}"
-        return BadKind(field, wrong, expected, given, f"{start}, {why}, given {given}{remedy}")
+        return BadKind(field, wrong, expected, given, f"{start}, {why}", remedy)
 
     # ---- what fields are
 

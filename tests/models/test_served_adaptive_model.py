@@ -377,9 +377,9 @@ print(LinearPredictor(parameters)({{"km": 480.0, "sky": "rain"}}), any("learn" i
     ("x", "message"),
     [
         ({"km": "900"}, "expected a number in the field 'km', as in the rows .* given '900'; give the field the type"),
-        ([{"km": 1.0}, {"km": "900"}], "expected a number in the field 'km'.* given a text"),
+        ([{"km": 1.0}, {"km": "900"}], "expected a number in the field 'km'.* given '900', a text"),
         ({"sky": 3}, "expected a text in the field 'sky'.* given 3"),
-        ([{"sky": 3}], "expected a text in the field 'sky'.* given a number"),
+        ([{"sky": 3}], "expected a text in the field 'sky'.* given 3, a number"),
         ({"km": [1.0]}, r"expected a number, a text or None in the field 'km', given \[1.0\]"),
         ([{"km": [1.0]}], r"expected a number, a text or None in the field 'km', given \[1.0\]"),
         ({"km": 10**400}, "expected numbers that fit a float in the field 'km'"),
