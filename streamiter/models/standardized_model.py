@@ -488,8 +488,8 @@ def _further(rows: NamedRows, base: NamedRows) -> NamedRows:
 
 
 def _is_none(value: object) -> bool:
-    """Whether the value is missing: None, or a float that is."""
-    return value is None or (isinstance(value, float) and not abs(value) <= HUGE)
+    """Whether the value is missing: None, or a number that is."""
+    return value is None or (isinstance(value, (int, float)) and not abs(value) <= HUGE)
 
 
 def _clipped(values: Floats, differences: Floats, limits: Floats) -> Floats:

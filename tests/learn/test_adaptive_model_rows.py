@@ -114,7 +114,6 @@ def test_only_rows_of_too_many_classes_are_refused() -> None:
         ([{"a": 1}], [{"a": "x"}, {"a": 2}], [1, 0], None, (0,), "expected numbers in the field 'a'"),
         ([{"a": "x"}], [{"a": "x"}, {"a": 2}], [1, 0], None, (1,), "expected texts in the field 'a'"),
         ([], [{"a": 1}, {"a": [2]}], [1, 0], None, (1,), r"expected a number, a text or None in .*'a', given \[2\]"),
-        ([], [{"a": 1}, {"a": 10**400}], [1, 0], None, (1,), "numbers that fit a float in the field 'a'"),
         ([], [{"a": 1}, 5], [1, 0], None, (1,), "expected records with named fields, given 5"),
         ([{}], [{}, {}], [True, 2], None, (1,), 'label that is 0, 1 or a truth value, .*task="regression"'),
         ([{}], [{}, {}], [1, "x"], None, (1,), "label that is 0, 1 or a truth value, like the first label, given 'x'"),
