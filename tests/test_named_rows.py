@@ -73,8 +73,8 @@ def found_rows(rows: NamedRows) -> list[tuple[dict[str, float], list[int], int]]
 
 VALUES: list[Value] = [
     0, 1, -3, 2**53, 2**200, -(10**101), 10**400, True, False, 0.5, -0.0, 1e-300, 1e100, 1e101,
-    math.nan, math.inf, -math.inf, None, np.float32(0.25), np.int8(-5), np.uint64(2**63), np.bool_(True), np.float64(math.nan),
-    "", "Rome", "Zürich", "\ud800", "1", "nan", np.str_("Rome"),
+    math.nan, math.inf, -math.inf, None, np.float32(0.25), np.int8(-5), np.uint64(2**63), np.bool_(True),
+    np.float64(math.nan), "", "Rome", "Zürich", "\ud800", "1", "nan", np.str_("Rome"),
     [], ["Rome"], ["b", "a", "b"],
 ]  # fmt: skip
 
