@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 from streamiter.crossed_rows import checked_crosses, crossed_fields
 from streamiter.errors import ConfigurationError, GraphError, shortened
 from streamiter.field_kinds import Kind
-from streamiter.flow.event_time import comes_from_join, is_labelled_by_join
+from streamiter.flow.event_time import comes_from_join, is_labelled_by_join, numbers_of_event_time
 from streamiter.flow.flow import all_or_nothing, check_stream, connect, step_names
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
@@ -43,6 +43,7 @@ from streamiter.learn.row_reading import (
     extracted_rows,
     features_reader,
     labelled_rows,
+    times_left_out,
     values_of,
 )
 from streamiter.learn.row_training import RowOwner
@@ -204,6 +205,7 @@ def train_online(
         "quantile": quantile,
     }
     own = partial(AdaptiveLinearModel, **options, kinds=kinds, time_zone=time_zone)
+    times = numbers_of_event_time(examples)
     if labels is not None:
         labels = with_schedule(labels, cast(MakeModel, model or own)())
         examples, is_timed = in_order(examples, labels, named, synchronous=synchronous)
@@ -223,6 +225,8 @@ def train_online(
     elif is_by_row:
         make_adaptive = cast(Callable[[], AdaptiveLinearModel], model or own)
         made = make_adaptive()
+        if (features if labels is None else labels.features) is None and extract is None:
+            without += times_left_out(times, made)
 
         def make_reader() -> Operator:
             if extract is not None:

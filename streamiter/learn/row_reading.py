@@ -148,6 +148,19 @@ def features_reader(
     return of_function
 
 
+def times_left_out(times: Sequence[str], model: AdaptiveLinearModel) -> list[str]:
+    """Return the fields of event time that are no features, since their numbers only grow; kinds ask for the others."""
+    left_out = [field for field in times if field not in model.fields.asked]
+    for field in left_out:
+        _log.info(
+            "train_online: the field %r is the event time, a number that only grows, so it is no feature; "
+            "kinds={%r: 'time'} learns from its hour, weekday, month and trend",
+            field,
+            field,
+        )
+    return left_out
+
+
 class UnnamedFields:
     """Warns once, in the log ``streamiter.learn``, of fields that no record has named so far: they may be misspelt.
 

@@ -142,6 +142,23 @@ def test_fields_that_features_names_are_features() -> None:
         trained(TRIPS, label="late", features=["km", "late"])
 
 
+@pytest.mark.parametrize("options", [{}, {"kinds": {"at": "time"}}, {"features": ["km", "at"]}])
+def test_numbers_of_event_time_are_no_feature_unless_asked_for(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Milliseconds since 1970 were a number that only grows: each row was beyond all that the model had seen."""
+    caplog.set_level(logging.INFO, "streamiter.learn")
+    flow = Flow("times")
+    rows = [trip | {"at": 1_700_000_000_000 + 1_000 * n} for n, trip in enumerate(TRIPS[:100])]
+    timed = flow.from_items(rows, parallelism=1).event_time("at", unit="ms").filter(lambda row: row["km"] < 1)
+    models = train_online(timed, label=late, **options).models.collect()
+    flow.run()
+    expected = ["km"] if not options else ["km", "at[trend]"] if "kinds" in options else ["km", "at"]
+    assert sorted(models.items[-1].parameters["fields"]) == sorted(expected)
+    said = lines(caplog, "the field 'at' is the event time, a number that only grows, so it is no feature; kinds={'at'")
+    assert len(said) == (not options)
+
+
 @pytest.mark.parametrize("is_joined", [False, True])
 def test_the_same_is_true_of_labels_that_come_later(is_joined: bool) -> None:
     """A question has its own field of the label's name; a joined row has the fields of its answer."""
@@ -166,7 +183,7 @@ def test_the_same_is_true_of_labels_that_come_later(is_joined: bool) -> None:
         training = train_online(stream, labels=labels)
     models = training.models.collect()
     flow.run()
-    assert {"km"} <= set(models.items[-1].parameters["fields"]) <= {"km", "id", "at"}
+    assert models.items[-1].parameters["fields"] == (["km"] if is_joined else ["id", "km"])
 
 
 def test_a_model_of_another_library_gets_no_field_of_the_label() -> None:
