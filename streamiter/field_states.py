@@ -8,7 +8,7 @@ text decides at once. Pure functions: where a batch is cut makes no difference t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +31,8 @@ class FieldState(NamedTuple):
     that were not refused for their values, since a row is refused for its label later, and its batch is read again.
     """
 
-    kind: Kind | None = None
-    """How it is read; None: each text as what it is."""
+    kind: Kind | Literal["label"] | None = None
+    """How it is read; None: each text as what it is; "label": not at all, since the label is made of it."""
     is_in_texts: bool = False
     """Whether its numbers come as texts, too; a field of numbers refuses all texts before the first of these."""
     has_times: bool = False
@@ -50,7 +50,7 @@ class FieldState(NamedTuple):
     """Whether a text was read as a category, also a blank one."""
 
     @property
-    def leading(self) -> Kind | None:
+    def leading(self) -> Kind | Literal["label"] | None:
         """The kind that the field has now, or that it will have if nothing changes; None: it has no number, no time."""
         if self.kind is None:
             return "time" if self.times > self.numbers else "number" if self.numbers else None
@@ -163,6 +163,8 @@ def _undecided(state: FieldState, values: FieldValues, rows: npt.NDArray[np.intp
 def _decided(state: FieldState, values: FieldValues) -> tuple[AsRead, FieldState]:
     codes, is_number, is_moment = values.codes, values.is_number, values.is_moment
     none = np.zeros(len(codes), np.bool_)
+    if state.kind == "label":
+        return AsRead(none, none, none, none, none), state
     if state.kind == "category":
         return AsRead(none, none, values.has_place, none, is_number | is_moment), state
     blank = codes == BLANK
@@ -178,6 +180,8 @@ def _decided(state: FieldState, values: FieldValues) -> tuple[AsRead, FieldState
 
 def as_known(state: FieldState, values: FieldValues, *, has_column: bool, in_texts: bool) -> AsRead:
     """Return how the values are read by a model that has learned, and by all consumers of its versions."""
+    if state.kind == "label":
+        return _decided(state, values)[0]
     codes, is_number, is_moment = values.codes, values.is_number, values.is_moment
     is_of_time = state.leading == "time"
     takes_texts = state.leading == "number" and state.is_in_texts

@@ -7,14 +7,14 @@ cut of batches nor the number of readers changes what a field is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import tzinfo
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError, ModelError
+from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.field_kinds import (
     DATE,
     NO_KINDS,
@@ -60,8 +60,18 @@ class BadKind(NamedTuple):
     expected: str
     """Such as ``a number``."""
     given: str
-    reason: str
-    """The whole message."""
+    start: str
+    """The message before what was given."""
+    remedy: str
+
+    def reason(self, record: object = None) -> str:
+        """Return the whole message; with the record that one of the rows was read from, it shows the value."""
+        return f"{self.start}, given {self.given_in(record)}; {self.remedy}"
+
+    def given_in(self, record: object) -> str:
+        """Return what was given, with the value of the record, if it is known."""
+        is_known = isinstance(record, Mapping) and self.field in record
+        return f"{shortened(record[self.field])}, {self.given}" if is_known else self.given  # type: ignore[index]
 
 
 Refuse = Callable[[BadKind], Exception]
@@ -71,7 +81,7 @@ Refuse = Callable[[BadKind], Exception]
 def _first_error(bad: list[BadKind], refuse: Refuse | None) -> Exception:
     """Return the error of the field with the first wrong row."""
     first = min(bad, key=lambda each: (first_of(each.rows), each.field))
-    return ModelError(first.reason) if refuse is None else refuse(first)
+    return ModelError(first.reason()) if refuse is None else refuse(first)
 
 
 class KnownFields:
@@ -268,25 +278,42 @@ class KnownFields:
         row = first_of(wrong)
         given = "a number" if values.is_number[row] else "a time" if values.is_moment[row] else "a text"
         expected = f"a {state.kind}" if state.kind in ("number", "time") else "a text"
-        why, remedy = "as in the first row that had it", ""
+        why, remedy = "as in the first row that had it", "convert it before"
         if field in self.asked:
-            why = "as kinds= says"
+            why = "as kinds= says, in a service features or kinds of [learn]"
+            remedy = "name another kind there, or convert it before"
         elif state.is_in_texts or state.times:
             why = "as in its first rows"
             if given == "a text" != expected:
-                remedy = f"; kinds={{{field!r}: 'category'}} reads all of its texts as categories"
+                remedy = (
+                    f"kinds={{{field!r}: 'category'}}, in a service learn.kinds, reads all of its texts as categories"
+                )
         if given == "a text" and state.is_in_texts and expected != given:
             given = f"a text that is no {state.kind}"
         start = f"{self._owner}: expected {expected.removeprefix('a ')}s in the field {field!r}"
-        return BadKind(field, wrong, expected, given, f"{start}, {why}, given {given}{remedy}")
+        return BadKind(field, wrong, expected, given, f"{start}, {why}", remedy)
 
     # ---- what fields are
+
+    def leave_out(self, fields: Iterable[str]) -> None:
+        """Leave out fields that the label is made of, in all rows from here on."""
+        new = [field for field in fields if self._states.get(field, _NEW).kind != "label"]
+        for field in new:
+            # The trend of a field of times is no live column any more.
+            self._states[field] = FieldState("label", has_times=self._states.get(field, _NEW).has_times)
+            self._forget_others(field, "label")
+        if new:
+            _log.info(
+                "%s: the label is made of %s, so this is no feature; features= with the names of all decides otherwise",
+                self._owner,
+                " and ".join(map(repr, new)),
+            )
 
     def _is_live(self, column: str) -> bool:
         """Whether rows can still have a number in this column."""
         return column in self.columns and self._states.get(column, FieldState("number")).leading == "number"
 
-    def _forget_others(self, field: str, kind: Kind) -> None:
+    def _forget_others(self, field: str, kind: str) -> None:
         """Forget what a field has been before it was decided; its weights have no influence from here on."""
         if kind != "category":
             self.texts.pop(field, None)
@@ -331,7 +358,7 @@ class KnownFields:
     @property
     def kinds(self) -> dict[str, Kind]:
         """The kinds of fields whose values are prepared otherwise than their types say."""
-        kinds = {**self.asked}
+        kinds = {field: kind for field, kind in self.asked.items() if self._states[field].kind != "label"}
         for field, state in self._states.items():
             if state.leading == "time" or (state.leading == "number" and state.is_in_texts):
                 kinds[field] = state.leading

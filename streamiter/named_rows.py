@@ -273,6 +273,10 @@ class FieldReader:
         self._times: dict[str, None] = {}
         """The fields that had times."""
 
+    def leave_out(self, fields: Iterable[str]) -> None:
+        """Do not read these fields any more."""
+        self._without = self._without.union(fields)
+
     def rows(self, records: Batch) -> NamedRows:
         """Return the rows of these records: dicts, ``Columns``, or a table of pandas, polars or Arrow.
 
@@ -452,11 +456,9 @@ class FieldReader:
     def _floats(self, name: str, column: Sequence[Any]) -> Floats:
         try:
             return np.array(column, dtype=np.float64)
-        except OverflowError:
-            bad = [row for row, value in enumerate(column) if abs(value) > 1e308]
-            raise self._refuse(
-                bad, f"{self._owner}: expected numbers that fit a float in the field {name!r}, given larger ones"
-            ) from None
+        except OverflowError:  # Whole numbers that fit no float are missing, as all numbers of such a size.
+            fitting = [np.inf if isinstance(value, int) and abs(value) > HUGE else value for value in column]
+            return np.array(fitting, dtype=np.float64)
 
     def _read_array(self, name: str, texts: Array) -> _ReadColumn:
         """Return an array of texts as read, without a Python object for each that can only be a text."""

@@ -51,7 +51,7 @@ def row_of(record: dict[str, Value]) -> tuple[dict[str, float], list[int], int]:
         if isinstance(value, (str, list)):
             texts = {value} if isinstance(value, str) else set(value)
             places += [place_of(field, text) for text in texts]
-        elif value is None or not abs(float(value)) <= HUGE:
+        elif value is None or not abs(value if isinstance(value, int) else float(value)) <= HUGE:
             places.append(place_of(field, None))
             missing += 1
         else:
@@ -72,9 +72,9 @@ def found_rows(rows: NamedRows) -> list[tuple[dict[str, float], list[int], int]]
 
 
 VALUES: list[Value] = [
-    0, 1, -3, 2**53, 2**200, True, False, 0.5, -0.0, 1e-300, 1e100, 1e101, math.nan, math.inf, -math.inf, None,
-    np.float32(0.25), np.int8(-5), np.uint64(2**63), np.bool_(True), np.float64(math.nan),
-    "", "Rome", "Zürich", "\ud800", "1", "nan", np.str_("Rome"),
+    0, 1, -3, 2**53, 2**200, -(10**101), 10**400, True, False, 0.5, -0.0, 1e-300, 1e100, 1e101,
+    math.nan, math.inf, -math.inf, None, np.float32(0.25), np.int8(-5), np.uint64(2**63), np.bool_(True),
+    np.float64(math.nan), "", "Rome", "Zürich", "\ud800", "1", "nan", np.str_("Rome"),
     [], ["Rome"], ["b", "a", "b"],
 ]  # fmt: skip
 
@@ -195,8 +195,6 @@ def test_the_parts_of_times_can_be_named() -> None:
         ([{"a": b"x"}], (0,), "expected a number, a text or None in the field 'a', given b'x'"),
         ([{"a": 1j}], (0,), "expected a number, a text or None"),
         ([{"a": 1}, 7, {"a": 1}], (1,), "expected records with named fields, given 7"),
-        ([{"a": 1}, {"a": 10**400}, {"a": -(10**400)}], (1, 2), "expected numbers that fit a float in the field 'a'"),
-        ([{"a": 1}, {"a": 10**400}, {"a": None}], (1,), "expected numbers that fit a float in the field 'a'"),
     ],
     ids=str,
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import tzinfo
+from functools import partial
 from typing import Any, Literal, get_args
 
 from streamiter.errors import ConfigurationError, GraphError, shortened
@@ -55,7 +56,7 @@ def add_event_time(
     return add_next_step(
         {SINGLE_INPUT: stream},
         "event_time",
-        lambda: AssignEventTime(settings),
+        partial(AssignEventTime, settings),
         options,
         begins_event_time=True,
         order="begins",
@@ -80,6 +81,13 @@ def is_behind_topic(outlet: StepOutput) -> bool:
     step = outlet.step
     is_straight = outlet.partitioning is None and outlet.tag is None
     return step.source is not None and step.topic is not None and step.topic.has_timestamps and is_straight
+
+
+def numbers_of_event_time(stream: Outlets) -> list[str]:
+    """Return the fields of the stream's records whose numbers are its event time."""
+    made = [step.factory for step in telling_order(stream.edges())]
+    settings = [each.args[0] for each in made if isinstance(each, partial) and each.func is AssignEventTime]
+    return [each.of for each in settings if isinstance(each.of, str) and each.unit in UNIT_NAMES]
 
 
 def comes_from_join(stream: Outlets) -> bool:

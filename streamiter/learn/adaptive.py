@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from streamiter.crossed_rows import checked_crosses
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.field_kinds import Kind
-from streamiter.known_fields import BadKind, KnownFields, of_reader
+from streamiter.known_fields import KnownFields, of_reader
 from streamiter.learn.expert_weights import (
     CrossStatistics,
     ExpertWeights,
@@ -30,7 +31,7 @@ from streamiter.learn.expert_weights import (
 from streamiter.learn.labels import FIRST_LABELS, Label, LabelKind, LabelPart, LabelReader, Labels, Task
 from streamiter.learn.losses import LossName, PlainLoss, checked_loss, loss_of_validation
 from streamiter.learn.model_rows import ASSUMED, FirstRows, ModelRows, RowSteps
-from streamiter.learn.rows import BadRows, row_weights
+from streamiter.learn.rows import BadRows, row_weights, rows_of_wrong_kind
 from streamiter.models.documents import refused_state, state_in, with_state
 from streamiter.models.linear_predictor import LinearPredictor, probabilities_of_classes
 from streamiter.models.standardized_model import Explanation
@@ -234,7 +235,7 @@ class AdaptiveLinearModel(Savable):
         named = self._named(features)
         self._check_width(named)
         if not isinstance(named, SparseRows):
-            named = self.fields.of(named, _bad_rows)
+            named = self.fields.of(named, partial(rows_of_wrong_kind, record_of=_records_of(features)))
             named = self._crosses.of(named, self.fields.columns.keys() | self.fields.texts.keys())
         rows = self._by_column(named)
         steps = RowSteps.one_each(rows.length, learns=False)
@@ -267,10 +268,10 @@ class AdaptiveLinearModel(Savable):
         weights = None if sample_weights is None else row_weights(_NAME, sample_weights, rows.length)
         return self.step(rows, RowSteps.one_each(rows.length, learns=True, weights=weights), labels)
 
-    def rows(self, features: Features) -> ModelRows:
+    def rows(self, features: Features, record_of: Callable[[int], Any] | None = None) -> ModelRows:
         """Return features by the columns of the model, to be learned from now or later; new fields get columns.
 
-        Raises ``BadRows`` for values that do not fit their field.
+        Raises ``BadRows`` for values that do not fit their field; ``record_of`` tells the record of a row.
         """
         named = self._named(features)
         self._check_width(named)
@@ -278,7 +279,8 @@ class AdaptiveLinearModel(Savable):
             self._crosses.refuse_sparse_rows()
             self._sparse_width = named.width if len(named) else self._sparse_width
         else:
-            named = self._crosses.learn(self.fields.learn(named, _bad_rows))
+            refuse = partial(rows_of_wrong_kind, record_of=record_of or _records_of(features))
+            named = self._crosses.learn(self.fields.learn(named, refuse))
             new_columns = self.fields.add(named)
             if self._weights is not None and new_columns:
                 self._weights.add_numeric(new_columns)
@@ -637,5 +639,6 @@ class AdaptiveLinearModel(Savable):
         self._records, self._version = state["records"], state["version"]
 
 
-def _bad_rows(bad: BadKind) -> BadRows:
-    return BadRows(np.flatnonzero(bad.rows), bad.reason)
+def _records_of(features: Features) -> Callable[[int], Any] | None:
+    """Return the function of the record of a row, if features are records."""
+    return features.__getitem__ if isinstance(features, (list, Columns)) else None

@@ -16,9 +16,10 @@ from typing import Any, Final, Generic, Literal, TypeVar
 import numpy as np
 
 from streamiter.errors import ConfigurationError, ModelError, shortened
+from streamiter.learn.labels import Label
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
-from streamiter.learn.row_reading import UnnamedFields
-from streamiter.learn.rows import BadRows, blaming_rows, of_numbered_rows
+from streamiter.learn.row_reading import LabelFields, UnnamedFields, values_of
+from streamiter.learn.rows import BadRows, blaming_rows, of_numbered_rows, row_weights
 from streamiter.learn.validation import PredictedRows, ValidationKind
 from streamiter.models.documents import Parameters, state_in
 from streamiter.numbers import Floats, Indices, plain_scalar
@@ -181,6 +182,27 @@ def checked_labels(labels: list[Any]) -> list[Any]:
     return [plain_scalar(label) for label in labels]
 
 
+def foreign_reader(
+    label: str | Callable[[Any], Label],
+    features: Sequence[str] | Callable[[Any], Any] | None,
+    weight: str | Callable[[Any], float] | None,
+) -> ReadForeign:
+    """Return the function that reads the rows of a model of another library."""
+    without = [field for field in (label, weight) if isinstance(field, str)]
+
+    def read(mini_batch: Batch) -> tuple[Any, list[Any], Floats | None]:
+        labels = checked_labels(list(values_of(mini_batch, label, "label")))
+        weights = None
+        if weight is not None:
+            weights = row_weights("train_online", values_of(mini_batch, weight, "weight"), len(mini_batch))
+        if callable(features):
+            return features(mini_batch), labels, weights
+        made_of = label.fields if isinstance(label, LabelFields) else ()
+        return fields_of(mini_batch, features, [*without, *made_of]), labels, weights
+
+    return read
+
+
 # ---- the owner
 
 
@@ -194,13 +216,19 @@ class ForeignOwner(ModelOwner, Generic[Model]):
     needs_epochs = False
 
     def __init__(
-        self, model: ForeignModel[Model], read: ReadForeign, options: OwnerOptions, features: object = None
+        self,
+        model: ForeignModel[Model],
+        read: ReadForeign,
+        options: OwnerOptions,
+        features: object = None,
+        made_of: LabelFields | None = None,
     ) -> None:
         super().__init__(options)
         self._functions = model
         self._model = model.make()
         self._read = read
         self._features = features
+        self._made_of = made_of
         self._records = 0
         self._read_records = 0
         """The number of records, refused ones included."""
@@ -226,7 +254,8 @@ class ForeignOwner(ModelOwner, Generic[Model]):
         return {"saved": np.frombuffer(self._functions.save(self._model), dtype=np.uint8)}
 
     def state(self) -> dict[str, object]:
-        return {"records": self._records, "may predict": self._may_predict, "classes": list(self._classes)}
+        counts = {"records": self._records, "may predict": self._may_predict, "classes": list(self._classes)}
+        return counts | {"label fields": None if self._made_of is None else self._made_of.state()}
 
     def process_rows(self, mini_batch: Batch, out: Output) -> None:
         """Predict and learn; records that are no rows follow the policy of the step."""
@@ -306,6 +335,8 @@ class ForeignOwner(ModelOwner, Generic[Model]):
     def _restore_counts(self, state: Mapping[str, Any]) -> None:
         self._records, self._may_predict = state["records"], state["may predict"]
         self._classes = {label: number for number, label in enumerate(state["classes"])}
+        if self._made_of is not None and (noted := state["label fields"]) is not None:
+            self._made_of.restore(noted)
 
 
 def _probabilities(predictions: list[Any], labels: list[Any]) -> tuple[ValidationKind, Floats, Floats]:

@@ -17,17 +17,19 @@ from streamiter.errors import ModelError
 from streamiter.learn.delayed_labels import DelayedLabels
 from streamiter.learn.labels import Label
 from streamiter.learn.row_reading import (
+    LabelFields,
     NamedRecord,
     NumberedBatch,
     Position,
     ReadFeatures,
+    ReadsLabels,
     UnnamedFields,
     record_of_features,
 )
 from streamiter.learn.rows import BadRows, SparseRecord, blaming_rows, of_numbered_rows, row_weights
 from streamiter.named_rows import NamedRows, named_matrix
 from streamiter.numbers import Floats, Indices
-from streamiter.operators.operator import Context, Operator
+from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.operators.timed.joining import ARRIVAL, LEFT, RECORD, RIGHT, TIME, OneToOneJoin, Side
 from streamiter.records import Batch, take
@@ -58,6 +60,8 @@ class EventsToLearn(TypedDict):
     """For each event with a label its sample weight; None: all are 1."""
     features: NamedRecord | SparseRecord
     """A row for each question."""
+    label_fields: list[str]
+    """The fields that the function of the label has read so far."""
 
 
 def no_events() -> EventsToLearn:
@@ -74,6 +78,7 @@ def no_events() -> EventsToLearn:
         "labels": [],
         "weights": None,
         "features": record_of_features(named_matrix(np.empty((0, 0)))),
+        "label_fields": [],
     }
 
 
@@ -362,15 +367,19 @@ class TimedEvents(NamedTuple):
         return TimedEvents(*(None if items is None else [items[row] for row in rows] for items in self))  # type: ignore[arg-type]
 
 
-class EventReader(Operator):
+class EventReader(ReadsLabels):
     """Reads questions and answers, for the owner; of each mini-batch it emits one record."""
 
-    def __init__(self, events: DelayedLabels, read: ReadFeatures, *, is_timed: bool = False) -> None:
+    def __init__(
+        self, events: DelayedLabels, read: ReadFeatures, *, is_timed: bool = False, made_of: LabelFields | None = None
+    ) -> None:
         self._events = events
         self._read = read
         self._is_timed = is_timed
+        self.made_of = made_of
 
     def open(self, context: Context) -> None:
+        super().open(context)
         self._unnamed = UnnamedFields(context.name, self._events.features)
 
     def process(self, given: NumberedBatch, out: Output) -> None:
@@ -390,7 +399,8 @@ class EventReader(Operator):
             }
 
         found = of_numbered_rows(read, records if timed is None else timed.records, first, out) or {}
-        out.emit(no_events() | found | {"position": (at, first), "count": count})
+        fields = [] if self.made_of is None else list(self.made_of.fields)
+        out.emit(no_events() | found | {"position": (at, first), "count": count, "label_fields": fields})
 
     def _label_of(self, answer: Any, out: Output) -> Label:
         """Return the label of an answer. If it is refused, its question has no label: it must not wait for another."""
@@ -411,11 +421,11 @@ class EventReader(Operator):
         has_label, weights = labelled or are_answers, None
         if weight_of is not None:
             weights = row_weights("train_online", self._values(weight_of, records, has_label, 1.0), len(records))
+        # The label of a row says which of its fields are features. A refused answer is not read again with its batch.
+        labels = [] if labelled is None else self._values(target_of, records, labelled)
         asked = [row for row, is_answer in enumerate(are_answers) if not is_answer]
         features = record_of_features(self._read_questions(records, asked))
-        if labelled is not None:
-            labels = self._values(target_of, records, labelled)
-        else:
+        if labelled is None:
             labels = [self._label_of(event, out) if has_label[row] else None for row, event in enumerate(records)]
         return {"keys": keys, "is_answer": are_answers, "labels": labels, "weights": weights, "features": features}
 

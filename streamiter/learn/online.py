@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, cast
@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 from streamiter.crossed_rows import checked_crosses, crossed_fields
 from streamiter.errors import ConfigurationError, GraphError, shortened
 from streamiter.field_kinds import Kind
-from streamiter.flow.event_time import comes_from_join, is_labelled_by_join
+from streamiter.flow.event_time import comes_from_join, is_labelled_by_join, numbers_of_event_time
 from streamiter.flow.flow import all_or_nothing, check_stream, connect, step_names
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
@@ -29,7 +29,7 @@ from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.delayed_labels import DelayedLabels, check_labels, in_order, labels_of_rows, with_schedule
 from streamiter.learn.drift import DRIFTS, DriftDetector
 from streamiter.learn.features import StandardScaler
-from streamiter.learn.foreign_models import ForeignModel, ForeignOwner, ReadForeign, checked_labels, fields_of
+from streamiter.learn.foreign_models import ForeignModel, ForeignOwner, foreign_reader
 from streamiter.learn.labels import Label, Task
 from streamiter.learn.late_labels import EventReader, LabelJoin
 from streamiter.learn.linear import LinearModel
@@ -37,20 +37,22 @@ from streamiter.learn.losses import LossName, checked_loss
 from streamiter.learn.model_owner import MODELS, OwnerOptions, PublishSchedule
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions, function_of_features
 from streamiter.learn.row_reading import (
+    LabelFields,
     NumberMiniBatches,
     RowReader,
     extracted_rows,
     features_reader,
     labelled_rows,
+    times_left_out,
     values_of,
 )
 from streamiter.learn.row_training import RowOwner
-from streamiter.learn.rows import Examples, Extract, row_weights
+from streamiter.learn.rows import Examples, Extract
 from streamiter.learn.training import BroadcastSteps, EpochSteps, MakeModel, StartedOwner, check_makes_model
 from streamiter.learn.validation import PREDICTIONS, Validate
 from streamiter.models.rollbacks import Rollbacks, since_rollback
-from streamiter.numbers import Floats, whole_number
 from streamiter.numbers import positive as above_zero
+from streamiter.numbers import whole_number
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch
@@ -110,7 +112,8 @@ def train_online(
     """Train a linear model on a stream while the stream flows.
 
     ``label`` is the field of the label, or a function that returns the label of a record. ``features`` are the fields
-    to learn from (None: all others), or a function that returns a matrix or ``SparseRows`` for a mini-batch of records.
+    to learn from, or a function that returns a matrix or ``SparseRows`` for a mini-batch of records. None: all fields
+    but label and weight, and but those that a function of the label reads of the first 1,000 records.
     ``weight`` is the field, or the function, of the sample weight. Instead of these, ``extract(mini_batch)`` may return
     the :class:`Examples` of a mini-batch, or ``labels`` says how to read labels that come later than their questions.
 
@@ -202,6 +205,7 @@ def train_online(
         "quantile": quantile,
     }
     own = partial(AdaptiveLinearModel, **options, kinds=kinds, time_zone=time_zone)
+    times = numbers_of_event_time(examples)
     if labels is not None:
         labels = with_schedule(labels, cast(MakeModel, model or own)())
         examples, is_timed = in_order(examples, labels, named, synchronous=synchronous)
@@ -213,18 +217,29 @@ def train_online(
                 'train_online: expected the mode "asynchronous" with a ForeignModel, given "synchronous"; its one '
                 "owner learns in the order of the stream, as long as the stream has parallelism=1"
             )
-        body = _by_foreign(shared, model, _foreign_reader(label, features, weight), features)
+        if label is None:
+            raise GraphError(
+                "train_online: expected label= with a ForeignModel, given none; extract= and labels= are not for it"
+            )
+        body = _by_foreign(shared, model, label, features, weight)
     elif is_by_row:
         make_adaptive = cast(Callable[[], AdaptiveLinearModel], model or own)
         made = make_adaptive()
+        if (features if labels is None else labels.features) is None and extract is None:
+            without += times_left_out(times, made)
 
         def make_reader() -> Operator:
-            if labels is not None:
-                return EventReader(labels, features_reader(labels.features, without, made), is_timed=is_timed)
             if extract is not None:
                 return RowReader(extracted_rows(extract), None)
+            if labels is not None:
+                made_of = LabelFields.of(label or labels.target_of, labels.features)
+                noting = labels if made_of is None else replace(labels, target_of=made_of)
+                read = features_reader(labels.features, without, made, made_of)
+                return EventReader(noting, read, is_timed=is_timed, made_of=made_of)
             assert label is not None
-            return RowReader(labelled_rows(features_reader(features, without, made), label, weight), features)
+            made_of = LabelFields.of(label, features)
+            read = features_reader(features, without, made, made_of)
+            return RowReader(labelled_rows(read, made_of or label, weight), features, made_of)
 
         body = _by_rows(shared, make_adaptive, make_reader)
     else:
@@ -373,46 +388,28 @@ def _by_rows(
     return body
 
 
-def _by_foreign(shared: _TrainingOptions, model: ForeignModel[Any], read: ReadForeign, features: object) -> Body:
+def _by_foreign(
+    shared: _TrainingOptions,
+    model: ForeignModel[Any],
+    label: str | Callable[[Any], Label],
+    features: Sequence[str] | Callable[[Any], Any] | None,
+    weight: str | Callable[[Any], float] | None,
+) -> Body:
     """Return the loop in which the owner has a model of another library."""
     named = shared.named
+
+    def make_owner() -> ForeignOwner[Any]:
+        made_of = LabelFields.of(label, features)
+        return ForeignOwner(model, foreign_reader(made_of or label, features, weight), shared.owner, features, made_of)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         mini_batches = data[0].batch(shared.mini_batch, _SECONDS_A_MINI_BATCH, name=named("mini-batches"))
         owner = connect(start=variables[0], rows=mini_batches.rebalance()).process(
-            lambda: ForeignOwner(model, read, shared.owner, features),
-            name=named("learn"),
-            parallelism=1,
-            on_error=shared.on_error,
-            dead_letter=shared.dead_letter,
+            make_owner, name=named("learn"), parallelism=1, on_error=shared.on_error, dead_letter=shared.dead_letter
         )
         return _outputs(owner, predicted=owner)
 
     return body
-
-
-def _foreign_reader(
-    label: str | Callable[[Any], Label] | None,
-    features: Sequence[str] | Callable[[Any], Any] | None,
-    weight: str | Callable[[Any], float] | None,
-) -> ReadForeign:
-    """Return the function that reads the rows of a model of another library."""
-    if label is None:
-        raise GraphError(
-            "train_online: expected label= with a ForeignModel, given none; extract= and labels= are not for it"
-        )
-    without = [field for field in (label, weight) if isinstance(field, str)]
-
-    def read(mini_batch: Batch) -> tuple[Any, list[Any], Floats | None]:
-        labels = checked_labels(list(values_of(mini_batch, label, "label")))
-        weights = None
-        if weight is not None:
-            weights = row_weights("train_online", values_of(mini_batch, weight, "weight"), len(mini_batch))
-        if callable(features):
-            return features(mini_batch), labels, weights
-        return fields_of(mini_batch, features, without), labels, weights
-
-    return read
 
 
 def _extract_of(
@@ -458,6 +455,11 @@ def _check_options(
         elif value is not None and not isinstance(value, str):
             raise GraphError(f"train_online({option}=): expected the name of a field or a function, given {value!r}")
     _check_features("train_online(features=)", features, "mini_batch")
+    if isinstance(label, str) and isinstance(features, (list, tuple)) and label in features:
+        raise GraphError(
+            f"train_online(features=): expected fields without that of the label, given {label!r}, which is label=; a "
+            "model that knows the label learns nothing else, so leave it out"
+        )
     if extract is not None:
         check_function(extract, "train_online(extract=)", ["mini_batch"])
     if labels is not None:

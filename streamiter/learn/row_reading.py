@@ -16,7 +16,7 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError
 from streamiter.field_kinds import Readings
 from streamiter.learn.adaptive import AdaptiveLinearModel
-from streamiter.learn.labels import Label, Labels
+from streamiter.learn.labels import FIRST_LABELS, Label, Labels
 from streamiter.learn.rows import (
     BadRows,
     Examples,
@@ -75,6 +75,8 @@ class RowsToLearn(TypedDict):
     features: NamedRecord | SparseRecord
     labels: Labels
     weights: Floats | None
+    label_fields: list[str]
+    """The fields that the function of the label has read so far."""
 
 
 def record_of_features(rows: NamedRows | SparseRows) -> NamedRecord | SparseRecord:
@@ -120,17 +122,43 @@ ReadFeatures = Callable[[Batch], NamedRows | SparseRows]
 
 
 def features_reader(
-    features: Sequence[str] | Callable[[Any], Any] | None, without: Sequence[str], model: AdaptiveLinearModel
+    features: Sequence[str] | Callable[[Any], Any] | None,
+    without: Sequence[str],
+    model: AdaptiveLinearModel,
+    made_of: LabelFields | None = None,
 ) -> ReadFeatures:
-    """Return the function that reads features: those fields, all fields, or those of the user's function."""
+    """Return the function that reads features: those fields, all fields, or those of the user's function.
+
+    ``without`` the fields of label and weight, and those that the label is ``made_of``.
+    """
     if features is None or not callable(features):
-        return model.reader(f"{_TRAINING}(features=)", features, without).rows
+        reader = model.reader(f"{_TRAINING}(features=)", features, without)
+
+        def rows(mini_batch: Batch) -> NamedRows:
+            if made_of is not None:
+                reader.leave_out(made_of.fields)
+            return reader.rows(mini_batch)
+
+        return rows
     read = features
 
     def of_function(mini_batch: Batch) -> NamedRows | SparseRows:
         return _as_rows(f"{_TRAINING}(features=)", read(mini_batch), mini_batch)
 
     return of_function
+
+
+def times_left_out(times: Sequence[str], model: AdaptiveLinearModel) -> list[str]:
+    """Return the fields of event time that are no features, since their numbers only grow; kinds ask for the others."""
+    left_out = [field for field in times if field not in model.fields.asked]
+    for field in left_out:
+        _log.info(
+            "train_online: the field %r is the event time, a number that only grows, so it is no feature; "
+            "kinds={%r: 'time'} learns from its hour, weekday, month and trend",
+            field,
+            field,
+        )
+    return left_out
 
 
 class UnnamedFields:
@@ -168,6 +196,105 @@ class UnnamedFields:
             self._records,
             f"similar fields: {', '.join(map(repr, close))}" if close else "check its name",
         )
+
+
+class LabelFields:
+    """Calls the user's function of a label, and notes the fields that it reads of the first records.
+
+    It warns once, in the log ``streamiter.learn``, where it cannot tell them.
+
+    >>> made_of = LabelFields(lambda trip: trip["delay"] > 15)
+    >>> made_of({"km": 3.5, "delay": 20}), made_of.fields
+    (True, ['delay'])
+    """
+
+    def __init__(self, label: Callable[[Any], Label], step: str = "read") -> None:
+        self._label = label
+        self.step = step
+        self.fields: list[str] = []
+        """The fields that were read so far."""
+        self._left = FIRST_LABELS
+        """So many records more are looked at."""
+        self._is_told = False
+
+    @classmethod
+    def of(cls, label: str | Callable[[Any], Label], features: object) -> LabelFields | None:
+        """Return what notes the fields of a label where all other fields are features; None: they need not be known."""
+        return cls(label) if features is None and callable(label) else None
+
+    def __call__(self, record: Any) -> Label:
+        if not self._left:
+            return self._label(record)
+        self._left -= 1
+        # Another type than a plain dict may have attributes that the function reads.
+        observed = ObservedRecord(record) if type(record) is dict else None
+        try:
+            return self._label(record if observed is None else observed)
+        finally:
+            read = {} if observed is None else observed.fields_read
+            self.fields += [field for field in read if field not in self.fields]
+            if not self._is_told and (observed is None or observed.is_read_as_a_whole or not read):
+                self._is_told = True
+                _log.warning(
+                    "step %r: expected a label= that reads fields of the record by their names, so that they are no "
+                    "features, given one for which this cannot be told; give features=, so that the label is not "
+                    "learned from itself",
+                    self.step,
+                )
+
+    def state(self) -> dict[str, Any]:
+        return {"fields": list(self.fields), "left": self._left, "is told": self._is_told}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.fields, self._left, self._is_told = list(state["fields"]), state["left"], state["is told"]
+
+    @staticmethod
+    def merged(states: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+        """Return the state of one that has seen the records of all of them."""
+        given = [state for state in states if state is not None]
+        if not given:
+            return None
+        fields = dict.fromkeys(chain.from_iterable(state["fields"] for state in given))
+        left, is_told = min(state["left"] for state in given), any(state["is told"] for state in given)
+        return {"fields": list(fields), "left": left, "is told": is_told}
+
+
+def _noting_field(method: Callable[..., Any]) -> Any:
+    def call(record: ObservedRecord, field: Any, *others: Any) -> Any:
+        if isinstance(field, str) and not record.is_read_as_a_whole:
+            record.fields_read[field] = None
+        return method(record, field, *others)
+
+    return call
+
+
+def _noting_all(method: Callable[..., Any]) -> Any:
+    def call(record: ObservedRecord, *others: Any) -> Any:
+        record.is_read_as_a_whole = True
+        return method(record, *others)
+
+    return call
+
+
+class ObservedRecord(dict[str, Any]):
+    """A copy of a record that notes which fields are read by their names, until all are, such as by ``**record``."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        super().__init__(record)
+        self.fields_read: dict[str, None] = {}
+        self.is_read_as_a_whole = False
+
+    __getitem__ = _noting_field(dict.__getitem__)
+    __contains__ = _noting_field(dict.__contains__)
+    get = _noting_field(dict.get)
+    pop = _noting_field(dict.pop)
+    # With an __iter__ of its own, Python copies a dict by its methods.
+    __iter__ = _noting_all(dict.__iter__)
+    __or__ = _noting_all(dict.__or__)
+    keys = _noting_all(dict.keys)
+    values = _noting_all(dict.values)
+    items = _noting_all(dict.items)
+    copy = _noting_all(dict.copy)
 
 
 def _as_rows(owner: str, features: Any, mini_batch: Batch) -> NamedRows | SparseRows:
@@ -262,14 +389,37 @@ class NumberMiniBatches(Operator):
         return [max(states)] * parallelism
 
 
-class RowReader(Operator):
-    """Reads the rows of mini-batches that have their labels, for the owner."""
+class ReadsLabels(Operator):
+    """An operator whose state is what its :class:`LabelFields` have noted, if it has any."""
 
-    def __init__(self, read: RowsRead, features: object) -> None:
-        self._read = read
-        self._features = features
+    made_of: LabelFields | None
 
     def open(self, context: Context) -> None:
+        if self.made_of is not None:
+            self.made_of.step = context.name
+
+    def snapshot(self) -> dict[str, Any] | None:
+        return None if self.made_of is None else self.made_of.state()
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        if self.made_of is not None and state is not None:
+            self.made_of.restore(state)
+
+    @staticmethod
+    def redistribute(states: Sequence[dict[str, Any] | None], parallelism: int) -> list[dict[str, Any] | None]:
+        return [LabelFields.merged(states)] * parallelism
+
+
+class RowReader(ReadsLabels):
+    """Reads the rows of mini-batches that have their labels, for the owner."""
+
+    def __init__(self, read: RowsRead, features: object, made_of: LabelFields | None = None) -> None:
+        self._read = read
+        self._features = features
+        self.made_of = made_of
+
+    def open(self, context: Context) -> None:
+        super().open(context)
         self._unnamed = UnnamedFields(context.name, self._features)
 
     def process(self, given: NumberedBatch, out: Output) -> None:
@@ -285,6 +435,7 @@ class RowReader(Operator):
                 "features": record_of_features(features),
                 "labels": labels,
                 "weights": weights,
+                "label_fields": [] if self.made_of is None else list(self.made_of.fields),
             }
             out.emit(rows)
 

@@ -183,6 +183,7 @@ class RowOwner(ModelOwner, KeepsRecords):
 
     def _learn(self, given: RowsToLearn | EventsToLearn, out: Output) -> None:
         self.take_over_rollback()
+        self._model.fields.leave_out(given["label_fields"])
         if "is_answer" in given:
             assert self._labels is not None
             self._next_event = given["position"][1] + given["count"]
@@ -199,7 +200,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         features = features_of_record(given["features"])
         while len(records):
             try:
-                rows = self._model.rows(features)
+                rows = self._model.rows(features, records.__getitem__)
                 steps = RowSteps.one_each(rows.length, learns=True, weights=weights)
                 predictions = self._model.step(rows, steps, labels)
             except BadRows as bad:
@@ -306,14 +307,18 @@ class RowOwner(ModelOwner, KeepsRecords):
         """Return the rows of the questions, and which row each question has; others are refused."""
         asked = [event for event, is_answer in enumerate(given["is_answer"]) if not is_answer]
         features = features_of_record(given["features"])
+
+        def record_of(row: int) -> Any:
+            return given["records"][asked[row]]
+
         while True:
             try:
-                rows = self._model.rows(features)
+                rows = self._model.rows(features, record_of)
                 self._missing += missing_values_of(features)
                 return rows, {event: row for row, event in enumerate(asked)}
             except BadRows as bad:
                 for row in bad.rows:
-                    out.reject(given["records"][asked[row]], bad)
+                    out.reject(given["records"][asked[row]], bad.of_row(row))
                 refused = set(bad.rows)
                 kept = [row for row in range(len(asked)) if row not in refused]
                 asked, features = [asked[row] for row in kept], features[kept]

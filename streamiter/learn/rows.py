@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError, shortened
+from streamiter.known_fields import BadKind
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.output import Output
 from streamiter.records import Batch, Columns, take
@@ -53,6 +54,15 @@ class BadRows(ModelError):
     def of_row(self, row: int) -> BadRows:
         """Return the error of one of the rows."""
         return BadRows([row], self.reasons[row]) if row in self.reasons else self
+
+
+def rows_of_wrong_kind(bad: BadKind, record_of: Callable[[int], Any] | None) -> BadRows:
+    """Return the error for values of a wrong kind; it shows them if the records of the rows are known."""
+    rows = np.flatnonzero(bad.rows).tolist()
+    if record_of is None:
+        return BadRows(rows, bad.reason())
+    reasons = {row: bad.reason(record_of(row)) for row in rows}
+    return BadRows(rows, reasons[rows[0]], reasons)
 
 
 def holds(good: npt.NDArray[np.bool_]) -> bool:

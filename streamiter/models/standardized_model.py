@@ -14,7 +14,7 @@ import numpy as np
 from streamiter.crossed_rows import CROSS_LIMIT, Cross, crossed, crossed_fields, numbers_of, places_of_cross
 from streamiter.errors import ModelError, shortened
 from streamiter.field_kinds import is_no_time, prepared_value
-from streamiter.known_fields import of_reader, published_fields
+from streamiter.known_fields import BadKind, of_reader, published_fields
 from streamiter.named_rows import HUGE, FieldReader, NamedRows, are_texts, is_missing, named_matrix, place_of_text
 from streamiter.numbers import Floats, Indices, is_number, standardized
 from streamiter.records import Columns, columns_of_table
@@ -413,7 +413,8 @@ class StandardizedModel:
         known = {name: array for name, array in arrays.items() if name in self.known or array.dtype.kind in "fO"}
         if not known:
             return named_matrix(np.empty((len(table), 0))), False
-        return self._as_known(self._reader.rows(Columns(known))), False
+        columns = Columns(known)
+        return self._as_known(self._reader.rows(columns), columns), False
 
     def _rows_of_dicts(self, given: list[Any]) -> NamedRows:
         """Return the rows without fields that the model cannot know, whose values may be of any type."""
@@ -426,11 +427,15 @@ class StandardizedModel:
                 {name: value for name, value in row.items() if name in known or _is_none(value) or is_no_time(value)}
                 for row in rows
             ]
-        return self._as_known(self._reader.rows(given))
+        return self._as_known(self._reader.rows(given), given)
 
-    def _as_known(self, rows: NamedRows) -> NamedRows:
-        """Return the rows with each value as the learner reads its field."""
-        return self._known.of(rows, lambda bad: self._wrong_kind(bad.field, bad.expected, bad.given))
+    def _as_known(self, rows: NamedRows, records: Columns | list[Any]) -> NamedRows:
+        """Return the rows of records with each value as the learner reads its field."""
+
+        def refused(bad: BadKind) -> ModelError:
+            return self._wrong_kind(bad.field, bad.expected, bad.given_in(records[int(np.argmax(bad.rows))]))
+
+        return self._known.of(rows, refused)
 
     def _scores(self, rows: NamedRows) -> Floats:
         """Return the scores (rows, scores) without the intercept."""
@@ -483,8 +488,8 @@ def _further(rows: NamedRows, base: NamedRows) -> NamedRows:
 
 
 def _is_none(value: object) -> bool:
-    """Whether the value is missing: None, or a float that is."""
-    return value is None or (isinstance(value, float) and not abs(value) <= HUGE)
+    """Whether the value is missing: None, or a number that is."""
+    return value is None or (isinstance(value, (int, float)) and not abs(value) <= HUGE)
 
 
 def _clipped(values: Floats, differences: Floats, limits: Floats) -> Floats:

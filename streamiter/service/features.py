@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from streamiter.known_fields import BadKind, KnownFields
-from streamiter.learn import AdaptiveLinearModel, BadRows
+from streamiter.known_fields import KnownFields
+from streamiter.learn import AdaptiveLinearModel
+from streamiter.learn.rows import rows_of_wrong_kind
 from streamiter.models import LinearPredictor, Parameters
 from streamiter.models.standardized_model import Explanation
 from streamiter.named_rows import ABSENT, NamedRows, hash_of, is_missing
@@ -62,13 +64,15 @@ class FeatureRows:
 
     def __call__(self, records: Batch) -> Any:
         rows = self.reader.rows(records)
-        return self._sparse(self._known.learn(rows, _refused)) if self.is_sparse else rows
+        if not self.is_sparse:
+            return rows
+        return self._sparse(self._known.learn(rows, partial(rows_of_wrong_kind, record_of=records.__getitem__)))
 
     def check(self, records: list[Any]) -> None:
         """Raise ``BadRows`` for records that the learner would refuse for their features."""
         rows = self(records)
         if not self.is_sparse:
-            self._new_model().rows(rows)
+            self._new_model().rows(rows, records.__getitem__)
 
     def predictor(self, parameters: Parameters, subject: str) -> LinearPredictor:
         """Return the predictor of a version, for rows with the fields of the events."""
@@ -118,7 +122,3 @@ class FieldPredictor(LinearPredictor):
             [alone] = self._features([{name: x[name]}])
             parts[name] = sum(super().explain(alone).contributions.values())
         return Explanation(super().explain(([], [])).intercept, parts)
-
-
-def _refused(bad: BadKind) -> BadRows:
-    return BadRows(np.flatnonzero(bad.rows), bad.reason)

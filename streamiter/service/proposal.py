@@ -16,11 +16,11 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from streamiter.errors import DecodeError
-from streamiter.field_kinds import NUMBER, ReadText, read_text
+from streamiter.field_kinds import BLANK, NUMBER, ReadText, read_text
 from streamiter.field_states import OTHERS_MAX, TEXTS_THAT_DECIDE
 from streamiter.numbers import is_number
 from streamiter.service.labels import milliseconds_of
-from streamiter.service.settings import FeatureKind, LearningKind
+from streamiter.service.settings import FeatureKind, FieldComparison, LearningKind
 from streamiter.topics import Decoder, Json, ReadRequest, Topic
 from streamiter.topics.connecting import last_records
 
@@ -71,7 +71,9 @@ class FieldProfile:
 
     name: str
     values: list[Any]
-    """The values that are not None."""
+    """The values that are not None, without few of another kind."""
+    others: int = 0
+    """The number of those few, such as a text among numbers, that the service would refuse."""
 
     @cached_property
     def distinct(self) -> int:
@@ -105,6 +107,13 @@ class FieldProfile:
 
     def kind(self) -> tuple[FeatureKind, str]:
         """Return the proposed kind, and the reason."""
+        kind, reason = self._kind()
+        if self.others and kind in ("number", "time"):
+            noun = "value is" if self.others == 1 else "values are"
+            reason += f"; {self.others:,} {noun} no {kind}, and refused"
+        return kind, reason
+
+    def _kind(self) -> tuple[FeatureKind, str]:
         if not self.values:
             return "ignore", "no value in the sample"
         if self.are_times:
@@ -123,7 +132,7 @@ class FieldProfile:
         if self.distinct == 1:
             return "category", f"always {_shown(self.values[0])} so far"
         numbers = [number for code, number in map(_read_text, self.values) if code == NUMBER]
-        if len(numbers) >= _NUMBERS_AMONG_TEXTS * count:
+        if len(numbers) >= _OF_ONE_KIND * count:
             return "number", f"texts that are numbers, from {min(numbers):g} to {max(numbers):g}"
         words = sum(len(value.split()) for value in self.values) / count
         if words >= _WORDS_OF_A_TEXT:
@@ -138,7 +147,7 @@ _ISO: Final = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}|$)")
 # 2000-01-01 to 2100-01-01.
 _CENTURY_MS: Final = (946_684_800_000, 4_102_444_800_000)
 # As the learner decides: see streamiter.field_states.
-_NUMBERS_AMONG_TEXTS: Final = 1 - OTHERS_MAX / TEXTS_THAT_DECIDE
+_OF_ONE_KIND: Final = 1 - OTHERS_MAX / TEXTS_THAT_DECIDE
 # Shorter texts are names and ids.
 _WORDS_OF_A_TEXT: Final = 5
 _FEW: Final = 20
@@ -180,7 +189,25 @@ def _profiles(records: Iterable[Mapping[str, Any]]) -> dict[str, FieldProfile]:
             profile = profiles.setdefault(name, FieldProfile(name, []))
             if value is not None:
                 profile.values.append(value)
-    return profiles
+    return {name: _of_one_kind(profile) for name, profile in profiles.items()}
+
+
+def _of_one_kind(profile: FieldProfile) -> FieldProfile:
+    """Return the profile without few values of another kind than the others; texts for a missing value do not count."""
+    values = profile.values
+    if all(map(is_number, values)):
+        return profile
+    for is_of_kind in (_is_time, is_number, _is_text):
+        kept = list(filter(is_of_kind, values))
+        if _OF_ONE_KIND * len(values) <= len(kept) < len(values):
+            others = [value for value in values if not is_of_kind(value)]
+            refused = sum(not _is_text(value) or _read_text(value)[0] != BLANK for value in others)
+            return FieldProfile(profile.name, kept, refused)
+    return profile
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 # ---- the label
@@ -193,7 +220,8 @@ class DelayedLabelFound(NamedTuple):
     answer: str
     question: str
     key: str
-    value: str
+    value: str | None
+    """The field of the label; None: the label is whether there is an answer."""
     time: str | None
     """The field with the time of an event; None: only the time stamps of the records tell it."""
     longest_s: float
@@ -207,9 +235,11 @@ class SampledEvent(NamedTuple):
     time_ms: int
     row: dict[str, Any]
 
-    def milliseconds(self, time: str | None) -> int:
-        """Return the time in the field ``time``, or the time stamp."""
-        return self.time_ms if time is None or self.row.get(time) is None else milliseconds_of(self.row[time])
+    def milliseconds(self, time: str | None) -> float:
+        """Return the time in the field ``time``, NaN if it is none, or the time stamp."""
+        if time is None:
+            return self.time_ms
+        return milliseconds_of(self.row[time]) if _is_time(self.row.get(time)) else math.nan
 
 
 def find_delayed_label(sample: TopicSample) -> DelayedLabelFound | None:
@@ -234,7 +264,7 @@ def find_delayed_label(sample: TopicSample) -> DelayedLabelFound | None:
             if answer != question and (match := _match(event_field, answer, question, by_event, of_event))
         ]
         if found:
-            return max(found, key=lambda each: each[0])[1]
+            return max(found, key=lambda each: (each[1].value is not None, each[0]))[1]
     return None
 
 
@@ -242,6 +272,12 @@ _EVENTS_MAX: Final = 20
 # Fewer answers match by chance.
 _MATCHES_MIN: Final = 3
 _MATCHING_SHARE: Final = 0.2
+# If nearly all questions have an answer, that there is one is no label to learn.
+_ANSWERED_MAX: Final = 0.9
+
+
+def _is_event(event_field: str, answer: str) -> str:
+    return f"{event_field} == '{answer}'"
 
 
 def _match(
@@ -253,15 +289,15 @@ def _match(
 ) -> tuple[int, DelayedLabelFound] | None:
     """Return how many answers have a question before them, and what was found."""
     of_answers, of_questions = of_event[answer], of_event[question]
-    label = next((each for each in _label_candidates(of_answers) if each.name not in of_questions), None)
+    label = next((each.name for each in _label_candidates(of_answers) if each.name not in of_questions), None)
+    if label is None and not (of_questions.keys() - of_answers and FieldComparison.of(_is_event(event_field, answer))):
+        return None
     keys = [
         profile
         for name, profile in of_answers.items()
         if name in of_questions and name != event_field and not profile.are_times
         if profile.distinct > len(profile.values) / 2
     ]
-    if label is None:
-        return None
     times = [name for name, profile in of_answers.items() if profile.are_times and name in of_questions]
     time = times[0] if times and of_questions[times[0]].are_times else None
     best: tuple[int, DelayedLabelFound] | None = None
@@ -274,8 +310,10 @@ def _match(
         ]
         waits = [wait_ms for wait_ms in waits if wait_ms >= 0]
         enough = max(_MATCHES_MIN, _MATCHING_SHARE * len(by_event[answer]))
+        if label is None and len(waits) > _ANSWERED_MAX * len(by_event[question]):
+            continue
         if len(waits) >= enough and (best is None or len(waits) > best[0]):
-            found = DelayedLabelFound(event_field, answer, question, key.name, label.name, time, max(waits) / 1000)
+            found = DelayedLabelFound(event_field, answer, question, key.name, label, time, max(waits) / 1000)
             best = len(waits), found
     return best
 
@@ -327,6 +365,7 @@ def proposal_of(sample: TopicSample, name: str, topic: str, updates: str, dead_l
     profiles = _profiles(questions)
     if delayed is None:
         kind, label, not_features = _label_of_each(profiles, notes)
+        notes += _answers_without_event(rows, not_features)
     else:
         kind, label, not_features = _delayed_label(delayed, rows, notes)
     features = [profile for each, profile in profiles.items() if each not in not_features]
@@ -361,13 +400,28 @@ def _label_of_each(profiles: Mapping[str, FieldProfile], notes: list[str]) -> tu
 _OTHERS_SHOWN: Final = 5
 
 
+def _answers_without_event(rows: Sequence[Mapping[str, Any]], label: set[str]) -> list[str]:
+    """Return what to tell if records with the label are answers to others, and no field says which they are."""
+    of_answers = _profiles(row for row in rows if label & row.keys())
+    of_questions = _profiles(row for row in rows if not label & row.keys())
+    for name in of_answers.keys() & of_questions.keys() if of_questions.keys() - of_answers.keys() else ():
+        answers = set(map(str, of_answers[name].values))
+        is_key = not of_answers[name].are_times and len(answers) > len(of_answers[name].values) / 2
+        if is_key and len(answers.intersection(map(str, of_questions[name].values))) >= _MATCHES_MIN:
+            return [
+                f"records with {' and '.join(sorted(label))} seem to be answers to others with the same {name}: let a "
+                "field of each record, such as event, tell which it is, and write label as docs/service.md says"
+            ]
+    return []
+
+
 def _delayed_label(
     found: DelayedLabelFound, rows: Sequence[Mapping[str, Any]], notes: list[str]
 ) -> tuple[LearningKind, str, set[str]]:
     """Return kind and label where the label comes in an answer."""
-    values = _profiles(row for row in rows if row.get(found.event_field) == found.answer)[found.value]
     events = {row.get(found.event_field) for row in rows}
-    keys = {"event": found.answer, "key": found.key, "value": found.value}
+    value = _is_event(found.event_field, found.answer) if found.value is None else found.value
+    keys: dict[str, Any] = {"event": found.answer, "key": found.key, "value": value}
     if found.event_field != "event":
         keys["event_field"] = found.event_field
     if len(events) > 2:
@@ -375,14 +429,21 @@ def _delayed_label(
     keys["within"] = _within(max(found.longest_s * 2, _WITHIN_MIN_S))
     if found.time is not None:
         keys["time"] = found.time
-    kind = values.label_kind
+    kind: LearningKind = "classification"
+    if found.value is None:
+        keys["otherwise"] = False
+    else:
+        values = _profiles(row for row in rows if row.get(found.event_field) == found.answer)[found.value]
+        kind = values.label_kind
     label = f"label = {{ {', '.join(f'{name} = {_toml(value)}' for name, value in keys.items())} }}"
     if kind == "regression":
         middle = f"{found.value} > {sorted(values.values)[len(values.values) // 2]:g}"
         label = f'# For a class: kind = "classification" and value = {_toml(middle)}\n{label}'
     longest = _within(found.longest_s)
     notes.append(f"the longest wait for an answer was {longest}; a later answer than {keys['within']} does not count")
-    return kind, label, {found.event_field, found.key, found.value}
+    if found.value is None:
+        notes.append(f"the label is whether a {found.answer!r} comes in time; without one it is false")
+    return kind, label, {found.event_field, found.key, value}
 
 
 _WITHIN_UNITS: Final = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}

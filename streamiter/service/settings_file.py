@@ -306,6 +306,11 @@ def _check_learn(document: TomlDocument, learn: dict[str, Any]) -> None:
     if label is not None and label.event is not None and "weight" in learn:
         wrong = WrongValue("no weight with label.event", "leave one of them out")
         document.refuse_value(("learn", "weight"), wrong)
+    # A question may have a field of the label's name, and a field that a comparison reads may be known in time.
+    name = label.value if label is not None and label.event is None else None
+    if isinstance(name, str) and (learn.get("features") or {}).get(name, "ignore") != "ignore":
+        path = ("learn", "features", name)
+        document.refuse(path, "expected fields without that of the label, given it; leave it out", at_key=True)
     if learn.get("kinds") and learn.get("features") is not None:
         document.refuse_value(
             ("learn", "kinds"), WrongValue('no kinds, unless features = "all"', "give them in features")

@@ -134,8 +134,9 @@ tls_key = "service.toml"
         "error: service.toml: 5 errors",
         "service.toml:6:19: learn.label.event: expected such events among the newest, and the field 'event' has begin, "
         "end",
-        "service.toml:7:1: learn.features: expected numbers in the field 'sky', as kinds= says, given a text that is "
-        "no number (303 of 600 records)",
+        "service.toml:7:1: learn.features: expected numbers in the field 'sky', as kinds= says, in a service features "
+        "or kinds of [learn], given 'dry', a text that is no number; name another kind there, or convert it before "
+        "(303 of 600 records)",
         "service.toml:8:1: learn.features.kms: expected a field of the newest records, given none; did you mean 'km'?",
         "service.toml:11:13: http.token_env: expected the environment variable NO_SUCH_VARIABLE to hold token "
         "(token_env), given none; set it",

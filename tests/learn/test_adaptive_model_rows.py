@@ -110,11 +110,10 @@ def test_only_rows_of_too_many_classes_are_refused() -> None:
     ("first", "records", "labels", "weights", "rows", "message"),
     [
         ([], [{"a": 1}, {"a": "x"}], [1, 0], None, (1,), "expected numbers in the field 'a', as in the first row that"),
-        ([], [{"a": "x"}, {"a": 1}], [1, 0], None, (1,), "expected texts in the field 'a', .*given a number"),
+        ([], [{"a": "x"}, {"a": 1}], [1, 0], None, (1,), "expected texts in the field 'a', .*given 1, a number"),
         ([{"a": 1}], [{"a": "x"}, {"a": 2}], [1, 0], None, (0,), "expected numbers in the field 'a'"),
         ([{"a": "x"}], [{"a": "x"}, {"a": 2}], [1, 0], None, (1,), "expected texts in the field 'a'"),
         ([], [{"a": 1}, {"a": [2]}], [1, 0], None, (1,), r"expected a number, a text or None in .*'a', given \[2\]"),
-        ([], [{"a": 1}, {"a": 10**400}], [1, 0], None, (1,), "numbers that fit a float in the field 'a'"),
         ([], [{"a": 1}, 5], [1, 0], None, (1,), "expected records with named fields, given 5"),
         ([{}], [{}, {}], [True, 2], None, (1,), 'label that is 0, 1 or a truth value, .*task="regression"'),
         ([{}], [{}, {}], [1, "x"], None, (1,), "label that is 0, 1 or a truth value, like the first label, given 'x'"),

@@ -156,7 +156,7 @@ def test_any_rows_are_predicted_as_by_the_learner_itself(example: Example) -> No
 RAW: list[Any] = [
     "1.5", "-2", "7", "007", "1,5", "", "NA", "Gift Card", "gift",
     "2024-05-01", "2024-05-01T23:30", "2024-05-01 23:30Z", "2024-03-31T02:30:00.5+05:45", ["gift", "card"], [],
-    None, 4.0, 7, True, 1e101, 1_700_000_000, 1_700_000_000_123,
+    None, 4.0, 7, True, 1e101, 10**101, 10**400, 1_700_000_000, 1_700_000_000_123,
     math.nan, dt.datetime(2024, 5, 2, 3), dt.datetime(2024, 5, 2, 23, tzinfo=dt.UTC), dt.date(2024, 12, 31),
     np.datetime64("2024-05-01T22:15"), pandas.NaT, b"x", {"a": 1}, [1.0],
 ]  # fmt: skip
@@ -377,12 +377,11 @@ print(LinearPredictor(parameters)({{"km": 480.0, "sky": "rain"}}), any("learn" i
     ("x", "message"),
     [
         ({"km": "900"}, "expected a number in the field 'km', as in the rows .* given '900'; give the field the type"),
-        ([{"km": 1.0}, {"km": "900"}], "expected a number in the field 'km'.* given a text"),
+        ([{"km": 1.0}, {"km": "900"}], "expected a number in the field 'km'.* given '900', a text"),
         ({"sky": 3}, "expected a text in the field 'sky'.* given 3"),
-        ([{"sky": 3}], "expected a text in the field 'sky'.* given a number"),
+        ([{"sky": 3}], "expected a text in the field 'sky'.* given 3, a number"),
         ({"km": [1.0]}, r"expected a number, a text or None in the field 'km', given \[1.0\]"),
         ([{"km": [1.0]}], r"expected a number, a text or None in the field 'km', given \[1.0\]"),
-        ({"km": 10**400}, "expected numbers that fit a float in the field 'km'"),
         ([{"km": 1.0}, 7], "expected records with named fields, given 7"),
         (
             [1.0, 2.0],

@@ -54,7 +54,7 @@ from streamiter.learn.model_rows import FirstRows
 from streamiter.learn.offline_workers import KeptExamples, OfflineWorker, ReplayedExamples
 from streamiter.learn.online import _OneStart
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions
-from streamiter.learn.row_reading import NumberMiniBatches
+from streamiter.learn.row_reading import LabelFields, NumberMiniBatches, ReadsLabels
 from streamiter.learn.row_training import RowOwner
 from streamiter.learn.score_metrics import ScoreHistogram
 from streamiter.learn.server_training import ParameterServerWorker, Repeater, Versions
@@ -319,7 +319,8 @@ def rows_with_fields(count: int) -> list[dict[str, Any]]:
 
 
 def online_training_by_rows(mode: str, flow: Flow) -> dict[str, Stream]:
-    label = "kind" if mode == "asynchronous" else "price"
+    # The price of the first rows only is a part of the label, so it is no feature of the others, too.
+    label = (lambda row: row["kind"] if row["price"] or row["id"] < 4 else "") if mode == "asynchronous" else "price"
     training = train_online(
         fed(flow, rows_with_fields(14), batch=2, parallelism=1 if mode == "asynchronous" else 2),
         label=label,
@@ -533,6 +534,7 @@ BY_ROWS = (
     CrossStatistics,
     RowOwner,
     NumberMiniBatches,
+    ReadsLabels,
     Validate,
     MeanComparison,
 )
@@ -579,6 +581,7 @@ CASES = [
         )
         for mode, schedule in (("asynchronous", "weighted"), ("synchronous", "end"), ("synchronous", "weighted"))
     ),
+    Case(functools.partial(online_training_by_rows, "asynchronous"), (LabelFields,), {"cuts": 4}),
     Case(online_training_behind_a_join, (*BY_ROWS, LabelJoin, SpansInOrder, RecordOrder)),
     *(
         # In synchronous mode the first case learns numbers, whose kind is certain from their first row.

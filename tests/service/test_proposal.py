@@ -66,6 +66,10 @@ async def test_questions_and_answers_are_found_in_real_flights() -> None:
         ("none", [None], "ignore", "no value in the sample"),
         ("tags", [["a"], {"b": 1}], "ignore", "values of a kind that is not learned from: lists, objects"),
         ("month", [1, 1], "number", "always 1 so far"),
+        ("km", [*range(999, 2, -1), "dry", "n/a", None], "number", "from 3 to 999; 1 value is no number, and refused"),
+        ("at", ["2013-01-01T10:15Z"] * 300 + ["soon", "later"], "time", "its hour, weekday, month and trend; 2 values"),
+        ("sky", ["rain", "sun", "rain"] * 100 + [7], "category", '2 different texts, mostly "rain"\n'),
+        ("tags", ["a", "b", ["a"]], "ignore", "values of a kind that is not learned from: lists, texts"),
         ('a "b"\n.c', ["\x7f\u2028", "y"], "category", "2 different texts, mostly"),
         ("9999-99-99", ["9999-99-99", "9999-99-98"], "category", "2 different texts"),
     ],
@@ -114,6 +118,34 @@ def test_clicks_on_views_are_a_late_label_with_other_events_beside_them() -> Non
         "within": "60min",
     }
     assert learn["features"] == {"price": "number"}
+
+
+@pytest.mark.parametrize("has_event", [True, False])
+def test_answers_that_are_the_label_themselves_are_found(has_event: bool) -> None:
+    """A click has no field but the view: each record was to have a label, which no record had."""
+    views = [{"event": "view", "view": n, "km": n % 7, "at": 1_700_000_000 + n} for n in range(100)]
+    clicks = [{"event": "click", "view": n, "at": 1_700_000_030 + n} for n in range(0, 100, 3)]
+    records: list[Any] = sorted([*views, *clicks], key=lambda record: record["at"])
+    if has_event:
+        records[50]["at"] = "soon"
+        learn, proposal = proposed(records)
+        value = "event == 'click'"
+        keys = {"event": "click", "key": "view", "value": value, "within": "60min", "time": "at", "otherwise": False}
+        assert (learn["kind"], learn["label"]) == ("classification", keys)
+        assert learn["features"] == {"km": "number", "at": "time"}
+        assert "the label is whether a 'click' comes in time; without one it is false" in proposal.notes
+        return
+    unmarked = [{name: value for name, value in record.items() if name != "event"} for record in records]
+    answers: list[Any] = [record if "km" in record else record | {"bought": record["view"] % 2} for record in unmarked]
+    _, proposal = proposed(answers)
+    assert "records with bought seem to be answers to others with the same view: let a field" in proposal.notes[-1]
+
+
+def test_a_label_of_all_questions_is_not_proposed() -> None:
+    """Each order has its receipt: the label was always true."""
+    records = [{"event": ["order", "receipt"][n % 2], "order": n // 2, "late": n % 3 % 2} for n in range(60)]
+    learn, _ = proposed(records)
+    assert learn["label"] == {"field": "late"}
 
 
 def test_the_cost_of_a_proposal_does_not_grow_with_the_kinds_of_events() -> None:

@@ -425,6 +425,11 @@ def test_an_address_that_others_reach_needs_a_token_and_tls(keys: str, said: lis
             'no kinds, unless features = "all"',
         ),
         (
+            'kind = "regression"\nfeatures = { a = "number", late = "number" }',
+            "learn.features.late",
+            "expected fields without that of the label, given it; leave it out",
+        ),
+        (
             'kind = "regression"\nlearner = "ftrl"\nfeatures = { a = "number" }\nsettings = { alfa = 1 }',
             "learn.settings.alfa",
             "did you mean 'alpha'?",

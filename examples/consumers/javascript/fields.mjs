@@ -25,13 +25,13 @@ export function preparation({ kinds = {}, time_zone: zone = null, text_fields: t
   return (row) =>
     Object.entries(row).flatMap(([field, value]) => {
       if (!Object.hasOwn(kinds, field)) return [[field, value]];
-      const isMissing = value === null || (typeof value === "number" && !(Math.abs(value) <= HUGE));
+      const isMissing = value === null || (isNumber(value) && !(Math.abs(Number(value)) <= HUGE));
       return isMissing ? [[field, null]] : readers[kinds[field]](field, value, undecided.has(field));
     });
 }
 
 const isTexts = (value) => Array.isArray(value) && value.every((each) => typeof each === "string");
-const isNumber = (value) => typeof value === "number" || typeof value === "boolean";
+const isNumber = (value) => ["number", "boolean", "bigint"].includes(typeof value);
 
 function refused(field, expected) {
   return new Error(`expected ${expected} in the field ${field}`);
@@ -46,7 +46,7 @@ function words(field, value) {
 }
 
 function category(field, value) {
-  if (isNumber(value)) value = textOf(Number(value));
+  if (isNumber(value)) value = typeof value === "bigint" ? String(value) : textOf(Number(value));
   if (typeof value === "string") value = value.replace(/\0+$/, "");
   else if (!isTexts(value)) throw refused(field, "a text");
   return [[field, value]];
@@ -88,8 +88,8 @@ function timeOrText(field, value, isText, clock) {
   if (found.wall !== undefined) return partsOf(field, found);
   if (found.number !== undefined && !isText) {
     const ms = Math.floor(Math.abs(found.number) > SECONDS_MAX ? found.number : found.number * 1000);
-    if (!(ms >= YEARS_MS[0] && ms < YEARS_MS[1])) return [[field, null]];
-    return partsOf(field, { wall: clock ? clock(ms) : ms, hasHour: true });
+    const wall = onWall(ms, clock);
+    return wall === null ? [[field, null]] : partsOf(field, { wall, hasHour: true });
   }
   if (isText || (Array.isArray(value) && value.length === 0)) return [[field, value]];
   if (found.isBlank) return [[field, null]];
@@ -107,7 +107,14 @@ function timeOf([, year, month, day, hour, minute, second = "0", fraction = "", 
   if (offset === undefined || !clock) return { wall, hasHour: true };
   const sign = offset.startsWith("-") ? -1 : 1;
   const ahead = offset === "Z" ? 0 : sign * (Number(offset.slice(1, 3)) * 60 + Number(offset.slice(-2)));
-  return { wall: clock(wall - ahead * 60_000), hasHour: true };
+  return { wall: onWall(wall - ahead * 60_000, clock) ?? undefined, hasHour: true };
+}
+
+// Returns the time on the wall for milliseconds since 1970 UTC; null outside of the years 1 to 9999.
+function onWall(ms, clock) {
+  const isThere = (each) => each >= YEARS_MS[0] && each < YEARS_MS[1];
+  const wall = clock && isThere(ms) ? clock(ms) : ms;
+  return isThere(ms) && isThere(wall) ? wall : null;
 }
 
 // Returns the function from milliseconds since 1970 UTC to those that a clock on the wall of the zone shows.

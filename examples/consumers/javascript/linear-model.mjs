@@ -20,11 +20,15 @@ export function linearModel(parameters) {
   return "center" in parameters ? standardizedModel(parameters) : plainModel(parameters);
 }
 
+// A whole number of any size as a number.
+const rounded = (value) => (typeof value === "bigint" ? Number(value) : value);
+
 // A row is a list of numbers.
 function plainModel({ weights, intercept = 0, link = "identity", mean, deviation }) {
   const scaled = (value, column) =>
     deviation ? (deviation[column] > 0 ? (value - mean[column]) / deviation[column] : 0) : value;
-  return (row) => {
+  return (given) => {
+    const row = Array.isArray(given) ? given.map(rounded) : given;
     const fits = Array.isArray(row) && row.length === weights.length && row.every((value) => typeof value === "number");
     if (!fits) throw new Error(`expected a row of ${weights.length} numbers`);
     return LINKS[link](row.reduce((sum, value, column) => sum + weights[column] * scaled(value, column), intercept));
@@ -51,7 +55,8 @@ function standardizedModel({ weights, intercept, center, limit, fields, places, 
     }
   }
 
-  function featuresOf(name, value) {
+  function featuresOf(name, given) {
+    const value = rounded(given);
     const isNumber = typeof value === "number" || typeof value === "boolean";
     if (value === null || value === undefined || (isNumber && !(Math.abs(value) <= HUGE))) {
       return hashedFeature(name, IS_MISSING, "");

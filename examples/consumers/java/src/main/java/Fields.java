@@ -149,7 +149,8 @@ final class Fields {
       putParts(field, found.wallMs, found.hasHour, prepared);
     } else if (found.number != null && !isText) {
       double ms = Math.floor(Math.abs(found.number) > SECONDS_MAX ? found.number : found.number * 1000.0);
-      if (ms >= FIRST_MS && ms < BEHIND_LAST_MS) putParts(field, onWall((long) ms, zone), true, prepared);
+      Double wallMs = onWall(ms, zone);
+      if (wallMs != null) putParts(field, wallMs, true, prepared);
       else prepared.put(field, NODES.nullNode());
     } else if (value.isTextual() && !isText) {
       if (!found.isBlank) throw refused(field, "a time");
@@ -175,7 +176,7 @@ final class Fields {
     return new Found(null, false, null, false, BLANKS.contains(stripped.toLowerCase(Locale.ROOT)));
   }
 
-  private static double wallMs(Matcher time, ZoneId zone) {
+  private static Double wallMs(Matcher time, ZoneId zone) {
     if (time.group(1).equals("0000")) throw new DateTimeException("the year 0");
     LocalDate day = LocalDate.of(number(time, 1), number(time, 2), number(time, 3));
     if (time.group(4) == null) return day.toEpochDay() * DAY_MS;
@@ -184,21 +185,25 @@ final class Fields {
     int second = time.group(6) == null ? 0 : number(time, 6);
     LocalDateTime at = day.atTime(number(time, 4), number(time, 5), second, ms * 1_000_000);
     String offset = time.group(8);
-    if (offset == null || zone == null) return at.toInstant(ZoneOffset.UTC).toEpochMilli();
+    if (offset == null || zone == null) return (double) at.toInstant(ZoneOffset.UTC).toEpochMilli();
     int minutes = 0;
     if (!offset.equals("Z")) {
       minutes = Integer.parseInt(offset.substring(1, 3)) * 60 + Integer.parseInt(offset.substring(offset.length() - 2));
     }
     long ahead = 60_000L * (offset.startsWith("-") ? -minutes : minutes);
-    return onWall(at.toInstant(ZoneOffset.UTC).toEpochMilli() - ahead, zone);
+    return onWall((double) (at.toInstant(ZoneOffset.UTC).toEpochMilli() - ahead), zone);
   }
 
   private static int number(Matcher time, int group) {
     return Integer.parseInt(time.group(group));
   }
 
-  private static double onWall(long ms, ZoneId zone) {
-    return zone == null ? ms : ms + 1000.0 * zone.getRules().getOffset(Instant.ofEpochMilli(ms)).getTotalSeconds();
+  /** Returns the time on the wall; null outside of the years 1 to 9999. */
+  private static Double onWall(double ms, ZoneId zone) {
+    if (!(ms >= FIRST_MS && ms < BEHIND_LAST_MS)) return null;
+    if (zone == null) return ms;
+    double wall = ms + 1000.0 * zone.getRules().getOffset(Instant.ofEpochMilli((long) ms)).getTotalSeconds();
+    return wall >= FIRST_MS && wall < BEHIND_LAST_MS ? wall : null;
   }
 
   private static void putParts(String field, double wallMs, boolean hasHour, Map<String, JsonNode> prepared) {
