@@ -102,8 +102,8 @@ def ours(stream: LateStream, schedule: Schedule) -> Followed:
 def river(stream: LateStream, schedule: Schedule, *, has_weights_of_ktena: bool = False) -> Followed:
     """Learn with river's logistic regression, record by record.
 
-    With "weighted" a True answer is learned with the weight 1, and False with the weight -1, as in streamiter, or both
-    steps have the weights of Ktena et al. (2019). The scaler counts each question once.
+    With "weighted" a True answer is learned, and the slope with which its question was learned is taken back, as in
+    streamiter; or both steps have the weights of Ktena et al. (2019). The scaler counts each question once.
     """
     learner = River(stream.rows)
     happened = list(order(stream, schedule))
@@ -113,15 +113,17 @@ def river(stream: LateStream, schedule: Schedule, *, has_weights_of_ktena: bool 
             if kind == "predict":
                 predictions[row] = learner.predict(row)
             elif kind == "assume":
-                chance = learner.predict(row) if has_weights_of_ktena else 0.0
-                learner.learn_weighted(row, label=False, weight=(1.0 - chance) * (1.0 + chance), is_new=True)
+                weight = 1.0 - learner.predict(row) ** 2 if has_weights_of_ktena else 1.0
+                learner.learn_weighted(row, label=False, weight=weight, is_new=True)
             elif kind == "learn" and schedule != "weighted":
                 learner.learn(row)
             elif kind == "learn":
-                chance = learner.predict(row) if has_weights_of_ktena else 0.0
-                learner.learn_weighted(row, label=True, weight=1.0 + chance, is_new=False)
+                weight = 1.0 + learner.predict(row) if has_weights_of_ktena else 1.0
+                learner.learn_weighted(row, label=True, weight=weight, is_new=False)
                 if not has_weights_of_ktena:
-                    learner.learn_weighted(row, label=False, weight=-1.0, is_new=False)
+                    # The slope for False is the prediction.
+                    taken_back = -float(predictions[row]) / learner.predict(row)
+                    learner.learn_weighted(row, label=False, weight=taken_back, is_new=False)
     return Followed(predictions, len(stream) / watch.cpu_seconds)
 
 
@@ -269,12 +271,12 @@ TITLE: Final = "## Labels that come later\n"
 _ABOUT: Final = """\
 Questions come in the order of event time; a question is predicted when it comes, and its label is True or False by an
 answer that comes later, or False at the end of its wait. streamiter learns with `train_online(labels=…)` and one of its
-three [schedules](learning.md#labels-that-arrive-later); *weighted* is the default here. The others, record by record:
+three [schedules](learning.md#labels-that-arrive-later); *end* is the default here. The others, record by record:
 
 - *river*: its logistic regression behind `StandardScaler` and `OneHotEncoder`, in the order of events that each
-  schedule says. With *weighted* it learns False at the question; a True answer then learns True with the weight 1, and
-  False with the weight −1.
-- *Ktena*: as *weighted*, but with the weights (1 − p)(1 + p) at the question and 1 + p for a True answer, p the
+  schedule says. With *weighted* it learns False at the question; a True answer then learns True, and takes back the
+  slope with which its question was learned.
+- *Ktena*: *weighted* with the weights (1 − p)(1 + p) at the question and 1 + p for a True answer, p the
   prediction at that moment (Ktena et al., 2019, arXiv 1907.06558). streamiter has them on streams of at most
   {ktena:,} questions only (`python -m benchmarks.learning --only late --quick`): its model is called for each row.
 - *label at once*: streamiter's model, which learns each label right after the prediction, as nobody can.

@@ -22,9 +22,9 @@ __all__ = ["LATE_STREAMS", "SCHEDULES", "Happened", "LateStream", "Schedule", "o
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 
-Schedule = Literal["weighted", "end", "at once"]
-SCHEDULES: Final[tuple[Schedule, ...]] = ("weighted", "end", "at once")
-"""The first one is the default, where ``otherwise`` is False."""
+Schedule = Literal["end", "weighted", "at once"]
+SCHEDULES: Final[tuple[Schedule, ...]] = ("end", "weighted", "at once")
+"""The first one is the default, where a question without an answer has a label."""
 
 _SEED: Final = 7
 
