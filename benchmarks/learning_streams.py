@@ -196,9 +196,12 @@ def _in_turn(generators: Iterable[Rows]) -> Iterator[tuple[Mapping[Any, Any], An
 
 
 def _with_texts(rows: Rows) -> Iterator[tuple[Mapping[Any, Any], Any]]:
-    """Yield the rows with texts for whole numbers, which are numbers of categories."""
+    """Yield the rows with texts for whole numbers, which are numbers of categories.
+
+    The texts have a letter: streamiter reads texts that are numbers as numbers, and its peers do not.
+    """
     for row, label in rows:
-        yield {name: str(value) if isinstance(value, int) else value for name, value in row.items()}, label
+        yield {name: f"c{value}" if isinstance(value, int) else value for name, value in row.items()}, label
 
 
 def _scaled(name: str, change: Callable[[Array], Array]) -> MakeStream:
