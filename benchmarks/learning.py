@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.learning_late import KTENA_QUESTIONS_MAX, TITLE, late_section
+from benchmarks.learning_late import TITLE, late_section
 from benchmarks.learning_late_streams import LATE_STREAMS
 from benchmarks.learning_peers import FOREST, OURS, TREE, VALUES_OF_A_FOREST, Learner, installed_learners, loss, losses
 from benchmarks.learning_streams import FURTHER, MAIN, SCALES, STREAMS, LearningStream, MissingStream, Task
@@ -287,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _write_late(options: argparse.Namespace) -> None:
     """Measure the section of labels that come later, and put it in its place on the page; the rest stays."""
-    page, rows = options.output / _PAGE, KTENA_QUESTIONS_MAX if options.quick else _ALL
+    page, rows = options.output / _PAGE, _QUICK_QUESTIONS if options.quick else _ALL
     with Session() as session:
         names = options.names or list(LATE_STREAMS)
         section = late_section(names, rows, None if options.quick else session, _say)
@@ -331,7 +331,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one or more of: {', '.join(STREAMS)}")
     parser.add_argument("--only", choices=["late"], help="measure only the section of labels that come later")
-    quick = f"use the first {_QUICK_ROWS:,} rows, or {KTENA_QUESTIONS_MAX:,} questions, of each stream"
+    quick = f"use the first {_QUICK_ROWS:,} rows, or {_QUICK_QUESTIONS:,} questions, of each stream"
     parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--output", type=Path, default=PROJECT / "docs", metavar="DIR")
     options = parser.parse_args(arguments)
@@ -342,6 +342,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 _QUICK_ROWS: Final = 500
+_QUICK_QUESTIONS: Final = 20_000
 _ALL: Final = 10**9
 
 

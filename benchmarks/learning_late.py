@@ -6,19 +6,18 @@ The flow does not report which question a prediction belongs to, so :func:`ours`
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from operator import itemgetter
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import orjson
 
-from benchmarks.kafka import run
+from benchmarks import kafka
 from benchmarks.learning_late_streams import LATE_STREAMS, SCHEDULES, LateStream, Schedule, order
 from benchmarks.learning_peers import Floats, River, losses, without_flow
 from benchmarks.learning_streams import LearningStream, MissingStream
@@ -26,15 +25,13 @@ from benchmarks.measuring import Stopwatch
 from benchmarks.report import markdown_table
 from benchmarks.session import Session
 from streamiter import Columns, Flow, Stream, topic
-from streamiter.learn import AdaptiveLinearModel, DelayedLabels, train_online
-from streamiter.learn.expert_weights import RowSteps
+from streamiter.learn import DelayedLabels, train_online
 from streamiter.operators import Context, Source, SourceBatch
-from streamiter.topics import OutgoingBatch
 from streamiter.topics.topic import Topic
 
-__all__ = ["KTENA_QUESTIONS_MAX", "TITLE", "Followed", "cuts", "follow", "late_section", "ours"]
+__all__ = ["TITLE", "Followed", "cuts", "follow", "late_section", "ours"]
 
-# ---- who follows them
+# ---- who follows the streams
 
 
 class Followed(NamedTuple):
@@ -43,18 +40,6 @@ class Followed(NamedTuple):
     predictions: Floats
     rate: float = float("nan")
     """Questions a second of CPU time."""
-
-
-def _labels(stream: LateStream, schedule: Schedule) -> DelayedLabels:
-    return DelayedLabels(
-        key_of=itemgetter("row"),
-        is_answer=itemgetter("answer"),
-        features=list(_features(stream).names),
-        target_of=itemgetter("label"),
-        within_s=stream.within_ms / 1_000,
-        otherwise=False,
-        schedule=schedule,
-    )
 
 
 def _features(stream: LateStream) -> Columns:
@@ -69,14 +54,27 @@ def _records(stream: LateStream) -> Columns:
     return Columns({**_features(stream)[rows].arrays, **of_events})
 
 
-def _trained(stream: LateStream, schedule: Schedule, make: Callable[[Flow], Stream]) -> tuple[list[Any], Any, Floats]:
-    """Return what the flow predicted, as it reports it, its last model, and CPU seconds in an array."""
+def _trained(
+    stream: LateStream, schedule: Schedule, make: Callable[[Flow], Stream]
+) -> tuple[dict[str, Any], Any, float]:
+    """Return what the flow reports of its predictions, its last model, and the CPU seconds."""
+    labels = DelayedLabels(
+        key_of=itemgetter("row"),
+        is_answer=itemgetter("answer"),
+        features=list(_features(stream).names),
+        target_of=itemgetter("label"),
+        within_s=stream.within_ms / 1_000,
+        otherwise=False,
+        schedule=schedule,
+    )
     flow = Flow("late labels")
-    training = train_online(make(flow), labels=_labels(stream, schedule))
+    training = train_online(make(flow), labels=labels)
     predicted, models = training.predictions.collect(), training.models.collect()
     with Stopwatch() as watch:
         flow.run()
-    return predicted.items, models.items[-1].parameters, np.array([watch.cpu_seconds])
+    fields = ("predictions", "targets", "numbers")
+    reported = {field: np.concatenate([part[field] for part in predicted.items]) for field in fields}
+    return reported, models.items[-1].parameters, watch.cpu_seconds
 
 
 def _timed(stream: Stream) -> Stream:
@@ -86,16 +84,15 @@ def _timed(stream: Stream) -> Stream:
 def ours(stream: LateStream, schedule: Schedule) -> Followed:
     """Learn with ``train_online(labels=…)``; the order tells the question of each prediction that it reports."""
     records = _records(stream)
-    reported, _, (cpu_seconds,) = _trained(stream, schedule, lambda flow: _timed(flow.from_items(records)))
+    reported, _, cpu_seconds = _trained(stream, schedule, lambda flow: _timed(flow.from_items(records)))
     settled = [(row, event) for kind, row, event in order(stream, schedule) if kind in ("learn", "confirm")]
     rows, events = np.array(settled).T
-    found, targets, numbers = (
-        np.concatenate([part[field] for part in reported]) for field in ("predictions", "targets", "numbers")
-    )
-    if not (np.array_equal(targets, stream.rows.labels[rows]) and np.array_equal(numbers, events)):
-        raise AssertionError(f"{stream.name}, {schedule}: expected that questions are settled in the order of events")
+    if not (
+        np.array_equal(reported["targets"], stream.rows.labels[rows]) and np.array_equal(reported["numbers"], events)
+    ):
+        raise AssertionError(f"{stream.about}, {schedule}: expected that questions are settled in the order of events")
     predictions = np.empty(len(stream))
-    predictions[rows] = found
+    predictions[rows] = reported["predictions"]
     return Followed(predictions, len(stream) / cpu_seconds)
 
 
@@ -127,31 +124,9 @@ def river(stream: LateStream, schedule: Schedule, *, has_weights_of_ktena: bool 
     return Followed(predictions, len(stream) / watch.cpu_seconds)
 
 
-def ktena(stream: LateStream) -> Followed:
-    """Learn with the model of ``train_online``, and with the weights of Ktena et al. (2019) of its own predictions.
-
-    Each of its steps is a row with a weight for the model, which judges its experts by it.
-    """
-    model = AdaptiveLinearModel()
-    all_rows = model.rows(_features(stream))
-    predictions = np.full(len(stream), 0.5)
-    for kind, row, _ in order(stream, "weighted"):
-        if kind in ("predict", "confirm", "late"):
-            continue
-        is_true = kind == "learn"
-        one = RowSteps.one_each(1, learns=False)._replace(rows=np.array([row]))
-        found = float(model.step(all_rows, one, [None])[0])
-        chance = 0.5 if np.isnan(found) else found
-        if not is_true:
-            predictions[row] = chance
-        weight = 1.0 + chance if is_true else (1.0 - chance) * (1.0 + chance)
-        model.step(all_rows, one._replace(learns=np.array([True]), weights=np.array([weight])), [is_true])
-    return Followed(predictions)
-
-
-def labels_at_once(stream: LateStream) -> Followed:
-    """Learn each question with its label as soon as it is predicted, which nobody can."""
-    return _without_flow(stream.rows)
+def _without_flow(rows: LearningStream) -> Followed:
+    found = without_flow(rows)
+    return Followed(np.where(np.isnan(found), 0.5, found))
 
 
 def as_late_for_all(stream: LateStream) -> Followed:
@@ -162,39 +137,38 @@ def as_late_for_all(stream: LateStream) -> Followed:
     delays = stream.answered_ms - stream.asked_ms
     has_answer = (stream.answered_ms >= 0) & (delays < stream.within_ms)
     drawn = np.random.default_rng(7).choice(delays[has_answer], len(stream))
-    answered = stream.asked_ms + np.where(has_answer, delays, drawn)
-    events, _ = LateStream(stream.rows, stream.asked_ms, answered, stream.within_ms, "").events()
-    rows = stream.rows
-    return _without_flow(LearningStream(rows.name, "binary", rows.features, rows.labels, events))
+    events, _ = replace(stream, answered_ms=stream.asked_ms + np.where(has_answer, delays, drawn)).events()
+    return _without_flow(replace(stream.rows, events=events))
 
 
-def _without_flow(stream: LearningStream) -> Followed:
-    found = without_flow(stream)
-    return Followed(np.where(np.isnan(found), 0.5, found))
+def share_so_far(stream: LateStream) -> Followed:
+    """Predict the share of True of the questions whose wait is over, and a half before there are any."""
+    over = np.searchsorted(stream.asked_ms + stream.within_ms, stream.asked_ms, side="right")
+    true = np.concatenate([[0], np.cumsum(stream.rows.labels)])[over]
+    return Followed((true + 1.0) / (over + 2.0))
 
 
-_OURS: Final = {schedule: f"streamiter, {schedule}" for schedule in SCHEDULES}
-_KTENA: Final = "streamiter, Ktena"
-_RIVER: Final = {schedule: f"river, {schedule}" for schedule in SCHEDULES}
-_RIVER_KTENA: Final = "river, Ktena"
+_SHARE: Final = "share so far"
+_BEST: Final = "best possible"
 _AT_ONCE: Final = "label at once"
 _AS_LATE: Final = "as late for all"
-_SHARE: Final = "the share"
-
-
-KTENA_QUESTIONS_MAX: Final = 20_000
+_BESIDE: Final = (_SHARE, _BEST, _AT_ONCE)
+_DEFAULT: Final = f"streamiter, {SCHEDULES[0]}"
 
 
 def follow(stream: LateStream) -> dict[str, Followed]:
     """Let all learners follow the stream."""
-    share = np.full(len(stream), stream.rows.labels.mean())
-    found = {_SHARE: Followed(share), _AT_ONCE: labels_at_once(stream), _AS_LATE: as_late_for_all(stream)}
-    found |= {_OURS[schedule]: ours(stream, schedule) for schedule in SCHEDULES}
-    if len(stream) <= KTENA_QUESTIONS_MAX:
-        found[_KTENA] = ktena(stream)
+    unknown = np.full(len(stream), np.nan)
+    found = {
+        _SHARE: share_so_far(stream),
+        _BEST: Followed(unknown if stream.chances is None else stream.chances),
+        _AT_ONCE: _without_flow(stream.rows),
+        _AS_LATE: as_late_for_all(stream),
+    }
+    found |= {f"streamiter, {schedule}": ours(stream, schedule) for schedule in SCHEDULES}
     if find_spec("river") is not None:
-        found |= {_RIVER[schedule]: river(stream, schedule) for schedule in SCHEDULES}
-        found[_RIVER_KTENA] = river(stream, "weighted", has_weights_of_ktena=True)
+        found |= {f"river, {schedule}": river(stream, schedule) for schedule in SCHEDULES}
+        found["river, Ktena"] = river(stream, "weighted", has_weights_of_ktena=True)
     return found
 
 
@@ -209,7 +183,7 @@ def cuts(stream: LateStream, schedule: Schedule, sizes: Sequence[int], backlog: 
         reported, parameters, _ = _trained(stream, schedule, make)
         made = hashlib.sha256(orjson.dumps(parameters, option=orjson.OPT_SERIALIZE_NUMPY))
         for field in ("predictions", "targets"):
-            made.update(np.concatenate([part[field] for part in reported]).tobytes())
+            made.update(reported[field].tobytes())
         return made.hexdigest()
 
     def by(size: int) -> Callable[[Flow], Stream]:
@@ -242,26 +216,15 @@ def fill_backlog(session: Session, stream: LateStream, say: Callable[[str], None
     except SystemExit as absent:  # No Java, or no Kafka.
         say(f"no backlog in Kafka: {absent}")
         return None
-    records = _records(stream)
-    fields = {name: array.tolist() for name, array in records.arrays.items()}
-    values = [orjson.dumps(dict(zip(fields, row, strict=True))) for row in zip(*fields.values(), strict=True)]
-
-    async def write() -> None:
-        await made.create(settings={"retention.ms": "-1"})  # The times begin in 1970.
-        async with contextlib.AsyncExitStack() as stack:
-            writer = await made.open_writer()
-            stack.push_async_callback(writer.close)
-            for start in range(0, len(values), _WRITTEN_TOGETHER):
-                part = slice(start, start + _WRITTEN_TOGETHER)
-                await writer.write(OutgoingBatch(values[part], timestamps_ms=fields["at"][part], partition=0))
-
-    run(write())
+    kafka.run(made.create(settings={"retention.ms": "-1"}))  # The times begin in 1970.
+    flow = Flow("backlog")
+    flow.from_items(_records(stream)).sink(made, timestamp=itemgetter("at"))
+    flow.run()
     return made
 
 
-_WRITTEN_TOGETHER: Final = 1_000
 _CUT_SIZES: Final = (1, 7, 20, 200, 2_000, 8_000)
-_CUT_STREAMS: Final = ("rare, long", "threshold, short")
+_CUT_STREAMS: Final = ("rare, long", "threshold, short", "flights")
 _CUT_QUESTIONS: Final = 20_000
 
 # ---- the section of the page
@@ -270,31 +233,85 @@ TITLE: Final = "## Labels that come later\n"
 
 _ABOUT: Final = """\
 Questions come in the order of event time; a question is predicted when it comes, and its label is True or False by an
-answer that comes later, or False at the end of its wait. streamiter learns with `train_online(labels=…)` and one of its
-three [schedules](learning.md#labels-that-arrive-later); *end* is the default here. The others, record by record:
+answer that comes later, or False at the end of its wait. All losses and means are of these predictions, for all
+questions, also those from before the first label. streamiter learns with `train_online(labels=…)` and one of its three
+[schedules](learning.md#labels-that-arrive-later); *end* is the default here. The others, record by record:
 
 - *river*: its logistic regression behind `StandardScaler` and `OneHotEncoder`, in the order of events that each
   schedule says. With *weighted* it learns False at the question; a True answer then learns True, and takes back the
-  slope with which its question was learned.
-- *Ktena*: *weighted* with the weights (1 − p)(1 + p) at the question and 1 + p for a True answer, p the
-  prediction at that moment (Ktena et al., 2019, arXiv 1907.06558). streamiter has them on streams of at most
-  {ktena:,} questions only (`python -m benchmarks.learning --only late --quick`): its model is called for each row.
+  slope with which its question was learned. *Ktena* is *weighted* with the weights (1 − p)(1 + p) at the question and
+  1 + p for a True answer, p the prediction at that moment (Ktena et al., 2019, arXiv 1907.06558).
+- *share so far*: the share of True of the questions whose wait is over; before the first one a half.
+- *best possible*: the chance of True with which the stream was made.
 - *label at once*: streamiter's model, which learns each label right after the prediction, as nobody can.
 - *as late for all*: streamiter's model with true labels; those of questions without an answer come as late as those of
   others, too. So it has the delay, and no bias: what the delay must cost.
-- *the share*: always the share of True in the whole stream.
+
+The streams, with a question a second where nothing else is said:
 """
 
-_ABOUT_STREAMS: Final = "The streams, with a question a second where nothing else is said:\n"
+_ABOUT_BOUNDS: Final = """\
+The mean prediction divided by the share of True: before the first wait is over, and for each tenth of the questions
+after it. *±* is the standard error of the share of a tenth by chance alone. A learner should keep three bounds: each
+tenth is within 10 % of the share; before it no prediction is above a half (*largest*; where at most a tenth are
+True); the loss of the last nine tenths of all questions is at most 1 % above that of *as late for all* (*loss above*,
+with its standard error). *as late for all* shows which tenths the delay and the drift must miss. Speeds are questions
+a second of CPU time, their answers included.
+"""
+
+_ABOUT_CUTS: Final = """\
+Streams of {count:,} questions, read in source batches of several sizes, and as a backlog of a Kafka topic by the
+timestamps of its records. *Same bits*: the last model, all predictions and all labels are the same to the last bit.
+"""
 
 _RATIO_MAX: Final = 0.1
 _LOSS_MAX: Final = 0.01
+_RARE_MAX: Final = 0.1
+
+
+@dataclass(frozen=True)
+class _Result:
+    """How one learner did on a stream."""
+
+    loss: float
+    """The log loss of all questions."""
+    later: Floats
+    """The log losses of the last nine tenths."""
+    before: Floats
+    """The predictions before the first wait was over."""
+    ratios: Floats
+    """The mean prediction before that, and in each tenth after it, divided by the share of True."""
+    error: float
+    """The standard error of the share of such a tenth, divided by the share."""
+    rate: float
+
+    def kept(self, as_late: _Result, *, is_rare: bool) -> list[bool | None]:
+        """Return which bounds were kept: tenths, predictions before the first wait (None: does not apply), loss."""
+        tenths = bool((abs(self.ratios[1:] - 1.0) <= _RATIO_MAX).all())
+        largest = bool(self.before.max() <= 0.5) if is_rare else None
+        return [tenths, largest, bool(self.later.mean() <= (1.0 + _LOSS_MAX) * as_late.later.mean())]
+
+
+def _results(stream: LateStream) -> dict[str, _Result]:
+    labels, found = stream.rows.labels, {}
+    is_after = stream.asked_ms >= stream.asked_ms[0] + stream.within_ms
+    parts = [np.flatnonzero(~is_after), *np.array_split(np.flatnonzero(is_after), 10)]
+    share = labels.mean()
+    error = float(np.sqrt((1.0 - share) / share / len(parts[1])))
+    for name, (predictions, rate) in follow(stream).items():
+        of_rows = losses(stream.rows, predictions)
+        ratios = np.array([predictions[part].mean() / labels[part].mean() for part in parts])
+        later = of_rows[len(labels) // 10 :]
+        found[name] = _Result(float(of_rows.mean()), later, predictions[~is_after], ratios, error, rate)
+    return found
 
 
 def late_section(names: Sequence[str], rows: int, session: Session | None, say: Callable[[str], None]) -> str:
     """Follow the streams; return the section of the page in Markdown. ``session`` starts a broker for the cuts."""
-    figures: list[_Figures] = []
-    missing: list[str] = []
+    about, missing, bounds, misses = [], [], [], []
+    of_later: list[list[str]] = []
+    of_all: list[list[str]] = []
+    cut: list[list[str]] = []
     for name in names:
         try:
             stream = LATE_STREAMS[name](rows)
@@ -302,152 +319,85 @@ def late_section(names: Sequence[str], rows: int, session: Session | None, say: 
             missing.append(f"Left out: {name} ({absent}).\n")
             continue
         say(f"labels that come later: {name}, {len(stream):,} questions")
-        figures.append(_Figures.of(stream, follow(stream)))
-    shown = [f"- *{each.stream.name}*, {len(each.stream):,} questions: {each.stream.about}" for each in figures]
-    parts = [TITLE, _ABOUT.format(ktena=KTENA_QUESTIONS_MAX), _ABOUT_STREAMS, "\n".join([*shown, ""])]
-    parts += missing
-    parts += ["Log loss of the last nine tenths of the questions:\n", _losses_table(figures, "late")]
-    parts += ["Log loss of all questions:\n", _losses_table(figures, "all")]
-    parts += [
-        _ABOUT_TENTHS,
-        _tenths_table(figures),
-        _ABOUT_VERDICTS,
-        _verdicts(figures),
-        _ABOUT_CUTS.format(count=min(rows, _CUT_QUESTIONS)),
-        _cuts_table(names, rows, session, say),
-    ]
+        about.append(f"- *{name}*, {len(stream):,} questions: {stream.about}")
+        found = _results(stream)
+        of_later = of_later or [["stream", *found]]
+        of_later.append([name, *_best_in_bold({key: float(each.later.mean()) for key, each in found.items()})])
+        of_all = of_all or [["stream", *found]]
+        of_all.append([name, *_best_in_bold({key: each.loss for key, each in found.items()})])
+        bounds += _bounds(name, stream, found)
+        kept = found[_DEFAULT].kept(found[_AS_LATE], is_rare=_is_rare(stream))
+        missed = [what for what, each in zip(("tenths", "before", "loss"), kept, strict=True) if each is False]
+        misses += [f"{name} ({', '.join(missed)})"] if missed else []
+        if name in _CUT_STREAMS:
+            cut += _cuts(name, min(rows, _CUT_QUESTIONS), session, say, has_header=not cut)
+    verdict = f"The default, *{SCHEDULES[0]}*, misses a bound on: {'; '.join(misses) or 'no stream'}.\n"
+    parts = [TITLE, _ABOUT, "\n".join([*about, ""]), *missing]
+    if of_all:
+        parts += ["Log loss of the last nine tenths of the questions:\n", markdown_table(of_later)]
+        parts += ["Log loss of all questions:\n", markdown_table(of_all)]
+        parts += [_ABOUT_BOUNDS, verdict, markdown_table([_HEADER, *bounds])]
+    if cut:
+        parts += [_ABOUT_CUTS.format(count=min(rows, _CUT_QUESTIONS)), markdown_table(cut)]
     return "\n".join(parts)
 
 
-@dataclass(frozen=True)
-class _Figures:
-    """What the page says about one stream."""
-
-    stream: LateStream
-    all: Mapping[str, float]
-    """By learner the log loss of all questions."""
-    late: Mapping[str, float]
-    """By learner that of the last nine tenths."""
-    extra: Mapping[str, tuple[float, float]]
-    """By learner how much larger that is than *as late for all*, and the standard error of the difference."""
-    before: Mapping[str, tuple[float, float]]
-    """By learner the mean of the predictions before the first wait was over, by the share, and the largest one."""
-    tenths: Mapping[str, list[float]]
-    """By learner the mean prediction by the share of True, of each tenth of the questions after the first wait."""
-    error: float
-    """The standard error of such a share, by the share."""
-    rates: Mapping[str, float]
-
-    @classmethod
-    def of(cls, stream: LateStream, found: Mapping[str, Followed]) -> _Figures:
-        labels, after = stream.rows.labels, stream.is_after_wait()
-        start, share = len(labels) // 10, float(labels.mean())
-        by_learner = {name: losses(stream.rows, each.predictions) for name, each in found.items()}
-        extra = {name: (of_rows - by_learner[_AS_LATE])[start:] for name, of_rows in by_learner.items()}
-        before = {name: each.predictions[~after] for name, each in found.items()}
-        parts = np.array_split(np.flatnonzero(after), 10)
-        return cls(
-            stream,
-            {name: float(of_rows.mean()) for name, of_rows in by_learner.items()},
-            {name: float(of_rows[start:].mean()) for name, of_rows in by_learner.items()},
-            {name: (float(rows.mean()), float(rows.std() / len(rows) ** 0.5)) for name, rows in extra.items()},
-            {name: (float(some.mean() / labels[~after].mean()), float(some.max())) for name, some in before.items()},
-            {
-                name: [float(each.predictions[part].mean() / labels[part].mean()) for part in parts]
-                for name, each in found.items()
-            },
-            float(np.sqrt((1.0 - share) / share / len(parts[0]))),
-            {name: each.rate for name, each in found.items()},
-        )
-
-    def worst(self, name: str) -> float:
-        return max(self.tenths[name], key=lambda ratio: abs(ratio - 1.0))
+def _is_rare(stream: LateStream) -> bool:
+    return bool(stream.rows.labels.mean() <= _RARE_MAX)
 
 
-def _losses_table(figures: Sequence[_Figures], field: Literal["all", "late"]) -> str:
-    learners = list(figures[0].all)
-    known = (_SHARE, _AT_ONCE, _AS_LATE)
-    rows = [["stream", *learners]]
-    for each in figures:
-        of_learners: Mapping[str, float] = getattr(each, field)
-        best = min(of_learners[name] for name in learners if name not in known)
-        shown = [
-            f"**{of_learners[name]:.4f}**"
-            if name not in known and of_learners[name] == best
-            else f"{of_learners[name]:.4f}"
-            for name in learners
-        ]
-        rows.append([each.stream.name, *shown])
-    return markdown_table(rows)
+def _best_in_bold(found: Mapping[str, float]) -> list[str]:
+    """Return the losses; the lowest one of those that can be had is bold."""
+    best = min(value for name, value in found.items() if name not in (*_BESIDE, _AS_LATE))
+    shown = {name: "–" if np.isnan(value) else f"{value:.4f}" for name, value in found.items()}
+    is_best = {name: value == best and name not in (*_BESIDE, _AS_LATE) for name, value in found.items()}
+    return [f"**{text}**" if is_best[name] else text for name, text in shown.items()]
 
 
-_ABOUT_TENTHS: Final = """\
-The mean prediction divided by the share of True, before the first wait is over, and for each tenth of the questions
-after it, in the order of the questions. *±* is the standard error of the share of a tenth by chance alone; *worst* is
-the tenth that is furthest from 1. Speeds are questions a second of CPU time, their answers included.
-"""
+_TENTHS: Final = [f"{tenth}" for tenth in range(1, 11)]
+_HEADER: Final = [
+    "stream",
+    "learner",
+    "before",
+    *_TENTHS,
+    "±",
+    "kept",
+    "largest",
+    "kept",
+    "loss above",
+    "kept",
+    "speed",
+]
 
 
-def _tenths_table(figures: Sequence[_Figures]) -> str:
-    header = ["stream", "schedule", "before", "largest before", *(f"{tenth}" for tenth in range(1, 11)), "±", "worst"]
-    rows = [[*header, "river: before", "worst", "questions/CPU-s", "river"]]
-    for each in figures:
-        for schedule in SCHEDULES:
-            name, peer = _OURS[schedule], _RIVER[schedule]
-            mean, largest = each.before[name]
-            row = [each.stream.name, schedule, f"{mean:.2f}", f"{largest:.2f}"]
-            row += [f"{ratio:.2f}" for ratio in each.tenths[name]]
-            row += [f"{each.error:.3f}", f"{each.worst(name):.2f}"]
-            has_peer = peer in each.tenths
-            row += [f"{each.before[peer][0]:.2f}", f"{each.worst(peer):.2f}"] if has_peer else ["–", "–"]
-            row += [f"{each.rates[name]:,.0f}", f"{each.rates[peer]:,.0f}" if has_peer else "–"]
-            rows.append(row)
-    return markdown_table(rows)
+def _bounds(stream_name: str, stream: LateStream, found: Mapping[str, _Result]) -> list[list[str]]:
+    rows: list[list[str]] = []
+    as_late, is_rare = found[_AS_LATE], _is_rare(stream)
+    for name, each in found.items():
+        if name in _BESIDE:
+            continue
+        extra = each.later - as_late.later
+        tenths, largest, has_loss = (_SAID[kept] for kept in each.kept(as_late, is_rare=is_rare))
+        row = [stream_name, name, *(f"{ratio:.2f}" for ratio in each.ratios), f"{each.error:.3f}", tenths]
+        row += [f"{each.before.max():.2f}", largest]
+        row += [f"{extra.mean():+.4f} ± {extra.std() / len(extra) ** 0.5:.4f}", has_loss]
+        rows.append([*row, "–" if np.isnan(each.rate) else f"{each.rate:,.0f}"])
+    return rows
 
 
-_ABOUT_VERDICTS: Final = """\
-What the default must keep, and whether it does: in each tenth after the first wait the mean prediction is within 10 %
-of the share; before it no prediction is above a half (a dash: some questions have a chance of a half or more, or an
-unknown one); the loss of the last nine tenths is at most 1 % above that of *as late for all*. Its own worst tenth shows
-what the delay and the drift must cost.
-"""
+_SAID: Final = {True: "yes", False: "**no**", None: "–"}
 
 
-def _verdicts(figures: Sequence[_Figures]) -> str:
-    """Return which bounds the default keeps, and where it misses one."""
-    rows = [["stream", "worst tenth", "*as late for all*", "kept", "largest before", "kept", "loss above", "kept"]]
-    for each in figures:
-        name = _OURS[SCHEDULES[0]]
-        (extra, error), (_, largest), is_known = each.extra[name], each.before[name], each.stream.chance_max < 0.5
-        row = [each.stream.name, f"{each.worst(name):.2f}", f"{each.worst(_AS_LATE):.2f}"]
-        row += [_said(abs(each.worst(name) - 1.0) <= _RATIO_MAX)]
-        row += [f"{largest:.2f}", _said(largest <= 0.5) if is_known else "–"]
-        row += [f"{extra:+.4f} ± {error:.4f}", _said(extra <= _LOSS_MAX * each.late[_AS_LATE])]
-        rows.append(row)
-    return markdown_table(rows)
-
-
-def _said(is_kept: bool) -> str:
-    return "yes" if is_kept else "**no**"
-
-
-_ABOUT_CUTS: Final = """\
-The same streams of {count:,} questions, read in source batches of several sizes, and as a backlog of a Kafka topic by
-the timestamps of its records. *Same bits*: the last model, all predictions and all labels are the same to the last bit.
-"""
-
-
-def _cuts_table(names: Sequence[str], rows: int, session: Session | None, say: Callable[[str], None]) -> str:
+def _cuts(
+    name: str, rows: int, session: Session | None, say: Callable[[str], None], *, has_header: bool
+) -> list[list[str]]:
     table: list[list[str]] = []
-    for name in [name for name in _CUT_STREAMS if name in names]:
-        stream = LATE_STREAMS[name](min(rows, _CUT_QUESTIONS))
-        backlog = None if session is None else fill_backlog(session, stream, say)
-        for schedule in SCHEDULES:
-            say(f"cuts: {name}, {schedule}")
-            found = cuts(stream, schedule, _CUT_SIZES, backlog)
-            table = table or [["stream", "schedule", *found]]
-            first = next(iter(found.values()))
-            table.append(
-                [name, schedule, *("same bits" if each == first else "**other bits**" for each in found.values())]
-            )
-    return markdown_table(table)
+    stream = LATE_STREAMS[name](rows)
+    backlog = None if session is None else fill_backlog(session, stream, say)
+    for schedule in SCHEDULES:
+        say(f"cuts: {name}, {schedule}")
+        found = cuts(stream, schedule, _CUT_SIZES, backlog)
+        table += [["stream", "schedule", *found]] if has_header and not table else []
+        first = next(iter(found.values()))
+        table.append([name, schedule, *("same bits" if each == first else "**other bits**" for each in found.values())])
+    return table

@@ -41,12 +41,8 @@ class LateStream:
     """When each question is answered; -1 for never."""
     within_ms: int
     about: str
-    chance_max: float = 1.0
-    """The largest chance of True of a question, where it is known."""
-
-    @property
-    def name(self) -> str:
-        return self.rows.name
+    chances: Floats | None = None
+    """The chance of True of each question, where it is known."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -58,11 +54,6 @@ class LateStream:
         times = np.concatenate([self.asked_ms, self.answered_ms[answered]])
         in_order = np.lexsort([events % 2, times])
         return events[in_order], times[in_order]
-
-    def is_after_wait(self) -> npt.NDArray[np.bool_]:
-        """Return whether each question was asked when the first wait was over."""
-        after: npt.NDArray[np.bool_] = self.asked_ms >= self.asked_ms[0] + self.within_ms
-        return after
 
 
 class Happened(NamedTuple):
@@ -115,71 +106,68 @@ def order(stream: LateStream, schedule: Schedule) -> Iterator[Happened]:
 
 # ---- the streams
 
-_QUESTIONS: Final = 100_000
-# The share of True in a tenth has then a standard error of 3 %.
-_RARE_QUESTIONS: Final = 200_000
-_SHORT: Final = (1.0, 40.0), 60
-_LONG: Final = (500.0, 3_000.0), 4_000
+# A tenth of the rare streams has about 1,200 with the label True: a standard error of 3 % of their share.
+_QUESTIONS: Final = 200_000
 
 
-def _in_the_end(
-    name: str,
-    about: str,
-    features: Columns,
-    labels: Array,
-    delay_s: tuple[float, float],
-    within_s: int,
-    is_answered: Array | None = None,
-    asked: Array | None = None,
-    chance_max: float = 1.0,
+class _Delays(NamedTuple):
+    """How long answers take, and the wait; in seconds."""
+
+    draw: Callable[[np.random.Generator, int], Floats]
+    within_s: int
+    in_time: float = 1.0
+    """The share of answers that come before the end of the wait."""
+
+
+_SHORT: Final = _Delays(lambda drawn, count: drawn.uniform(1.0, 40.0, count), 60)
+_SHORTER: Final = _Delays(lambda drawn, count: drawn.uniform(0.0, 6.0, count), 20)
+_LONG: Final = _Delays(lambda drawn, count: drawn.uniform(500.0, 3_000.0, count), 4_000)
+_TOO_LATE: Final = _Delays(lambda drawn, count: drawn.exponential(1_000.0, count), 2_000, 1.0 - float(np.exp(-2.0)))
+
+
+def _made(
+    features: Columns, labels: Array, answered: Array, chances: Floats, asked_ms: Array, delays: _Delays, about: str
 ) -> LateStream:
-    """Return a stream, by default of a question each second; ``is_answered``: by default those with the label True."""
-    count = len(labels)
-    asked = np.arange(count) * 1_000 if asked is None else asked
-    delays = np.random.default_rng(_SEED + 1).uniform(*delay_s, size=count)
-    answered = np.where(labels if is_answered is None else is_answered, asked + (delays * 1_000).astype(np.int64), -1)
-    rows = LearningStream(name, "binary", features, labels)
-    return LateStream(rows, asked, answered, within_s * 1_000, about, chance_max)
+    """Return a stream with drawn delays; a label whose answer comes after the wait becomes False."""
+    delays_ms = (delays.draw(np.random.default_rng(_SEED + 1), len(labels)) * 1_000).astype(np.int64)
+    labels = labels & (delays_ms < delays.within_s * 1_000)
+    answered_ms = np.where(answered, asked_ms + delays_ms, -1)
+    rows = LearningStream("", "binary", features, labels)
+    return LateStream(rows, asked_ms, answered_ms, delays.within_s * 1_000, about, chances * delays.in_time)
 
 
 def _kinds(
-    name: str,
     about: str,
-    count: int,
+    delays: _Delays,
     shares: Callable[[Floats, Array], Floats],
-    delays: tuple[Any, int],
     pauses: Callable[[Floats], Floats] = np.ones_like,
 ) -> Callable[[int], LateStream]:
-    """Return a stream of two kinds; ``shares(place, is_first)`` has the probability of True, place is from 0 to 1.
+    """Return a stream of two kinds; ``shares(place, is_first)`` has the chance of True, place is from 0 to 1.
 
     ``pauses(place)`` is in proportion to the time between two questions, which is a second in the mean.
     """
 
     def make(rows: int) -> LateStream:
         drawn = np.random.default_rng(_SEED)
-        is_first = drawn.random(min(rows, count)) < 0.5
+        is_first = drawn.random(min(rows, _QUESTIONS)) < 0.5
         place = np.arange(len(is_first)) / len(is_first)
         chances, between = shares(place, is_first), pauses(place)
         labels, features = drawn.random(len(is_first)) < chances, Columns({"kind": np.where(is_first, "a", "b")})
-        asked = (np.cumsum(between) * (1_000 / between.mean())).astype(np.int64)
-        return _in_the_end(name, about, features, labels, *delays, asked=asked, chance_max=float(chances.max()))
+        asked_ms = (np.cumsum(between) * (1_000 / between.mean())).astype(np.int64)
+        return _made(features, labels, labels, chances, asked_ms, delays, about)
 
     return make
 
 
-def _threshold(
-    name: str, about: str, above: int, count: int, delay_s: tuple[float, float], within_s: int, every_ms: int
-) -> Callable[[int], LateStream]:
+def _threshold(about: str, delays: _Delays, above: int, every_ms: int) -> Callable[[int], LateStream]:
     """Return a stream where one of two numbers decides, by a threshold; three of five questions get an answer."""
 
     def make(rows: int) -> LateStream:
         drawn = np.random.default_rng(_SEED)
-        v, w = drawn.integers(0, 1_000, (2, min(rows, count)))
-        answered = drawn.random(len(v)) < 0.6
-        labels = answered & (v > above)
-        return _in_the_end(
-            name, about, Columns({"v": v, "w": w}), labels, delay_s, within_s, answered, np.arange(len(v)) * every_ms
-        )
+        v, w = drawn.integers(0, 1_000, (2, min(rows, _QUESTIONS)))
+        answered, asked_ms = drawn.random(len(v)) < 0.6, np.arange(len(v)) * every_ms
+        chances = np.where(v > above, 0.6, 0.0)
+        return _made(Columns({"v": v, "w": w}), answered & (v > above), answered, chances, asked_ms, delays, about)
 
     return make
 
@@ -193,79 +181,58 @@ def _flights(rows: int) -> LateStream:
     stream, asked, answered = stream.head(rows), asked[:rows], answered[:rows]
     in_time = (answered >= 0) & (answered < asked + _DAY_MS)
     about = "all flights from New York in 2013, seven fields: more than 15 minutes late at the arrival, within 24 hours"
-    kept = LearningStream("flights", "binary", stream.features, stream.labels & in_time)
+    kept = LearningStream("", "binary", stream.features, stream.labels & in_time)
     return LateStream(kept, asked, answered, _DAY_MS, about)
+
+
+def _frequent(place: Floats, is_first: Array) -> Floats:
+    return np.where(is_first, 0.5, 0.2)
+
+
+def _rare(place: Floats, is_first: Array) -> Floats:
+    return np.where(is_first, 0.1, 0.02)
 
 
 LATE_STREAMS: Final[Mapping[str, Callable[[int], LateStream]]] = MappingProxyType(
     {
-        "frequent, short": _kinds(
-            "frequent, short",
-            "shares .5 and .2 of two kinds, answers after 1–40 s, wait 60 s",
-            _QUESTIONS,
-            lambda place, is_first: np.where(is_first, 0.5, 0.2),
-            _SHORT,
-        ),
-        "frequent, long": _kinds(
-            "frequent, long",
-            "the same shares, answers after 500–3,000 s, wait 4,000 s",
-            _QUESTIONS,
-            lambda place, is_first: np.where(is_first, 0.5, 0.2),
-            _LONG,
-        ),
-        "rare, short": _kinds(
-            "rare, short",
-            "shares .1 and .02, answers after 1–40 s, wait 60 s",
-            _RARE_QUESTIONS,
-            lambda place, is_first: np.where(is_first, 0.1, 0.02),
-            _SHORT,
-        ),
-        "rare, long": _kinds(
-            "rare, long",
-            "shares .1 and .02, answers after 500–3,000 s, wait 4,000 s",
-            _RARE_QUESTIONS,
-            lambda place, is_first: np.where(is_first, 0.1, 0.02),
-            _LONG,
+        "frequent, short": _kinds("shares .5 and .2 of two kinds, answers after 1–40 s, wait 60 s", _SHORT, _frequent),
+        "frequent, long": _kinds("the same shares, answers after 500–3,000 s, wait 4,000 s", _LONG, _frequent),
+        "rare, short": _kinds("shares .1 and .02, answers after 1–40 s, wait 60 s", _SHORT, _rare),
+        "rare, long": _kinds("shares .1 and .02, answers after 500–3,000 s, wait 4,000 s", _LONG, _rare),
+        "too late": _kinds(
+            "as *rare, long*, but answers after 1,000 s in the mean (exponential), wait 2,000 s: 13.5 % come too late, "
+            "and their questions are False",
+            _TOO_LATE,
+            _rare,
         ),
         "share drifts": _kinds(
-            "share drifts",
-            "the shares fall and rise between a half and one and a half of .1 and .02, in two waves; delays as before",
-            _RARE_QUESTIONS,
-            lambda place, is_first: np.where(is_first, 0.1, 0.02) * (1.0 + 0.5 * np.sin(4.0 * np.pi * place)),
+            "as *rare, long*, but the shares rise and fall between a half and one and a half of .1 and .02, twice",
             _LONG,
+            lambda place, is_first: _rare(place, is_first) * (1.0 + 0.5 * np.sin(4.0 * np.pi * place)),
         ),
         "features drift": _kinds(
-            "features drift",
-            "the two kinds change places at 35 % and at 70 % of the stream; delays as before",
-            _RARE_QUESTIONS,
-            lambda place, is_first: np.where(is_first == ((place < 0.35) | (place >= 0.7)), 0.1, 0.02),
+            "as *rare, long*, but the two kinds change places at 35 % and at 70 % of the stream",
             _LONG,
+            lambda place, is_first: _rare(place, is_first == ((place < 0.35) | (place >= 0.7))),
         ),
         "traffic": _kinds(
-            "traffic",
-            "as *rare, long*, but the number of questions a second rises and falls tenfold, in three waves",
-            _RARE_QUESTIONS,
-            lambda place, is_first: np.where(is_first, 0.1, 0.02),
+            "as *rare, long*, but the number of questions a second falls and rises tenfold, three times",
             _LONG,
+            _rare,
             lambda place: np.exp(0.5 * np.log(10.0) * np.sin(6.0 * np.pi * place)),
         ),
         "threshold, short": _threshold(
-            "threshold, short",
             "two numbers, one of which decides by a threshold, so that a linear model does not fit: True above the "
             "middle; 60 % are answered, with True or False, within 6 s; wait 20 s, 50 questions a second",
-            500,
-            _QUESTIONS,
-            (0.0, 6.0),
-            20,
-            20,
+            _SHORTER,
+            above=500,
+            every_ms=20,
         ),
         "threshold, long": _threshold(
-            "threshold, long",
-            "the same, True in the upper tenth, answers after 500–3,000 s, wait 4,000 s",
-            900,
-            _RARE_QUESTIONS,
-            *_LONG,
-            1_000,
+            "the same, True in the upper tenth, answers after 500–3,000 s, wait 4,000 s, a question a second",
+            _LONG,
+            above=900,
+            every_ms=1_000,
         ),
         "flights": _flights,
     }
