@@ -19,6 +19,7 @@ from benchmarks.json_lines import json_lines
 from benchmarks.k_means import k_means
 from benchmarks.kafka_map import kafka_map
 from benchmarks.large_state import state_backends
+from benchmarks.late_labels import late_labels
 from benchmarks.latency import latency, latency_of_updates
 from benchmarks.link import link
 from benchmarks.measuring import Figure
@@ -57,6 +58,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Session], Iterable[Figure]]]] = Mapping
         "k-means": k_means,
         "online-learning": online_learning,
         "row-steps": row_steps,
+        "late-labels": late_labels,
         "json-lines": json_lines,
         "offline-logistic-regression": offline_logistic_regression,
         "drift": drift,

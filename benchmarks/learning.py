@@ -16,18 +16,22 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.learning_late import TITLE, late_section
+from benchmarks.learning_late_streams import LATE_STREAMS
 from benchmarks.learning_peers import FOREST, OURS, TREE, VALUES_OF_A_FOREST, Learner, installed_learners, loss, losses
 from benchmarks.learning_streams import FURTHER, MAIN, SCALES, STREAMS, LearningStream, MissingStream, Task
-from benchmarks.report import environment
-from benchmarks.session import PROJECT
+from benchmarks.report import environment, markdown_table
+from benchmarks.session import PROJECT, Session
 from streamiter import Columns
 from streamiter.charts import Line, Panel, chart
 
-__all__ = ["Compared", "as_page", "compare", "main"]
+__all__ = ["Compared", "as_page", "compare", "main", "with_late_section"]
 
 _DEFAULTS: Final = ("river", "VW")
 _TREES: Final = (TREE, FOREST)
 PICTURES: Final = Path("pictures") / "learning"
+_PAGE: Final = "learning-results.md"
+_PICTURES_TITLE: Final = "## Loss over time\n"
 
 _POINTS: Final = 50
 
@@ -113,6 +117,9 @@ streamiter finds classes as they come. A class that has not come yet is scored w
 Vowpal Wabbit is told the number of classes before the first row. In river a class that has not come yet has no
 probability, and is scored as if all classes were equally probable.
 
+Categories of RandomTree are numbers, and all learners get them as texts such as `c3`: streamiter reads a text such as
+`3` as a number unless `kinds=` says otherwise, the peers as a category, so the same rows would be different data.
+
 Rows are in memory: `Columns` for streamiter, a dict for each row for river, and a line of text for each row for Vowpal
 Wabbit. Where labels come later, Vowpal Wabbit reads the text twice. On streams of a few thousand rows most of the time
 of streamiter is the start of the flow. Speeds are rows a second of CPU time (rows/CPU-s), from one run; losses are the
@@ -137,7 +144,7 @@ def as_page(results: Sequence[Compared], missing: Mapping[str, str], minutes: fl
     if missing:
         parts.append("Left out: " + "; ".join(f"{name} ({reason})" for name, reason in missing.items()) + ".\n")
     parts += [
-        "## Loss over time\n",
+        _PICTURES_TITLE,
         "The loss of all rows so far. The lines of learners that are far worse may leave the picture.\n",
     ]
     parts += [f"![{result.stream}]({PICTURES}/{result.picture})\n" for result in results]
@@ -194,12 +201,7 @@ def _table(group: Sequence[Compared]) -> str:
     speeds = [name for name in learners if not name.startswith("VW -")]
     header = ["stream", "rows", "columns", "task", *learners, "better than both defaults", "than all"]
     header += [f"rows/CPU-s {name}" for name in speeds]
-    return _markdown([header, *(_row(result, learners, speeds) for result in group)])
-
-
-def _markdown(rows: list[list[str]]) -> str:
-    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return markdown_table([header, *(_row(result, learners, speeds) for result in group)])
 
 
 def _row(result: Compared, learners: Sequence[str], speeds: Sequence[str]) -> list[str]:
@@ -245,7 +247,7 @@ def _table_of_trees(results: Sequence[Compared]) -> str:
         for result in results
         if TREE in result.losses
     ]
-    return _markdown([header, *rows])
+    return markdown_table([header, *rows])
 
 
 _FIGURES_OF_TREES: Final = ("loss", "accuracy", "rows/CPU-s")
@@ -257,6 +259,9 @@ _FIGURES_OF_TREES: Final = ("loss", "accuracy", "rows/CPU-s")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare the learners on the named streams, or on all of them."""
     options = _parsed(arguments)
+    if options.only == "late":
+        _write_late(options)
+        return
     learners = installed_learners()
     results: list[Compared] = []
     missing: dict[str, str] = {}
@@ -273,6 +278,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results.append(compare(stream.head(_QUICK_ROWS) if options.quick else stream, learners))
         # The page is written after each stream, so that an interrupted run leaves its results.
         _write(options.output, results, as_page(results, missing, (time.monotonic() - started_s) / 60))
+    if not options.names:
+        _write_late(options)
+        page = options.output / _PAGE
+        minutes = max(1, round((time.monotonic() - started_s) / 60))
+        page.write_text(re.sub(r"(?<=in about )\d+(?= minutes)", str(minutes), page.read_text(), count=1))
+
+
+def _write_late(options: argparse.Namespace) -> None:
+    """Measure the section of labels that come later, and put it in its place on the page; the rest stays."""
+    page, rows = options.output / _PAGE, _QUICK_QUESTIONS if options.quick else _ALL
+    with Session() as session:
+        names = options.names or list(LATE_STREAMS)
+        section = late_section(names, rows, None if options.quick else session, _say)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(with_late_section(page.read_text() if page.exists() else _PICTURES_TITLE, section))
+
+
+def with_late_section(page: str, section: str) -> str:
+    """Return the page with this section of labels that come later, in place of the one that it has."""
+    before, _, rest = page.partition(TITLE)
+    if rest:
+        page = before + _PICTURES_TITLE + rest.partition(_PICTURES_TITLE)[2]
+    before, title, rest = page.partition(_PICTURES_TITLE)
+    return f"{before}{section}\n{title}{rest}"
 
 
 def _warm_up(learners: Mapping[str, Learner]) -> None:
@@ -291,7 +320,7 @@ def _warm_up(learners: Mapping[str, Learner]) -> None:
 
 def _write(directory: Path, results: Sequence[Compared], page: str) -> None:
     (directory / PICTURES).mkdir(parents=True, exist_ok=True)
-    (directory / "learning-results.md").write_text(page)
+    (directory / _PAGE).write_text(page)
     for result in results:
         (directory / PICTURES / result.picture).write_text(result.drawn())
 
@@ -301,15 +330,20 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m benchmarks.learning", description="Compare learners with their defaults on streams."
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one or more of: {', '.join(STREAMS)}")
-    parser.add_argument("--quick", action="store_true", help=f"use the first {_QUICK_ROWS:,} rows of each stream")
+    parser.add_argument("--only", choices=["late"], help="measure only the section of labels that come later")
+    quick = f"use the first {_QUICK_ROWS:,} rows, or {_QUICK_QUESTIONS:,} questions, of each stream"
+    parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--output", type=Path, default=PROJECT / "docs", metavar="DIR")
     options = parser.parse_args(arguments)
-    if unknown := [name for name in options.names if name not in STREAMS]:
-        parser.error(f"expected the name of a stream, given {unknown[0]!r}; the names are {', '.join(STREAMS)}")
+    known = STREAMS if options.only is None else LATE_STREAMS
+    if unknown := [name for name in options.names if name not in known]:
+        parser.error(f"expected the name of a stream, given {unknown[0]!r}; the names are {', '.join(known)}")
     return options
 
 
 _QUICK_ROWS: Final = 500
+_QUICK_QUESTIONS: Final = 20_000
+_ALL: Final = 10**9
 
 
 def _say(line: str) -> None:

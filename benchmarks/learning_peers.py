@@ -93,7 +93,7 @@ def ours(stream: LearningStream) -> Learned:
     reports = train_online(flow.from_items(records), **arguments).validation.collect()
     with Stopwatch() as watch:
         flow.run()
-    predictions = _without_flow(stream)
+    predictions = without_flow(stream)
     predictions = np.where(np.isnan(predictions), 0.5, predictions)  # As the flow counts rows before the first label.
     accuracy = None
     for report in reports.items[-1:]:
@@ -139,7 +139,7 @@ def _questions_and_answers(stream: LearningStream) -> tuple[Columns, dict[str, A
     return records, {"labels": labels}
 
 
-def _without_flow(stream: LearningStream) -> Floats:
+def without_flow(stream: LearningStream) -> Floats:
     model = AdaptiveLinearModel(task="regression" if stream.task == "number" else None)
     rows = model.rows(stream.features)
     if stream.events is None:
@@ -256,10 +256,10 @@ def _by_row(stream: LearningStream, learner: RowLearner) -> Learned:
 
 def river(stream: LearningStream) -> Learned:
     """Learn with the linear model of river for the task, behind its ``StandardScaler`` and ``OneHotEncoder``."""
-    return _by_row(stream, _River(stream))
+    return _by_row(stream, River(stream))
 
 
-class _River:
+class River:
     def __init__(self, stream: LearningStream) -> None:
         from river import compose, linear_model, preprocessing
 
@@ -295,6 +295,13 @@ class _River:
 
     def learn(self, row: int) -> None:
         self._model.learn_one(self._rows[row], self._labels[row])
+
+    def learn_weighted(self, row: int, *, label: bool, weight: float, is_new: bool) -> None:
+        """Learn the label of a row with a weight; the scaler counts a row only if it is new."""
+        if is_new:
+            self._model.learn_one(self._rows[row], label, w=weight)
+        else:
+            self._model[-1].learn_one(self._model.transform_one(self._rows[row]), label, w=weight)
 
     def predict_and_learn(self, row: int) -> float:
         prediction = self.predict(row)

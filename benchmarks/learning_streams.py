@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.util import find_spec
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -26,7 +26,7 @@ from streamiter.errors import ConfigurationError
 from streamiter.learn import SparseRows
 from streamiter.learn.flights import FlightEvents
 
-__all__ = ["FURTHER", "MAIN", "SCALES", "STREAMS", "LearningStream", "MissingStream", "Task"]
+__all__ = ["FURTHER", "MAIN", "SCALES", "STREAMS", "LearningStream", "MissingStream", "Task", "flights_as_events"]
 
 Task = Literal["binary", "classes", "number"]
 
@@ -147,8 +147,11 @@ def _flights() -> LearningStream:
     return LearningStream("flights", "binary", features, is_late(flights).astype(np.bool_))
 
 
-def _flights_at_arrival() -> LearningStream:
-    """Return the flights as questions at departure, answered at arrival; 9,430 of them never are."""
+def flights_as_events() -> tuple[LearningStream, Array, Array]:
+    """Return the flights as questions at departure, answered at arrival; 9,430 of them never are.
+
+    Then, by flight, the milliseconds since 1970 of the question, and of the answer, -1 for none.
+    """
     try:
         batches = FlightEvents().batches()
     except ConfigurationError as error:
@@ -157,19 +160,23 @@ def _flights_at_arrival() -> LearningStream:
     rows: list[dict[str, Any]] = []
     labels: list[bool] = []
     events: list[int] = []
-    for value in chain.from_iterable(batch.values for batch in batches):
-        event = orjson.loads(value or b"{}")
-        if event["event"] == "departure":
-            departures[event["flight"]] = len(rows)
-            events.append(2 * len(rows))
-            rows.append(event)
-            labels.append(False)
-        else:
-            row = departures[event["flight"]]
-            events.append(2 * row + 1)
-            labels[row] = event["delay"] > 15
+    times: tuple[list[int], list[int]] = [], []
+    for batch in batches:
+        for value, time in zip(batch.values, batch.timestamps_ms or [], strict=True):
+            event = orjson.loads(value or b"{}")
+            row = departures.setdefault(event["flight"], len(rows))
+            is_answer = event["event"] == "arrival"
+            events.append(2 * row + is_answer)
+            if is_answer:
+                labels[row], times[1][row] = event["delay"] > 15, time
+            else:
+                rows.append(event)
+                labels.append(False)
+                times[0].append(time)
+                times[1].append(-1)
     features = Columns({name: np.array([row[name] for row in rows]) for name in _OF_A_FLIGHT})
-    return LearningStream("flights, labels at arrival", "binary", features, np.array(labels), np.array(events))
+    stream = LearningStream("flights, labels at arrival", "binary", features, np.array(labels), np.array(events))
+    return stream, np.array(times[0]), np.array(times[1])
 
 
 # ---- generated streams
@@ -189,9 +196,12 @@ def _in_turn(generators: Iterable[Rows]) -> Iterator[tuple[Mapping[Any, Any], An
 
 
 def _with_texts(rows: Rows) -> Iterator[tuple[Mapping[Any, Any], Any]]:
-    """Yield the rows with texts for whole numbers, which are numbers of categories."""
+    """Yield the rows with texts for whole numbers, which are numbers of categories.
+
+    The texts have a letter: streamiter reads texts that are numbers as numbers, and its peers do not.
+    """
     for row, label in rows:
-        yield {name: str(value) if isinstance(value, int) else value for name, value in row.items()}, label
+        yield {name: f"c{value}" if isinstance(value, int) else value for name, value in row.items()}, label
 
 
 def _scaled(name: str, change: Callable[[Array], Array]) -> MakeStream:
@@ -267,7 +277,7 @@ _MAIN: Final[Mapping[str, MakeStream]] = {
     "flights": _flights,
 }
 _FURTHER: Final[Mapping[str, MakeStream]] = {
-    "flights, labels at arrival": _flights_at_arrival,
+    "flights, labels at arrival": lambda: flights_as_events()[0],
     "AirlinePassengers": _shipped("AirlinePassengers", "number", "AirlinePassengers"),
     "AnomSine": _generated("AnomSine", "binary", lambda synth: synth.AnomalySine(n_samples=_ROWS, seed=_SEED)),
     "Mixed": _generated("Mixed", "binary", lambda synth: synth.Mixed(seed=_SEED)),

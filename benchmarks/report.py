@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.measuring import Figure
 
-__all__ = ["as_json", "as_markdown", "environment", "write"]
+__all__ = ["as_json", "as_markdown", "environment", "markdown_table", "write"]
 
 Results = Mapping[str, Sequence[Figure]]
 """The figures by the name of their benchmark."""
@@ -47,10 +47,14 @@ def as_markdown(results: Results) -> str:
     machine = ", ".join(f"{name} {value}" for name, value in environment().items())
     parts = [f"# Benchmarks\n\n{machine}. Medians; spread is lowest–highest.\n"]
     for name, figures in results.items():
-        rows = [_HEADER, ("---",) * len(_HEADER), *map(_row, figures)]
-        table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-        parts.append(f"## {name}\n\n{table}\n")
+        parts.append(f"## {name}\n\n{markdown_table([_HEADER, *map(_row, figures)])}")
     return "\n".join(parts)
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table, whose first row is the header."""
+    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def _row(figure: Figure) -> tuple[str, ...]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import runpy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from benchmarks import learning, learning_streams
-from benchmarks.learning_peers import FOREST, LEARNERS, OURS, TREE, installed_learners, loss, losses
+from benchmarks import learning, learning_late, learning_streams
+from benchmarks.learning_late_streams import LATE_STREAMS, SCHEDULES, LateStream, Schedule, order
+from benchmarks.learning_peers import FOREST, LEARNERS, OURS, TREE, installed_learners, loss, losses, without_flow
 from benchmarks.learning_streams import LearningStream, MissingStream, Task
 from benchmarks.row_steps import row_steps
-from benchmarks.session import Session
+from benchmarks.session import PROJECT, Session
 from streamiter import Columns
 from streamiter.learn import SparseRows
 
@@ -164,3 +167,94 @@ def test_the_benchmark_of_row_steps_runs() -> None:
     """The benchmark failed on a name that had changed, after an hour of other benchmarks."""
     figures = list(row_steps(Session(quick=True, repeat=1)))
     assert {figure.name.split(": ")[1] for figure in figures} >= {"bare compiled steps", "train_online"}
+
+
+# ---- labels that come later
+
+
+def questions(*, every: bool = False) -> LateStream:
+    """Return questions; four of five, or ``every`` one, are answered, with True or False, and some too late."""
+    drawn = np.random.default_rng(seed=4)
+    given = stream("binary")
+    asked = np.sort(drawn.integers(0, 100_000, ROWS))
+    delays = np.where(drawn.random(ROWS) < 0.9, drawn.integers(0, 4_000, ROWS), drawn.integers(9_000, 20_000, ROWS))
+    is_answered = (drawn.random(ROWS) < 0.8) | every
+    within_ms = 100_000 if every else 4_000
+    labels = given.labels & is_answered & (delays < within_ms)
+    return LateStream(replace(given, labels=labels), asked, np.where(is_answered, asked + delays, -1), within_ms, "")
+
+
+REFERENCE = PROJECT.parent / "shared" / "reference" / "late-labels" / "late_labels.py"
+
+
+@pytest.mark.skipif(not REFERENCE.exists(), reason="the reference of the order of late labels is not on this machine")
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_peer_learns_in_the_order_of_the_reference(schedule: Schedule) -> None:
+    """The peer saw its labels in an order of its own, so the schedules of two libraries could not be compared."""
+    given = questions()
+    events, times = (array.tolist() for array in given.events())
+    records = [
+        (time, row, bool(given.rows.labels[row]) if is_answer else None)
+        for (row, is_answer), time in zip((divmod(event, 2) for event in events), times, strict=True)
+    ]
+    expected = list(runpy.run_path(str(REFERENCE))["order"](records, given.within_ms, schedule=schedule))
+    found: list[tuple[Any, ...]] = []
+    for kind, row, _ in order(given, schedule):
+        if kind in ("assume", "learn"):
+            found.append(("learn", row, kind == "learn" and bool(given.rows.labels[row]), kind == "assume"))
+        elif kind != "confirm":
+            found.append((kind, row))
+    assert found == expected
+    assert {event[0] for event in expected} == {"predict", "learn", "late"}
+
+
+def test_predictions_of_late_labels_belong_to_their_questions() -> None:
+    """Predictions were in the order in which labels became known, and were compared with other labels."""
+    given = questions(every=True)
+    expected = without_flow(replace(given.rows, events=given.events()[0]))
+    known = ~np.isnan(expected)
+    assert 200 < np.count_nonzero(known) < ROWS
+    assert learning_late.ours(given, "at once").predictions[known].tolist() == expected[known].tolist()
+
+
+def test_no_follower_of_late_labels_knows_one_before_it_came() -> None:
+    """A learner was scored on answers that had not come, and seemed to need no schedule."""
+    given = questions()
+    until = 50_000
+    is_late = given.answered_ms >= until
+    changed = replace(given, rows=replace(given.rows, labels=given.rows.labels & ~is_late))
+    first, second = learning_late.follow(given), learning_late.follow(changed)
+    before = given.asked_ms < until
+    assert np.count_nonzero(given.rows.labels & is_late & before) > 3
+    for name in first.keys() - {"best possible", "label at once"}:
+        assert first[name].predictions[before].tolist() == second[name].predictions[before].tolist(), name
+        assert first[name].predictions.tolist() != second[name].predictions.tolist(), name
+
+
+def test_the_section_of_late_labels_is_measured_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To measure late labels again, all streams had to be measured for half an hour; or their results were lost."""
+    monkeypatch.setattr(learning, "_QUICK_QUESTIONS", 1_200)
+    monkeypatch.setattr(learning_late, "_CUT_SIZES", (7, 500))
+    page = tmp_path / "learning-results.md"
+    page.write_text(f"# Results\n\n{learning_late.TITLE}\nan old figure\n\n## Loss over time\n\npictures\n")
+    learning.main(["--only", "late", "--quick", "threshold, short", "--output", str(tmp_path)])
+    text = page.read_text()
+    assert text.startswith(f"# Results\n\n{learning_late.TITLE}")
+    assert text.endswith("\n## Loss over time\n\npictures\n")
+    assert "an old figure" not in text
+    for learner in ("as late for all", *(f"streamiter, {schedule}" for schedule in SCHEDULES)):
+        assert text.count(f"| threshold, short | {learner} | ") == 1
+    assert "The default, *end*, misses a bound on: " in text
+    assert text.count(" | same bits" * 3 + " |\n") == len(SCHEDULES)
+    with pytest.raises(SystemExit):
+        learning.main(["--only", "late", "flights, labels at arrival"])
+
+
+def test_the_page_has_late_labels_of_all_streams_whatever_the_cut() -> None:
+    """The page of results said nothing of late labels, where a learner was worse than the share alone."""
+    page = (PROJECT / "docs" / "learning-results.md").read_text()
+    section = page.partition(learning_late.TITLE)[2].partition("\n## ")[0]
+    for name in LATE_STREAMS:
+        assert section.count(f"| {name} | ") >= 2 + len(SCHEDULES)
+    assert "| same bits" in section
+    assert "other bits" not in section
