@@ -322,6 +322,7 @@ def test_an_owner_under_watch_resumes_exactly(detector, options):
             },
             "labels": label[start : start + 60].tolist(),
             "weights": None,
+            "label_fields": [],
         }
         for start in range(0, 600, 60)
     ]
