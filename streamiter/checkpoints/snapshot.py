@@ -51,8 +51,6 @@ class StepState:
     """On what the meaning of its state depends, as the operators return it."""
     keeps: str = "its state"
     """The state in words."""
-    in_loop: bool = False
-    """Whether the step is part of an iteration."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from streamiter.learn.row_reading import RowsToLearn, features_of_record, missin
 from streamiter.learn.rows import BadRows, without
 from streamiter.learn.validation import PredictedRows, ValidationKind, loss_of
 from streamiter.numbers import Floats, Indices
+from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, KeepsRecords
 from streamiter.operators.output import Output
 from streamiter.times import MIN_TIME
@@ -75,6 +76,10 @@ class RowOwner(ModelOwner, KeepsRecords):
     def kept(self) -> int:
         """The number of questions and answers that wait."""
         return 0 if self._labels is None else self._labels.waiting
+
+    def definition(self) -> Definition:
+        come = {"labels": "at once"} if self._labels is None else self._labels.definition()
+        return {**super().definition(), **come}
 
     async def open(self, context: Context) -> None:
         """Compile in a thread, where that is needed: it takes ten seconds, in which all other tasks continue."""

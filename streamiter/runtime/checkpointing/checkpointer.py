@@ -463,7 +463,6 @@ def stateful_steps(tasks: Sequence[Task]) -> dict[str, StepState]:
                 is_source=source is not None,
                 definition=instance.definition() if source is None else {"kind": type(source).__name__},
                 keeps=instance.operator.keeps if source is None else "where it has read to",
-                in_loop=step.loop is not None,
             )
             if not step.has_lasting_name:
                 unnamed[step.name] = step

@@ -121,10 +121,13 @@ def numbers_of(stored: Sequence[SnapshotHeader]) -> str:
     return ", ".join(str(header.id.number) for header in stored) or "none"
 
 
-def check_steps(header: SnapshotHeader, steps: Mapping[str, StepState], changed_steps: Collection[str]) -> None:
+def check_steps(
+    header: SnapshotHeader, steps: Mapping[str, StepState], changed_steps: Collection[str], *, in_loops: Collection[str]
+) -> None:
     """Raise CheckpointError unless the snapshot and the flow have the same steps with state, of fitting definitions.
 
-    The steps in ``changed_steps`` may be in only one of them, or have another definition.
+    The steps in ``changed_steps`` may be in only one of them, or have another definition if they are not ``in_loops``:
+    without state, a step of a loop would wait for what the steps around it have had already.
     """
     where = f"flow {header.flow!r}, checkpoint {header.id.number}"
     for name in header.steps:
@@ -141,10 +144,9 @@ def check_steps(header: SnapshotHeader, steps: Mapping[str, StepState], changed_
             )
 
     changed = {name: found for name in header.steps if (found := _changes_of(name, header, steps))}
-    if unconfirmed := [name for name in changed if name not in changed_steps or steps[name].in_loop]:
+    if unconfirmed := [name for name in changed if name not in changed_steps or name in in_loops]:
         told = "; ".join(f"a changed step {name!r} ({', '.join(changed[name])})" for name in unconfirmed)
-        # In a loop, a step without state would wait for what the steps around it have had already.
-        is_all = any(steps[name].in_loop for name in unconfirmed)
+        is_all = not set(unconfirmed).isdisjoint(in_loops)
         remedy = "restore=None" if is_all else f"changed_steps={sorted({*unconfirmed, *changed_steps})}"
         lost = "all state" if is_all else ", ".join(dict.fromkeys(header.steps[name].keeps for name in unconfirmed))
         raise CheckpointError(
@@ -317,7 +319,8 @@ class JobRestore:
         if self._on_restore is not None:
             self._on_restore(self.checkpoint.number)
         snapshot = self._snapshot = await self._opened(self.checkpoint, stored)
-        check_steps(snapshot.header, self._steps, self._changed_steps)
+        in_loops = {each.step.name for task in tasks for each in task.instances if each.step.loop is not None}
+        check_steps(snapshot.header, self._steps, self._changed_steps, in_loops=in_loops)
         dropped = steps_left_behind(snapshot.header, self._steps, self._changed_steps)
         self._warn(snapshot.header, dropped)
         self._messages.send_restore(self._run_id, self.checkpoint, dropped)

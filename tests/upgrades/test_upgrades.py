@@ -1,0 +1,93 @@
+"""A flow that changes between two runs keeps its state, or does not start: each row of the page on upgrades."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from runtime.checkpointed_sums import settings
+from support.waiting import until
+from upgrades.changed_flows import CHANGES, FIRST, REST, Build, Change, Inputs
+
+from streamiter import Flow
+from streamiter.errors import CheckpointError
+from streamiter.operators.source import Collected
+from streamiter.topics import MemoryBroker, OutgoingBatch
+
+PAGE = (Path(__file__).parents[2] / "docs" / "upgrades-of-a-flow.md").read_text(encoding="utf-8")
+
+
+async def write(broker: MemoryBroker, records: Sequence[dict[str, Any]]) -> None:
+    for name in ("left", "right"):
+        writer = await broker.topic(name).open_writer()
+        await writer.write(OutgoingBatch([orjson.dumps(record) for record in records]))
+        await writer.close()
+
+
+async def broker_with(*parts: Sequence[dict[str, Any]]) -> MemoryBroker:
+    broker = MemoryBroker()
+    for name in ("left", "right"):
+        await broker.topic(name).create()
+    for records in parts:
+        await write(broker, records)
+    return broker
+
+
+def flow_of(build: Build, broker: MemoryBroker, *, ends: bool) -> tuple[Flow, Collected[Any]]:
+    flow = Flow("upgraded")
+    return flow, build(Inputs(flow, broker, ends=ends)).collect(name="results")
+
+
+async def finished(build: Build, broker: MemoryBroker, **options: Any) -> list[Any]:
+    """Run the flow to the end of its topics; return its results."""
+    flow, results = flow_of(build, broker, ends=True)
+    job = await flow.start(**options)
+    await job.wait()
+    return results.items
+
+
+def in_order(results: Any) -> Any:
+    return sorted(results, key=repr) if isinstance(results, list) else results
+
+
+def named(change: Change) -> str:
+    return ": ".join(change.row)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=named)
+async def test_a_change_has_the_effect_that_the_page_says(change: Change, tmp_path: Path) -> None:
+    """Counts became sums, a window of 20 s had the count of 10 s, and other flows crashed with an IndexError."""
+    broker = await broker_with(FIRST)
+    flow, _ = flow_of(change.before, broker, ends=False)
+    job = await flow.start(checkpoints=settings(tmp_path))
+    sources = [step.name for step in flow.steps if step.source is not None]
+    await until(lambda: all(job.statistics().step(name).records_in >= len(FIRST) for name in sources))
+    await job.stop("suspend")
+    await write(broker, REST)
+    if change.becomes == "refuse":
+        changed, _ = flow_of(change.after, broker, ends=True)
+        with pytest.raises(CheckpointError, match=rf"a changed step 'step' \(.*{change.says}") as refused:
+            await changed.start(checkpoints=settings(tmp_path))
+        assert re.search(
+            r"Write it as it was, or start without that state: changed_steps=\['step'\]", str(refused.value)
+        )
+        await finished(change.after, broker, checkpoints=settings(tmp_path), changed_steps=["step"])
+        return
+    results = await finished(change.after, broker, checkpoints=settings(tmp_path))
+    of_results = change.results or (lambda each: each)
+    expected = change.expected
+    if expected is None:
+        expected = of_results(await finished(change.after, await broker_with(FIRST, REST)))
+    assert in_order(of_results(results)) == in_order(expected)
+
+
+def test_each_row_of_the_page_is_tested() -> None:
+    """The page promised a state that the next run refused."""
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (keep|drop|refuse)", PAGE, re.MULTILINE)
+    assert {(step, change): becomes for step, change, becomes in rows} == {
+        change.row: change.becomes for change in CHANGES
+    }
