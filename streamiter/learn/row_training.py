@@ -79,7 +79,7 @@ class RowOwner(ModelOwner, KeepsRecords):
 
     def definition(self) -> Definition:
         come = {"labels": "at once"} if self._labels is None else self._labels.definition()
-        return {**super().definition(), **come}
+        return {**super().definition(), **self._model.definition(), **come}
 
     async def open(self, context: Context) -> None:
         """Compile in a thread, where that is needed: it takes ten seconds, in which all other tasks continue."""

@@ -357,7 +357,7 @@ class ParameterOwner(ModelOwner):
         """How often a rollback has replaced the parameters."""
 
     def definition(self) -> Definition:
-        return {**super().definition(), "model": type(self._model).__name__}
+        return {**super().definition(), **self._model.definition()}
 
     def start_from(self, parameters: Any, records: int) -> None:
         self._model.start_from(parameters)
@@ -479,7 +479,7 @@ class GradientWorker(Operator, IterationListener):
         """How many steps these parameters contain, as the owner has said."""
 
     def definition(self) -> Definition:
-        return {**super().definition(), "model": type(self._model).__name__}
+        return {**super().definition(), **self._model.definition()}
 
     def open(self, context: Context) -> None:
         self._context = context

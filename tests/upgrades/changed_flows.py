@@ -10,18 +10,25 @@ import numpy as np
 
 from streamiter import (
     Flow,
+    IterationBodyResult,
+    IterationConfig,
+    Json,
     KeyedStream,
     Operator,
     OutputTag,
     Stream,
     calendar,
+    epochs_every,
     fold,
     hopping,
+    iterate_unbounded_streams,
     quantile,
     session,
     tumbling,
 )
 from streamiter import sliding as sliding_windows
+from streamiter.learn import DelayedLabels, LinearRegression, LogisticRegression, online_k_means, train_online
+from streamiter.optimizers import SGD
 from streamiter.topics import MemoryBroker
 
 Records = Sequence[dict[str, Any]]
@@ -43,8 +50,8 @@ class Inputs:
         self._broker = broker
         self._stop: Any = "latest" if ends else None
 
-    def plain(self, name: str = "left", **options: Any) -> Stream:
-        return self.flow.source(self._broker.topic(name), **{"name": name, "stop": self._stop, **options})
+    def plain(self, topic: str = "left", **options: Any) -> Stream:
+        return self.flow.source(self._broker.topic(topic), **{"name": topic, "stop": self._stop, **options})
 
     def bounded(self, name: str = "left") -> Stream:
         """Return a stream that ends behind the records of both runs."""
@@ -74,7 +81,10 @@ class Change:
     """What is compared of the results."""
     expected: object = None
     """None: that of a flow which was like ``after`` all the time."""
-    remedy: str = "changed_steps"
+    step: str = "step"
+    """The name of the changed step."""
+    has_remedy: bool = True
+    """Whether the step may start without its state; steps of loops may not."""
 
 
 def windows(window: Any = None, /, *one: Any, options: dict[str, Any] | None = None, **named: Any) -> Build:
@@ -123,6 +133,54 @@ class Sums(Operator):
     def process(self, record: Any, out: Any) -> None:
         self.context.state["sum"] = self.context.state.get("sum", 0) + record["v"] * self.factor
         out.emit(self.context.state["sum"])
+
+
+def trained(model: Any = None, width: int = 1, **options: Any) -> Build:
+    """Return a training that learns whether the key is 2."""
+    of_rows = {
+        "label": lambda record: record["k"] - 1,
+        "features": lambda records: np.array([[record["v"]] * width for record in records]),
+    }
+    return lambda inputs: train_online(inputs.plain(), model, name="step", **{**of_rows, **options}).models
+
+
+def trained_later(within_s: float = 5.0, **options: Any) -> Build:
+    """Return the same of questions, whose answers have a key again."""
+    labels = DelayedLabels(
+        key_of=lambda record: record["id"],
+        is_answer=lambda record: record["t"] >= 5,
+        features=["v"],
+        target_of=lambda record: record["k"] == 2,
+        within_s=within_s,
+        otherwise=False,
+        **options,
+    )
+    return lambda inputs: train_online(inputs.timed(), labels=labels, name="step").models
+
+
+def clustered(clusters: int, **options: Any) -> Build:
+    settings = {"mini_batch": 2, "initial": [[float(number)] for number in range(clusters)], **options}
+    return lambda inputs: online_k_means(
+        inputs.plain().map(lambda record: [float(record["v"])]), clusters=clusters, name="step", **settings
+    )
+
+
+async def unchanged(record: Any) -> Any:
+    return record
+
+
+def looped(operator: Any) -> Build:
+    """Return a loop with an operator in it."""
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult[list[Stream]]:
+        results = data[0].key_by(lambda record: record["k"]).process(operator, name="step")
+        return IterationBodyResult([variables[0].filter(lambda record: False)], [results])
+
+    def build(inputs: Inputs) -> Stream:
+        variable = inputs.flow.from_items([0], name="variable")
+        return iterate_unbounded_streams([variable], [inputs.plain()], body, IterationConfig(name="loop"))[0]
+
+    return build
 
 
 class Last(Operator):
@@ -277,7 +335,13 @@ CHANGES: list[Change] = [
         results=lambda results: [value for _, value in results],
         expected=[{"n": 0}, {"n": 1}, {"s": None, "n": 2}, {"s": 4, "n": 1}, {"s": 0, "n": 0}],
     ),
-    Change(("`as_of_window`", "other aggregates"), before_each(5, x="count"), before_each(5, x=("max", "v")), "refuse"),
+    Change(
+        ("`as_of_window`", "other aggregates"),
+        before_each(5, x="count"),
+        before_each(5, x=("max", "v")),
+        "refuse",
+        "'x' was count, now max",
+    ),
     Change(
         (JOIN, "bounds that are nearer"),
         joined("interval_join", **BETWEEN, how="left"),
@@ -494,5 +558,175 @@ CHANGES: list[Change] = [
         lambda inputs: inputs.bounded().map(lambda one: one["v"]).reduce_all(min, name="step"),
         "refuse",
         "f was max, now min",
+    ),
+    Change(
+        ("any", "another kind of step"),
+        reduced(max),
+        lambda inputs: (
+            inputs.plain()
+            .map(lambda one: one["v"])
+            .key_by(lambda v: v % 2)
+            .stateful_map(lambda n, v: (n, v), 0, name="step")
+        ),
+        "refuse",
+        "it was reduce, now stateful_map",
+    ),
+    Change(
+        ("any", "its name, or whether it is there"),
+        reduced(max),
+        lambda inputs: inputs.plain().map(lambda one: one["v"]),
+        "refuse",
+        "state of step 'step', which the flow",
+    ),
+    Change(
+        ("any", "its name, or whether it is there"),
+        lambda inputs: inputs.plain().map(lambda one: one["v"]),
+        reduced(max),
+        "refuse",
+        "no state of step 'step'",
+    ),
+    Change(
+        ("any", "`parallelism`"),
+        COUNT_AND_SUM,
+        windows(None, s=("sum", "v"), n="count", options={"parallelism": 2}),
+        "keep",
+    ),
+    Change(
+        ("any, in a loop", "what is refused outside of a loop"),
+        looped(Sums),
+        looped(Totals),
+        "refuse",
+        "it was Sums, now Totals",
+        has_remedy=False,
+    ),
+    Change(
+        ("a source", "`decode`, `start`, `stop`, `on_error`"),
+        lambda inputs: inputs.plain(),
+        lambda inputs: inputs.plain(decode=Json(), start="latest", on_error="skip"),
+        "keep",
+        expected=[*FIRST, *REST],
+    ),
+    Change(
+        ("a source", "its topic"),
+        lambda inputs: inputs.plain("left", name="step"),
+        lambda inputs: inputs.plain("right", name="step"),
+        "refuse",
+        "the topic was created again, with other records",
+    ),
+    Change(
+        ("a source", 'its topic, with `on_lost="skip"`'),
+        lambda inputs: inputs.plain("left", name="step"),
+        lambda inputs: inputs.plain("right", name="step", on_lost="skip"),
+        "drop",
+        results=len,
+        expected=7,
+    ),
+    Change(
+        ("a source", "a topic, items, or a source of your own"),
+        lambda inputs: inputs.plain(name="step"),
+        lambda inputs: inputs.flow.from_items([*FIRST, *REST], name="step"),
+        "refuse",
+        "it was TopicSource, now ItemsSource",
+    ),
+    Change(
+        ("`train_online`", "`model`"),
+        trained(lambda: LogisticRegression(1)),
+        trained(lambda: LinearRegression(1)),
+        "refuse",
+        "model was LogisticRegression, now LinearRegression",
+        has_remedy=False,
+        step="step: ",
+    ),
+    Change(
+        ("`train_online`", "`labels`: `time`, `schedule`"),
+        trained_later(),
+        trained_later(schedule="weighted"),
+        "refuse",
+        "schedule was end, now weighted",
+        has_remedy=False,
+        step="step: ",
+    ),
+    Change(
+        ("`train_online`", "`labels`: `within_s`, `otherwise`, `waiting_max`"),
+        trained_later(),
+        trained_later(50.0, waiting_max=10),
+        "keep",
+        results=lambda models: models[-1].records,
+        expected=2,
+    ),
+    Change(
+        ("`train_online`", "the number of features, the optimizer, `loss`"),
+        trained(lambda: LogisticRegression(1)),
+        trained(lambda: LogisticRegression(2), width=2),
+        "refuse",
+        "features was 1, now 2",
+        has_remedy=False,
+        step="step: ",
+    ),
+    Change(
+        ("`train_online`", "the number of features, the optimizer, `loss`"),
+        trained(features=["v"], loss="absolute"),
+        trained(features=["v"], loss="poisson"),
+        "refuse",
+        "loss was",
+        has_remedy=False,
+        step="step: ",
+    ),
+    Change(
+        ("`train_online`", "learning rates, `publish_every`, `report_every`"),
+        trained(lambda: LogisticRegression(1, optimizer=SGD(0.1))),
+        trained(lambda: LogisticRegression(1, optimizer=SGD(0.001)), publish_every=1),
+        "keep",
+        results=lambda models: models[-1].records,
+        expected=5,
+    ),
+    Change(
+        ("`online_k_means`", "`clusters`"),
+        clustered(2),
+        clustered(3),
+        "refuse",
+        "clusters was 2, now 3",
+        step="step: centroids",
+    ),
+    Change(
+        ("`online_k_means`", "`decay`, `mini_batch`"),
+        clustered(2),
+        clustered(2, decay=0.5, mini_batch=3),
+        "keep",
+        results=lambda models: models[-1].records,
+        expected=5,
+    ),
+    Change(
+        ("`map_async`", "its function and options"),
+        lambda inputs: inputs.plain().map_async(unchanged, name="step"),
+        lambda inputs: inputs.plain().map_async(unchanged, 2, ordered=False, retries=3, name="step"),
+        "keep",
+    ),
+    Change(
+        ("`epochs_every`", "`records`, `seconds`"),
+        lambda inputs: epochs_every(inputs.plain(), records=3, name="step"),
+        lambda inputs: epochs_every(inputs.plain(), records=1, name="step"),
+        "keep",
+    ),
+    Change(
+        ("`from_items`", "the items"),
+        lambda inputs: inputs.plain().union(inputs.flow.from_items(["a", "b"], name="items")),
+        lambda inputs: inputs.plain().union(inputs.flow.from_items(["c", "d", "e"], name="items")),
+        "keep",
+        expected=["a", "b", *FIRST, *REST],
+    ),
+    Change(
+        ("`map`, `filter`, `sink` and other steps without state", "any"),
+        lambda inputs: inputs.plain().map(str),
+        lambda inputs: inputs.plain().filter(lambda one: one["v"] > 4),
+        "keep",
+        results=len,
+        expected=4,
+    ),
+    Change(
+        ("`key_by`", "a function of your own"),
+        reduced(max),
+        lambda inputs: inputs.plain().map(lambda one: one["v"]).key_by(lambda v: v & 1).reduce(max, name="step"),
+        "keep",
     ),
 ]

@@ -11,10 +11,10 @@ import orjson
 import pytest
 from runtime.checkpointed_sums import settings
 from support.waiting import until
-from upgrades.changed_flows import CHANGES, FIRST, REST, Build, Change, Inputs
+from upgrades.changed_flows import CHANGES, FIRST, REST, Build, Change, Inputs, windows
 
-from streamiter import Flow
-from streamiter.errors import CheckpointError
+from streamiter import Flow, RocksState
+from streamiter.errors import CheckpointError, JobFailed
 from streamiter.operators.source import Collected
 from streamiter.topics import MemoryBroker, OutgoingBatch
 
@@ -37,17 +37,26 @@ async def broker_with(*parts: Sequence[dict[str, Any]]) -> MemoryBroker:
     return broker
 
 
-def flow_of(build: Build, broker: MemoryBroker, *, ends: bool) -> tuple[Flow, Collected[Any]]:
-    flow = Flow("upgraded")
+def flow_of(build: Build, broker: MemoryBroker, *, ends: bool, state: Any = None) -> tuple[Flow, Collected[Any]]:
+    flow = Flow("upgraded", state=state)
     return flow, build(Inputs(flow, broker, ends=ends)).collect(name="results")
 
 
-async def finished(build: Build, broker: MemoryBroker, **options: Any) -> list[Any]:
+async def finished(build: Build, broker: MemoryBroker, state: Any = None, **options: Any) -> list[Any]:
     """Run the flow to the end of its topics; return its results."""
-    flow, results = flow_of(build, broker, ends=True)
+    flow, results = flow_of(build, broker, ends=True, state=state)
     job = await flow.start(**options)
     await job.wait()
     return results.items
+
+
+async def suspended(build: Build, broker: MemoryBroker, folder: Path, state: Any = None) -> None:
+    """Run the flow until it has handled the first records, and suspend it."""
+    flow, _ = flow_of(build, broker, ends=False, state=state)
+    job = await flow.start(checkpoints=settings(folder))
+    sources = {"left", "right", "step"} & {step.name for step in flow.steps if step.source is not None}
+    await until(lambda: all(job.statistics().step(name).records_in >= len(FIRST) for name in sources))
+    await job.stop("suspend")
 
 
 def in_order(results: Any) -> Any:
@@ -62,20 +71,17 @@ def named(change: Change) -> str:
 async def test_a_change_has_the_effect_that_the_page_says(change: Change, tmp_path: Path) -> None:
     """Counts became sums, a window of 20 s had the count of 10 s, and other flows crashed with an IndexError."""
     broker = await broker_with(FIRST)
-    flow, _ = flow_of(change.before, broker, ends=False)
-    job = await flow.start(checkpoints=settings(tmp_path))
-    sources = [step.name for step in flow.steps if step.source is not None]
-    await until(lambda: all(job.statistics().step(name).records_in >= len(FIRST) for name in sources))
-    await job.stop("suspend")
+    await suspended(change.before, broker, tmp_path)
     await write(broker, REST)
     if change.becomes == "refuse":
         changed, _ = flow_of(change.after, broker, ends=True)
-        with pytest.raises(CheckpointError, match=rf"a changed step 'step' \(.*{change.says}") as refused:
+        with pytest.raises((CheckpointError, JobFailed), match=change.says) as refused:
             await changed.start(checkpoints=settings(tmp_path))
-        assert re.search(
-            r"Write it as it was, or start without that state: changed_steps=\['step'\]", str(refused.value)
-        )
-        await finished(change.after, broker, checkpoints=settings(tmp_path), changed_steps=["step"])
+        assert f"step '{change.step}" in str(refused.value)
+        remedy = {"changed_steps": [change.step]} if change.has_remedy else {"restore": None}
+        name, value = next(iter(remedy.items()))
+        assert f"{name}={value}" in str(refused.value)
+        await finished(change.after, broker, checkpoints=settings(tmp_path), **remedy)
         return
     results = await finished(change.after, broker, checkpoints=settings(tmp_path))
     of_results = change.results or (lambda each: each)
@@ -85,9 +91,23 @@ async def test_a_change_has_the_effect_that_the_page_says(change: Change, tmp_pa
     assert in_order(of_results(results)) == in_order(expected)
 
 
+@pytest.mark.parametrize("stays_on_disk", [True, False])
+async def test_the_states_of_keys_may_be_elsewhere(stays_on_disk: bool, tmp_path: Path) -> None:
+    """A job that got a disk for its states began with empty windows."""
+    pytest.importorskip("rocksdict")
+    disk = RocksState(tmp_path / "state", memory_bytes=16 << 20)
+    broker = await broker_with(FIRST)
+    await suspended(windows(None, n="count", s=("sum", "v")), broker, tmp_path / "store", disk)
+    await write(broker, REST)
+    more = windows(None, s=("sum", "v"), m=("max", "v"), n="count")
+    results = await finished(more, broker, disk if stays_on_disk else None, checkpoints=settings(tmp_path / "store"))
+    expected = [{"s": 7, "m": None, "n": 3}, {"s": 8, "m": 8, "n": 1}, {"s": 16, "m": 16, "n": 1}]
+    assert [result.value for result in results] == expected
+
+
 def test_each_row_of_the_page_is_tested() -> None:
     """The page promised a state that the next run refused."""
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (keep|drop|refuse)", PAGE, re.MULTILINE)
-    assert {(step, change): becomes for step, change, becomes in rows} == {
-        change.row: change.becomes for change in CHANGES
-    }
+    tested = {change.row: change.becomes for change in CHANGES}
+    tested["any, with keys", "`state=`: in memory or on disk"] = "keep"
+    assert {(step, change): becomes for step, change, becomes in rows} == tested
