@@ -13,7 +13,7 @@ from runtime.checkpointed_sums import settings
 from support.waiting import until
 from upgrades.changed_flows import CHANGES, FIRST, REST, Build, Change, Inputs, windows
 
-from streamiter import Flow, RocksState
+from streamiter import Flow, RocksState, tumbling
 from streamiter.errors import CheckpointError, JobFailed
 from streamiter.operators.source import Collected
 from streamiter.topics import MemoryBroker, OutgoingBatch
@@ -50,12 +50,14 @@ async def finished(build: Build, broker: MemoryBroker, state: Any = None, **opti
     return results.items
 
 
-async def suspended(build: Build, broker: MemoryBroker, folder: Path, state: Any = None) -> None:
+async def suspended(
+    build: Build, broker: MemoryBroker, folder: Path, state: Any = None, records: int = len(FIRST)
+) -> None:
     """Run the flow until it has handled the first records, and suspend it."""
     flow, _ = flow_of(build, broker, ends=False, state=state)
     job = await flow.start(checkpoints=settings(folder))
     sources = {"left", "right", "step"} & {step.name for step in flow.steps if step.source is not None}
-    await until(lambda: all(job.statistics().step(name).records_in >= len(FIRST) for name in sources))
+    await until(lambda: all(job.statistics().step(name).records_in >= records for name in sources))
     await job.stop("suspend")
 
 
@@ -103,6 +105,20 @@ async def test_the_states_of_keys_may_be_elsewhere(stays_on_disk: bool, tmp_path
     results = await finished(more, broker, disk if stays_on_disk else None, checkpoints=settings(tmp_path / "store"))
     expected = [{"s": 7, "m": None, "n": 3}, {"s": 8, "m": 8, "n": 1}, {"s": 16, "m": 16, "n": 1}]
     assert [result.value for result in results] == expected
+
+
+async def test_aggregates_are_added_again_and_again(tmp_path: Path) -> None:
+    """The second new aggregate got the accumulators of the first one."""
+    many = [{"t": 5, "k": 1, "v": 1}] * 40
+    broker = await broker_with(many)
+    long = tumbling(1000)
+    await suspended(windows(long, n="count"), broker, tmp_path, records=40)
+    await write(broker, many)
+    await suspended(windows(long, s=("sum", "v"), n="count"), broker, tmp_path, records=40)
+    await write(broker, [*many, {"t": 5000, "k": 1, "v": 2}, {"t": 5001, "k": 1, "v": 3}])
+    last = windows(long, m=("max", "v"), n="count", s=("sum", "v"))
+    results = await finished(last, broker, checkpoints=settings(tmp_path))
+    assert [result.value for result in results] == [{"m": None, "n": 120, "s": None}, {"m": 3, "n": 2, "s": 5}]
 
 
 def test_each_row_of_the_page_is_tested() -> None:
