@@ -10,12 +10,14 @@ from typing import Any
 import orjson
 import pytest
 from runtime.checkpointed_sums import settings
+from runtime.joined_jobs import joined_jobs
 from support.waiting import until
 from upgrades.changed_flows import CHANGES, FIRST, REST, Build, Change, Inputs, windows
 
 from streamiter import Flow, RocksState, tumbling
 from streamiter.errors import CheckpointError, JobFailed
 from streamiter.operators.source import Collected
+from streamiter.runtime.plan import JobOptions
 from streamiter.topics import MemoryBroker, OutgoingBatch
 
 PAGE = (Path(__file__).parents[2] / "docs" / "upgrades-of-a-flow.md").read_text(encoding="utf-8")
@@ -119,6 +121,38 @@ async def test_aggregates_are_added_again_and_again(tmp_path: Path) -> None:
     last = windows(long, m=("max", "v"), n="count", s=("sum", "v"))
     results = await finished(last, broker, checkpoints=settings(tmp_path))
     assert [result.value for result in results] == [{"m": None, "n": 120, "s": None}, {"m": 3, "n": 2, "s": 5}]
+
+
+@pytest.mark.parametrize("is_confirmed", [False, True])
+async def test_all_processes_take_the_state_of_a_changed_step(is_confirmed: bool, tmp_path: Path) -> None:
+    """In the other processes the aggregates had the order of the new flow, and those of a dropped state were kept."""
+    two = {"parallelism": 2}
+    keys = [{"t": 1, "k": key, "v": 5} for key in range(8)]
+    broker = await broker_with(keys)
+    before = windows(None, n="count", s=("sum", "v"), options=two)
+    await in_two_processes(before, broker, tmp_path, handles=8)
+    await write(broker, [*keys, {"t": 90, "k": 0, "v": 5}])
+    size_s = 30 if is_confirmed else 10
+    after = windows(tumbling(size_s), s=("sum", "v"), n="count", options=two)
+    options = {"changed_steps": frozenset(["step"])} if is_confirmed else {}
+    results = await in_two_processes(after, broker, tmp_path, **options)
+    one = {"s": 5, "n": 1} if is_confirmed else {"s": 10, "n": 2}
+    assert [value for start, value in results if start == 0] == [one] * 8
+
+
+async def in_two_processes(
+    build: Build, broker: MemoryBroker, folder: Path, handles: int = 0, **options: Any
+) -> list[Any]:
+    """Suspend the flow when its windows have handled so many records, or run it to its end; return its results."""
+    values: Build = lambda inputs: build(inputs).map(lambda result: (result.start, result.value))  # noqa: E731
+    flows = [flow_of(values, broker, ends=not handles) for _ in range(2)]
+    joined = joined_jobs([flow for flow, _ in flows], JobOptions(checkpoints=settings(folder), **options))
+    await joined.start()
+    if handles:
+        await until(lambda: sum(job.statistics().step("step").records_in for job in joined.jobs) >= handles)
+        await joined.jobs[0].stop("suspend")
+    await joined.wait()
+    return flows[0][1].items
 
 
 def test_each_row_of_the_page_is_tested() -> None:
