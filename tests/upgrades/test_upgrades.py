@@ -12,7 +12,8 @@ import pytest
 from runtime.checkpointed_sums import settings
 from runtime.joined_jobs import joined_jobs
 from support.waiting import until
-from upgrades.changed_flows import CHANGES, FIRST, REST, Build, Change, Inputs, windows
+from upgrades.changed_flows import FIRST, REST, Build, Change, Inputs, windows
+from upgrades.changes import CHANGES
 
 from streamiter import Flow, RocksState, tumbling
 from streamiter.errors import CheckpointError, JobFailed
