@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from struct import Struct, error
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -47,6 +47,10 @@ class StepState:
     """The class of its operators, for human readers."""
     is_source: bool = False
     """Whether the step is a source."""
+    definition: Mapping[str, Any] = field(default_factory=dict)
+    """On what the meaning of its state depends, as the operators return it."""
+    keeps: str = "its state"
+    """The state in words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -318,7 +318,7 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         check_choice("time", time, get_args(TimeOf), step=label)
         if value is not None:
             check_field_or_function(value, "join_table(value)", step=options.get("name"))
-        value_of = _whole_record if value is None else field_or_function("join_table(value)", value)
+        value_of = whole_record if value is None else field_or_function("join_table(value)", value)
         inputs = {"stream": self, "table": table}
         if time == "event":
             return self._joined(
@@ -459,5 +459,5 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         )
 
 
-def _whole_record(record: Any) -> Any:
+def whole_record(record: Any) -> Any:
     return record

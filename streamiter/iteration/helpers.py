@@ -21,6 +21,7 @@ from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
 from streamiter.iteration.loop import for_each_epoch
 from streamiter.numbers import whole_number
+from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.functions import checked_batch
 from streamiter.operators.operator import Context, IterationListener, Operator, value_of_all
 from streamiter.operators.output import Output
@@ -76,6 +77,9 @@ class ReduceEpoch(Operator, IterationListener):
         self._of_subtasks = self.any_order = of_subtasks
         self._results: dict[int, dict[int, Any]] = {}
         """The results by epoch and subtask."""
+
+    def definition(self) -> Definition:
+        return {**super().definition(), "f": function_in_words(self._f)}
 
     def open(self, context: Context) -> None:
         self._context = context

@@ -38,6 +38,7 @@ from streamiter.models.standardized_model import Explanation
 from streamiter.named_rows import ABSENT, FieldReader, NamedRows, named_matrix
 from streamiter.notebooks import html_facts
 from streamiter.numbers import Floats, whole_number
+from streamiter.operators.definitions import Definition
 from streamiter.records import Columns, columns_of_table
 from streamiter.saved_objects import Savable
 from streamiter.sparse_rows import SparseRows, sparse_if_scipy
@@ -613,6 +614,10 @@ class AdaptiveLinearModel(Savable):
         earlier = AdaptiveLinearModel(bits=state["bits"], crosses=crosses, rates=state["rates"], **fields)
         earlier.restore(state)
         return earlier
+
+    def definition(self) -> Definition:
+        """Return on what the meaning of the state depends, besides what :meth:`restore` checks."""
+        return {"loss": None if self._loss is None else list(self._loss)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take on a :meth:`state`. Raises ``ModelError`` for the state of a model with other settings."""

@@ -24,6 +24,7 @@ from streamiter.learn.rows import as_points, row_hashes, row_weights
 from streamiter.learn.training import LearnMiniBatches
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import Floats, plain_float, whole_number
+from streamiter.operators.definitions import Definition
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch
 from streamiter.saved_objects import Savable
@@ -380,6 +381,10 @@ class OnlineKMeans(Savable):
         self._distance = float(np.square(offsets).sum(axis=1).mean())
         self._records += len(rows)
         self._version += 1
+
+    def definition(self) -> Definition:
+        """Return on what the meaning of the state depends."""
+        return {"model": "OnlineKMeans", "clusters": self._clusters}
 
     def state(self) -> dict[str, object]:
         """Return a copy of the state of learning, as plain data."""

@@ -23,6 +23,7 @@ from streamiter.learn.rows import BadRows, as_points
 from streamiter.learn.training import LearnMiniBatches
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import Floats, Indices, Moments, has_plain_digits, plain_float, standardized, whole_number
+from streamiter.operators.definitions import Definition
 from streamiter.operators.output import RejectionPolicy
 from streamiter.records import Columns, columns_of_table
 from streamiter.saved_objects import Savable
@@ -407,6 +408,10 @@ class StandardScaler(Savable):
     def to_update(self) -> ModelSnapshot:
         """Return the model to publish: the parameters, and the number of rows."""
         return ModelSnapshot(self.parameters(), records=self.records)
+
+    def definition(self) -> Definition:
+        """Return on what the meaning of the state depends."""
+        return {"model": "StandardScaler"}
 
     def state(self) -> dict[str, object]:
         """Return a copy of the state of learning, as plain data."""

@@ -23,6 +23,7 @@ from streamiter.learn.rows import BadRows, blaming_rows, of_numbered_rows, row_w
 from streamiter.learn.validation import PredictedRows, ValidationKind
 from streamiter.models.documents import Parameters, state_in
 from streamiter.numbers import Floats, Indices, plain_scalar
+from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.records import Batch, Columns
@@ -236,6 +237,10 @@ class ForeignOwner(ModelOwner, Generic[Model]):
         """Whether the model has learned: many libraries refuse to predict before."""
         self._classes: dict[Any, int] = {}
         """The number of each class."""
+
+    def definition(self) -> Definition:
+        kind = type(self._model)
+        return {**super().definition(), "model": f"{kind.__module__}.{kind.__qualname__}"}
 
     async def open(self, context: Context) -> None:
         self._unnamed = UnnamedFields(context.name, self._features)

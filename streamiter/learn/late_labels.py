@@ -29,6 +29,7 @@ from streamiter.learn.row_reading import (
 from streamiter.learn.rows import BadRows, SparseRecord, blaming_rows, of_numbered_rows, row_weights
 from streamiter.named_rows import NamedRows, named_matrix
 from streamiter.numbers import Floats, Indices
+from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.operators.timed.joining import ARRIVAL, LEFT, RECORD, RIGHT, TIME, OneToOneJoin, Side
@@ -237,6 +238,10 @@ class LabelJoin:
         refuse(answer, ModelError("an answer without a question that waits for it"))
 
     # ---- state
+
+    def definition(self) -> Definition:
+        """Return on what the meaning of the state depends; how long questions wait may change."""
+        return {"labels": "later, in event time" if self.is_timed else "later, by the clock", "schedule": self.schedule}
 
     @property
     def waiting(self) -> int:

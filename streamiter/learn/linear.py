@@ -40,6 +40,7 @@ from streamiter.learn.rows import (
 from streamiter.models.documents import refused_state, state_in, with_state
 from streamiter.notebooks import html_facts
 from streamiter.numbers import Floats, Moments, standardized, whole_number
+from streamiter.operators.definitions import Definition
 from streamiter.optimizers import Optimizer, checked_optimizer, view_of
 from streamiter.saved_objects import Savable
 from streamiter.sparse_rows import SparseRows
@@ -469,6 +470,15 @@ class LinearModel(Savable):
             self._bias_optimizer.update_few((0,), self._bias_view, (slope,), self._bias_slot_views, self._step)
 
     # ---- snapshots
+
+    def definition(self) -> Definition:
+        """Return on what the meaning of the state depends: settings such as learning rates may differ."""
+        return {
+            "model": self._name,
+            "features": self.width,
+            "optimizer": self.optimizer.name,
+            "intercept": self.intercept,
+        }
 
     def state(self) -> dict[str, object]:
         """Return a copy of the state of learning, as plain data."""

@@ -17,6 +17,7 @@ from streamiter.models.documents import state_in, with_state
 from streamiter.models.rollbacks import Rollbacks, RollbackWatch
 from streamiter.models.update import ModelSnapshot, ModelUpdate
 from streamiter.numbers import positive, whole_number
+from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.records import OutputTag
@@ -220,6 +221,9 @@ class ModelOwner(Operator, IterationListener, abc.ABC):
 
     def finish(self, out: Output) -> None:
         self._publish(out)
+
+    def definition(self) -> Definition:
+        return {"kind": "training", "learner": self.learner}
 
     def snapshot(self) -> dict[str, object]:
         every_s = self._schedule.every_s

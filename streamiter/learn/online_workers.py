@@ -26,6 +26,7 @@ from streamiter.learn.rows import (
 from streamiter.learn.training import GradientSum, GradientWorker, MakeModel, gradients_under_way
 from streamiter.learn.validation import PREDICTIONS, PredictedRows
 from streamiter.numbers import Floats, Indices
+from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, KeepsRecords
 from streamiter.operators.output import Output
 from streamiter.records import Batch
@@ -214,6 +215,9 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
         self._labels = labels
         self._features = function_of_features("DelayedLabels", labels.features)
         self._join = LabelJoin(labels, is_timed=is_timed)
+
+    def definition(self) -> Definition:
+        return {**super().definition(), **self._join.definition()}
 
     @property
     def kept(self) -> int:

@@ -31,6 +31,7 @@ from streamiter.learn.rows import BadRows, without
 from streamiter.learn.score_metrics import as_lists, hits, widened
 from streamiter.learn.validation import PredictedRows, ValidationKind, loss_of
 from streamiter.numbers import Floats, Indices
+from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, KeepsRecords
 from streamiter.operators.output import Output
 from streamiter.times import MIN_TIME
@@ -90,6 +91,10 @@ class RowOwner(ModelOwner, KeepsRecords):
     def kept(self) -> int:
         """The number of questions and answers that wait."""
         return 0 if self._labels is None else self._labels.waiting
+
+    def definition(self) -> Definition:
+        come = {"labels": "at once"} if self._labels is None else self._labels.definition()
+        return {**super().definition(), **self._model.definition(), **come}
 
     async def open(self, context: Context) -> None:
         """Compile in a thread, where that is needed: it takes ten seconds, in which all other tasks continue."""

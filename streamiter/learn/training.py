@@ -27,6 +27,7 @@ from streamiter.learn.linear import LEARNER, LinearModel
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.rows import blaming_rows, of_good_rows
 from streamiter.models.update import ModelSnapshot
+from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, IterationListener, Operator, value_of_all
 from streamiter.operators.output import Output
 from streamiter.records import Batch, OutputTag
@@ -355,6 +356,9 @@ class ParameterOwner(ModelOwner):
         self._starts = 0
         """How often a rollback has replaced the parameters."""
 
+    def definition(self) -> Definition:
+        return {**super().definition(), **self._model.definition()}
+
     def start_from(self, parameters: Any, records: int) -> None:
         self._model.start_from(parameters)
         if not self._model.records:
@@ -474,6 +478,9 @@ class GradientWorker(Operator, IterationListener):
         self._steps = 0
         """How many steps these parameters contain, as the owner has said."""
 
+    def definition(self) -> Definition:
+        return {**super().definition(), **self._model.definition()}
+
     def open(self, context: Context) -> None:
         self._context = context
 
@@ -542,6 +549,9 @@ class _MiniBatchModel(Protocol):
     def to_update(self) -> ModelSnapshot:
         """Return the model to publish."""
 
+    def definition(self) -> Definition:
+        """Return on what the meaning of the state depends."""
+
     def state(self) -> dict[str, object]:
         """Return the state of learning, as plain data."""
 
@@ -560,6 +570,9 @@ class LearnMiniBatches(Operator):
         update = of_good_rows(lambda rows: blaming_rows(self._learned, rows, self._model.check), mini_batch, out)
         if update is not None:
             out.emit(update)
+
+    def definition(self) -> Definition:
+        return {"kind": "training", **self._model.definition()}
 
     def _learned(self, mini_batch: Batch) -> ModelSnapshot:
         self._model.learn(mini_batch)

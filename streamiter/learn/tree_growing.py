@@ -23,6 +23,7 @@ from streamiter.iteration.helpers import all_reduce, last_round
 from streamiter.learn.rows import row_hashes, share_of
 from streamiter.learn.tree_splits import Criterion, Gini, Variance, best_splits, exact_grid
 from streamiter.numbers import Floats, Indices
+from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch, Columns, OutputTag, concatenate
@@ -263,6 +264,9 @@ class TreeOwner(Operator):
         self._statistics: list[Floats] = [np.zeros(self._criterion.columns)]
         self._waiting = [0]
         """The nodes that may be split, in the order in which they were added."""
+
+    def definition(self) -> Definition:
+        return {**super().definition(), **self._options._asdict()}
 
     def process_summary(self, summary: dict[str, Any], out: Output) -> None:
         self._plan = self._planned(FeatureSummary(**summary))

@@ -18,6 +18,7 @@ import numpy as np
 
 from streamiter.clock import TimerHandle
 from streamiter.errors import ConfigurationError
+from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.functions import apply_to_each, field_or_function
 from streamiter.operators.operator import Context, Look, Operator
 from streamiter.operators.output import Output
@@ -324,6 +325,7 @@ class AssignEventTime(TellsOrder):
     """
 
     assigns_event_time = True
+    keeps = "how far event time has come"
 
     def __init__(self, settings: EventTimeSettings) -> None:
         self.settings = settings
@@ -340,6 +342,15 @@ class AssignEventTime(TellsOrder):
         self.records_timed = 0
         """The number of records that were given a timestamp since the start."""
         self._has_warned = False
+
+    def definition(self) -> Definition:
+        settings, of = self.settings, self._of
+        return {
+            "kind": "event_time",
+            "of": "the timestamp of the topic" if of is None else function_in_words(of),
+            "unit": settings.unit,
+            "time_zone": None if settings.time_zone is None else str(settings.time_zone),
+        }
 
     def attach(self, task_input: TaskInput, out: Output) -> None:
         """For the engine: set the input of the task, and the output for watermarks, before ``open``."""

@@ -149,6 +149,7 @@ def field_or_function(argument: str, field_or_f: str | Function) -> Function:
         except (KeyError, AttributeError, ValueError) as error:
             raise _no_field(argument, name, record) from error
 
+    field.__qualname__ = f"field {name!r}"
     return field
 
 

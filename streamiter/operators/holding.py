@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from streamiter.errors import ConfigurationError, shortened
+from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.functions import apply_to_each, fail_at, field_or_function, plain_function, records_of, refuse
 from streamiter.operators.keyed import NO_STATE
 from streamiter.operators.keyed_state import independent_copy
@@ -246,6 +247,9 @@ class ReduceAll(Operator):
     def __init__(self, f: Callable[[Any, Any], Any]) -> None:
         self._f = plain_function("ReduceAll(f)", f)
         self._value: Any = NO_STATE
+
+    def definition(self) -> Definition:
+        return {"kind": "reduce_all", "f": function_in_words(self._f)}
 
     def process_batch(self, batch: Batch, out: Output) -> None:
         records, progress = records_of(batch)

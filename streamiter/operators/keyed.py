@@ -16,6 +16,7 @@ import numpy.typing as npt
 from streamiter.clock import SystemClock
 from streamiter.deferred import Deferred
 from streamiter.errors import ConfigurationError, InternalError, RejectRecords, shortened
+from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.functions import FunctionResultError, apply_to_each, plain_function, refuse
 from streamiter.operators.keyed_state import KeyedState, KeyedStates, StateFrame, in_turns, independent_copy
 from streamiter.operators.operator import Context, Operator
@@ -37,12 +38,16 @@ def any_keys(keys: list[Any]) -> list[Any]:
 class KeyedOperator(Operator):
     """Base class of the operators with a state for each key, which never expires."""
 
+    keeps = "the states of its keys"
     one_by_one: Literal["never", "if tolerant", "always"] = "if tolerant"
 
     def __init__(self, key_of: Callable[[Any], Any], check_keys: CheckKeys) -> None:
         self._key_of = plain_function(f"{type(self).__name__}(key_of)", key_of)
         self._check_keys = check_keys
         self._states: KeyedStates = KeyedState(SystemClock(), name=type(self).__name__, encode=_before_open)
+
+    def definition(self) -> Definition:
+        return {**super().definition(), "key": function_in_words(self._key_of)}
 
     def open(self, context: Context) -> None:
         self._states = context.keyed_states()
@@ -107,6 +112,9 @@ class KeyedReduce(KeyedOperator):
         super().__init__(key_of, check_keys)
         self._f = plain_function("KeyedReduce(f)", f)
 
+    def definition(self) -> Definition:
+        return {**super().definition(), "kind": "reduce", "f": function_in_words(self._f)}
+
     def process_batch(self, batch: Batch, out: Output) -> None:
         records, keys = self.keyed(batch, out)
         results: list[Any] = []
@@ -168,6 +176,9 @@ class StatefulMap(KeyedOperator):
         super().__init__(key_of, check_keys)
         self._f = plain_function("StatefulMap(f)", f)
         self._initial = independent_copy(initial) if not callable(initial) else initial
+
+    def definition(self) -> Definition:
+        return {**super().definition(), "kind": "stateful_map"}
 
     def process_batch(self, batch: Batch, out: Output) -> None:
         records, keys = self.keyed(batch, out)
@@ -243,6 +254,9 @@ class KeyedReduceBatch(KeyedOperator):
     def __init__(self, keys_of: Callable[[Batch], Array], ufunc: np.ufunc, *, check_keys: CheckKeys = any_keys) -> None:
         super().__init__(keys_of, check_keys)
         self._ufunc = _running_ufunc(ufunc)
+
+    def definition(self) -> Definition:
+        return {**super().definition(), "kind": "reduce", "f": function_in_words(self._ufunc)}
 
     def process_batch(self, batch: Batch, out: Output) -> None:
         if not len(batch):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast, final, 
 from streamiter.clock import Clock
 from streamiter.deferred import Encode
 from streamiter.errors import CheckpointError, ConfigurationError
+from streamiter.operators.definitions import Definition
 from streamiter.operators.event_timers import StepTimes, checked_time
 from streamiter.operators.keyed_state import KeyedState, KeyedStates
 from streamiter.records import Batch, BatchOrigin, Control, EventTimeWatermark
@@ -52,6 +53,8 @@ class Operator:
       of subtasks. The engine calls it on a new, unopened instance when a job resumes from a checkpoint with another
       parallelism. Without it, only a step without state, or with state by key, can change its parallelism. The state
       of a subtask that has ended is its state after ``finish``. Timers without a key go to the new subtasks in turn.
+    - ``definition() -> dict``: on what the meaning of the state depends, such as settings, as JSON has it. A job does
+      not resume with state of another definition. The default is the name of the class.
 
     Every method may be a coroutine function. An operator that handles records in a coroutine function, or sets
     ``runs_in_thread``, runs in a task of its own. The step before calls every other operator directly.
@@ -89,6 +92,9 @@ class Operator:
     refuses has the record's timestamp: always, or if its step tolerates refused records. In other cases it emits a
     batch as long as its own."""
 
+    keeps: str = "its state"
+    """For the engine: the state in words, for a message about its loss."""
+
     assigns_event_time: bool = False
     """For the engine: the operator sends event-time watermarks of its own, and ignores those of its input."""
 
@@ -125,6 +131,16 @@ class Operator:
 
     def restore(self, state: Any) -> MaybeAwaitable:
         """Take over a state that ``snapshot`` returned. Called after ``open`` and before the first record."""
+
+    def definition(self) -> Definition:
+        """Return on what the meaning of the state depends, as plain data: see :mod:`~streamiter.operators.definitions`.
+
+        Called on an unopened instance.
+        """
+        return {"kind": type(self).__name__}
+
+    def adopt(self, definition: Definition) -> None:
+        """For the engine: the state that ``restore`` will be given has this definition, which fits. Called first."""
 
 
 OperatorFactory = Callable[[], Operator]

@@ -13,10 +13,13 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import count, islice
 from typing import Any, Final, TypeVar, final
 
+import msgspec
+
 from streamiter.checkpoints.keys import key_groups, normalize_key
 from streamiter.clock import Clock, TimerHandle
 from streamiter.deferred import Encode, PlainValue
-from streamiter.errors import ConfigurationError, GraphError, StreamiterError
+from streamiter.errors import ConfigurationError, GraphError, StreamiterError, shortened
+from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.event_time import AssignEventTime
 from streamiter.operators.event_timers import StepTimes
 from streamiter.operators.keyed_state import KeyedStates
@@ -118,6 +121,7 @@ class OperatorInstance:
         self.is_listener = isinstance(operator, IterationListener)
         self._keys: Mapping[str, Callable[[Any], Any]] = {} if step.keys is None else step.keys.by_input
         self._states = states
+        self._adopted: Definition | None = None
         self._operator_states: KeyedStates | None = None
         self.keyed: KeyedStates | None = None
         if step.keys is not None:
@@ -163,10 +167,31 @@ class OperatorInstance:
         self.is_listener = isinstance(operator, IterationListener)
         self._takes_timers = True
         self._bind_event_time()
+        if self._adopted is not None:
+            operator.adopt(self._adopted)
         if self.times is not None:
             self.times.clear()
         if self.keyed is not None:
             self.keyed.clear()
+
+    def definition(self) -> Definition:
+        """Return on what the meaning of its state depends, as a snapshot returns it."""
+        given = {**self.operator.definition()}
+        if self._keys:
+            given["keys"] = {name: function_in_words(key_of) for name, key_of in self._keys.items()}
+        try:
+            plain: Definition = msgspec.json.decode(msgspec.json.encode(given))
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"step {self.step.name!r}: expected {type(self.operator).__name__}.definition() to return a dict of "
+                f"texts, numbers and lists, given {shortened(given)}: {error}; it is stored as JSON"
+            ) from error
+        return plain
+
+    def adopt(self, definition: Definition) -> None:
+        """Have the operator, and those of later rounds, take a state of this definition."""
+        self._adopted = definition
+        self.operator.adopt(definition)
 
     def entry(self, input_name: str) -> Entry:
         """Return the function that the step before calls with a batch."""

@@ -145,12 +145,12 @@ class TopicLog:
 
     @property
     def identities(self) -> dict[int, str]:
-        """A text for each partition that differs from the text of deleted topics of the same name.
+        """A text for each partition that differs from those of other topics, and of deleted ones of the same name.
 
         The count starts again in another process: a flow under test may resume there with topics that were filled in
         the same way.
         """
-        return dict.fromkeys(range(len(self.partitions)), f"creation {self._creation}")
+        return dict.fromkeys(range(len(self.partitions)), f"{self.name}, creation {self._creation}")
 
     def add_partitions(self, partitions: int) -> None:
         """Add the partitions that are missing to have so many; never remove one."""

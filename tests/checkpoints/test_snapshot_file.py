@@ -141,7 +141,8 @@ def test_a_reader_made_after_the_documentation_reads_it(file: Path) -> None:
     assert (manifest["flow"], manifest["checkpoint"]) == ("clicks", {"number": 7, "run": "a"})
     assert manifest["created_at_ms"] == 1_700_000_000_007
     assert manifest["job_ended"] is False
-    assert manifest["steps"]["read"] == {"parallelism": 2, "operator": "TopicSource", "is_source": True}
+    described = {"definition": {}, "keeps": "its state"}
+    assert manifest["steps"]["read"] == {"parallelism": 2, "operator": "TopicSource", "is_source": True, **described}
 
 
 def test_every_flipped_bit_of_a_file_is_found(file: Path) -> None:

@@ -114,7 +114,8 @@ async def test_the_content_of_a_checkpoint_is_shown(tmp_path):
     assert fields["commits in"] == 'kafka://"x"'
     document = json.loads(checkpoints("show", "kept", "--checkpoint", "2", "--json", cwd=tmp_path).stdout)
     assert document["checkpoint"] == 2
-    assert document["steps"]["read"] == {"parallelism": 2, "operator": "TopicSource", "is_source": True}
+    described = {"definition": {}, "keeps": "its state"}
+    assert document["steps"]["read"] == {"parallelism": 2, "operator": "TopicSource", "is_source": True, **described}
     assert list(document["parts"]) == ["read/0", "read/1", "größe/0"]
     code, printed = on_terminal("checkpoints", "show", "kept", cwd=tmp_path, width=100)
     assert code == 0

@@ -20,6 +20,7 @@ from bisect import bisect_left, bisect_right, insort_right
 from operator import itemgetter
 from typing import Any, Final, Literal
 
+from streamiter.operators.definitions import Definition, at_most
 from streamiter.operators.due import MakeDue
 from streamiter.operators.timed.joining import TimedRecord
 from streamiter.operators.timed.ranges import RangeAggregates
@@ -127,6 +128,9 @@ class AsOfJoin(WaitingRecords):
         super().__init__(strict=strict)
         self._how: TableHow = how
 
+    def definition(self) -> Definition:
+        return {"kind": "join_table"}
+
     def add_version(self, key: Any, time: int, version: Any) -> None:
         """Add a version of the table; one that is late counts for the records that are still to come."""
         times, versions, _ = state = self._state_of(key)
@@ -179,6 +183,9 @@ class AsOfWindow(WaitingRecords):
 
     def _settings(self) -> list[Any]:
         return [*super()._settings(), self._size_ms]
+
+    def definition(self) -> Definition:
+        return {"kind": "as_of_window", "size_ms": at_most(self._size_ms), "aggregates": self._aggregates.definition()}
 
     def add_event(self, key: Any, time: int, values: list[Any]) -> bool:
         """Add an event with its values; return False, and change nothing, if it is too late for all windows to come."""

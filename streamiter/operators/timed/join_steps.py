@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from streamiter.operators.definitions import Definition, at_most, function_in_words
 from streamiter.operators.event_time import PARTS_OF_A_STEP, TellsOrder
 from streamiter.operators.functions import refuse
 from streamiter.operators.keyed import CheckKeys, KeyedOperator, any_keys
@@ -40,6 +41,8 @@ KeyOf = Callable[[Any], Any]
 class JoinOperator(TimedOperator):
     """Base class of the joins in event time: their watermark is that of the step minus the allowed lateness."""
 
+    keeps = "the records that wait or may be needed"
+
     def __init__(
         self,
         join: IntervalJoin | WindowJoin | AsOfJoin | AsOfWindow,
@@ -55,6 +58,15 @@ class JoinOperator(TimedOperator):
         self._join = join
         self._other_key_of = other_key_of
         self._lateness_ms = lateness_ms
+
+    def definition(self) -> Definition:
+        return {
+            **super().definition(),
+            "other key": function_in_words(self._other_key_of),
+            # Partners of a later record have gone already.
+            "allowed_lateness_ms": at_most(self._lateness_ms),
+            **self._join.definition(),
+        }
 
     def on_event_time_watermark(self, watermark: int, out: Output) -> int:
         """Emit what is complete; hold back the watermark for what may still come."""
@@ -164,6 +176,9 @@ class JoinTableAsOf(JoinStream):
         super().__init__(join, key_of, other_key_of, **options)
         self._value_of = value_of
 
+    def definition(self) -> Definition:
+        return {**super().definition(), "kind": "join_table", "value": function_in_words(self._value_of)}
+
     def process_table_batch(self, batch: Batch, out: Output) -> None:
         self._reach_watermark(out)
         for record, key, time in self._moments(batch, out, self._other_key_of):
@@ -186,8 +201,12 @@ class JoinWindowBefore(JoinStream):
     def __init__(
         self, size_ms: int, aggregates: Aggregates, key_of: KeyOf, other_key_of: KeyOf, **options: Any
     ) -> None:
+        aggregates = aggregates.copy()
         super().__init__(AsOfWindow(size_ms, aggregates), key_of, other_key_of, **options)
         self._aggregates = aggregates
+
+    def adopt(self, definition: Definition) -> None:
+        self._aggregates.adopt(definition["aggregates"])
 
     def process_events_batch(self, batch: Batch, out: Output) -> None:
         self._reach_watermark(out)
@@ -210,6 +229,7 @@ class JoinTableNow(KeyedOperator):
     State: the last value of each key.
     """
 
+    keeps = "what it has of the table"
     takes_timed_batches = True
 
     def __init__(
@@ -227,6 +247,15 @@ class JoinTableNow(KeyedOperator):
         self._value_of = value_of
         self._how: TableHow = how
         self._waits = waits
+
+    def definition(self) -> Definition:
+        return {
+            **super().definition(),
+            "kind": "join_table",
+            "time": "processing",
+            "table key": function_in_words(self._table_key_of),
+            "value": function_in_words(self._value_of),
+        }
 
     def wanted_inputs(self) -> list[str] | None:
         return ["table"] if self._waits else None
@@ -281,6 +310,8 @@ class Deduplicate(TimedOperator):
     State: for each key and id the times of the records that have passed, as long as they count.
     """
 
+    keeps = "the ids that have passed"
+
     def __init__(
         self,
         key_of: KeyOf,
@@ -291,8 +322,17 @@ class Deduplicate(TimedOperator):
         check_keys: CheckKeys = any_keys,
     ) -> None:
         self._passed = Deduplication(within_ms)
+        self._within_ms = within_ms
         super().__init__(self._passed, key_of, check_keys, late)
         self._id_of = id_of
+
+    def definition(self) -> Definition:
+        return {
+            **super().definition(),
+            "kind": "deduplicate",
+            "by": function_in_words(self._id_of),
+            "within_ms": at_most(self._within_ms),
+        }
 
     def process_batch(self, batch: Batch, out: Output) -> None:
         self._reach_watermark(out)

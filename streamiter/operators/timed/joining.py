@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final, Literal
 
+from streamiter.operators.definitions import Definition, at_least, at_most
 from streamiter.operators.due import DueItem, MakeDue
 from streamiter.operators.keyed_state import KeyedStates
 from streamiter.operators.timed.kinds import Calendar, Hopping, Session
@@ -93,6 +94,17 @@ class IntervalJoin(TimedStates[TimedRecord]):
     def _settings(self) -> list[Any]:
         lower, upper = self._to_partners[LEFT]
         return [*super()._settings(), lower, min(upper, _TO_THE_END)]
+
+    def definition(self) -> Definition:
+        lower, upper = self._to_partners[LEFT]
+        return {
+            "kind": "interval_join",
+            "one_to_one": isinstance(self, OneToOneJoin),
+            "lower_ms": at_least(lower),
+            "upper_ms": at_most(None if upper == _NO_LIMIT_MS else upper),
+            # Records without a partner are emitted so late that the watermark is held back for them.
+            "how": self._how,
+        }
 
     def next_due(self) -> int | None:
         limit = self._waiting.first()
@@ -305,10 +317,14 @@ class WindowJoin(TimedStates[TimedRecord]):
 
     def __init__(self, kind: Hopping | Calendar | Session, how: JoinHow = "inner") -> None:
         self._windows = make_windows(kind, SidesOfWindow())
+        self._kind = kind
         super().__init__()
         self._windows.floor_of = self.reached
         self._how: JoinHow = how
         self.states = self._windows.states
+
+    def definition(self) -> Definition:
+        return {"kind": "window_join", **self._kind.definition()}
 
     def next_due(self) -> int | None:
         return self._windows.next_due()

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
+from streamiter.operators.definitions import Definition
 from streamiter.times import Times, duration_ms
 
 if TYPE_CHECKING:
@@ -42,6 +43,12 @@ class Hopping:
     size_ms: int
     step_ms: int
     offset_ms: int = 0
+
+    def definition(self) -> Definition:
+        offset = {"offset_ms": self.offset_ms % self.step_ms}  # An offset of a step more gives the same windows.
+        if self.size_ms == self.step_ms:
+            return {"windows": "tumbling", "size_ms": self.size_ms, **offset}
+        return {"windows": "hopping", "size_ms": self.size_ms, "step_ms": self.step_ms, **offset}
 
     def windows_of(self, time: int) -> list[Interval]:
         since_offset = time - self.offset_ms
@@ -85,6 +92,9 @@ class Calendar:
     zone: ZoneInfo
     _latest: list[Interval] = field(default_factory=list, compare=False, repr=False)
     """The window that was returned last, since most records are in the same window as the record before."""
+
+    def definition(self) -> Definition:
+        return {"windows": "calendar", "unit": self.unit, "time_zone": self.zone.key}
 
     def windows_of(self, time: int) -> list[Interval]:
         # A copy: a subtask in another thread may replace the window meanwhile.
@@ -138,12 +148,18 @@ class Sliding:
 
     size_ms: int
 
+    def definition(self) -> Definition:
+        return {"windows": "sliding", "size_ms": self.size_ms}
+
 
 @dataclass(frozen=True, slots=True)
 class Session:
     """Records of a key that follow each other in less than the gap, and a gap behind the last of them."""
 
     gap_ms: int
+
+    def definition(self) -> Definition:
+        return {"windows": "session", "gap_ms": self.gap_ms}
 
 
 _LEAST_S: Final = 0.001

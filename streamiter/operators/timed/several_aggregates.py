@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from streamiter.errors import ConfigurationError, did_you_mean, shortened
+from streamiter.operators.definitions import Definition, by_name, function_in_words, names_in
 from streamiter.operators.functions import field_or_function, plain_function
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.operators.timed.aggregates import BY_NAME, Aggregate, Indices
@@ -29,7 +30,11 @@ AggregateSpec = str | Aggregate | tuple[str | Aggregate, str | Callable[[Any], A
 
 
 class Aggregates:
-    """Several aggregates of the same records. Without names there is one, whose result is not in a dict."""
+    """Several aggregates of the same records. Without names there is one, whose result is not in a dict.
+
+    Accumulators may be fewer than the aggregates: those at the end were added since, so they do not know all records,
+    and their result is None.
+    """
 
     def __init__(
         self,
@@ -40,13 +45,21 @@ class Aggregates:
         is_atomic: bool = False,
     ) -> None:
         """``is_atomic``: the functions of a user get copies, so that a record for which one raises has no effect."""
+        self._shown = names
+        """The names in the order of a result."""
+        self._is_atomic = is_atomic
+        self._set(names, aggregates, values)
+
+    def _set(
+        self, names: Sequence[str] | None, aggregates: Sequence[Aggregate], values: Sequence[ValueOf | None]
+    ) -> None:
         self._names = names
         self._aggregates = tuple(aggregates)
         self._values = tuple(values)
         self._take_arrays = all(aggregate.takes_arrays for aggregate in aggregates)
         # Those that change accumulators come last, so that a record is added to all or, if one raises, to none.
         self._order = sorted(range(len(aggregates)), key=lambda number: aggregates[number].adds_in_place)
-        self._copied = [number for number in self._order if is_atomic and aggregates[number].may_raise_midway]
+        self._copied = [number for number in self._order if self._is_atomic and aggregates[number].may_raise_midway]
 
     @staticmethod
     def of(one: Sequence[AggregateSpec], named: Mapping[str, AggregateSpec]) -> Aggregates:
@@ -62,6 +75,28 @@ class Aggregates:
     def atomic(self) -> Aggregates:
         """Return the same aggregates for a step that survives records for which a function raises."""
         return Aggregates(self._names, self._aggregates, self._values, is_atomic=True)
+
+    def copy(self) -> Aggregates:
+        """Return the same aggregates for one operator, which may :meth:`adopt` an order of accumulators."""
+        return Aggregates(self._names, self._aggregates, self._values, is_atomic=self._is_atomic)
+
+    def definition(self) -> Definition:
+        """Return what each of them computes, by name, in the order of the accumulators."""
+        texts = [
+            type(each).__name__.lower() + ("" if value_of is None else f" of {_in_words(value_of)}")
+            for each, value_of in zip(self._aggregates, self._values, strict=True)
+        ]
+        return by_name(dict(zip(self._names or _ONE, texts, strict=True)))
+
+    def adopt(self, definition: Definition) -> None:
+        """Have the accumulators in the order of a state with this definition; those that are new come last."""
+        mine, before = list(self._names or _ONE), names_in(definition)
+        order = [mine.index(name) for name in dict.fromkeys([*before, *mine])]
+        self._set(
+            self._names and [mine[number] for number in order],
+            [self._aggregates[number] for number in order],
+            [self._values[number] for number in order],
+        )
 
     @property
     def merge_is_missing(self) -> bool:
@@ -107,31 +142,36 @@ class Aggregates:
         for number in self._order:
             add = self._aggregates[number].add
             for accumulators in added:
-                before = accumulators[number]
-                accumulators[number] = add(
-                    independent_copy(before) if number in self._copied else before, time, values[number]
-                )
+                if number < len(accumulators):
+                    before = accumulators[number]
+                    accumulators[number] = add(
+                        independent_copy(before) if number in self._copied else before, time, values[number]
+                    )
         return added
 
     def added(self, times: Sequence[int], values: Sequence[list[Any]]) -> list[Any]:
         """Return the accumulators of some records, in order."""
         return [
             aggregate.added(times, [of_record[number] for of_record in values])
-            for number, aggregate in enumerate(self._aggregates)
+            for number, aggregate in enumerate(self._known(values))
         ]
+
+    def _known(self, values: Sequence[list[Any]]) -> Sequence[Aggregate]:
+        """Return the aggregates that all of these accumulators, or values of records, have."""
+        return self._aggregates[: min(map(len, values), default=len(self._aggregates))]
 
     def digests(self, times: Sequence[int], values: Sequence[list[Any]]) -> list[Any]:
         """Return for each aggregate what ``combined`` needs of some records, at least one of them."""
         return [
             aggregate.digest(times, [of_record[number] for of_record in values])
-            for number, aggregate in enumerate(self._aggregates)
+            for number, aggregate in enumerate(self._known(values))
         ]
 
     def combined(self, digests: Sequence[list[Any]]) -> list[Any] | None:
         """Return the accumulators of all records of these parts, in order; None where only ``added`` can do that."""
         combined = [
-            aggregate.combined(parts)
-            for aggregate, parts in zip(self._aggregates, zip(*digests, strict=True), strict=True)
+            aggregate.combined([digest[number] for digest in digests])
+            for number, aggregate in enumerate(self._known(digests))
         ]
         return None if any(each is None for each in combined) else combined
 
@@ -142,6 +182,8 @@ class Aggregates:
 
         Nothing has changed then.
         """
+        if len(self._known(accumulators)) < len(self._aggregates):
+            return None
         added: list[list[Any]] = []
         for number, (aggregate, column) in enumerate(zip(self._aggregates, columns, strict=True)):
             of_groups = aggregate.add_groups([each[number] for each in accumulators], groups, counts, column)
@@ -152,20 +194,35 @@ class Aggregates:
 
     def merge(self, earlier: list[Any], later: list[Any]) -> list[Any]:
         """Return the accumulators of two windows, all of whose records are one before the other's."""
+        known = self._known([earlier, later])
         for number in self._copied:
-            earlier, later = earlier.copy(), later.copy()
-            earlier[number], later[number] = independent_copy(earlier[number]), independent_copy(later[number])
-        return [
-            aggregate.merge(first, second)
-            for aggregate, first, second in zip(self._aggregates, earlier, later, strict=True)
-        ]
+            if number < len(known):
+                earlier, later = earlier.copy(), later.copy()
+                earlier[number], later[number] = independent_copy(earlier[number]), independent_copy(later[number])
+        return [aggregate.merge(earlier[number], later[number]) for number, aggregate in enumerate(known)]
 
     def result(self, accumulators: list[Any]) -> Any:
         """Return the aggregate, or a dict with all by name."""
         results = [
-            aggregate.result(accumulator) for aggregate, accumulator in zip(self._aggregates, accumulators, strict=True)
+            aggregate.result(accumulator)
+            for aggregate, accumulator in zip(self._aggregates, accumulators, strict=False)
         ]
-        return results[0] if self._names is None else dict(zip(self._names, results, strict=True))
+        if self._names is None or self._shown is None:
+            return results[0]
+        known = dict(zip(self._names, results, strict=False))
+        return (
+            known
+            if self._names == self._shown and len(known) == len(self._shown)
+            else {name: known.get(name) for name in self._shown}
+        )
+
+
+_ONE: Final = ("value",)
+"""The name of the only aggregate in a definition: that of the field of a result which has it."""
+
+
+def _in_words(value_of: ValueOf) -> str:
+    return f"field {value_of.name!r}" if isinstance(value_of, FieldOf) else function_in_words(value_of)
 
 
 class FieldOf:

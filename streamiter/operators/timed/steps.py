@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from streamiter.deferred import Deferred
+from streamiter.operators.definitions import Definition, at_most
 from streamiter.operators.functions import refuse
 from streamiter.operators.keyed import CheckKeys, KeyedOperator, any_keys, array_of_keys
 from streamiter.operators.keyed_state import StateFrame, in_turns
@@ -25,6 +26,7 @@ class TimedOperator(KeyedOperator, KeepsRecords):
     """Base class of operators whose states are :class:`TimedStates`."""
 
     takes_timed_batches = True
+    time: str = "event"
 
     def __init__(
         self,
@@ -40,6 +42,9 @@ class TimedOperator(KeyedOperator, KeepsRecords):
         self._late_tag = late
         self._timed_states = states
         self._context: Context | None = None
+
+    def definition(self) -> Definition:
+        return {**super().definition(), "time": self.time}
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -165,6 +170,8 @@ class WindowStep(TimedOperator):
     State: for each key its windows that are open.
     """
 
+    keeps = "its open windows"
+
     def __init__(
         self,
         kind: WindowKind,
@@ -178,10 +185,18 @@ class WindowStep(TimedOperator):
         whole_batches: bool = False,
         check_keys: CheckKeys = any_keys,
     ) -> None:
+        aggregates = aggregates.copy()
         self._windows: OpenWindows = make_windows(
             kind, aggregates, lateness_ms=lateness_ms, retracting=retracting, gives_early=early_every_s is not None
         )
         super().__init__(self._windows, key_of, check_keys, late)
+        self._definition = {
+            "kind": "window",
+            **kind.definition(),
+            # A window that has gone would begin again with a later record.
+            "allowed_lateness_ms": at_most(lateness_ms),
+            "results": "retracting" if retracting else "accumulating",
+        }
         self._aggregates = aggregates
         self._whole_batches = whole_batches
         # With few records, a loop is faster than numpy.
@@ -189,6 +204,12 @@ class WindowStep(TimedOperator):
         self._early_every_s = early_every_s
         self._early_at_s = _AT_ONCE_S
         """By the clock: timers of early results that fire before do not count."""
+
+    def definition(self) -> Definition:
+        return {**super().definition(), **self._definition, "aggregates": self._aggregates.definition()}
+
+    def adopt(self, definition: Definition) -> None:
+        self._aggregates.adopt(definition["aggregates"])
 
     def open(self, context: Context) -> None:
         super().open(context)
@@ -295,6 +316,7 @@ class ByClock(TimedOperator):
     """
 
     takes_timed_batches = False
+    time = "processing"
 
     _armed_for: int = MAX_TIME
     """The clock's time of the earliest timer, in milliseconds."""

@@ -104,7 +104,7 @@ class OpenWindows(TimedStates[WindowResult]):
         A session that has grown is there again with its new end."""
 
     def _settings(self) -> list[Any]:
-        return [*super()._settings(), self._lateness_ms]
+        return [*super()._settings(), self._lateness_ms, self._gives_early]
 
     def add(self, key: Any, time: int, values: list[Any]) -> bool:
         """Add a record with its values for the aggregates; return False, and change nothing, if it is late."""
@@ -159,7 +159,7 @@ class OpenWindows(TimedStates[WindowResult]):
                 self._keep(key, window)
             else:
                 self._schedule(key, window)
-            if window[HAS_CHANGED]:
+            if window[HAS_CHANGED] and self._gives_early:
                 self._has_changed(key, window)
 
     # -- what a kind of windows defines ------------------------------------------------------------------

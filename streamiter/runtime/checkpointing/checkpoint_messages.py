@@ -15,7 +15,7 @@ from the others        ``found`` (whether its tasks are as in the snapshot), ``r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias, final
 
@@ -94,10 +94,12 @@ class CheckpointMessages:
         """Call back with the name of each process that a barrier has passed, its number, and whether tasks run."""
         self._on_passed = call
 
-    def send_restore(self, run: str | None, checkpoint: CheckpointId | None, dropped: Collection[str] = ()) -> None:
+    def send_restore(
+        self, run: str | None, checkpoint: CheckpointId | None, dropped: Mapping[str, bool] | None = None
+    ) -> None:
         """Tell from which checkpoint of the store the run starts; ``run`` is None if there is no store."""
         chosen = None if checkpoint is None else [checkpoint.number, checkpoint.run]
-        self._tell("restore", run, chosen, list(dropped))
+        self._tell("restore", run, chosen, dict(dropped or {}))
 
     async def is_unchanged(self, found: bool) -> bool:
         """Return whether the tasks of all processes are as in the snapshot, and tell the others."""

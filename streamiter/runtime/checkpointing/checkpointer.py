@@ -167,6 +167,8 @@ class Checkpointer:
             messages=self._messages,
         )
         states = await self._job_restore.load_states(self._tasks, self._plain_data, self._clock, self._tasks_of_all)
+        # The operators may have adopted the order of a state.
+        self._steps = {**stateful_steps(self._tasks), **self._services.steps()}
         self._barriers.number_after(self._job_restore.highest_number)
         return states
 
@@ -454,8 +456,13 @@ def stateful_steps(tasks: Sequence[Task]) -> dict[str, StepState]:
             step = instance.step
             if not _keeps_state(instance):
                 continue
+            source = None if step.source is None or task.feeder is None else task.feeder.source
             steps[step.name] = StepState(
-                step.parallelism, type(instance.operator).__name__, is_source=step.source is not None
+                step.parallelism,
+                type(instance.operator).__name__,
+                is_source=source is not None,
+                definition=instance.definition() if source is None else {"kind": type(source).__name__},
+                keeps=instance.operator.keeps if source is None else "where it has read to",
             )
             if not step.has_lasting_name:
                 unnamed[step.name] = step

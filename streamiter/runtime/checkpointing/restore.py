@@ -22,11 +22,12 @@ from streamiter.checkpoints.store import CheckpointStore
 from streamiter.clock import Clock
 from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError, ConfigurationError
+from streamiter.operators.definitions import changes
 from streamiter.runtime.checkpointing.checkpoint_messages import Agreement, CheckpointMessages
 from streamiter.runtime.checkpointing.commit import CommitRecord, JobTransaction
 from streamiter.runtime.checkpointing.old_job import OldJob, RepeatedFrames
 from streamiter.runtime.checkpointing.redistribute import fetch_topic_batches, has_same_tasks, redistribute_states
-from streamiter.runtime.checkpointing.task_barriers import SERVICE, TASK, PartName, TaskStates, task_state
+from streamiter.runtime.checkpointing.task_barriers import SERVICE, STEP, TASK, PartName, TaskStates, task_state
 from streamiter.runtime.task import Task
 from streamiter.states.stored import StoredDatabase
 
@@ -120,10 +121,13 @@ def numbers_of(stored: Sequence[SnapshotHeader]) -> str:
     return ", ".join(str(header.id.number) for header in stored) or "none"
 
 
-def check_steps(header: SnapshotHeader, steps: Mapping[str, StepState], changed_steps: Collection[str]) -> None:
-    """Raise CheckpointError unless the snapshot and the flow have the same steps with state.
+def check_steps(
+    header: SnapshotHeader, steps: Mapping[str, StepState], changed_steps: Collection[str], *, in_loops: Collection[str]
+) -> None:
+    """Raise CheckpointError unless the snapshot and the flow have the same steps with state, of fitting definitions.
 
-    The steps in ``changed_steps`` may be in only one of them.
+    The steps in ``changed_steps`` may be in only one of them, or have another definition if they are not ``in_loops``:
+    without state, a step of a loop would wait for what the steps around it have had already.
     """
     where = f"flow {header.flow!r}, checkpoint {header.id.number}"
     for name in header.steps:
@@ -139,17 +143,36 @@ def check_steps(header: SnapshotHeader, steps: Mapping[str, StepState], changed_
                 f"it had, or let it begin without state: changed_steps=[{name!r}]"
             )
 
+    changed = {name: found for name in header.steps if (found := _changes_of(name, header, steps))}
+    if unconfirmed := [name for name in changed if name not in changed_steps or name in in_loops]:
+        told = "; ".join(f"a changed step {name!r} ({', '.join(changed[name])})" for name in unconfirmed)
+        is_all = not set(unconfirmed).isdisjoint(in_loops)
+        remedy = "restore=None" if is_all else f"changed_steps={sorted({*unconfirmed, *changed_steps})}"
+        lost = "all state" if is_all else ", ".join(dict.fromkeys(header.steps[name].keeps for name in unconfirmed))
+        raise CheckpointError(
+            f"{where}: expected steps as they were when it was taken, given {told}: with the state of the checkpoint "
+            f"results would be wrong. Write it as it was, or start without that state: {remedy}, which loses {lost}"
+        )
+
+
+def _changes_of(name: str, header: SnapshotHeader, steps: Mapping[str, StepState]) -> list[str]:
+    return changes(header.steps[name].definition, steps[name].definition) if name in steps else []
+
 
 def steps_left_behind(
     header: SnapshotHeader, steps: Mapping[str, StepState], changed_steps: Collection[str]
-) -> list[str]:
-    """Return the steps of the snapshot whose state is dropped: steps that are gone, and sources, which start again.
+) -> dict[str, bool]:
+    """Return the steps of the snapshot whose state is dropped, and whether that of their tasks is dropped, too.
 
-    Other steps in ``changed_steps`` keep their state, so the option may stay in a program.
+    These are steps that are gone, sources, which start again, and steps with another definition: their tasks keep the
+    records that wait. Other steps in ``changed_steps`` keep their state, so the option may stay in a program.
     """
-    return [
-        name for name, step in header.steps.items() if name in changed_steps and (name not in steps or step.is_source)
-    ]
+    return {
+        name: is_whole
+        for name, step in header.steps.items()
+        if name in changed_steps
+        and ((is_whole := name not in steps or step.is_source) or _changes_of(name, header, steps))
+    }
 
 
 def _names(steps: Mapping[str, StepState]) -> str:
@@ -162,13 +185,14 @@ async def states_of_tasks(
     plain_data: PlainData,
     clock: Clock,
     *,
-    dropped: Collection[str],
+    dropped: Mapping[str, bool],
     queues: ExitStack,
     agreement: Agreement,
     tasks_of_all: int,
 ) -> TaskStates:
     """Return the state of each task and service of this process by its name. Deferred pieces are read when needed.
 
+    ``dropped`` has the steps without their state, and whether the state of their tasks is dropped, too.
     If the parallelism or the chains of steps have changed in any process, the state is redistributed: each process
     reads the whole snapshot, and takes the shares of its own tasks. Then feedback that was in topics may wait in
     ``queues``, which the caller closes when the tasks have restored their states.
@@ -181,7 +205,15 @@ async def states_of_tasks(
             states[name] = plain_data.decode_state(content, _frames_of(stored, name, plain_data))
             await asyncio.sleep(0)
 
-    names = [name for name in map(PartName.of, stored.part_names()) if name.step not in dropped]
+    names = [
+        name
+        for name in map(PartName.of, stored.part_names())
+        if name.step not in dropped or (name.kind != STEP and not dropped[name.step])
+    ]
+    for task in tasks:
+        for instance in task.instances:
+            if (before := stored.header.steps.get(instance.step.name)) and instance.step.name not in dropped:
+                instance.adopt(before.definition)
     own = {(instance.step.name, task.first.subtask) for task in tasks for instance in task.instances}
     await read(name for name in names if name.kind == SERVICE or (name.step, name.subtask) in own)
     services: dict[str, Any] = {}
@@ -287,7 +319,8 @@ class JobRestore:
         if self._on_restore is not None:
             self._on_restore(self.checkpoint.number)
         snapshot = self._snapshot = await self._opened(self.checkpoint, stored)
-        check_steps(snapshot.header, self._steps, self._changed_steps)
+        in_loops = {each.step.name for task in tasks for each in task.instances if each.step.loop is not None}
+        check_steps(snapshot.header, self._steps, self._changed_steps, in_loops=in_loops)
         dropped = steps_left_behind(snapshot.header, self._steps, self._changed_steps)
         self._warn(snapshot.header, dropped)
         self._messages.send_restore(self._run_id, self.checkpoint, dropped)
