@@ -9,6 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 from support.examples import random_examples
+from support.waiting import PATIENCE_S
 
 from streamiter.channels import Channel, Intake
 from streamiter.errors import InternalError
@@ -269,7 +270,7 @@ def test_records_set_aside_take_room_and_shut_intakes_by_their_sums(calls: Calls
 async def test_a_source_reads_again_when_every_channel_has_opened_its_intake() -> None:
     """One of two channels had room, and a source read on although the other channel was too full."""
     intake = Intake()
-    await asyncio.wait_for(intake.wait(), 1)
+    await asyncio.wait_for(intake.wait(), PATIENCE_S)
     intake.shut()
     intake.shut()
     waiting = asyncio.ensure_future(intake.wait())
@@ -296,4 +297,4 @@ async def test_a_producer_waits_for_room_while_records_are_set_aside_unless_the_
     assert not waiting.done()
     channel.make_way(True)
     await waiting
-    await asyncio.wait_for(channel.wait_for_room(), 1)
+    await asyncio.wait_for(channel.wait_for_room(), PATIENCE_S)

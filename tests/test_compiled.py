@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from support.waiting import PATIENCE_S
 
 from streamiter.compiled import compiled
 
@@ -51,6 +52,10 @@ def test_threads_may_compile_at_the_same_time() -> None:
     """A service failed at its start, because its reader and its learner imported Numba in two threads at once."""
     for _ in range(3):  # About one run of three failed.
         ended = subprocess.run(
-            [sys.executable, "-c", _THREADS_IMPORT_NUMBA], capture_output=True, text=True, timeout=120, check=True
+            [sys.executable, "-c", _THREADS_IMPORT_NUMBA],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=True,
         )
         assert ended.stdout == ""

@@ -16,10 +16,9 @@ import pytest
 from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
-# Far above the time of a build, or of an installation without a network, on a busy machine.
-LIMIT_S = 100
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +26,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the source distribution, and the wheel that is built from it."""
     folder = tmp_path_factory.mktemp("built")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -159,7 +158,7 @@ class Installation:
             cwd=self._folder,
             capture_output=True,
             text=True,
-            timeout=LIMIT_S,
+            timeout=PATIENCE_S,
             check=False,
         )
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from support.processes import LIMIT_S
+from support.waiting import PATIENCE_S
 
 import streamiter
 
@@ -36,7 +36,7 @@ print(json.dumps({
 def imported() -> dict[str, object]:
     """Import streamiter in a fresh interpreter, and return the report of the effects."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", CHECK], capture_output=True, text=True, check=True, timeout=LIMIT_S
+        [sys.executable, "-W", "error", "-c", CHECK], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     assert done.stderr == ""
     report: dict[str, object] = json.loads(done.stdout)
@@ -64,7 +64,7 @@ def test_the_command_line_does_not_import_rooms_that_only_some_commands_need() -
         capture_output=True,
         text=True,
         check=True,
-        timeout=LIMIT_S,
+        timeout=PATIENCE_S,
     )
     for room in ("networks", "learn", "parameter_server"):
         assert [name for name in report.stdout.split() if name.startswith(f"streamiter.{room}")] == []
@@ -78,29 +78,19 @@ def test_names_are_known_before_they_are_imported() -> None:
 
 
 FOLLOWS = """
-import sys, time
-began = time.process_time()
-import numpy
-numpy_s = time.process_time() - began
+import sys
 from streamiter.models import ServedModel, model_updates
 from streamiter.topics import topic
-took_s = time.process_time() - began - numpy_s
-print(took_s / numpy_s, *sys.modules)
+print(*sys.modules)
 """
-
-
-# About 1 is measured.
-RATIO_MAX = 3.0
 
 
 def test_a_follower_of_models_imports_nothing_of_the_engine() -> None:
     """A web service that only predicts loaded the whole engine, and each of its workers started half a second later."""
     report = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FOLLOWS], capture_output=True, text=True, check=True, timeout=LIMIT_S
+        [sys.executable, "-W", "error", "-c", FOLLOWS], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
-    ratio, *modules = report.stdout.split()
-    # Processor time compared with that of numpy, which a busy machine makes slower, too.
-    assert float(ratio) < RATIO_MAX, f"what a follower imports took {ratio} times the processor time of numpy's import"
+    modules = report.stdout.split()
     rooms = {name.split(".")[1] for name in modules if name.startswith("streamiter.")}
     engine = ["runtime", "flow", "iteration", "learn", "networks", "parameter_server", "checkpoints", "operators"]
     assert rooms.isdisjoint([*engine, "channels", "optimizers", "cli", "service", "testing"])

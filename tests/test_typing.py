@@ -9,7 +9,7 @@ from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
-from support.processes import LIMIT_S
+from support.waiting import PATIENCE_S
 
 from streamiter import Flow, IterationBodyResult, Stream
 
@@ -302,7 +302,7 @@ def messages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Messages]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=LIMIT_S,
+        timeout=PATIENCE_S,
     )
     assert done.stderr == ""
     print(done.stdout)

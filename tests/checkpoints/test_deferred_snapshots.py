@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from checkpoints.deferred_support import decoded_frames, unnamed_files
 from checkpoints.plain_values import same
-from support.processes import LIMIT_S
+from support.waiting import PATIENCE_S
 
 from streamiter.checkpoints import ReplayCache, SpillQueue
 from streamiter.errors import InternalError, PlainDataError
@@ -338,7 +338,7 @@ def test_300_mib_on_disk_go_through_a_snapshot_in_little_memory(tmp_path, kind):
         capture_output=True,
         text=True,
         check=True,
-        timeout=LIMIT_S,
+        timeout=PATIENCE_S,
     )
     assert int(run.stdout) < 60 * MIB
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints.snapshots import CONTENT, Frames, content_of, header, ids, save, save_and_commit
-from support.processes import LIMIT_S
+from support.waiting import PATIENCE_S
 
 from streamiter.checkpoints.flow_record import CommitPointer
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart
@@ -21,7 +21,7 @@ SmallDisk = tuple[Path, Callable[[], bool]]
 
 
 def make_read_only(disk: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True, timeout=LIMIT_S)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True, timeout=PATIENCE_S)
 
 
 def fill(disk: Path) -> None:

@@ -15,6 +15,7 @@ from typing import BinaryIO
 import pytest
 from checkpoints.snapshots import header
 from support.examples import random_examples
+from support.waiting import PATIENCE_S
 
 from streamiter.checkpoints.blobs import Blob, BlobChanged, BlobReader, Blobs, MemoryBlobs
 from streamiter.checkpoints.flow_checkpoints import FlowCheckpoints
@@ -23,8 +24,6 @@ from streamiter.checkpoints.snapshot import CheckpointId
 from streamiter.checkpoints.snapshot_file import SnapshotWriter
 from streamiter.checkpoints.store import blobs_at
 from streamiter.errors import CheckpointError, ProducerFenced
-
-LIMIT_S = 60
 
 
 class Turns:
@@ -39,7 +38,7 @@ class Turns:
     def wait(self, run: str) -> None:
         """End the turn of a run, and wait for its next one."""
         self._waits.put(run)
-        assert self._may_work[run].wait(LIMIT_S)
+        assert self._may_work[run].wait(PATIENCE_S)
         self._may_work[run].clear()
 
     def play(self, runs: dict[str, Callable[[], None]], after_each: Callable[[], None]) -> None:
@@ -55,7 +54,7 @@ class Turns:
         while alive:
             # All others wait, so the order in which threads start does not matter.
             while len(waiting) < alive:
-                run = self._waits.get(timeout=LIMIT_S)
+                run = self._waits.get(timeout=PATIENCE_S)
                 alive -= run is None
                 waiting += [run] if run is not None else []
             if waiting:

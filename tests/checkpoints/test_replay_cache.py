@@ -18,7 +18,7 @@ from checkpoints.deferred_support import decoded_frames, unnamed_files
 from checkpoints.plain_values import same
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.processes import LIMIT_S
+from support.waiting import PATIENCE_S
 
 from streamiter.checkpoints import PlainData, ReplayCache
 from streamiter.errors import ConfigurationError, InternalError, LoopOverflow, PlainDataError, StorageFull
@@ -582,7 +582,7 @@ def test_ten_times_the_memory_limit_takes_no_more_memory_than_twice_the_limit(tm
             capture_output=True,
             text=True,
             check=True,
-            timeout=LIMIT_S,
+            timeout=PATIENCE_S,
         )
         return int(run.stdout)
 

@@ -14,14 +14,12 @@ from pathlib import Path
 import pytest
 from checkpoints.store_child import MIB, parts
 from support.processes import async_process
+from support.waiting import PATIENCE_S
 
 from streamiter.checkpoints.snapshot import CheckpointId
 from streamiter.checkpoints.store import blobs_at, store_at
 
 CHILD = Path(__file__).with_name("store_child.py")
-
-# The limit is far above any duration here on a busy machine.
-DEADLINE_S = 60
 
 
 @pytest.fixture(params=["folder", "object store"])
@@ -43,7 +41,7 @@ def child(what: str, place: str, run: str, *more: str) -> AbstractAsyncContextMa
 
 async def line_of(process: asyncio.subprocess.Process) -> str:
     assert process.stdout is not None
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(PATIENCE_S):
         return (await process.stdout.readline()).decode().strip()
 
 

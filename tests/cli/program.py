@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import IO
 
 from support.processes import forked_run, process
+from support.waiting import PATIENCE_S
 
 PROGRAM = [sys.executable, "-m", "streamiter"]
-
-# The time limit of a program, far above its time on a busy machine; a program that hangs fails its test.
-DEADLINE_S = 90
 
 
 def environment() -> dict[str, str]:
@@ -36,14 +34,14 @@ def streamiter(
     given = given or ""
     if command is None or "-c" in command:
         program = [*(command or PROGRAM), *arguments]
-        return forked_run(program, given=given, limit_s=DEADLINE_S, cwd=cwd, env=environment())
+        return forked_run(program, given=given, limit_s=PATIENCE_S, cwd=cwd, env=environment())
     return subprocess.run(
         [*command, *arguments],
         cwd=cwd,
         input=given,
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=PATIENCE_S,
         env=environment(),
         check=False,
     )
@@ -94,7 +92,7 @@ def on_terminal(
 
 def _read_all(terminal: int, interrupt_at: list[str]) -> str:
     printed = b""
-    deadline_s = time.monotonic() + DEADLINE_S
+    deadline_s = time.monotonic() + PATIENCE_S
     while select.select([terminal], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
         try:
             part = os.read(terminal, 65536)

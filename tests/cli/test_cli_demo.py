@@ -15,6 +15,7 @@ import httpx
 import pytest
 from cli.program import PROGRAM, on_terminal, started, streamiter
 from support.flights import first_flights
+from support.waiting import PATIENCE_S
 
 from streamiter.learn.flights import FlightEvents
 from streamiter.models import model_updates
@@ -153,7 +154,7 @@ def test_the_printed_command_follows_the_updates_of_a_run(demo):
             shown = following.stdout.readline()
             assert shown.startswith("late-flights ")
         following.send_signal(signal.SIGINT)
-        assert following.communicate(timeout=60) == ("", "")
+        assert following.communicate(timeout=PATIENCE_S) == ("", "")
         assert following.returncode == 0
 
 
@@ -178,7 +179,7 @@ async def test_ctrl_c_suspends_and_prints_the_figures(demo, tmp_path):
             await anext(following)
         assert program.stderr.readline().startswith("While it learns")
         program.send_signal(signal.SIGINT)
-        printed, said = program.communicate(timeout=90)
+        printed, said = program.communicate(timeout=PATIENCE_S)
     summary = json.loads(printed)
     assert (program.returncode, said) == (0, "")
     assert summary["state"] == "suspended"
@@ -289,7 +290,7 @@ def test_a_service_of_the_demo_predicts_while_it_learns_and_resumes(tmp_path):
                 for _ in range(2):
                     learned.append(_answer_after(client, asked[2], learned))
             program.send_signal(signal.SIGINT)
-            assert program.communicate(timeout=60)[0] == "Stopped in order.\n"
+            assert program.communicate(timeout=PATIENCE_S)[0] == "Stopped in order.\n"
             assert program.returncode == 0
     assert learned == sorted(set(learned))
     assert {generation for generation, _ in learned} == {1}

@@ -7,6 +7,7 @@ import signal
 import numpy as np
 import pytest
 from cli.program import on_terminal, started, streamiter
+from support.waiting import PATIENCE_S
 
 from streamiter.clock import SystemClock
 from streamiter.errors import ModelError
@@ -63,7 +64,7 @@ async def test_following_shows_each_update_once_also_across_runs(tmp_path):
         await published(tmp_path, versions=1, generation=2)
         assert program.stdout.readline().split()[1] == "2.1"
         program.send_signal(signal.SIGINT)
-        assert program.communicate(timeout=60) == ("", "")
+        assert program.communicate(timeout=PATIENCE_S) == ("", "")
         assert program.returncode == 0
 
 

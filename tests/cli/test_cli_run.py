@@ -6,6 +6,7 @@ import signal
 
 import pytest
 from cli.program import on_terminal, started, streamiter
+from support.waiting import PATIENCE_S
 
 from streamiter.topics import OutgoingBatch, topic
 
@@ -257,7 +258,7 @@ async def test_a_signal_suspends_the_job_and_the_program_ends_well(folder, numbe
     with started("run", "clicks:endless", cwd=folder) as program:
         assert [program.stdout.readline() for _ in range(2)] == ["0\n", "1\n"]
         program.send_signal(number)
-        printed, said = program.communicate(timeout=60)
+        printed, said = program.communicate(timeout=PATIENCE_S)
     assert (program.returncode, printed) == (0, "")
     assert said.startswith("endless: suspended, ")
 
@@ -268,7 +269,7 @@ def test_a_second_signal_aborts_a_step_that_does_not_end(folder):
         assert program.stdout.readline() == "stuck\n"
         program.send_signal(signal.SIGTERM)
         program.send_signal(signal.SIGINT)  # another signal, because two equal signals at once count as one
-        program.wait(60)
+        program.wait(PATIENCE_S)
         assert program.returncode == 130
         assert program.stderr.read().startswith("stuck: aborted, ")
 
@@ -361,7 +362,7 @@ def test_an_interrupted_loop_emits_its_result_if_the_option_is_given(folder, opt
     with started("run", "clicks:many_rounds", *options, cwd=folder) as program:
         assert program.stdout.readline() == "in round 100\n"
         program.send_signal(signal.SIGINT)
-        printed, said = program.communicate(timeout=60)
+        printed, said = program.communicate(timeout=PATIENCE_S)
     assert program.returncode == 0
     assert re.fullmatch(result, printed)
     assert said.startswith(f"rounds: {state}, ")

@@ -8,6 +8,7 @@ import signal
 import pytest
 from cli.program import started, streamiter
 from support.kafka_server import free_ports
+from support.waiting import PATIENCE_S
 from typer.testing import CliRunner
 
 from streamiter.cli.app import app
@@ -94,7 +95,7 @@ async def test_a_suspended_run_is_resumed(folder):
         for _ in range(10):
             program.stdout.readline()
         program.send_signal(signal.SIGTERM)
-        printed, said = program.communicate(timeout=60)
+        printed, said = program.communicate(timeout=PATIENCE_S)
     assert (program.returncode, printed) == (0, "")
     assert said.startswith("sums: suspended, ")
     assert await committed(folder) == expected(10)
@@ -114,7 +115,7 @@ async def test_a_killed_run_is_resumed_from_an_object_store(folder, s3_url):
         while await committed(folder) != expected(10):
             await asyncio.sleep(0.05)
         program.kill()
-        printed, said = program.communicate(timeout=60)
+        printed, said = program.communicate(timeout=PATIENCE_S)
     await write(folder, range(10, 20))
     ran = streamiter("run", "job.py:rest", *options, cwd=folder)
     assert ran.returncode == 0, ran.stderr
@@ -261,7 +262,7 @@ async def test_a_run_that_is_replaced_ends_with_a_line_and_a_failure(folder):
         for _ in range(10):
             older.stdout.readline()
         assert streamiter("run", "job.py:rest", *KEPT, cwd=folder).returncode == 0
-        _, said = older.communicate(timeout=60)
+        _, said = older.communicate(timeout=PATIENCE_S)
     assert older.returncode == 1
     [error] = [line for line in said.splitlines() if line.startswith("error: ")]
     assert error.startswith("error: flow 'sums': ")

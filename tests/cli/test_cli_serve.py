@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.program import DEADLINE_S, started, streamiter
+from cli.program import started, streamiter
 from support.kafka_server import KafkaServer, free_ports
+from support.waiting import PATIENCE_S
 
 from streamiter.topics import OutgoingBatch, topic
 
@@ -55,7 +56,7 @@ def created(url: str, *ends: str) -> None:
 def answered(port: int, path: str, row: object = None) -> dict[str, Any]:
     """Return the answer of the service, once it is ready; the service may start in the meantime."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"content-type": "application/json"})
-    until_s = time.monotonic() + DEADLINE_S
+    until_s = time.monotonic() + PATIENCE_S
     while True:
         try:
             with urllib.request.urlopen(request, json.dumps(row).encode() if row else None) as answer:
@@ -106,7 +107,7 @@ def test_a_topic_becomes_a_service_in_three_commands(trips: str, tmp_path: Path)
             "publish.records has changed",
         ]
         program.send_signal(signal.SIGINT)
-        assert program.wait(DEADLINE_S) == 0
+        assert program.wait(PATIENCE_S) == 0
 
 
 def test_a_file_that_does_not_fit_its_topic_is_told_with_lines(trips: str, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from cli.program import PROGRAM, environment, on_terminal, started, streamiter
 from support.processes import process
+from support.waiting import PATIENCE_S
 
 from streamiter import Columns, Flow, IterationBodyResult, feedback_through, iterate_unbounded_streams
 from streamiter.checkpoints.plain_data import PlainData
@@ -171,7 +172,7 @@ def test_a_signal_stores_the_lines_that_were_read_and_prints_their_number(tmp_pa
             assert following.stdout.readline().endswith(" first\n")
         program.send_signal(number)
         said = program.stderr.read()
-        assert (program.wait(60), said) == (130, f"1 record written to {EVENTS}\n")
+        assert (program.wait(PATIENCE_S), said) == (130, f"1 record written to {EVENTS}\n")
     os.close(writing)
 
 
@@ -295,7 +296,7 @@ async def test_following_lasts_until_a_signal_which_is_its_regular_end(tmp_path,
         await written(tmp_path, [b"behind"])
         assert program.stdout.readline().endswith(" behind\n")
         program.send_signal(number)
-        assert program.communicate(timeout=60) == ("", "")
+        assert program.communicate(timeout=PATIENCE_S) == ("", "")
         assert program.returncode == 0
 
 
@@ -305,7 +306,7 @@ async def test_a_closed_pipe_ends_the_command_quietly(tmp_path):
     with started("topics", "tail", EVENTS, "--json", "-n", "20000", cwd=tmp_path) as program:
         assert json.loads(program.stdout.readline())["offset"] == 0
         program.stdout.close()
-        assert (program.wait(60), program.stderr.read()) == (0, "")
+        assert (program.wait(PATIENCE_S), program.stderr.read()) == (0, "")
 
 
 async def test_a_terminal_shows_long_values_shortened(tmp_path):

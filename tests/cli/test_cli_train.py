@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from cli.program import on_terminal, started, streamiter
 from networks.training_support import document, records, rows
+from support.waiting import PATIENCE_S
 
 from streamiter.networks.network import Network
 from streamiter.networks.serving import load_network, save_network
@@ -125,7 +126,7 @@ def test_ctrl_c_keeps_the_model(folder: Path) -> None:
         while not shown.startswith("epoch   3"):
             shown = program.stdout.readline()
         program.send_signal(signal.SIGINT)
-        printed, said = program.communicate(timeout=60)
+        printed, said = program.communicate(timeout=PATIENCE_S)
     assert (program.returncode, said) == (0, "")
     end = printed.splitlines()[-2:]
     interrupted = re.fullmatch(r"Interrupted in epoch (\d+); the model is what was learned until then\.", end[0])

@@ -19,8 +19,9 @@ from models.model_case import encoder, selected, write
 from support.kafka_fixtures import GivenKafka
 from support.kafka_jars import KAFKA_VERSION, kafka_jars
 from support.kafka_server import KafkaServer
-from support.processes import LIMIT_S, async_process
+from support.processes import async_process
 from support.programs import system_program
+from support.waiting import PATIENCE_S
 
 from streamiter.clock import SystemClock
 from streamiter.errors import ModelError
@@ -33,7 +34,7 @@ Command = list[str]
 
 
 def built(command: Command, folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -14,13 +14,12 @@ from typing import Final, NamedTuple
 
 from crash.places import Place
 from support.processes import async_process
+from support.waiting import PATIENCE_S
 
 from streamiter.checkpoints.flow_record import unpack_record
 
-__all__ = ["PATIENCE_S", "Process", "Program", "Record", "running"]
+__all__ = ["Process", "Program", "Record", "running"]
 
-# A process needs a second to start, and much longer on a busy machine.
-PATIENCE_S: Final = 60.0
 # A test waits for a process several times, each time for at most PATIENCE_S.
 _LIMIT_S: Final = 10 * PATIENCE_S
 _POLL_S: Final = 0.001

@@ -12,10 +12,11 @@ from typing import Any, Final
 import pytest
 from crash.cases import Case, trainer, training_pieces
 from crash.feed import Feed
-from crash.programs import PATIENCE_S, running
+from crash.programs import running
 from crash.test_kill_9 import seed
 from crash.test_killed_processes import EVENTS, PARTITIONS, check_counts, check_sums, check_training, kafka
 from support.ray_fixtures import TESTS, children, raylet_of
+from support.waiting import PATIENCE_S
 
 __all__ = ["kafka"]
 

@@ -18,8 +18,9 @@ from crash.cases import PIECE_EVENTS, Case, kafka_case, trainer, training_pieces
 from crash.feed import Feed
 from crash.outcome import check_counted_once, committed
 from crash.places import KAFKA_COMMIT, Place
-from crash.programs import PATIENCE_S, running
+from crash.programs import running
 from crash.test_kill_9 import seed
+from support.waiting import PATIENCE_S
 
 from streamiter.topics import OutgoingBatch
 

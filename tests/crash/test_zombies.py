@@ -12,14 +12,13 @@ import pytest
 from crash.cases import MINI_BATCH, PIECE_EVENTS, Case, kafka_case, sqlite_case, trainer, training_pieces
 from crash.outcome import committed
 from crash.places import KAFKA_COMMIT, Place
-from crash.programs import PATIENCE_S, Process, running
+from crash.programs import Process, running
 from crash.training import MODEL
+from support.waiting import PATIENCE_S
 
 from streamiter.models import model_updates
 
 EVENTS: Final = 600
-# The program takes a checkpoint every tenth of a second, and more rarely on a busy machine.
-SOON_S: Final = 10.0
 POLL_S: Final = 0.05
 
 
@@ -141,8 +140,7 @@ async def test_a_run_without_input_notices_that_it_was_replaced(case: Case, deli
         await zombie.reaches(zombie.has_committed)
         async with running(program) as twin:
             await twin.reaches(twin.has_taken_over)
-            async with asyncio.timeout(SOON_S):
-                await ends_fenced(zombie)
+            await ends_fenced(zombie)
             await twin.reaches(twin.has_committed)
             twin.send(signal.SIGTERM)
             code, printed = await twin.ends()

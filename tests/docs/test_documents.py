@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import typer.main
-from support.processes import LIMIT_S, forked_run
+from support.processes import forked_run
+from support.waiting import PATIENCE_S
 
 from streamiter.cli.app import app
 
@@ -61,7 +62,7 @@ def test_python_of_a_document_runs(block: re.Match[str], tmp_path: Path) -> None
     """
     program = tmp_path / "example.py"
     program.write_text(block["code"], encoding="utf-8")
-    run = forked_run([sys.executable, "-W", "error", str(program)], cwd=tmp_path, limit_s=60)
+    run = forked_run([sys.executable, "-W", "error", str(program)], cwd=tmp_path, limit_s=PATIENCE_S)
     assert run.returncode == 0, run.stderr
     if block["printed"] is not None:
         assert run.stdout == block["printed"]
@@ -85,7 +86,7 @@ def test_the_readme_says_what_its_first_example_prints(tmp_path: Path) -> None:
     """The first example printed something else than the text below it says."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     code = next(match["code"] for match in BLOCK.finditer(text) if match["language"] == "python")
-    run = forked_run([sys.executable, "-c", code], cwd=tmp_path, check=True, limit_s=LIMIT_S)
+    run = forked_run([sys.executable, "-c", code], cwd=tmp_path, check=True, limit_s=PATIENCE_S)
     claimed = re.search(r"It prints `(.*?)`", text)
     assert claimed is not None
     assert run.stdout.strip() == claimed[1]

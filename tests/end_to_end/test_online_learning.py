@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from support.waiting import until
+from support.waiting import PATIENCE_S, until
 
 from streamiter import Columns, Flow, IterationBodyResult, Operator, Stream, connect, iterate_unbounded_streams
 from streamiter.errors import JobFailed
@@ -20,7 +20,6 @@ from streamiter.topics import Json, JsonColumns, OutgoingBatch, ReadRequest, Top
 MakeTopic = Callable[[str], Topic]
 TRUE_WEIGHTS = np.array([1.0, -2.0, 0.5])
 DECODE = JsonColumns({"x": ("float64", 3), "y": "float64"})
-PATIENCE_S = 30.0
 
 
 def events(count: int, seed: int = 0) -> list[bytes]:

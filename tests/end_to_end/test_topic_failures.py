@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from support.kafka_fixtures import GivenKafka
 from support.kafka_server import KafkaServer
+from support.waiting import PATIENCE_S
 
 from streamiter import Flow
 from streamiter.errors import JobFailed
 from streamiter.topics import MemoryBroker, OutgoingBatch, Raw, Topic, topic
 
-PATIENCE_S = 30.0
 # With these options a job gives up on its broker within seconds.
 QUICK = {"give_up_after_s": 1.5, "request_timeout_s": 0.3}
 MiB = 1 << 20

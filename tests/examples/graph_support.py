@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 from iteration.iteration_support import ended
 from support.processes import forked_run
-from support.waiting import until
+from support.waiting import PATIENCE_S, until
 
 from streamiter import Columns, Flow, Stream
 from streamiter.operators.source import Collected
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PATIENCE_S = 60.0
 
 
 def loaded(name: str) -> ModuleType:

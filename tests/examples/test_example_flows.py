@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.processes import forked_run
+from support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 WITHOUT = {"decision_tree.py"}
@@ -19,7 +20,6 @@ FLOWS = sorted(
     for file in (ROOT / "examples" / room).glob("*.py")
     if file.name not in WITHOUT
 )
-PATIENCE_S = 60.0
 
 
 def streamiter(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -15,6 +15,7 @@ import orjson
 import pytest
 from iteration.iteration_support import cut_items, run
 from support.processes import async_process, forked_run
+from support.waiting import PATIENCE_S
 
 from streamiter import Columns, Flow
 from streamiter.models import model_updates
@@ -25,7 +26,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "linear_regression"
 BOUNDED = ("synchronous_bounded", "asynchronous_bounded")
 UNBOUNDED = ("synchronous_unbounded", "asynchronous_unbounded")
 TRUE_WEIGHTS = np.arange(1.0, 11.0)
-PATIENCE_S = 60.0
 
 
 def loaded(name: str) -> ModuleType:

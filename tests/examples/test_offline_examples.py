@@ -8,9 +8,9 @@ from pathlib import Path
 
 import orjson
 from support.processes import forked_run
+from support.waiting import PATIENCE_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PATIENCE_S = 60.0
 
 
 def printed_by(name: str, *arguments: str) -> list[str]:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from support.processes import forked_run
+from support.waiting import PATIENCE_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "other_libraries"
-PATIENCE_S = 90.0
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,13 @@ from pathlib import Path
 
 import orjson
 from support.processes import async_process
+from support.waiting import PATIENCE_S
 
 from streamiter import topic
 from streamiter.topics import ReadRequest
 
 ROOT = Path(__file__).parents[2]
 PAGES = 200
-
-# A process starts in about a second on a free machine.
-PATIENCE_S = 60.0
 
 
 def commands() -> list[list[str]]:

@@ -10,9 +10,9 @@ import pytest
 from files.files_support import data_file
 from PIL import Image
 from support.processes import forked_run
+from support.waiting import PATIENCE_S
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "parameter_server" / "stragglers.py"
-PATIENCE_S = 100.0
 SECONDS = 3.0
 """A third of the full run's time, which is enough for the differences; only a9a needs the full run."""
 ROW = re.compile(

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from files.files_support import append, rest_of, topic_at, values_of
 from support.processes import process
+from support.waiting import PATIENCE_S
 
 from streamiter.errors import TopicDenied, TopicError
 from streamiter.topics.topic import OutgoingBatch, ReadRequest
@@ -278,7 +279,7 @@ asyncio.run(main(sys.argv[1]))
 
 def output_of(program: str, path: Path) -> str:
     command = [sys.executable, "-c", program, str(path)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout
 
 
 async def test_a_full_disk_is_reported_and_writing_continues_when_there_is_room(tmp_path: Path) -> None:

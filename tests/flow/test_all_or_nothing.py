@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from iteration.iteration_support import run
+from support.waiting import PATIENCE_S
 
 from streamiter import (
     Flow,
@@ -242,7 +243,7 @@ def in_a_thread(call: Callable[[], object]) -> None:
 
     thread = threading.Thread(target=target)
     thread.start()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     [error] = errors
     raise error
 

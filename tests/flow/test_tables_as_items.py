@@ -20,7 +20,7 @@ import pandas
 import polars
 import pyarrow
 import pytest
-from support.waiting import until
+from support.waiting import PATIENCE_S, until
 
 from streamiter import Checkpoints, Columns, Flow, Operator, Stream
 from streamiter.errors import ConfigurationError, GraphError, JobFailed, PlainDataError
@@ -376,7 +376,7 @@ def test_no_library_of_tables_is_imported() -> None:
         "import sys; from streamiter import Flow; from streamiter.learn import KMeans; Flow('f').from_items([1]);"
         "print([name for name in ('pandas', 'polars', 'pyarrow') if name in sys.modules])"
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
     assert run.stdout == "[]\n", run.stderr
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from iteration import iteration_support
-from support.waiting import until
+from support.waiting import PATIENCE_S, until
 
 from streamiter import (
     Flow,
@@ -21,15 +21,11 @@ from streamiter.runtime.job import Job
 from streamiter.runtime.statistics import JobStatistics
 from streamiter.topics import Topic
 
-# A loop over a broker on a busy machine makes about a hundred rounds a second.
-BROKER_PATIENCE_S = 60.0
-
-
 Body = Callable[[list[Stream], list[Stream]], IterationBodyResult]
 
 
 async def ended(job: Job) -> JobStatistics:
-    return await iteration_support.ended(job, patience_s=BROKER_PATIENCE_S)
+    return await iteration_support.ended(job, patience_s=PATIENCE_S)
 
 
 async def run(flow: Flow, **options: Any) -> JobStatistics:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from iteration.feedback_support import BROKER_PATIENCE_S, ended, iterate, run
+from iteration.feedback_support import ended, iterate, run
 from iteration.iteration_support import SMALL, Dawdle, Endless, Log, Witness, callbacks, cut_items, run_shuffled
 from iteration.known_cases_support import OUTPUT, SUM, feedback_path, nothing, sequence
 from iteration.topic_loops_support import MakeTopic
@@ -279,7 +279,7 @@ async def test_a_loop_can_be_stopped(make_topic: MakeTopic, mode: Any) -> None:
     collected = passed.collect()
     job = await flow.start()
     await until(lambda: len(collected.items) > 20)
-    statistics = await asyncio.wait_for(job.stop(mode), BROKER_PATIENCE_S)
+    statistics = await asyncio.wait_for(job.stop(mode), PATIENCE_S)
     assert statistics.state == {"suspend": "suspended", "drain": "finished", "abort": "aborted"}[mode]
 
 

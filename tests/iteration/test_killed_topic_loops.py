@@ -18,6 +18,7 @@ import pytest
 from iteration.topic_loop_program import Options
 from iteration.topic_loops_support import KINDS, Kind, MakeTopic, check_undisturbed, end_of, logged_in_last, values_in
 from support.processes import async_process
+from support.waiting import PATIENCE_S
 
 from streamiter.checkpoints.store import store_at
 from streamiter.errors import CheckpointError
@@ -27,8 +28,6 @@ from streamiter.topics import Topic
 PROGRAM = Path(__file__).with_name("topic_loop_program.py")
 KILLS = 2
 TOKENS, MOST = 40, 100
-# The limit is far above any duration here on a busy machine.
-DEADLINE_S = 120.0
 # Without a pause, this process would take a core from the one that it watches.
 _LOOK_AGAIN_S = 0.005
 
@@ -38,7 +37,7 @@ async def running(options: Options) -> AsyncIterator[asyncio.subprocess.Process]
     tests, root = PROGRAM.parents[1], PROGRAM.parents[2]
     async with async_process(
         [sys.executable, PROGRAM, msgspec.json.encode(options).decode()],
-        limit_s=DEADLINE_S,
+        limit_s=PATIENCE_S,
         is_forked=True,
         env=os.environ | {"PYTHONPATH": f"{tests}{os.pathsep}{root}"},
     ) as process:
@@ -48,7 +47,7 @@ async def running(options: Options) -> AsyncIterator[asyncio.subprocess.Process]
 async def caught_circling(options: Options, process: asyncio.subprocess.Process) -> None:
     """Wait until the last checkpoint contains feedback in transit, or the process has ended."""
     store = store_at(options.folder)
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(PATIENCE_S):
         while process.returncode is None:
             # A newer checkpoint may have replaced the one to be read.
             with contextlib.suppress(CheckpointError):
@@ -60,7 +59,7 @@ async def caught_circling(options: Options, process: asyncio.subprocess.Process)
 async def grown_by(loop: Topic, records: int, process: asyncio.subprocess.Process) -> None:
     """Wait until the topic has ``records`` more records, or the process has ended."""
     until = await end_of(loop) + records
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(PATIENCE_S):
         while process.returncode is None and await end_of(loop) < until:
             await asyncio.sleep(_LOOK_AGAIN_S)
 
@@ -98,7 +97,7 @@ async def test_a_killed_loop_has_the_results_of_an_undisturbed_one(
             assert await process.wait() in (0, -signal.SIGKILL)
         resumed_with += await logged_in_last(store_at(options.folder), options.flow)
     async with running(options) as process:
-        assert await asyncio.wait_for(process.wait(), DEADLINE_S) == 0
+        assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
     check_undisturbed(await values_in(out), tokens=TOKENS, most=MOST)
     assert resumed_with
     assert all(isinstance(each, TopicRange) for each in resumed_with)

@@ -240,7 +240,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 def _peak_mib(times: int) -> int:
     """Return the peak of resident memory of a run that replays this multiple of the 10 MiB limit."""
     result = subprocess.run(
-        [sys.executable, "-c", _BIG_REPLAY, str(times)], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", _BIG_REPLAY, str(times)], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     return int(result.stdout)
 

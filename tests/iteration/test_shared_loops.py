@@ -15,7 +15,7 @@ import pytest
 from iteration.iteration_support import Endless
 from iteration.shared_loop_worker import HEADS, hopping, owner
 from support.processes import async_process
-from support.waiting import until
+from support.waiting import PATIENCE_S, until
 
 from streamiter import (
     Flow,
@@ -38,8 +38,6 @@ from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
 
 CHILD = Path(__file__).with_name("shared_loop_worker.py")
 
-# A process starts in about a second on a free machine.
-PATIENCE_S = 60.0
 
 RUN = "a run"
 

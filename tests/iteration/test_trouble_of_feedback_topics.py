@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from iteration.feedback_support import BROKER_PATIENCE_S, ended, endless_loop, iterate, run
+from iteration.feedback_support import ended, endless_loop, iterate, run
 from iteration.iteration_support import Endless
 from iteration.topic_loops_support import MakeTopic
 from support.kafka_server import KafkaServer
-from support.waiting import until
+from support.waiting import PATIENCE_S, until
 
 from streamiter import (
     Flow,
@@ -125,12 +125,12 @@ async def test_a_loop_resumes_after_a_restart_of_its_broker_or_gives_up_before(
 
 async def test_an_abort_does_not_wait_for_a_broker(breakable_broker: KafkaServer, topic_prefix: str) -> None:
     """An aborted job first stored feedback for no reader, and a frozen broker blocked it until the timeout."""
-    through = topic(f"kafka://{breakable_broker.bootstrap}/{topic_prefix}loop", give_up_after_s=100 * BROKER_PATIENCE_S)
+    through = topic(f"kafka://{breakable_broker.bootstrap}/{topic_prefix}loop", give_up_after_s=100 * PATIENCE_S)
     await through.create()
     job = await endless_loop(through)
     breakable_broker.pause()
     try:
-        statistics = await asyncio.wait_for(job.stop("abort"), BROKER_PATIENCE_S)
+        statistics = await asyncio.wait_for(job.stop("abort"), PATIENCE_S)
     finally:
         breakable_broker.resume()
     assert statistics.state == "aborted"

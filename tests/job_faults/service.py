@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from topics.topic_case import PATIENCE_S, patiently
+from support.waiting import PATIENCE_S
+from topics.topic_case import patiently
 
 from streamiter import Checkpoints, Flow
 from streamiter.errors import StreamiterError

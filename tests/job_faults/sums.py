@@ -10,7 +10,8 @@ from random import Random
 from typing import Any, Final
 
 import orjson
-from topics.topic_case import PATIENCE_S, patiently, read_to_end
+from support.waiting import PATIENCE_S
+from topics.topic_case import patiently, read_to_end
 
 from streamiter import Flow
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicReader

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from topics.topic_case import PATIENCE_S, patiently, read_to_end
+from support.waiting import PATIENCE_S
+from topics.topic_case import patiently, read_to_end
 
 from streamiter.clock import SystemClock
 from streamiter.errors import TopicError

@@ -12,7 +12,8 @@ from job_faults.service import Serve, Service, checkpoints_in, nothing_unheard, 
 from job_faults.sums import KEYS, Topics, check_committed, expected, feeding, sums_flow, until_committed, write
 from support.kafka_retention import delete_records
 from support.kafka_server import KafkaServer
-from topics.topic_case import PATIENCE_S, read_to_end
+from support.waiting import PATIENCE_S
+from topics.topic_case import read_to_end
 
 from streamiter.errors import JobFailed, OffsetOutOfRange, StreamiterError, TopicNotFound
 from streamiter.topics import Topic, topic

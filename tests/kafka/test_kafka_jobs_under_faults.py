@@ -13,7 +13,7 @@ import pytest
 from job_faults.service import Serve, checkpoints_in, nothing_unheard, one_line
 from job_faults.sums import Topics, check_committed, feeding, sums_flow, until_committed
 from support.kafka_server import KafkaServer
-from topics.topic_case import PATIENCE_S
+from support.waiting import PATIENCE_S
 
 from streamiter import Checkpoints
 from streamiter.errors import CheckpointError, JobFailed, StreamiterError, TopicNotFound, TopicUnavailable

@@ -9,9 +9,8 @@ from collections.abc import Callable
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from support.kafka_retention import delete_records
-from support.waiting import until
+from support.waiting import PATIENCE_S, until
 from topics.topic_case import (
-    PATIENCE_S,
     ManualClock,
     by_partition,
     numbered,

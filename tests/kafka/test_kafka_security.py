@@ -12,6 +12,7 @@ from aiokafka.protocol.admin import CreateAclsRequest
 from support.certificates import Authority, key_store
 from support.kafka_fixtures import skip_without_java
 from support.kafka_server import KafkaServer, running_kafka
+from support.waiting import PATIENCE_S
 from topics.topic_case import patiently, read_to_end, values_of, write
 
 from streamiter import Checkpoints, Flow
@@ -313,7 +314,7 @@ async def test_the_documented_rights_suffice_for_the_service_its_producer_and_it
     training = train_online(flow.source(events, stop="latest", dead_letter=dead_letters), label="late")
     training.models.publish_model(updates, model="late-flights")
     job = await flow.start(checkpoints=Checkpoints(tmp_path / "checkpoints", interval_s=0.2))
-    await asyncio.wait_for(job.wait(), 60)
+    await asyncio.wait_for(job.wait(), PATIENCE_S)
     logged = [record for record in caplog.records if record.name.startswith("streamiter")]
     assert [record.getMessage() for record in logged if record.levelname != "INFO"] == []
 
@@ -338,7 +339,7 @@ async def test_the_documented_rights_suffice_for_a_job_without_state_and_a_missi
     async def run() -> None:
         flow = Flow(f"{topic_prefix}late-flights")
         flow.source(flights, start="committed", stop="latest", name="flights").sink(clean)
-        await asyncio.wait_for((await flow.start()).wait(), 60)
+        await asyncio.wait_for((await flow.start()).wait(), PATIENCE_S)
 
     *others, right_on_group = documented_rights("job without state", topic_prefix)
     assert right_on_group == (RESOURCES["group"], group, READ)

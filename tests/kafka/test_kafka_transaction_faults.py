@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from support.kafka_server import KafkaServer
-from topics.topic_case import PATIENCE_S, numbered, numbers_of, patiently, read_to_end, values_of, write
+from support.waiting import PATIENCE_S
+from topics.topic_case import numbered, numbers_of, patiently, read_to_end, values_of, write
 
 from streamiter.clock import SystemClock
 from streamiter.errors import ProducerFenced, TopicUnavailable, TransactionExpired

@@ -18,7 +18,7 @@ import pytest
 from learn.frozen_states import frozen, learned
 from learn.row_streams import hyperplane
 from support.examples import random_examples
-from support.processes import LIMIT_S
+from support.waiting import PATIENCE_S
 
 import streamiter.learn.adaptive as adaptive_module
 import streamiter.learn.labels as labels_module
@@ -408,7 +408,7 @@ def test_numba_is_imported_with_the_first_label_only() -> None:
         "assert 'numba' not in sys.modules\nassert 'streamiter.learn.row_steps' not in sys.modules\n"
         "model.learn([[1.0]], [True])\nassert 'streamiter.learn.row_steps' in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=LIMIT_S)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_S)
 
 
 def test_many_classes_take_memory_only_for_texts_that_came() -> None:

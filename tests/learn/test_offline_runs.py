@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.processes import process
+from support.waiting import PATIENCE_S
 
 from streamiter import Flow, IterationBodyResult, iterate_bounded_streams_until_termination, topic
 from streamiter.errors import JobFailed, ModelError
@@ -22,7 +23,6 @@ from streamiter.learn import Examples, LinearRegression, LogisticRegression, Spa
 from streamiter.learn.estimators import run_offline
 
 PROGRAM = Path(__file__).with_name("offline_program.py")
-PATIENCE_S = 60.0
 
 on_unix = pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals are those of Unix")
 

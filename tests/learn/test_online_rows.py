@@ -28,6 +28,7 @@ from learn.online_support import (
     trips,
     without,
 )
+from support.waiting import PATIENCE_S
 
 from streamiter import Columns, Flow
 from streamiter.clock import SystemClock
@@ -495,9 +496,6 @@ def test_the_event_loop_runs_while_the_arithmetic_is_compiled(monkeypatch: pytes
 
     monkeypatch.setattr(row_training, "ExpertWeights", compile_slowly)
     asyncio.run(run_meanwhile())
-
-
-PATIENCE_S = 30.0
 
 
 def test_a_model_far_worse_than_the_mean_is_told_with_the_step_the_reason_and_the_remedy(

@@ -234,8 +234,14 @@ async def test_questions_that_wait_are_learned_by_the_columns_of_the_old_model(
     expected.start_from(rolled_back.parameters, records=2)  # type: ignore[arg-type]
     expected.learn([{"b": 3.0}], [True])
     assert update.records == expected.records == 3
-    for name, value in expected.parameters(state=False).items():
-        np.testing.assert_array_equal(update.parameters[name], value)  # type: ignore[call-overload]
+    parameters = expected.parameters(state=False)
+    names = [name for name, value in parameters.items() if not isinstance(value, np.ndarray)]
+    assert {name: update.parameters[name] for name in names if name != "intercept"} == {
+        name: parameters[name] for name in names if name != "intercept"
+    }
+    # The experts weigh the same here and there, but for the rounding of a sixth.
+    for name in ("weights", "intercept", "center", "limit"):
+        np.testing.assert_allclose(update.parameters[name], parameters[name], rtol=1e-12)  # type: ignore[arg-type]
     await job.stop("abort")
 
 

@@ -23,7 +23,7 @@ from learn.row_streams import (
     vector_predictions,
 )
 from support.examples import random_examples
-from support.processes import LIMIT_S
+from support.waiting import PATIENCE_S
 
 from streamiter.compiled import compiled, is_compiling, saying_that_it_compiles
 from streamiter.learn import AdaptiveLinearModel, SparseRows
@@ -182,7 +182,7 @@ def test_uncompiled_functions_give_the_same_results(before: str, disabled: str) 
         capture_output=True,
         text=True,
         check=False,
-        timeout=LIMIT_S,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from learn.frozen_states import frozen
-from support.processes import LIMIT_S
+from support.waiting import PATIENCE_S
 
 import streamiter.learn
 import streamiter.models
@@ -332,7 +332,7 @@ for model in (AdaptiveLinearModel.load(folder / "model"), pickle.loads((folder /
     print(model.predict(rows[:9]).tolist())
 """
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True, timeout=LIMIT_S
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     assert done.stdout == f"{model.predict(ROWS[:9]).tolist()}\n" * 2
 
@@ -401,6 +401,8 @@ def test_a_class_of_a_users_module_must_be_imported(tmp_path: Any) -> None:
     path = tmp_path / "model"
     LinearRegression(1, optimizer=Halving(0.1)).save(path)
     program = "import sys; from streamiter.learn import LinearRegression; LinearRegression.load(sys.argv[1])"
-    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=LIMIT_S)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert "ModelError" in done.stderr.splitlines()[-1]
     assert f"import {Halving.__module__} first" in done.stderr.splitlines()[-1]

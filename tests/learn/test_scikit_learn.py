@@ -20,7 +20,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures
 from sklearn.utils.estimator_checks import check_estimator
-from support.processes import LIMIT_S
+from support.waiting import PATIENCE_S
 
 from streamiter.errors import ModelError
 from streamiter.learn import AdaptiveLinearModel, OnlineClassifier, OnlineRegressor
@@ -154,6 +154,6 @@ sys.modules["sklearn"] = None
 from streamiter.learn import *
 from streamiter.learn import OnlineClassifier
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
     assert "ConfigurationError: OnlineClassifier and OnlineRegressor: expected scikit-learn" in done.stderr
     assert "pip install 'streamiter[scikit-learn]'" in done.stderr

@@ -15,9 +15,6 @@ from streamiter.models.reader import UpdateIntake
 from streamiter.topics.memory import MemoryBroker
 from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicRecord
 
-# The limit is far above the time that any test needs: a longer wait is a hang.
-PATIENCE_S = 30.0
-
 MakeTopic = Callable[..., Awaitable[Topic]]
 
 

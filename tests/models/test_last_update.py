@@ -24,6 +24,7 @@ from models.model_case import (
     update_of,
     write,
 )
+from support.waiting import PATIENCE_S
 
 from streamiter.errors import DecodeError, OffsetOutOfRange, TopicNotFound
 from streamiter.models import last_update, model_updates, next_run
@@ -287,7 +288,7 @@ async def test_an_open_transaction_at_the_end_is_neither_seen_nor_waited_for(mak
     try:
         await transactions.begin()
         await transactions.write(topic, encoder(1, 2).encode([np.zeros(1)] * 100))
-        assert await asyncio.wait_for(last_rank(topic), 30) == (1, 1)
+        assert await asyncio.wait_for(last_rank(topic), PATIENCE_S) == (1, 1)
         await transactions.commit()
         assert await last_rank(topic) == (1, 101)
         await transactions.begin()

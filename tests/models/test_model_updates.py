@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models.model_case import (
-    PATIENCE_S,
     MakeTopic,
     all_records,
     compacted,
@@ -25,6 +24,7 @@ from models.model_case import (
     update_of,
     write,
 )
+from support.waiting import PATIENCE_S
 
 from streamiter.errors import ConfigurationError, DecodeError, TopicNotFound
 from streamiter.models import ModelUpdate, UpdateStatistics, model_updates

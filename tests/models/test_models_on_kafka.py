@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models.model_case import PATIENCE_S, encoder, selected, update_of, write
-from support.waiting import until
+from models.model_case import encoder, selected, update_of, write
+from support.waiting import PATIENCE_S, until
 
 from streamiter.clock import SystemClock
 from streamiter.errors import ModelError, OffsetOutOfRange, TopicNotFound

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from flow.small_flows import Fed
-from models.model_case import PATIENCE_S, MakeTopic, all_records, compacted, large_update, selected, write
-from support.waiting import until
+from models.model_case import MakeTopic, all_records, compacted, large_update, selected, write
+from support.waiting import PATIENCE_S, until
 
 from streamiter import Checkpoints, Flow
 from streamiter.models import ModelSnapshot

@@ -17,8 +17,7 @@ import pytest
 from models.model_case import encoder, write
 from support.costs import calls_of
 from support.examples import random_examples
-from support.processes import LIMIT_S
-from support.waiting import until
+from support.waiting import PATIENCE_S, until
 
 from streamiter import Columns
 from streamiter.errors import ModelError
@@ -366,7 +365,7 @@ parameters = {{name: np.array(value) if name in ("weights", "center", "limit", "
 print(LinearPredictor(parameters)({{"km": 480.0, "sky": "rain"}}), any("learn" in name for name in sys.modules))
 """
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=True
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     value, imports_learners = done.stdout.split()
     assert float(value) == pytest.approx(model.predict([{"km": 480.0, "sky": "rain"}])[0], rel=1e-12)

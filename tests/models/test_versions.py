@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import numpy as np
@@ -32,10 +33,8 @@ def update(version: int, parameters: Any, **metrics: float) -> ModelUpdate:
 async def history(make_topic: MakeTopic, generations: int = 3, each: int = 4) -> Topic:
     """Return a topic with versions of some generations, and of another model."""
     topic = await make_topic()
-    for generation in range(1, generations + 1):
-        for version in range(1, each + 1):
-            await write(topic, update_of((generation, version)))
-            await write(topic, update_of((generation, version), model="other"))
+    ranks = itertools.product(range(1, generations + 1), range(1, each + 1))
+    await write(topic, *(update_of(rank, model=model) for rank in ranks for model in ("ctr", "other")))
     return topic
 
 

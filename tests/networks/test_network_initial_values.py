@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from networks.published import deep_fm, layer
-from support.processes import LIMIT_S
+from support.waiting import PATIENCE_S
 
 from streamiter.errors import ConfigurationError
 from streamiter.networks.layers.layer import Parameter, initial_values
@@ -49,7 +49,7 @@ def test_the_same_numbers_in_another_process():
         capture_output=True,
         text=True,
         check=True,
-        timeout=LIMIT_S,
+        timeout=PATIENCE_S,
     )
     assert float(ran.stdout) == start(7)["deep_0.weight"].sum().item()
 

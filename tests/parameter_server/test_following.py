@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.waiting import PATIENCE_S
 
 from streamiter.errors import OutOfRange, ParameterServerError, UnknownMatrix, WorkerHasLeft
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
@@ -21,11 +22,9 @@ from streamiter.parameter_server.rows import MatrixDirectory
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.subscriptions import Subscription
 
-_DEADLINE_S = 5.0
-
 
 async def _next(subscription: Subscription) -> RowChange:
-    return await asyncio.wait_for(anext(subscription), _DEADLINE_S)
+    return await asyncio.wait_for(anext(subscription), PATIENCE_S)
 
 
 async def _is_waiting(subscription: Subscription) -> bool:
@@ -189,8 +188,8 @@ async def _follow(
             for row, change in of_worker.items():
                 assert change.values.tolist() == stored[row].tolist()
         await clients[0].leave()
-        await asyncio.wait_for(tasks[0], _DEADLINE_S)
-    await asyncio.wait_for(tasks[1], _DEADLINE_S)
+        await asyncio.wait_for(tasks[0], PATIENCE_S)
+    await asyncio.wait_for(tasks[1], PATIENCE_S)
 
 
 # -- the end -----------------------------------------------------------------------------------------------
@@ -231,7 +230,7 @@ async def test_closing_ends_the_wait_of_another_task() -> None:
     waiting = asyncio.ensure_future(anext(changes, None))
     await asyncio.sleep(0)
     changes.close()
-    assert await asyncio.wait_for(waiting, _DEADLINE_S) is None
+    assert await asyncio.wait_for(waiting, PATIENCE_S) is None
 
 
 async def test_a_client_that_leaves_ends_its_subscriptions_and_no_other() -> None:
@@ -243,7 +242,7 @@ async def test_a_client_that_leaves_ends_its_subscriptions_and_no_other() -> Non
     waiting = asyncio.ensure_future(anext(mine, None))
     await asyncio.sleep(0)
     await client.leave()
-    assert await asyncio.wait_for(waiting, _DEADLINE_S) is None
+    assert await asyncio.wait_for(waiting, PATIENCE_S) is None
     assert _followed(shards) == 2
     await other.add("w", row=0, columns=[0], values=[1.0])
     assert (await _next(others)).values.tolist() == [1.0, 0.0, 0.0, 0.0]
@@ -261,7 +260,7 @@ async def test_the_subscription_of_a_removed_worker_raises_an_error() -> None:
     for shard in shards:
         shard.send(LeaveRequest(0, "nothing was heard of it for 3 s"))
     with pytest.raises(WorkerHasLeft, match="nothing was heard of it for 3 s"):
-        await asyncio.wait_for(waiting, _DEADLINE_S)
+        await asyncio.wait_for(waiting, PATIENCE_S)
     with pytest.raises(ParameterServerError):
         await _next(changes)
 
@@ -275,7 +274,7 @@ async def test_a_server_that_closes_ends_all_subscriptions() -> None:
         await _next(busy)
         waiting = asyncio.ensure_future(anext(waits, None))
         await asyncio.sleep(0)
-    assert await asyncio.wait_for(waiting, _DEADLINE_S) is None
+    assert await asyncio.wait_for(waiting, PATIENCE_S) is None
     with pytest.raises(StopAsyncIteration):
         await _next(busy)
 
@@ -321,4 +320,4 @@ async def test_two_tasks_cannot_wait_for_one_subscription() -> None:
         with pytest.raises(ParameterServerError, match="expected one task that waits for changes, given a second one"):
             await anext(changes)
         await client.add("w", row=0, columns=[0], values=[1.0])
-        assert (await asyncio.wait_for(first, _DEADLINE_S)).values[0] == 1.0
+        assert (await asyncio.wait_for(first, PATIENCE_S)).values[0] == 1.0

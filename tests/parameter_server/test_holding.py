@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.waiting import PATIENCE_S
 
 from streamiter.errors import CheckpointError, ParameterServerError, ServerReset, WorkerHasLeft
 from streamiter.parameter_server import ASP, BSP, SSP, Client, ParameterServer, psf
@@ -66,9 +67,9 @@ async def test_gets_under_asp_continue_after_a_barrier_and_see_own_adds() -> Non
     server, first, second = await server_of_two(ASP())
     server.checkpoint_begins(1)
     first.pass_barrier(1)
-    await asyncio.wait_for(first.add("w", row=0, values=2.0), 5)
-    await asyncio.wait_for(first.clock("w"), 5)
-    assert (await asyncio.wait_for(first.get("w", row=0), 5)).tolist() == [2.0] * COLUMNS
+    await asyncio.wait_for(first.add("w", row=0, values=2.0), PATIENCE_S)
+    await asyncio.wait_for(first.clock("w"), PATIENCE_S)
+    assert (await asyncio.wait_for(first.get("w", row=0), PATIENCE_S)).tolist() == [2.0] * COLUMNS
     assert (await second.get("w", row=0)).tolist() == [0.0] * COLUMNS
     second.pass_barrier(1)
     assert await at_barrier(server, server.take_state(1)) == [0.0] * COLUMNS
@@ -81,17 +82,17 @@ async def test_gets_under_ssp_continue_after_a_barrier_up_to_the_staleness() -> 
     server.checkpoint_begins(1)
     await first.clock("w")
     first.pass_barrier(1)
-    await asyncio.wait_for(first.add("w", row=0, values=1.0), 5)
-    await asyncio.wait_for(first.clock("w"), 5)
-    assert (await asyncio.wait_for(first.get("w", row=0), 5)).tolist() == [1.0] * COLUMNS
-    assert (await asyncio.wait_for(first.add_get("w", row=0, values=1.0), 5)).tolist() == [2.0] * COLUMNS
-    await asyncio.wait_for(first.clock("w"), 5)
+    await asyncio.wait_for(first.add("w", row=0, values=1.0), PATIENCE_S)
+    await asyncio.wait_for(first.clock("w"), PATIENCE_S)
+    assert (await asyncio.wait_for(first.get("w", row=0), PATIENCE_S)).tolist() == [1.0] * COLUMNS
+    assert (await asyncio.wait_for(first.add_get("w", row=0, values=1.0), PATIENCE_S)).tolist() == [2.0] * COLUMNS
+    await asyncio.wait_for(first.clock("w"), PATIENCE_S)
     reading = asyncio.ensure_future(first.get("w", row=0))
     await second.add("w", row=0, values=10.0)
     assert (await second.get("w", row=0)).tolist() == [10.0] * COLUMNS
     assert not reading.done()
     await second.clock("w")  # this worker is now within the staleness, and before its barrier
-    assert (await asyncio.wait_for(reading, 5)).tolist() == [12.0] * COLUMNS
+    assert (await asyncio.wait_for(reading, PATIENCE_S)).tolist() == [12.0] * COLUMNS
     second.pass_barrier(1)
     assert await at_barrier(server, server.take_state(1)) == [10.0] * COLUMNS
     assert server.statistics().matrix("w").clocks == {"0": 3, "1": 1}
@@ -105,7 +106,7 @@ async def test_a_read_under_bsp_does_not_show_an_own_add_that_a_checkpoint_holds
     assert (await first.get("w", row=0)).tolist() == [0.0] * COLUMNS
     second.pass_barrier(1)
     server.checkpoint_begins(1)
-    await asyncio.wait_for(_awaited(adding), 5)
+    await asyncio.wait_for(_awaited(adding), PATIENCE_S)
 
 
 async def test_a_snapshot_by_hand_during_a_checkpoint_contains_acknowledged_adds() -> None:
@@ -142,7 +143,7 @@ async def test_a_worker_that_leaves_before_its_barrier_is_not_waited_for() -> No
     server.checkpoint_begins(1)
     first.pass_barrier(1)
     await second.leave()
-    assert await asyncio.wait_for(at_barrier(server, server.take_state(1)), 5) == [0.0] * COLUMNS
+    assert await asyncio.wait_for(at_barrier(server, server.take_state(1)), PATIENCE_S) == [0.0] * COLUMNS
 
 
 @pytest.mark.parametrize("consistency", CONSISTENCIES, ids=repr)
@@ -153,7 +154,7 @@ async def test_an_aborted_checkpoint_releases_held_requests(consistency: Consist
     first.pass_barrier(1)
     adding = await first.start_add("w", row=0, values=1.0)
     server.checkpoint_abandoned(1)
-    await asyncio.wait_for(_awaited(adding), 5)
+    await asyncio.wait_for(_awaited(adding), PATIENCE_S)
     await first.clock("w")
     await second.clock("w")
     assert (await second.get("w", row=0)).tolist() == [1.0] * COLUMNS
@@ -189,7 +190,7 @@ async def test_a_get_after_a_barrier_that_waits_for_a_clock_fails_when_its_worke
     await asyncio.sleep(0)
     await first.leave()
     with pytest.raises(WorkerHasLeft, match="worker 0"):
-        await asyncio.wait_for(reading, 5)
+        await asyncio.wait_for(reading, PATIENCE_S)
     await second.clock("w")
 
 
@@ -241,7 +242,7 @@ async def test_held_requests_fail_when_the_server_restores_a_snapshot() -> None:
     await server.restore(state)
     for held in (_awaited(adding), clocking):
         with pytest.raises(ServerReset, match="given a snapshot to go back to"):
-            await asyncio.wait_for(held, 5)
+            await asyncio.wait_for(held, PATIENCE_S)
     for worker in (first, second):
         await worker.clock("w")
     assert (await first.get("w", row=0)).tolist() == [0.0] * COLUMNS
@@ -257,7 +258,7 @@ async def test_held_requests_fail_when_the_server_starts_over_but_acknowledged_o
     await asyncio.sleep(0)
     await server.reset()
     with pytest.raises(ServerReset, match="started over"):
-        await asyncio.wait_for(filling, 5)
+        await asyncio.wait_for(filling, PATIENCE_S)
     server.checkpoint_begins(1)
     second.pass_barrier(1)
     assert await at_barrier(server, server.take_state(1)) == [0.0] * COLUMNS
@@ -274,7 +275,7 @@ async def test_waiting_for_a_state_fails_when_the_server_is_closed() -> None:
     await asyncio.sleep(0)
     await server.close()
     with pytest.raises(CheckpointError, match="checkpoint 1, given a server that was closed"):
-        await asyncio.wait_for(taking, 5)
+        await asyncio.wait_for(taking, PATIENCE_S)
 
 
 async def test_a_clock_of_a_cancelled_caller_counts_on_both_sides() -> None:

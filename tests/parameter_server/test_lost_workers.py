@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from support.waiting import PATIENCE_S
 
 from streamiter.errors import ConfigurationError, WorkerHasLeft
 from streamiter.parameter_server import BSP, SSP, Client, ParameterServer
@@ -28,7 +29,7 @@ async def test_a_silent_worker_leaves_and_the_others_continue() -> None:
         await clock.advance(9.0)
         assert not reading.done()
         await clock.advance(2.0)
-        assert (await asyncio.wait_for(reading, 5)).tolist() == [1.0, 1.0]
+        assert (await asyncio.wait_for(reading, PATIENCE_S)).tolist() == [1.0, 1.0]
         assert server.workers == [0]
         with pytest.raises(WorkerHasLeft, match=r"worker 1: .* nothing was heard of it for 10 s"):
             await silent.get("w", row=0)

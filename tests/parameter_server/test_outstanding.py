@@ -8,6 +8,7 @@ import contextlib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.waiting import PATIENCE_S
 
 from streamiter.errors import ConfigurationError, WorkerHasLeft
 from streamiter.parameter_server.calls import Outstanding
@@ -58,7 +59,7 @@ async def test_a_caller_that_is_cancelled_as_it_gets_room_passes_the_room_on() -
     await _turns()
     outstanding.release()
     first.cancel()
-    await asyncio.wait_for(second, 5)
+    await asyncio.wait_for(second, PATIENCE_S)
     assert first.cancelled()
     outstanding.release()
     assert outstanding.now == 0
@@ -119,7 +120,7 @@ def test_any_mix_of_calls_and_cancellations_keeps_the_bound_and_ends_with_room(
             outstanding.release()
             await _turns(5)
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+            await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), PATIENCE_S)
         assert outstanding.now == 0
 
     asyncio.run(run())

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.waiting import until
+from support.waiting import PATIENCE_S, until
 
 from streamiter import Checkpoints, Flow, Operator
 from streamiter.errors import ParameterServerError, ServerReset
@@ -96,8 +96,8 @@ async def test_workers_waiting_at_a_barrier_get_an_error_when_the_server_is_rest
     assert not waiting.done()
     await server.restore(state)
     with pytest.raises(ServerReset, match="a snapshot to go back to; ask again"):
-        await asyncio.wait_for(waiting, 5)
-    async with asyncio.timeout(5):
+        await asyncio.wait_for(waiting, PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(early.barrier(0), late.barrier(0))
 
 

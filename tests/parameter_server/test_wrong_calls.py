@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.waiting import PATIENCE_S
 
 from streamiter.errors import (
     ConfigurationError,
@@ -23,8 +24,6 @@ from streamiter.errors import (
 from streamiter.parameter_server import BSP, Client, ParameterServer, psf
 
 Call = Callable[[Client], Awaitable[Any]]
-
-WITHIN_S = 10
 
 
 async def first_change(client: Client, matrix: str, rows: Any) -> Any:
@@ -175,7 +174,7 @@ async def test_a_wrong_call_says_what_was_expected_and_given_and_changes_nothing
         await client.add("w", rows=[0, 1], columns=[0, 5], values=[[1.0, 2.0], [3.0, 9.0]])
         before = await client.get("w", rows=range(4))
         with pytest.raises(error, match=message) as raised:
-            await asyncio.wait_for(call(client), WITHIN_S)
+            await asyncio.wait_for(call(client), PATIENCE_S)
         assert re.search("expected .*given ", str(raised.value))
         assert np.array_equal(await client.get("w", rows=range(4)), before)
         assert server.statistics().matrix("w").clocks == {"0": 0}
@@ -243,7 +242,7 @@ async def test_every_call_of_a_client_that_has_left_raises_an_error(call: str, u
             await client.get("w", row=0)
         await client.leave()
         with pytest.raises(WorkerHasLeft, match=r"worker 7: expected .* takes part, given .*it has left"):
-            await asyncio.wait_for(CALLS_OF_A_CLIENT[call](client), WITHIN_S)
+            await asyncio.wait_for(CALLS_OF_A_CLIENT[call](client), PATIENCE_S)
         with pytest.raises(WorkerHasLeft, match="worker 7"):
             client.heartbeat()
         assert (await server.aggregate(psf.Asum("w", row=0)), server.matrices) == (0.0, ["w"])
@@ -279,7 +278,7 @@ async def test_shards_stay_in_step_where_the_function_on_the_clock_fails() -> No
             await clients[1].clock("w")
         assert [shard.matrices[0].clocks for shard in server.statistics().shards] == [{"0": 1, "1": 1}] * 2
         for client in clients:
-            assert (await asyncio.wait_for(client.get("w", row=0), WITHIN_S)).tolist() == [0.0] * 4
+            assert (await asyncio.wait_for(client.get("w", row=0), PATIENCE_S)).tolist() == [0.0] * 4
 
 
 async def test_a_worker_leaves_everywhere_though_a_function_on_the_clock_fails() -> None:
@@ -294,7 +293,7 @@ async def test_a_worker_leaves_everywhere_though_a_function_on_the_clock_fails()
         reading = asyncio.ensure_future(stays.get("w", row=0))
         with pytest.raises(ParameterServerError, match="not for these"):
             await leaves.leave()
-        assert (await asyncio.wait_for(reading, WITHIN_S)).tolist() == [0.0] * 4
+        assert (await asyncio.wait_for(reading, PATIENCE_S)).tolist() == [0.0] * 4
         assert server.workers == [0]
 
 

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from support.waiting import PATIENCE_S
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from processes.pipes import Owner, identity, link_of
@@ -15,7 +17,6 @@ from support.processes import process
 from streamiter.processes.link import connect, listen
 
 NEAR, FAR, PORT = "10.9.0.1", "10.9.0.2", 7001
-LIMIT_S = 30.0
 
 
 async def listen_there() -> None:
@@ -24,12 +25,12 @@ async def listen_there() -> None:
     sys.stdin.readline()
     await listen((FAR, PORT), lambda: link_of(Owner(), identity(1)))
     print("listens", flush=True)
-    await asyncio.sleep(2 * LIMIT_S)
+    await asyncio.sleep(2 * PATIENCE_S)
 
 
 async def run(*command: str) -> None:
     """Run a command."""
-    with process(command, limit_s=LIMIT_S) as started:
+    with process(command, limit_s=PATIENCE_S) as started:
         assert await asyncio.to_thread(started.wait) == 0, command
 
 
@@ -51,7 +52,7 @@ async def ends(link_sends: bool, is_cut: asyncio.Event, is_open: asyncio.Semapho
 async def main() -> None:
     """Make the networks, cut the cable, and print how a silent link ends, and one that sends."""
     program = ["unshare", "-n", sys.executable, __file__, "there"]
-    with process(program, limit_s=2 * LIMIT_S, text=True, stdin=-1, stdout=-1) as there:
+    with process(program, limit_s=2 * PATIENCE_S, text=True, stdin=-1, stdout=-1) as there:
         await asyncio.to_thread(there.stdout.readline)
         inside = ["nsenter", "-t", str(there.pid), "-n", "ip"]
         await run(*["ip", "link", "add", "name", "near", "type", "veth", "peer", "name", "far"])
@@ -66,10 +67,10 @@ async def main() -> None:
         is_cut, is_open = asyncio.Event(), asyncio.Semaphore(0)
         links = [asyncio.create_task(ends(sends, is_cut, is_open)) for sends in (False, True)]
         for _ in links:
-            await asyncio.wait_for(is_open.acquire(), LIMIT_S)
+            await asyncio.wait_for(is_open.acquire(), PATIENCE_S)
         await run(*inside, *["link", "set", "dev", "far", "down"])
         is_cut.set()
-        for line in await asyncio.wait_for(asyncio.gather(*links), LIMIT_S):
+        for line in await asyncio.wait_for(asyncio.gather(*links), PATIENCE_S):
             print(line, flush=True)
         there.kill()
 

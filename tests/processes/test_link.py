@@ -21,7 +21,7 @@ import uvloop
 from processes.pipes import Owner, Pipe, identity, link_of, open_pipe
 from support.examples import random_examples
 from support.processes import process
-from support.waiting import until
+from support.waiting import PATIENCE_S, until
 
 from streamiter.checkpoints import PlainData
 from streamiter.clock import SystemClock
@@ -340,13 +340,13 @@ def test_batches_travel_to_a_real_process_and_back(address: Address, loop: str) 
         host, batches = Host(), some_batches()
         server = await listen(address, lambda: link_of(host.owner, identity(0)))
         with peer(address) as other:
-            await asyncio.wait_for(host.owner.is_open.wait(), 60)
+            await asyncio.wait_for(host.owner.is_open.wait(), PATIENCE_S)
             sender = asyncio.create_task(host.send(batches))
             returned = [batch async for batch in host.returned()]
             await sender
             host.link.close()
-            await asyncio.wait_for(host.owner.has_ended.wait(), 30)
-            assert other.wait(30) == 0
+            await asyncio.wait_for(host.owner.has_ended.wait(), PATIENCE_S)
+            assert other.wait(PATIENCE_S) == 0
         server.close()
         assert host.owner.ends == [None]
         assert len(returned) == len(batches)
@@ -369,12 +369,12 @@ def test_a_killed_process_is_a_loss(address: Address, loop: str) -> None:
         host = Host()
         server = await listen(address, lambda: link_of(host.owner, identity(0)))
         with peer(address) as other:
-            await asyncio.wait_for(host.owner.is_open.wait(), 60)
+            await asyncio.wait_for(host.owner.is_open.wait(), PATIENCE_S)
             sender = asyncio.create_task(host.send([DataBatch(np.zeros(100_000, np.uint8))] * 1000))
             async for _ in host.returned():
                 other.kill()
                 break
-            await asyncio.wait_for(host.owner.has_ended.wait(), 30)
+            await asyncio.wait_for(host.owner.has_ended.wait(), PATIENCE_S)
             sender.cancel()
         server.close()
         [error] = host.owner.ends
@@ -396,7 +396,7 @@ def test_an_array_may_change_before_it_has_left(address: Address, loop: str) -> 
         server = await listen(address, lambda: link_of(owner, identity(0)))
         link = link_of(mine, identity(1))
         await connect(address, link)
-        await asyncio.wait_for(mine.is_open.wait(), 30)
+        await asyncio.wait_for(mine.is_open.wait(), PATIENCE_S)
         waits = []
         for count, length in ((1, 4_000_000), (1, 4_000_000), (40, 100_000)):  # All are more than sockets hold.
             arrays = [np.arange(length) + len(waits) for _ in range(count)]
@@ -407,8 +407,8 @@ def test_an_array_may_change_before_it_has_left(address: Address, loop: str) -> 
                 array[:] = -1
             await until(lambda: len(owner.messages) == len(waits))
         link.abort("the test is over")
-        await asyncio.wait_for(mine.has_ended.wait(), 30)
-        await asyncio.wait_for(owner.has_ended.wait(), 30)
+        await asyncio.wait_for(mine.has_ended.wait(), PATIENCE_S)
+        await asyncio.wait_for(owner.has_ended.wait(), PATIENCE_S)
         server.close()
         # From the second one on, a Unix socket carries only their places in shared memory.
         is_shared = isinstance(address, str) and sys.platform == "linux"
@@ -427,17 +427,17 @@ async def test_a_stranger_at_a_real_socket_is_cut_off_and_others_connect(tmp_pat
     reader, writer = await asyncio.open_unix_connection(address)
     writer.write(b"x" * 100_000)
     with contextlib.suppress(ConnectionResetError):
-        await asyncio.wait_for(reader.read(), 30)
+        await asyncio.wait_for(reader.read(), PATIENCE_S)
     writer.close()
-    await asyncio.wait_for(owner.has_ended.wait(), 30)
+    await asyncio.wait_for(owner.has_ended.wait(), PATIENCE_S)
     assert "the connection is not of this run" in str(owner.ends[0])
     mine = Owner()
     link = link_of(mine, identity(1))
     await connect(address, link)
-    await asyncio.wait_for(owner.is_open.wait(), 30)
-    await asyncio.wait_for(mine.is_open.wait(), 30)
+    await asyncio.wait_for(owner.is_open.wait(), PATIENCE_S)
+    await asyncio.wait_for(mine.is_open.wait(), PATIENCE_S)
     link.abort("the test is over")
-    await asyncio.wait_for(mine.has_ended.wait(), 30)
+    await asyncio.wait_for(mine.has_ended.wait(), PATIENCE_S)
     assert str(mine.ends[0]) == "the link to process 0: the test is over"
     server.close()
 
@@ -448,12 +448,12 @@ async def test_connections_over_tcp_do_not_wait_to_fill_packets(tmp_path: Path) 
     server = await listen(("127.0.0.1", 0), lambda: link_of(owner, identity(0)))
     link = link_of(mine, identity(1))
     await connect(("127.0.0.1", server.sockets[0].getsockname()[1]), link)
-    await asyncio.wait_for(mine.is_open.wait(), 30)
+    await asyncio.wait_for(mine.is_open.wait(), PATIENCE_S)
     transport: Any = link._transport
     assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     link.abort("the test is over")
-    await asyncio.wait_for(mine.has_ended.wait(), 30)
-    await asyncio.wait_for(owner.has_ended.wait(), 30)
+    await asyncio.wait_for(mine.has_ended.wait(), PATIENCE_S)
+    await asyncio.wait_for(owner.has_ended.wait(), PATIENCE_S)
     server.close()
 
 
@@ -474,7 +474,7 @@ async def test_a_call_that_ends_in_the_handshake_is_a_loss(tmp_path: Path) -> No
 @pytest.mark.soak
 def test_a_cable_that_is_cut_is_a_loss() -> None:
     """Both processes reached their supervisor, so nobody noticed that nothing arrived between them."""
-    with process(["unshare", "-rn", "ip", "link"], limit_s=20, **PIPES) as tried:
+    with process(["unshare", "-rn", "ip", "link"], **PIPES) as tried:
         tried.communicate()
         if tried.returncode:
             pytest.skip("this system does not let tests make networks")

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from processes import flows_on_hosts
 from support.fork_server import FORKS_PROCESSES
-from support.processes import LIMIT_S, process
-from support.waiting import until
+from support.processes import process
+from support.waiting import PATIENCE_S, until
 
 from streamiter import Checkpoints, Flow, LocalProcesses, Ray, topic
 from streamiter.cli.run import run_flow
@@ -155,10 +155,10 @@ def endless(flow: str = "endless") -> Iterator[tuple[subprocess.Popen[str], list
 async def all_end(numbers: list[int]) -> None:
     def is_running(number: int) -> bool:
         asked = ["ps", "-o", "stat=", "-p", str(number)]
-        state = subprocess.run(asked, capture_output=True, check=False, text=True, timeout=LIMIT_S)
+        state = subprocess.run(asked, capture_output=True, check=False, text=True, timeout=PATIENCE_S)
         return bool(state.stdout.strip()) and not state.stdout.startswith("Z")
 
-    await until(lambda: not any(map(is_running, numbers)), patience_s=10)
+    await until(lambda: not any(map(is_running, numbers)))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ async def test_a_lost_process_ends_the_run_with_an_error(number: signal.Signals,
     """The system killed a process for its memory, and the others waited for its records for ever."""
     with endless() as (started, numbers):
         os.kill(numbers[1], number)
-        _, errors = started.communicate(timeout=15)
+        _, errors = started.communicate(timeout=PATIENCE_S)
     assert started.returncode == 1
     last = errors.splitlines()[-1]
     assert "flow 'endless': process " in last
@@ -190,7 +190,7 @@ async def test_a_signal_suspends_the_flow_in_all_processes(number: signal.Signal
     """Ctrl-C killed the processes, while the program waited for them."""
     with endless() as (started, numbers):
         started.send_signal(number)
-        out, errors = started.communicate(timeout=30)
+        out, errors = started.communicate(timeout=PATIENCE_S)
     assert (out, errors, started.returncode) == ("suspended\n", "", 0)
     await all_end(numbers)
 
@@ -200,7 +200,7 @@ async def test_a_second_signal_aborts_the_flow_in_all_processes() -> None:
     with endless("waiting") as (started, numbers):
         started.send_signal(signal.SIGINT)
         started.send_signal(signal.SIGTERM)
-        out, errors = started.communicate(timeout=30)
+        out, errors = started.communicate(timeout=PATIENCE_S)
     assert (out, errors, started.returncode) == ("aborted\n", "", 0)
     await all_end(numbers)
 
@@ -291,7 +291,7 @@ async def test_no_connection_outlives_a_run(tmp_path: Path) -> None:
     host = ConnectedProcesses(tmp_path)
     with pytest.raises(ProcessLost, match="exit code 7"):
         await run_supervised(flow, "m:f", host, {}, "suspend")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         for connection in host.connections:
             await connection.read()  # until its end
     host.close()

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from processes.pipes import Owner, identity, link_of
 from support.processes import process
-from support.waiting import until
+from support.waiting import PATIENCE_S, until
 
 from streamiter.processes import shared_memory
 from streamiter.processes.frames import SHARED
@@ -45,7 +45,7 @@ async def exchange(link: ProcessLink, owner: Owner, rounds: int, seed: int) -> l
         copy_arrays = link.send_message([number, array])
         copy_arrays()
         array[:] = -1
-        kept.append(await asyncio.wait_for(arrived.get(), 30))
+        kept.append(await asyncio.wait_for(arrived.get(), PATIENCE_S))
         assert np.array_equal(kept[-1][1], numbers(kept[-1][0]))
         while len(kept) > random.randrange(1, 7):
             number_then, then = kept.pop(random.randrange(len(kept)))
@@ -120,10 +120,10 @@ def test_arrays_arrive_whatever_the_receiver_keeps_and_stay_after_a_kill(
         server = await listen(str(tmp_path / "link"), new_link)
         command = [sys.executable, "-c", PEER, str(tmp_path / "link"), "60", "5000", str(int(may_open_files))]
         with process(command, is_forked=True, env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}) as peer:
-            await asyncio.wait_for(owner.is_open.wait(), 60)
+            await asyncio.wait_for(owner.is_open.wait(), PATIENCE_S)
             kept = await exchange(links[0], owner, 60, seed=1000)
             peer.kill()
-            await asyncio.wait_for(owner.has_ended.wait(), 30)
+            await asyncio.wait_for(owner.has_ended.wait(), PATIENCE_S)
         server.close()
         assert kept
         assert bool(shared_files()) is may_open_files
@@ -148,7 +148,7 @@ async def joined(folder: Path) -> AsyncIterator[tuple[ProcessLink, ProcessLink, 
     server = await listen(str(folder / "link"), new_link)
     second = link_of(owners[1], identity(1))
     await connect(str(folder / "link"), second)
-    await asyncio.wait_for(asyncio.gather(*(owner.is_open.wait() for owner in owners)), 30)
+    await asyncio.wait_for(asyncio.gather(*(owner.is_open.wait() for owner in owners)), PATIENCE_S)
     for link, owner in zip((links[0], second), reversed(owners), strict=True):
         link.send_message(bytes(2 << 20))
         await until(lambda owner=owner: bool(owner.messages))
@@ -157,7 +157,7 @@ async def joined(folder: Path) -> AsyncIterator[tuple[ProcessLink, ProcessLink, 
     yield links[0], second, owners[1]
     if links[0]._state.name == "OPEN":
         links[0].abort("the test is over")
-    await asyncio.wait_for(asyncio.gather(*(owner.has_ended.wait() for owner in owners)), 30)
+    await asyncio.wait_for(asyncio.gather(*(owner.has_ended.wait() for owner in owners)), PATIENCE_S)
     server.close()
 
 
@@ -250,7 +250,7 @@ async def test_a_body_at_a_wrong_place_ends_the_link(
     async with joined(tmp_path) as (first, second, owner):
         first.send_message(np.ones(2 << 20, np.uint8))
         first.send(0, kind, [shared_memory._PLACE.pack(*body)])
-        await asyncio.wait_for(owner.has_ended.wait(), 30)
+        await asyncio.wait_for(owner.has_ended.wait(), PATIENCE_S)
         assert expected in str(owner.ends[0])
         assert second._memory is None
 

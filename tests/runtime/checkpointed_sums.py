@@ -13,7 +13,6 @@ from streamiter.checkpoints.store import CheckpointStore
 from streamiter.runtime.job import Job
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
 
-PATIENCE_S = 20.0
 RARELY_S = 100.0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from support.waiting import until
+from support.waiting import PATIENCE_S, until
 
 from streamiter import (
     Checkpoints,
@@ -24,8 +24,6 @@ from streamiter.operators import Output
 from streamiter.runtime.job import Job
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
-
-PATIENCE_S = 20.0
 
 
 class Held(Operator):

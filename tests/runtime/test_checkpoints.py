@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from job_faults.held_store import HeldStore
-from runtime.checkpointed_sums import PATIENCE_S, broker_of_sums, expected, handled, settings, summing, write, written
-from support.waiting import until
+from runtime.checkpointed_sums import broker_of_sums, expected, handled, settings, summing, write, written
+from support.waiting import PATIENCE_S, until
 
 from streamiter import Flow
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart

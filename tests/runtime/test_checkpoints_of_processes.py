@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime.checkpointed_sums import PATIENCE_S, handled, settings, written
+from runtime.checkpointed_sums import handled, settings, written
 from runtime.joined_jobs import JoinedJobs, joined_jobs
-from support.waiting import until
+from support.waiting import PATIENCE_S, until
 
 from streamiter import Flow, Operator
 from streamiter.checkpoints.flow_checkpoints import FlowCheckpoints

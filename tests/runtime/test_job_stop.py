@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 from flow.small_flows import Fed
 from runtime.probe import AwaitedProbe, Life, Probe, ProbeSource, Valve, tasks_left, turns
+from support.waiting import PATIENCE_S
 
 from streamiter import Flow, Operator, connect
 from streamiter.errors import ConfigurationError, JobFailed
@@ -21,8 +22,6 @@ from streamiter.topics.memory import MemoryBroker
 Mode = Literal["suspend", "drain", "abort"]
 MODES = pytest.mark.parametrize("mode", ["suspend", "drain", "abort"])
 GRACEFUL = pytest.mark.parametrize("mode", ["suspend", "drain"])
-# The limit is far above any duration here: a longer wait is a stall.
-PATIENCE_S = 20.0
 STATES = {"suspend": "suspended", "drain": "finished", "abort": "aborted"}
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime.checkpointed_sums import PATIENCE_S, broker_of_sums, expected, handled, settings, summing, write, written
+from runtime.checkpointed_sums import broker_of_sums, expected, handled, settings, summing, write, written
+from support.waiting import PATIENCE_S
 
 from streamiter import Operator
 from streamiter.checkpoints.snapshot import CheckpointId

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.processes import process
+from support.waiting import PATIENCE_S
 
 from streamiter import Flow
 from streamiter.errors import ConfigurationError
@@ -42,7 +43,7 @@ def test_a_signal_suspends_the_job_and_the_program_ends_with_code_0(number: sign
     """A deployment stopped the service, which left unhandled records or ended with an exit code other than 0."""
     with running("pass") as started:
         started.send_signal(number)
-        out, errors = started.communicate(timeout=30)
+        out, errors = started.communicate(timeout=PATIENCE_S)
     assert (out.splitlines(), errors) == (["suspending", "suspended here", "close", "suspended"], "")
     assert started.returncode == 0
 
@@ -52,7 +53,7 @@ def test_sigterm_suspends_the_job_where_ctrl_c_is_ignored() -> None:
     with running("pass", is_sigint_ignored=True) as started:
         started.send_signal(signal.SIGINT)
         started.send_signal(signal.SIGTERM)  # If both signals counted, the second would abort the job.
-        out, errors = started.communicate(timeout=30)
+        out, errors = started.communicate(timeout=PATIENCE_S)
     assert (out.splitlines(), errors) == (["suspending", "suspended here", "close", "suspended"], "")
     assert started.returncode == 0
 
@@ -81,7 +82,7 @@ def test_a_second_signal_aborts_a_stuck_job(number: signal.Signals) -> None:
         assert started.stdout is not None
         assert started.stdout.readline() == "suspending\n"
         started.send_signal(number)
-        out, errors = started.communicate(timeout=30)
+        out, errors = started.communicate(timeout=PATIENCE_S)
     assert (out.splitlines(), errors) == (["close", "aborted"], "")
     assert started.returncode == 0
 
@@ -91,7 +92,7 @@ def test_a_loop_that_is_drained_by_a_signal_returns_its_result_so_far(number: si
     """An hour of rounds ended by Ctrl-C had no result, because the last round never ended."""
     with running("drain", LOOP, "in round 100") as started:
         started.send_signal(number)
-        out, errors = started.communicate(timeout=30)
+        out, errors = started.communicate(timeout=PATIENCE_S)
     said = re.fullmatch(r"finished (\d+) the job was drained (\d+)\n", out)
     assert said is not None, (out, errors)
     # The variables pass the body again in the ending epoch, which is counted from 0.
@@ -103,7 +104,7 @@ def test_a_loop_that_is_suspended_by_a_signal_does_not_end() -> None:
     """The steps of a suspended loop received an end, and published results that were not final."""
     with running("suspend", LOOP, "in round 100") as started:
         started.send_signal(signal.SIGINT)
-        out, errors = started.communicate(timeout=30)
+        out, errors = started.communicate(timeout=PATIENCE_S)
     assert (started.returncode, out, errors) == (0, "suspended None None\n", "")
 
 

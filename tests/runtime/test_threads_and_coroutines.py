@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from flow.small_flows import Fed
 from runtime.probe import tasks_left, turns
+from support.waiting import PATIENCE_S
 
 from streamiter import Flow, Operator, OutputTag, connect
 from streamiter.errors import RejectRecords
@@ -193,7 +194,7 @@ async def test_an_abort_waits_for_the_thread_before_it_closes_its_operator() -> 
 
         def process(self, record: Any, out: Output) -> None:
             entered.set()
-            leave.wait(10)
+            leave.wait(PATIENCE_S)
             life.append("processed")
             out.emit(record)
 

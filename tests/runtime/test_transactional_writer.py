@@ -9,14 +9,13 @@ from typing import Any
 
 import orjson
 import pytest
-from support.waiting import until
+from support.waiting import PATIENCE_S, until
 
 from streamiter import Checkpoints, Flow, IterationBodyResult, iterate_unbounded_streams
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.runtime.checkpointing.commit import HeldBatches, TransactionalWriter
 from streamiter.topics import MemoryBroker, OutgoingBatch, Topic
 
-PATIENCE_S = 30.0
 TOPIC = MemoryBroker().topic("out")
 
 

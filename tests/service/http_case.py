@@ -12,6 +12,7 @@ import httpx
 import orjson
 from models.model_case import write
 from service.service_models import learned
+from support.waiting import PATIENCE_S
 
 from streamiter import Flow
 from streamiter.clock import SystemClock
@@ -20,8 +21,6 @@ from streamiter.service.http import serving
 from streamiter.service.observations import Observations
 from streamiter.service.settings import HttpSettings
 from streamiter.topics.memory import MemoryBroker
-
-PATIENCE_S = 30.0
 
 
 @dataclass

@@ -15,11 +15,11 @@ from xml.etree import ElementTree
 import httpx
 import pytest
 import uvloop
-from service.http_case import PATIENCE_S, case, problem_of, received, request, status_of
+from service.http_case import case, problem_of, received, request, status_of
 from service.service_models import trips
 from support.certificates import Authority
-from support.processes import LIMIT_S, forked_run
-from support.waiting import turn, until
+from support.processes import forked_run
+from support.waiting import PATIENCE_S, turn, until
 
 from streamiter.clock import SystemClock
 from streamiter.errors import ConfigurationError
@@ -476,7 +476,7 @@ async def test_wrong_settings_are_told_before_the_job_starts(
 def test_a_missing_package_is_told(tmp_path: Path, package: str) -> None:
     """A service without its extra ended with a trace that named a package that the user did not know."""
     program = f"import sys; sys.modules['{package}'] = None; import streamiter.service.http"
-    run = forked_run([sys.executable, "-c", program], cwd=tmp_path, limit_s=LIMIT_S)
+    run = forked_run([sys.executable, "-c", program], cwd=tmp_path, limit_s=PATIENCE_S)
     assert f"ConfigurationError: the service needs the package '{package}'; install it with: pip install" in run.stderr
 
 

@@ -16,7 +16,7 @@ import orjson
 import pytest
 from service.http_case import case, request
 from support.examples import random_examples
-from support.processes import LIMIT_S
+from support.waiting import PATIENCE_S
 
 # A hang shows as a time-out; a request takes milliseconds.
 _HANG_S = 20.0
@@ -139,11 +139,11 @@ def port() -> Iterator[int]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
     try:
-        assert is_started.wait(LIMIT_S)
+        assert is_started.wait(PATIENCE_S)
         yield ports[0]
     finally:
         loop.call_soon_threadsafe(ended.set)
-        thread.join(LIMIT_S)
+        thread.join(PATIENCE_S)
         loop.close()
 
 

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 from service.service_models import trained_in_epochs
+from support.waiting import PATIENCE_S
 
 from streamiter import Flow
 from streamiter.checkpoints.store import Checkpoints, MemoryStore
@@ -170,7 +171,7 @@ async def test_a_scrape_is_cheap() -> None:
         stream = stream.rebalance().map(abs, name=f"step {number}")
     observations = Observations("large")
     job = observations.job = await flow.start()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while job.statistics().step("read").records_in < 1000:
             await asyncio.sleep(0.01)
 

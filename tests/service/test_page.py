@@ -17,10 +17,10 @@ import orjson
 import pytest
 from playwright.async_api import Browser
 from playwright.async_api import Error as BrowserError
-from service.http_case import PATIENCE_S, case, problem_of
+from service.http_case import case, problem_of
 from service.service_models import trained_in_epochs
 from support.chromium import chromium, visit
-from support.waiting import until
+from support.waiting import PATIENCE_S, until
 
 from streamiter.clock import SystemClock
 from streamiter.service.http import serving

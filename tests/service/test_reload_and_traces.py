@@ -12,6 +12,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from support.waiting import PATIENCE_S
 
 from streamiter.errors import ConfigurationError
 from streamiter.service.service import SUCCEEDED, OnlineLearningService
@@ -31,7 +32,7 @@ health.stall_limit = "{stall}"
 
 
 async def until_running(service: OnlineLearningService) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while service.observations.phase.phase != "running" or service.observations.model is None:
             await asyncio.sleep(0.01)
 
@@ -61,7 +62,7 @@ async def test_sighup_applies_what_may_change_and_names_what_needs_a_restart(
 
     write(every="5s", stall="30s", port=8123)
     os.kill(os.getpid(), signal.SIGHUP)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while service.settings.publish.every_s != 5.0:
             await asyncio.sleep(0.01)
     messages = [record.getMessage() for record in caplog.records]
@@ -78,7 +79,7 @@ async def test_sighup_applies_what_may_change_and_names_what_needs_a_restart(
     assert caplog.records[-1].getMessage().startswith("the settings have not changed: ")
     assert service.settings.publish.every_s == 5.0
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not exporter.get_finished_spans():
             await asyncio.sleep(0.01)
     assert service.observations.job is not None

@@ -17,6 +17,7 @@ import orjson
 import pytest
 from runtime.probe import Valve
 from support.kafka_server import KafkaServer, free_ports
+from support.waiting import PATIENCE_S
 
 from streamiter import Operator
 from streamiter.models import LinearPredictor, ModelUpdate, last_update, roll_back
@@ -33,9 +34,6 @@ from streamiter.service.settings import (
     ServiceSettings,
 )
 from streamiter.topics import OutgoingBatch, topic
-
-# Far above any duration here: a longer wait is a hang.
-PATIENCE_S = 60.0
 
 ROWS = [{"km": float(n % 7), "late": n % 7 > 3} for n in range(500)]
 
@@ -223,7 +221,7 @@ async def test_a_stop_while_the_broker_is_away_ends_in_time_and_loses_nothing(
         await until_ready(service)
         breakable_broker.pause()
         os.kill(os.getpid(), signal.SIGTERM)
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(PATIENCE_S):
             assert await task == ABORTED
     assert re.search(r"no last checkpoint after \d s: the next run resumes from the one before", caplog.text)
     breakable_broker.resume()

@@ -13,9 +13,10 @@ import httpx
 import numpy as np
 import orjson
 import pytest
-from service.test_service import PATIENCE_S, answers, running, until
+from service.test_service import answers, running, until
 from support.kafka_server import free_ports
 from support.processes import async_process
+from support.waiting import PATIENCE_S
 
 from streamiter.models import ModelUpdate, last_update
 from streamiter.service import OnlineLearningService, read_settings

@@ -15,6 +15,7 @@ from service_soak.produce import next_number
 from service_soak.quick_start import quick_start
 from service_soak.stack import ProcessLife, ServiceStack, running_stack
 from support.kafka_server import KafkaServer
+from support.waiting import PATIENCE_S
 
 from streamiter import topic
 
@@ -81,7 +82,7 @@ async def _learns(stack: ServiceStack) -> None:
 
 async def _until(stack: ServiceStack, condition: Callable[[], bool]) -> None:
     try:
-        async with asyncio.timeout(60.0):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError as error:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from simulation.flows import FLOWS, MakeFlow, running_totals
 from simulation.simulation_runs import run, settle_s
-from support.processes import LIMIT_S
+from support.waiting import PATIENCE_S
 
 from streamiter import Flow, Operator
 from streamiter.errors import ConfigurationError
@@ -182,7 +182,7 @@ def test_equal_seeds_are_equal_runs_in_every_process() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=LIMIT_S,
+        timeout=PATIENCE_S,
     )
     here = [run(flow, seed).trace_hash for flow in FLOWS[::6]]
     assert other.stdout == f"{here}\n"

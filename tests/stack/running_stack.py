@@ -21,14 +21,13 @@ import pytest
 from stack.stack_files import EXAMPLE, ROOT, SERVICES, environment_of
 from support.kafka_server import KafkaServer, free_ports
 from support.processes import async_process
+from support.waiting import PATIENCE_S
 
 from streamiter.models import ModelUpdate, model_updates
 from streamiter.topics import Topic, topic
 
-__all__ = ["PATIENCE_S", "ComposeBroker", "Program", "Stack"]
+__all__ = ["ComposeBroker", "Program", "Stack"]
 
-# Python and numpy start in two seconds, and the flights of the year load in two more; a busy machine needs longer.
-PATIENCE_S = 60.0
 # Each check is a process of its own, which takes time from the program that starts.
 _LOOK_AGAIN_S = 0.2
 
@@ -211,7 +210,7 @@ class ComposeBroker(KafkaServer):
         for name, folder in folders.items():
             command += [f"--{name}-configs-dir", str(folder)]
         environment = {"PATH": os.environ["PATH"], **self._environment()}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         properties = self.directory / "server.properties"
         return Path(shutil.copy(folders["final"] / "server.properties", properties))

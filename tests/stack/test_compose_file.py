@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from stack.stack_files import COMPOSE, EXAMPLE, LONGEST_STOP_S, PROGRAMS, ROOT, SERVICES, environment_of
+from support.waiting import PATIENCE_S
 
 IMAGES = [name for name in SERVICES if name not in PROGRAMS]
 
@@ -30,7 +31,9 @@ def mounts_of(service: str) -> dict[str, str]:
 def test_a_file_follows_its_specification(schema: str, file: str) -> None:
     """Docker compose refused the file: an unknown key, or a condition with a spelling error."""
     check = ["-m", "check_jsonschema", "--builtin-schema", schema, file]
-    done = subprocess.run([sys.executable, *check], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, *check], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -39,7 +42,7 @@ def test_the_check_of_the_specification_finds_an_error(tmp_path: Path) -> None:
     wrong = tmp_path / "docker-compose.yml"
     wrong.write_text("services: {a: {image: b, depends_on: {c: {condition: service_is_up}}}}", encoding="utf-8")
     check = ["-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(wrong)]
-    done = subprocess.run([sys.executable, *check], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, *check], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 1
     assert "service_is_up" in done.stdout
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from stack.stack_files import EXAMPLE, ROOT
+from support.waiting import PATIENCE_S
 
 DOCKERFILE = (EXAMPLE / "Dockerfile").read_text(encoding="utf-8")
 STEPS = [
@@ -23,7 +24,6 @@ STEPS = [
         r"^([A-Z]+) (.*)$", re.sub(r"^#.*\n", "", DOCKERFILE, flags=re.MULTILINE).replace("\\\n", " "), re.MULTILINE
     )
 ]
-LIMIT_S = 100
 
 
 def arguments_of(instruction: str) -> list[str]:
@@ -51,7 +51,9 @@ def is_ignored(path: str) -> bool:
 def test_the_dockerfile_has_no_known_mistakes() -> None:
     """A linter knows mistakes that one sees only in a registry: a moving tag, a shell that hides an error."""
     linter = Path(sys.executable).with_name("hadolint")
-    done = subprocess.run([linter, EXAMPLE / "Dockerfile"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [linter, EXAMPLE / "Dockerfile"], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -118,7 +120,7 @@ class Image:
     def run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
         """Run a command in the work folder with the environment of the image."""
         given = {"env": self.environment, "cwd": self.workdir}
-        return subprocess.run(command, **given, capture_output=True, text=True, timeout=LIMIT_S, check=False)  # type: ignore[call-overload, no-any-return]
+        return subprocess.run(command, **given, capture_output=True, text=True, timeout=PATIENCE_S, check=False)  # type: ignore[call-overload, no-any-return]
 
     def _here(self, path: str) -> Path:
         return self._folder / path.lstrip("/")

@@ -13,7 +13,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from support.processes import LIMIT_S
+from support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 MANIFEST: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "ray" / "kuberay.yaml").read_text(encoding="utf-8"))
@@ -32,7 +32,7 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         pytest.skip("expected Go, which fetches the schemas of KubeRay, given none")
     folder = tmp_path_factory.mktemp("kuberay")
     command = ["go", "mod", "download", "-json", OPERATOR]
-    got = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    got = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert got.returncode == 0, got.stderr
     text = (Path(json.loads(got.stdout)["Dir"]) / "config/crd/bases/ray.io_rayjobs.yaml").read_text(encoding="utf-8")
     versions = yaml.load(text, Loader=yaml.CSafeLoader)["spec"]["versions"]

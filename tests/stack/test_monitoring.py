@@ -15,6 +15,7 @@ import yaml
 from stack.exposed_metrics import exposed_metrics
 from stack.stack_files import EXAMPLE, ROOT, SERVICES
 from support.programs import system_program
+from support.waiting import PATIENCE_S
 
 PROMETHEUS = EXAMPLE / "prometheus"
 BOARD: dict[str, Any] = json.loads((EXAMPLE / "grafana" / "dashboards" / "streamiter.json").read_text(encoding="utf-8"))
@@ -97,7 +98,9 @@ async def test_the_dashboard_shows_all_metrics_and_the_page_explains_them(tmp_pa
 def test_promtool_accepts(command: list[str]) -> None:
     """Prometheus did not start, or an alert fired at the wrong time, or never."""
     promtool = system_program("promtool", "prometheus")
-    done = subprocess.run([promtool, *command], cwd=PROMETHEUS, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [promtool, *command], cwd=PROMETHEUS, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -20,12 +20,13 @@ import httpx
 import numpy as np
 import orjson
 import pytest
-from stack.running_stack import PATIENCE_S, ComposeBroker, Stack
+from stack.running_stack import ComposeBroker, Stack
 from stack.stack_files import EXAMPLE, environment_of
 from support.flights import first_flights
 from support.kafka_fixtures import skip_without_java
 from support.kafka_server import free_ports
 from support.programs import system_program
+from support.waiting import PATIENCE_S
 
 from streamiter.models import ModelUpdate
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicRecord
@@ -52,7 +53,7 @@ async def read_all(topic: Topic) -> list[TopicRecord]:
 
 def can_confine() -> bool:
     """Return whether this user may make file systems read-only; in CI, fail otherwise."""
-    done = subprocess.run(["unshare", "--mount", "true"], capture_output=True, timeout=60, check=False)
+    done = subprocess.run(["unshare", "--mount", "true"], capture_output=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0 or "CI" not in os.environ, done.stderr
     return done.returncode == 0
 
@@ -112,7 +113,7 @@ def test_a_token_that_a_full_disk_has_left_empty_is_written(tmp_path: Path) -> N
     tokens = set()
     for _ in range(2):
         command = [sys.executable, "-c", "import prepare; prepare.write_token()"]
-        subprocess.run(command, env=environment, timeout=60, check=True)
+        subprocess.run(command, env=environment, timeout=PATIENCE_S, check=True)
         tokens.add(file.read_text())
     [token] = tokens
     assert len(token) > 40

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from operators.operator_harness import ManualClock
+from support.waiting import PATIENCE_S
 
 from streamiter import Checkpoints, Flow, Operator, RocksState, Stream, tumbling
 from streamiter.checkpoints.flow_checkpoints import flows_in
@@ -183,7 +184,7 @@ def test_rows_that_are_written_while_a_checkpoint_is_made_are_not_in_it(
             self._checkpoint = Checkpoint(rows)
 
         def create_checkpoint(self, path: str) -> None:
-            assert go_on.wait(30)
+            assert go_on.wait(PATIENCE_S)
             self._checkpoint.create_checkpoint(path)
 
     monkeypatch.setattr(module, "Checkpoint", Slow)
@@ -373,7 +374,7 @@ home = DatabaseHome(Path({str(flow)!r}), 16 << 20, flow="clicks")
 Database(home, 0, owner="x").write([(b"a", b"b")])
 {kill}
 """
-    subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=False, timeout=PATIENCE_S)
     [dead] = flow.glob("run-*")
     alive, other = home_in(flow), home_in(flow)
     assert alive.folder.exists()

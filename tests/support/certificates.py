@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from support.processes import LIMIT_S
 from support.programs import system_program
+from support.waiting import PATIENCE_S
 
 __all__ = ["Authority", "key_store"]
 
@@ -47,7 +47,9 @@ class Authority:
         return certificate, key
 
     def _openssl(self, *arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=self._directory, timeout=LIMIT_S)
+        subprocess.run(
+            ["openssl", *arguments], check=True, capture_output=True, cwd=self._directory, timeout=PATIENCE_S
+        )
 
 
 def key_store(directory: Path, certificate: Path, key: Path) -> Path:

@@ -30,6 +30,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from support.waiting import PATIENCE_S
 from typer.testing import CliRunner
 
 __all__ = ["FORKS_PROCESSES", "Forked", "fork_server"]
@@ -145,7 +146,7 @@ def fork_server() -> Iterator[socket.socket]:
         finally:
             with contextlib.suppress(OSError):  # It has ended already.
                 ours.shutdown(socket.SHUT_RDWR)
-            program.wait(timeout=20)
+            program.wait(timeout=PATIENCE_S)
 
 
 _AT_EXIT: Final = contextlib.ExitStack()

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from support.kafka_jars import class_archive, formatted_folder, kafka_jars, what_is_missing
 from support.kafka_server import QUICK_START, KafkaServer
-from support.processes import LIMIT_S
 from support.registry_server import registry_files
+from support.waiting import PATIENCE_S
 
 __all__ = ["make_class_archive", "make_formatted_folder"]
 
@@ -61,7 +61,8 @@ def _is_whole(archive: Path) -> bool:
     program = ["-cp", f"{kafka_jars()}/*", "kafka.tools.StorageTool", "random-uuid"]
     command = ["java", *QUICK_START, f"-XX:SharedArchiveFile={archive}", *program]
     return (
-        archive.is_file() and subprocess.run(command, capture_output=True, check=False, timeout=LIMIT_S).returncode == 0
+        archive.is_file()
+        and subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE_S).returncode == 0
     )
 
 

@@ -13,24 +13,19 @@ import signal
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import IO, Any, Final, Protocol
+from typing import IO, Any, Protocol
 
 from support.fork_server import Forked
+from support.waiting import PATIENCE_S
 
-__all__ = ["LIMIT_S", "AsyncForked", "async_process", "forked_run", "kill_session", "process"]
-
-LIMIT_S: Final = 90.0
-"""The limit is longer than a process of a test takes on a busy machine, and below the limit of a test (120 s)."""
-
-# The kernel needs a moment to end a killed process.
-_END_S: Final = 20.0
+__all__ = ["AsyncForked", "async_process", "forked_run", "kill_session", "process"]
 
 
 @contextlib.contextmanager
 def process(
     command: Sequence[str | os.PathLike[str]],
     *,
-    limit_s: float = LIMIT_S,
+    limit_s: float = PATIENCE_S,
     is_sigint_ignored: bool = False,
     is_forked: bool = False,
     text: bool = True,
@@ -50,7 +45,7 @@ def process(
         with _limited(started.pid, limit_s, _call_in_thread):
             yield started
     finally:
-        started.wait(_END_S)
+        started.wait(PATIENCE_S)
         for pipe in filter(None, (started.stdin, started.stdout, started.stderr)):
             with contextlib.suppress(BrokenPipeError):  # The process has not read all of its input.
                 pipe.close()
@@ -60,7 +55,7 @@ def process(
 async def async_process(
     command: Sequence[str | os.PathLike[str]],
     *,
-    limit_s: float = LIMIT_S,
+    limit_s: float = PATIENCE_S,
     is_sigint_ignored: bool = False,
     is_forked: bool = False,
     **options: Any,
@@ -80,7 +75,7 @@ async def async_process(
         with _limited(started.pid, limit_s, asyncio.get_running_loop().call_later):
             yield started
     finally:
-        async with asyncio.timeout(_END_S):
+        async with asyncio.timeout(PATIENCE_S):
             # wait() would hang if a pipe is full.
             await started.communicate()
 
@@ -89,7 +84,7 @@ def forked_run(
     command: Sequence[str | os.PathLike[str]],
     *,
     given: str = "",
-    limit_s: float = LIMIT_S,
+    limit_s: float = PATIENCE_S,
     check: bool = False,
     **options: Any,
 ) -> subprocess.CompletedProcess[str]:

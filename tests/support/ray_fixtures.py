@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pytest
 from support.programs import missing
+from support.waiting import PATIENCE_S
 
 __all__ = ["children", "cluster", "raylet_of"]
 
@@ -39,7 +40,9 @@ def cluster() -> Iterator[Any]:
         from ray.cluster_utils import Cluster
 
         small = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_dashboard": False}
-        nodes = Cluster(initialize_head=True, head_node_args=small)
+        # Ray would note the loss of a node after 15 s. Here it never does: a flow notes its losses itself.
+        never = {"health_check_failure_threshold": 10_000}
+        nodes = Cluster(initialize_head=True, head_node_args={**small, "_system_config": never})
         ray.init(address=nodes.address, log_to_driver=False, logging_level=logging.ERROR)
         try:
             yield nodes
@@ -57,6 +60,6 @@ def raylet_of(node: Any) -> int:
 def children(process_id: int) -> dict[int, str]:
     """Return the processes that a process has started, and what they call themselves."""
     command = ["ps", "-o", "pid=,args=", "--ppid", str(process_id)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     lines = [line.split(None, 1) for line in shown.stdout.splitlines()]
     return {int(number): name for number, name in lines}

@@ -23,6 +23,7 @@ from support.kafka_fixtures import skip_without_java
 from support.kafka_server import QUICK_START, free_ports, guard
 from support.maven import Artifact, cache_folder, fetched
 from support.processes import process
+from support.waiting import PATIENCE_S
 
 __all__ = ["RegistryServer", "registry_files", "running_registry", "schema_registry"]
 
@@ -85,7 +86,7 @@ def running_registry() -> Iterator[RegistryServer]:
 def _answers(url: str, started: subprocess.Popen[str]) -> bool:
     deadline = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline and started.poll() is None:
-        with contextlib.suppress(OSError), urlopen(f"{url}/subjects", timeout=5):
+        with contextlib.suppress(OSError), urlopen(f"{url}/subjects", timeout=PATIENCE_S):
             return True
         time.sleep(_POLL_S)
     return False

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.processes import LIMIT_S
+from support.waiting import PATIENCE_S
 
 __all__ = ["small_disk"]
 
@@ -21,11 +21,11 @@ def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], bool]]]:
     if not _mount("-o", "size=3m", "tmpfs", str(disk)):
         pytest.skip("a small disk can only be mounted by root")
     yield disk, lambda: _mount("-o", "remount,size=40m", "tmpfs", str(disk))
-    subprocess.run(["umount", "--lazy", str(disk)], check=True, timeout=LIMIT_S)
+    subprocess.run(["umount", "--lazy", str(disk)], check=True, timeout=PATIENCE_S)
 
 
 def _mount(*arguments: str) -> bool:
     """Mount a disk in memory; return whether this worked."""
     if os.geteuid() != 0:
         return False
-    return subprocess.run(["mount", "-t", "tmpfs", *arguments], capture_output=True, timeout=LIMIT_S).returncode == 0
+    return subprocess.run(["mount", "-t", "tmpfs", *arguments], capture_output=True, timeout=PATIENCE_S).returncode == 0

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 __all__ = ["PATIENCE_S", "turn", "until"]
 
-PATIENCE_S = 60.0
-"""The limit is longer than any condition takes on a busy machine; a longer wait fails."""
+PATIENCE_S: Final = 240.0
+"""The one limit of all waits in tests, in seconds: a guard against hanging, which no verdict depends on.
+
+It is far above the longest wait on a busy machine. The limit of a whole test, in pyproject.toml, is longer,
+so that the wait fails, and names its condition.
+"""
 
 # The interval between checks if only threads, connections or timers can change the condition.
 _LOOK_AGAIN_S = 0.001

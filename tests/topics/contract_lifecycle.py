@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+from support.waiting import PATIENCE_S
 from topics.topic_case import (
-    PATIENCE_S,
     ManualClock,
     TopicCase,
     numbered,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from support.waiting import PATIENCE_S
 from topics.topic_case import (
-    PATIENCE_S,
     ManualClock,
     TopicCase,
     numbered,

@@ -16,6 +16,7 @@ import orjson
 import pytest
 from operators.operator_harness import Driven
 from support.examples import random_examples
+from support.waiting import PATIENCE_S
 
 from streamiter import errors
 from streamiter.compiled import is_compiling
@@ -387,7 +388,7 @@ async def test_a_batch_whose_read_is_cancelled_is_read_once_more() -> None:
 
     def scan() -> None:
         is_scanning.set()
-        go.wait(30.0)
+        go.wait(PATIENCE_S)
 
     source._ahead = ahead
     await source.open(Driven(Operator()).context, None)

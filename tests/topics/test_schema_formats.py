@@ -26,6 +26,7 @@ from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, Proto
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from support.registry_server import RegistryServer
+from support.waiting import PATIENCE_S
 from topics.topic_case import ManualClock
 
 from streamiter import Columns, Flow
@@ -176,7 +177,7 @@ class _Forward(BaseHTTPRequestHandler):
                 self.server.registry + self.path, body, {"content-type": "application/json"}
             )
             try:
-                with urllib.request.urlopen(request, timeout=20) as response:
+                with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
                     self._answer(response.status, response.read(), {})
             except HTTPError as error:
                 self._answer(error.code, error.read(), {})
@@ -211,7 +212,7 @@ def registered(registry: RegistryServer, subject: str, schema: object, kind: str
     request = urllib.request.Request(
         f"{registry.url}/subjects/{subject}/versions", body, {"content-type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=20) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
         return int(json.load(response)["id"])
 
 

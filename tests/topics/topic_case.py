@@ -9,10 +9,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicReader, TopicRecord, TopicWriter, Transactions
+from support.waiting import PATIENCE_S
 
-# Far above the time of any check. A longer wait is a hang, which fails this check instead of the whole run.
-PATIENCE_S = 30.0
+from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicReader, TopicRecord, TopicWriter, Transactions
 
 Result = TypeVar("Result")
 
