@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -294,6 +295,9 @@ class DecodeValues(Operator):
 # flushes so long after the last write. It is far below the deadlines of the connectors.
 _FLUSH_AFTER_S: Final = 1.0
 
+# A server that works stores what a writer holds within a second.
+_CLOSE_UNFLUSHED_S: Final = 5.0
+
 
 class TopicSink(Operator):
     """Encodes records and writes them to a topic: in the job's transaction if it has one for the topic, else at once.
@@ -311,6 +315,8 @@ class TopicSink(Operator):
         self._writer: TopicWriter | None = None
         self._context: Context | None = None
         self._flush_is_due = False
+        self._is_flushed = False
+        """Whether all records of the input are stored."""
         self._limit: SizeLimit | None = None
         self._limit_is_known = False
 
@@ -379,6 +385,11 @@ class TopicSink(Operator):
 
     async def finish(self, out: Output) -> None:
         await self._flush()
+        self._is_flushed = True
+
+    def unanswered_since_s(self) -> float | None:
+        """Return since when a server owes an answer, by the clock's seconds; None if none is owed."""
+        return None if self._writer is None else self._writer.unanswered_since_s()
 
     async def snapshot(self) -> Any:
         if self._writer is not None:
@@ -387,7 +398,12 @@ class TopicSink(Operator):
     async def close(self) -> None:
         if self._writer is not None:
             writer, self._writer = self._writer, None
-            await writer.close()
+            if self._is_flushed:
+                await writer.close()
+                return
+            # The job has failed or is aborted: nobody counts on records that were not flushed.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(writer.close(), _CLOSE_UNFLUSHED_S)
 
     async def _flush(self) -> None:
         if self._writer is not None:
@@ -434,6 +450,10 @@ class Outputs:
     async def barrier_passed(self, writer: TopicWriter) -> None:
         """Make all records that were written before belong to the checkpoint whose barrier the sink has handled."""
         await writer.flush()
+
+    def unanswered_since_s(self) -> float | None:
+        """Return since when the server of the job's transaction owes an answer; None if none is owed."""
+        return None
 
 
 # On Kafka the headers of a letter with cut texts take about 600 bytes; the rest is for the texts.

@@ -518,6 +518,10 @@ class TopicWriter(abc.ABC):
     async def flush(self) -> None:
         """Wait until all written records are stored durably and readable."""
 
+    def unanswered_since_s(self) -> float | None:
+        """Return since when a server owes an answer, by the clock's seconds; None if none is owed."""
+        return None
+
     @abc.abstractmethod
     async def close(self) -> None:
         """Flush, then release the server or file. May be called more than once."""
@@ -575,6 +579,10 @@ class Transactions(abc.ABC):
     @abc.abstractmethod
     async def abort(self) -> None:
         """Drop all records of the transaction."""
+
+    def unanswered_since_s(self) -> float | None:
+        """Return since when a server owes an answer, by the clock's seconds; None if none is owed."""
+        return None
 
     @abc.abstractmethod
     async def close(self) -> None:

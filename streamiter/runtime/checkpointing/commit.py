@@ -261,6 +261,9 @@ class JobTransaction(Outputs):
                 ) from error
             raise ProducerFenced(f"another run of the flow has taken over, so this one must end: {error}") from error
 
+    def unanswered_since_s(self) -> float | None:
+        return None if self._transactions is None else self._transactions.unanswered_since_s()
+
     async def close(self) -> None:
         """Abort the open transaction, and drop the records that are held back."""
         for writer in self._writers:
