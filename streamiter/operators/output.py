@@ -402,6 +402,11 @@ class DeadLetter:
     timestamp_ms: int | None = None
     """The time stamp of that record."""
 
+    @property
+    def original(self) -> tuple[TopicColumns, int] | None:
+        """The record of the topic, as ``Output.reject`` takes it; None where it is not known."""
+        return None if self.timestamp_ms is None else (_OneRecord(self), 0)
+
     @classmethod
     def of(
         cls,
@@ -422,6 +427,16 @@ class DeadLetter:
             return cls(record, step, error, origin)
         read, row = original
         return cls(record, step, error, origin, read.keys[row], read.headers[row], read.timestamps_ms[row])
+
+
+class _OneRecord:
+    """The original of a letter as columns."""
+
+    def __init__(self, letter: DeadLetter) -> None:
+        self.offsets: Sequence[int] = [letter.origin.offset] if isinstance(letter.origin, Origin) else [0]
+        self.timestamps_ms: Sequence[int] = [letter.timestamp_ms or 0]
+        self.keys: Sequence[bytes | None] = [letter.key]
+        self.headers: Sequence[tuple[tuple[str, bytes | None], ...]] = [letter.headers]
 
 
 class RecordFailure(Exception):

@@ -28,7 +28,7 @@ from streamiter.runtime.checkpointing.checkpoint_messages import CheckpointMessa
 from streamiter.runtime.checkpointing.commit import JobSnapshot, snapshot_in_memory
 from streamiter.runtime.checkpointing.committed import checkpoints_of, id_of, warn_of_doubled_outputs
 from streamiter.runtime.checkpointing.task_barriers import TaskStates
-from streamiter.runtime.failures import Failures, first_failure
+from streamiter.runtime.failures import Failures, close_each, first_failure
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import DrainInput, call_unless_cancelled, unless_cancelled
 from streamiter.runtime.messages import SharedObjects
@@ -531,7 +531,14 @@ class Job:
         Raises the first of the failures, or the first error of another process.
         """
         self._has_closed = True
-        self._states.close()
+        # Here, since steps use the states until all of them are closed.
+        unclosed = [self._failures.error_of(error) for error in await close_each([self._states.close])]
+        if state == "aborted" and not failures:
+            for left in unclosed:
+                _log.warning("%s", left)
+        else:
+            failures = [*failures, *unclosed]
+            state = "failed" if failures else state
         error, *others = failures or (None,)
         if error is not None:
             for other in others:
@@ -593,14 +600,10 @@ class Job:
             errors += await task.close()
         for feedback in self._topic_feedback:
             errors += await feedback.close()
-        for departure in self._departures:
-            departure.close()
+        errors += await close_each(departure.close for departure in self._departures)
         errors += await self._services.close(went_well=went_well)
         if self._keeper is not None:
-            try:
-                await self._keeper.close()
-            except Exception as error:
-                errors.append(error)
+            errors += await close_each([self._keeper.close])
         return [self._failures.error_of(error) for error in errors]
 
     # -- statistics ------------------------------------------------------------------------------------

@@ -361,7 +361,7 @@ class TopicSink(Operator):
             return batch
         if type(batch) is list and batch and type(batch[0]) is DeadLetter and batch[0].step == out.step:
             for letter in batch:  # Another process could not encode the records.
-                out.reject(letter.record, letter.error, origin=out.batch_origin)
+                out.reject(letter.record, letter.error, origin=letter.origin, original=letter.original)
             return None
         await self.ask_for_limit(out)
         return self._encode(batch, out)
