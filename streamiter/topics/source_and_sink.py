@@ -403,7 +403,8 @@ class TopicSink(Operator):
                 return
             # The job has failed or is aborted: nobody counts on records that were not flushed.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(writer.close(), _CLOSE_UNFLUSHED_S)
+                async with asyncio.timeout(_CLOSE_UNFLUSHED_S):
+                    await writer.close()
 
     async def _flush(self) -> None:
         if self._writer is not None:
