@@ -10,15 +10,39 @@ import asyncio
 import errno
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Final, ParamSpec, TypeVar
 
 from streamiter.errors import CheckpointError
 
 # A full disk, a full quota, a limit on the size of files (RLIMIT_FSIZE).
 FULL_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+# A wrong folder or a wrong user: errors that do not go away with time.
+NOT_ALLOWED: Final = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG}
+)
+
+
+def advice_for(reason: str) -> str:
+    """Return what to do about an error of the system, by its text: databases give no number.
+
+    >>> advice_for("IO error: Too many open files: While open a file"), advice_for("Input/output error")
+    ('raise the limit on open files of this process (ulimit -n)', 'check that disk')
+    """
+    return next((advice for text, advice in _ADVICE.items() if text in reason), "check that disk")
+
+
+_ADVICE: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        os.strerror(errno.EMFILE): "raise the limit on open files of this process (ulimit -n)",
+        os.strerror(errno.ENFILE): "raise the limit on open files of this machine (fs.file-max)",
+        os.strerror(errno.ENOMEM): "give this process more memory",
+    }
+)
 
 # `fcntl` is imported where it is used: Windows does not have it, and everything else works there.
 

@@ -25,7 +25,15 @@ from streamiter.topics.connecting import closed_error
 from streamiter.topics.source_and_sink import dead_letter_value
 from streamiter.topics.topic import OutgoingBatch, TopicBatch, TopicWriter
 from streamiter_files.chunks import FileState, OneAtATime, has_identity
-from streamiter_files.options import FileFormat, file_errors, in_order, is_pattern, name_parts, names_a_folder
+from streamiter_files.options import (
+    FileFormat,
+    file_errors,
+    in_order,
+    is_pattern,
+    name_parts,
+    names_a_folder,
+    translated,
+)
 
 # Rows become columns in pieces of so many, counted from the beginning of their unit. So the types of a piece do not
 # depend on where a reader begins. A piece of ten columns of numbers takes 5 MB, and its conversion some milliseconds.
@@ -149,7 +157,7 @@ class _ParquetUnits:
     def __init__(self, path: Path, columns: Sequence[str] | None) -> None:
         from pyarrow import parquet
 
-        self._file = parquet.ParquetFile(path)
+        self._file = parquet.ParquetFile(path, page_checksum_verification=True)
         self._columns = _chosen(self._file.schema_arrow.names, columns, path)
         metadata = self._file.metadata
         self.lengths: list[int] = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
@@ -228,7 +236,7 @@ class TablePartition:
         self.number = number
         self.identity = identity
         self.next_offset = start
-        self.is_ended = (stop is not None and stop <= start) or (state.size_bytes == 0 and start == 0)
+        self.is_ended = stop is not None and stop <= start
         self._state = state
         self._format = known
         self._columns = columns
@@ -264,11 +272,31 @@ class TablePartition:
         begin = 0
         for number, length in enumerate(units.lengths):
             if begin + length > self.next_offset:
-                with file_errors(self._state.path):
-                    self._unit, self._unit_begin = units.read(number), begin
+                self._unit, self._unit_begin = self._read(units, number), begin
                 return True
             begin += length
         return False
+
+    def _read(self, units: _ParquetUnits | _ArrowUnits, number: int) -> Any:
+        """Return a unit; raise ``TopicError`` for one that is damaged."""
+        path, length = self._state.path, units.lengths[number]
+        try:
+            unit = units.read(number)
+            unit.validate()
+        except OSError as error:
+            if error.errno is not None:
+                raise translated(error, path) from error
+            reason = _first_line(error)  # pyarrow's errors of pages have no number
+        except (ValueError, NotImplementedError) as error:
+            reason = _first_line(error)
+        else:
+            if len(unit) == length:
+                return unit
+            reason = f"it has {len(unit)} rows, and its metadata says {length}"
+        raise TopicError(
+            f"file {str(path)!r}: expected a complete {self._format.name} file, given one whose unit {number} of "
+            f"{len(units.lengths)} is damaged ({reason}); restore it from its origin, or remove it"
+        )
 
     def _next_piece(self) -> None:
         at = self.next_offset - self._unit_begin
@@ -325,9 +353,7 @@ class TablePartition:
 
 
 def count_rows(path: Path, known: FileFormat) -> int:
-    """Return the number of rows of a file; that of an empty file is 0."""
-    if path.stat().st_size == 0:
-        return 0
+    """Return the number of rows of a file."""
     units = open_units(path, known, None)
     units.close()
     return sum(units.lengths)
@@ -553,7 +579,7 @@ class _NewFile:
         if self._format.name == "parquet":
             from pyarrow import parquet
 
-            return parquet.ParquetWriter(self._file, schema)
+            return parquet.ParquetWriter(self._file, schema, write_page_checksum=True)
         import pyarrow
 
         return pyarrow.ipc.new_file(self._file, schema)

@@ -112,6 +112,7 @@ class FilesTopic(Topic):
     bounded: Final = True
     has_transactions: ClassVar[bool] = False
     has_headers: ClassVar[bool] = False
+    has_tombstones: ClassVar[bool] = False
     has_timestamps: ClassVar[bool] = False
 
     def __init__(self, location: Location, options: FileOptions) -> None:

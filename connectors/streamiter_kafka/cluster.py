@@ -47,8 +47,11 @@ from streamiter_kafka.wire import (
 
 T = TypeVar("T")
 
-OPEN_TIMEOUT_S: Final = 8.0
-"""How long opening waits for a broker: a broker that has just been started answers by then."""
+BRIEFLY_S: Final = 8.0
+"""How long a call waits for a broker if no job depends on it: a broker that was just started answers by then."""
+
+# So long a closing client waits for brokers of which none has answered for as long.
+_CLOSING_S: Final = 3.0
 
 NO_LEADER: Final = -1
 
@@ -98,6 +101,13 @@ class BrokerConnections:
         self._refreshed_s: dict[str, float] = {}
         self._connections: dict[tuple[Server, ConnectionPurpose], Connection] = {}
         self._locks: dict[tuple[Server, ConnectionPurpose], asyncio.Lock] = {}
+        self.unanswered_since_s: float | None = None
+        """Since when the brokers owe an answer, and none has answered."""
+
+    def is_silent(self) -> bool:
+        """Return whether it is in vain to wait for an answer while closing."""
+        since_s = self.unanswered_since_s
+        return since_s is not None and self.clock.monotonic_s() - since_s > _CLOSING_S
 
     @property
     def address(self) -> str:
@@ -116,10 +126,10 @@ class BrokerConnections:
         """Return a limit for retries, of the duration that the options say."""
         return RetryLimit(subject or self._subject, self.options.give_up_after_s, self.clock)
 
-    async def persist(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of ``attempt``, retried for as long as a user waits: for opening, creating, describing."""
-        limit_s = min(OPEN_TIMEOUT_S, self.options.give_up_after_s)
-        return await persist_within(limit_s, self._subject, attempt)
+    async def persist(self, attempt: Callable[[], Awaitable[T]], *, briefly: bool = False) -> T:
+        """Return the result of ``attempt``, retried for as long as the options say."""
+        limit_s = self.options.give_up_after_s
+        return await persist_within(min(BRIEFLY_S, limit_s) if briefly else limit_s, self._subject, attempt)
 
     async def request(
         self, node: int, request: object, *, lane: ConnectionPurpose = ConnectionPurpose.CONTROL, wait_s: float = 0.0
@@ -207,8 +217,12 @@ class BrokerConnections:
         return dict.fromkeys([*connected, *known, *self._servers])
 
     async def _request_at(self, server: Server, request: object, lane: ConnectionPurpose, wait_s: float) -> Response:
+        if self.unanswered_since_s is None:
+            self.unanswered_since_s = self.clock.monotonic_s()
         connection = await self._connection(server, lane)
-        return await send(connection, request, server, self.options.request_timeout_s + wait_s)
+        response = await send(connection, request, server, self.options.request_timeout_s + wait_s)
+        self.unanswered_since_s = None
+        return response
 
     async def _connection(self, server: Server, lane: ConnectionPurpose) -> Connection:
         key = (server, lane)

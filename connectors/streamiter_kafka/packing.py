@@ -113,7 +113,7 @@ _LARGEST_PART_OF_LIMIT: Final = 0.95
 _MAX_SEQUENCE: Final = 2**31
 
 
-Row = tuple[bytes | None, bytes | None, list[tuple[str, bytes]], int]
+Row = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]
 """Value, key, headers and time of a record, as the builder of record batches takes them."""
 
 
@@ -269,7 +269,7 @@ class Packing:
 
 def rows(batch: OutgoingBatch, now_ms: int) -> Iterable[Row]:
     """Return value, key, headers and time of each record, as the builder of record batches takes them."""
-    no_headers: list[tuple[str, bytes]] = []
+    no_headers: list[tuple[str, bytes | None]] = []
     return zip(
         batch.values,
         repeat(None) if batch.keys is None else batch.keys,

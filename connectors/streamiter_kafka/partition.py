@@ -305,5 +305,4 @@ class KafkaBatch(TopicBatch):
 
 
 def _headers(given: list[tuple[str, bytes | None]]) -> Headers:
-    """Return the headers; Kafka lets the value of a header be null, which becomes empty."""
-    return tuple((name, value or b"") for name, value in given) if given else ()
+    return tuple(given) if given else ()

@@ -60,7 +60,7 @@ class KafkaConnector(Connector):
         address = KafkaAddress.parse(url)
         subject = f"topics of {address.cluster}"
         async with BrokerConnections(address.servers, _options(address, options, subject), subject) as cluster:
-            return await cluster.persist(cluster.topic_names)
+            return await cluster.persist(cluster.topic_names, briefly=True)
 
 
 def _options(address: KafkaAddress, options: Mapping[str, object], subject: str) -> KafkaOptions:
@@ -311,7 +311,7 @@ async def commit_group_offsets(
     are theirs.
     """
     if positions:
-        await cluster.persist(lambda: _commit_offsets(cluster, group, topic, positions))
+        await cluster.persist(lambda: _commit_offsets(cluster, group, topic, positions), briefly=True)
 
 
 async def group_offsets(cluster: BrokerConnections, group: str, topic: str) -> GroupPositions | None:

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from streamiter.errors import ConfigurationError, ProducerFenced, StreamiterError, TopicError, TransactionExpired
 from streamiter.topics.connecting import TransactionState
 from streamiter.topics.topic import GroupPositions, OutgoingBatch, Topic, Transactions
-from streamiter_kafka.cluster import OPEN_TIMEOUT_S, BrokerConnections, CoordinatorKind
+from streamiter_kafka.cluster import BRIEFLY_S, BrokerConnections, CoordinatorKind
 from streamiter_kafka.packing import Key, Packing, ProducerIdentity, fenced
 from streamiter_kafka.trouble import BrokerTrouble, Code, check, code_name, log, persist
 from streamiter_kafka.wire import (
@@ -90,7 +90,8 @@ class Coordinator:
         """Return the error for a transaction that was open for so long that the broker must have aborted it."""
         return TransactionExpired(
             f"{self.subject}: the broker aborted the transaction, which was open for over "
-            f"{self.timeout_s:g} s, its timeout; open new transactions, unless a newer writer has taken over since"
+            f"{self.timeout_s:g} s, its timeout (of a job: transaction_timeout_s of its checkpoints); open new "
+            "transactions, unless a newer writer has taken over since"
         )
 
     async def enlist(self, producer: ProducerIdentity, partitions: Iterable[Key]) -> None:
@@ -299,22 +300,26 @@ class KafkaTransactions(Transactions):
         self._state.check_open()
         await self._abort()
 
+    def unanswered_since_s(self) -> float | None:
+        return self._cluster.unanswered_since_s
+
     async def close(self) -> None:
         if self._state.is_closed:
             return
         is_open = self._state.is_open
         self._state.close()
+        limit_s = 0.0 if self._cluster.is_silent() else BRIEFLY_S
         async with self._cluster:  # closed even where one of these waits is cancelled
             try:
                 if is_open:
-                    await asyncio.wait_for(self._abort(), OPEN_TIMEOUT_S)
+                    await asyncio.wait_for(self._abort(), limit_s)
             except ProducerFenced:
                 pass  # the newer owner has aborted the transaction
             except (StreamiterError, TimeoutError) as error:
                 log.warning(
                     "%s: the open transaction was not aborted on closing; its timeout will abort it: %s",
                     self._subject,
-                    error,
+                    error if str(error) else "no broker answers",
                 )
             finally:
                 await self._sender.stop()

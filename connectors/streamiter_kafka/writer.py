@@ -319,6 +319,9 @@ class KafkaWriter(TopicWriter):
         with self._reporting():
             await self._sender.flush()
 
+    def unanswered_since_s(self) -> float | None:
+        return self._cluster.unanswered_since_s
+
     async def close(self) -> None:
         if self._is_closed:
             return

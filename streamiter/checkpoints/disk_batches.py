@@ -23,7 +23,7 @@ import numpy as np
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import Deferred, DeferredEntries, PlainValue
 from streamiter.errors import ConfigurationError, InternalError, LoopOverflow, PlainDataError, StorageFull
-from streamiter.files import FULL_DISK
+from streamiter.files import FULL_DISK, NOT_ALLOWED, advice_for
 from streamiter.records import Batch, estimated_bytes
 
 Content: TypeAlias = bytes | memoryview
@@ -500,7 +500,9 @@ def _open(directory: str, name: str) -> FileIO:
     except OSError as error:
         if error.errno in FULL_DISK:
             raise
+        is_denied = error.errno in NOT_ALLOWED
         raise ConfigurationError(
-            f"{name}: expected a directory for data that does not fit into memory, given "
-            f"{directory} ({error.strerror}); choose one that this process may write to"
+            f"{name}: expected a directory for data that does not fit into memory, given {directory} "
+            f"({error.strerror}); "
+            f"{'choose one that this process may write to' if is_denied else advice_for(str(error))}"
         ) from error

@@ -18,7 +18,7 @@ from typing import IO, BinaryIO, Final
 
 from streamiter.checkpoints.blobs import Blob, BlobReader, Blobs, missing
 from streamiter.errors import CheckpointError, ConfigurationError, StorageFull
-from streamiter.files import FULL_DISK, alone, is_free, shared, sync_folder
+from streamiter.files import FULL_DISK, NOT_ALLOWED, advice_for, alone, is_free, shared, sync_folder
 
 _LOCK: Final = "lock"
 _IN_USE: Final = "in-use"
@@ -183,12 +183,6 @@ class FileReader(BlobReader):
         self._file.close()
 
 
-# A wrong folder or a wrong user: errors that do not go away with time.
-_NOT_ALLOWED: Final = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG}
-)
-
-
 @contextlib.contextmanager
 def errors_of_writing(what: str, place: str, advice: str) -> Iterator[None]:
     """Convert errors of the system to errors that say what to do, while files in ``place`` are written.
@@ -204,14 +198,14 @@ def errors_of_writing(what: str, place: str, advice: str) -> Iterator[None]:
                 f"{what}: expected room for checkpoints in {place}, given {reason}; what was committed before is as "
                 f"it was: free space on that disk, or {advice}"
             ) from error
-        if error.errno in _NOT_ALLOWED:
+        if error.errno in NOT_ALLOWED:
             raise ConfigurationError(
                 f"{what}: expected a directory for checkpoints that this process may write to, given {place} "
                 f"({error.filename or place}: {reason}); choose another, or give it to this process's user"
             ) from error
         raise CheckpointError(
             f"{what}: expected to write checkpoints to {place}, given an error of the system "
-            f"({error.filename or place}: {reason}); check that disk, or choose another directory"
+            f"({error.filename or place}: {reason}); {advice_for(reason)}, or choose another directory"
         ) from error
 
 
@@ -223,6 +217,6 @@ def errors_of_reading(place: str) -> Iterator[None]:
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise CheckpointError(
-            f"{place}: expected a file that can be read, given an error of the system ({reason}); check that "
-            "disk and the file's owner, or start from another checkpoint"
+            f"{place}: expected a file that can be read, given an error of the system ({reason}); "
+            f"{advice_for(reason)} and the file's owner, or start from another checkpoint"
         ) from error

@@ -338,7 +338,7 @@ class _UpdateRecords:
         """Return the largest number of bytes that a record of this update has in addition to its value."""
         widest = Chunk(UPDATE_BYTES_MAX - 1, UPDATE_BYTES_MAX, "0" * 64)
         headers = self._headers(content_type, widest).encoded()
-        named = sum(len(name) + len(value) + _HEADER_FRAMING_BYTES for name, value in headers)
+        named = sum(len(name) + len(value or b"") + _HEADER_FRAMING_BYTES for name, value in headers)
         return _FRAMING_BYTES + named + len(chunk_key(self.document.model, self.document.rank, widest.index))
 
     def _headers(self, content_type: str, chunk: Chunk | None = None) -> UpdateHeaders:

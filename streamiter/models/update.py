@@ -167,7 +167,7 @@ class UpdateHeaders(msgspec.Struct, frozen=True):
     @staticmethod
     def parse(headers: Headers) -> UpdateHeaders:
         """Return the parsed headers of a record; ``ValueError`` with the reason for headers of no update."""
-        fields = {name: value.decode() for name, value in headers}
+        fields = {name: (value or b"").decode() for name, value in headers}
         if fields.get("format", _FORMAT) != _FORMAT:
             raise ValueError(
                 f"expected an update of format {_FORMAT}, which has no header format, given {fields['format']!r}; "
@@ -265,7 +265,8 @@ def deleted_rank(headers: Headers) -> Rank | None:
     >>> deleted_rank(deletion_headers("ctr", (2, 17)))
     (2, 17)
     """
-    return next((rank_in(value.decode("ascii", "replace")) for name, value in headers if name == "deletes"), None)
+    deleted = (value or b"" for name, value in headers if name == "deletes")
+    return next((rank_in(value.decode("ascii", "replace")) for value in deleted), None)
 
 
 def is_key_of(model: str, key: bytes | None) -> bool:

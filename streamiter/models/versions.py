@@ -108,7 +108,7 @@ async def model_names(topic: Topic) -> list[str]:
     names: set[str] = set()
     try:
         while (batch := await reader.read()) is not None:
-            headers = [value for fields in batch.headers for name, value in fields if name == "model"]
+            headers = [value or b"" for fields in batch.headers for name, value in fields if name == "model"]
             names.update(value.decode(errors="backslashreplace") for value in headers)
     finally:
         await reader.close()

@@ -14,7 +14,17 @@ import numpy as np
 from streamiter.errors import ConfigurationError, described, shortened
 from streamiter.operators.event_timers import StepTimes, checked_time
 from streamiter.operators.functions import FunctionResultError, rows_if_table
-from streamiter.records import Batch, BatchOrigin, Columns, EventTimeWatermark, Order, OutputTag, TimedBatch, untimed
+from streamiter.records import (
+    Batch,
+    BatchOrigin,
+    Columns,
+    EventTimeWatermark,
+    Order,
+    OutputTag,
+    TimedBatch,
+    TopicColumns,
+    untimed,
+)
 from streamiter.times import MIN_TIME, Times
 
 Receiver = Callable[[Batch], object]
@@ -82,6 +92,16 @@ class Output:
     def batch_origin(self) -> BatchOrigin | None:
         """Where the current batch was read, as far as known; pass it to ``reject``."""
         return None if self._origin_now is None else self._origin_now()
+
+    @property
+    def keeps_originals(self) -> bool:
+        """Whether a dead letter of a later step has the key and the headers of the record that was read."""
+        return (origin := self.batch_origin) is not None and bool(origin.originals)
+
+    def made(self, records: Batch, of: Batch) -> None:
+        """Say that each of ``records``, which are emitted next, was made of the record of ``of`` at its place."""
+        if (origin := self.batch_origin) is not None and origin.originals:
+            origin.made(self._step, records, of)
 
     def detach(self) -> Callable[[], None]:
         """For the engine: gather the emitted batches, and return a function that sends them and ends the gathering.
@@ -159,31 +179,30 @@ class Output:
         reason: str | Exception,
         *,
         origin: Origin | BatchOrigin | None = None,
-        key: bytes | None = None,
+        original: tuple[TopicColumns, int] | None = None,
     ) -> None:
         """Refuse a record: by the step's policy it is skipped, becomes a dead letter, or ends the job.
 
         ``origin`` is where the record was read: ``out.batch_origin`` for a record of the current batch, None for a
-        record that the operator has kept from an earlier batch.
+        record that the operator has kept from an earlier batch. ``original`` are the columns and the row of the record
+        of a topic that was refused; where it is None, it is looked for in the origin.
         """
         if self._policy == "fail":
             self.fail(reason, record, origin=origin if isinstance(origin, Origin) else None)
-        self.skip(record, reason, origin=origin, key=key)
+        self.rejected += 1
+        if self._policy == "skip" and self._on_rejected is None:
+            return
+        letter = DeadLetter.of(record, self._step, described(reason), origin, original)
+        if self._on_rejected is not None:
+            self._on_rejected(letter)
         if self._policy == "dead_letter":
-            self.emit(DeadLetter(record, self._step, described(reason), origin, key), tag=DEAD_LETTERS)
+            self.emit(letter, tag=DEAD_LETTERS)
 
-    def skip(
-        self,
-        record: Any,
-        reason: str | Exception,
-        *,
-        origin: Origin | BatchOrigin | None = None,
-        key: bytes | None = None,
-    ) -> None:
+    def skip(self, record: Any, reason: str | Exception, *, origin: Origin | BatchOrigin | None = None) -> None:
         """Refuse a record as by the policy ``skip``, whatever the step's policy is: it is counted, and left out."""
         self.rejected += 1
         if self._on_rejected is not None:
-            self._on_rejected(DeadLetter(record, self._step, described(reason), origin, key))
+            self._on_rejected(DeadLetter.of(record, self._step, described(reason), origin))
 
     def fail(self, reason: str | Exception, record: Any, *, origin: Origin | None = None) -> NoReturn:
         """End the job, naming the step and the record."""
@@ -377,7 +396,47 @@ class DeadLetter:
     """Where the record was read, where that is known: its offset if it came directly from a topic, otherwise the
     range of offsets of its batch."""
     key: bytes | None = None
-    """The key of a record that came directly from a topic."""
+    """The key of the record of the topic, where that record is known."""
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    """The headers of that record."""
+    timestamp_ms: int | None = None
+    """The time stamp of that record."""
+
+    @property
+    def original(self) -> tuple[TopicColumns, int] | None:
+        """The record of the topic, as ``Output.reject`` takes it; None where it is not known."""
+        return None if self.timestamp_ms is None else (_OneRecord(self), 0)
+
+    @classmethod
+    def of(
+        cls,
+        record: Any,
+        step: str,
+        error: str,
+        origin: Origin | BatchOrigin | None,
+        original: tuple[TopicColumns, int] | None = None,
+    ) -> DeadLetter:
+        """Return the letter of a record with what is known of the record of the topic from which it was made."""
+        if original is None and isinstance(origin, BatchOrigin) and origin.partition is not None:
+            original = origin.original_of(record)
+            if original is not None:
+                origin = Origin(origin.topic, origin.partition, original[0].offsets[original[1]])
+        elif original is None and isinstance(origin, BatchOrigin):
+            original = origin.original_of(record)
+        if original is None:
+            return cls(record, step, error, origin)
+        read, row = original
+        return cls(record, step, error, origin, read.keys[row], read.headers[row], read.timestamps_ms[row])
+
+
+class _OneRecord:
+    """The original of a letter as columns."""
+
+    def __init__(self, letter: DeadLetter) -> None:
+        self.offsets: Sequence[int] = [letter.origin.offset] if isinstance(letter.origin, Origin) else [0]
+        self.timestamps_ms: Sequence[int] = [letter.timestamp_ms or 0]
+        self.keys: Sequence[bytes | None] = [letter.key]
+        self.headers: Sequence[tuple[tuple[str, bytes | None], ...]] = [letter.headers]
 
 
 class RecordFailure(Exception):

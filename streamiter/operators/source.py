@@ -95,6 +95,9 @@ class Source:
     """For the engine, which sets it before ``open`` if a step waits for the records that the topic has then: ``read``
     returns None behind these records, and reading continues after ``read_on``."""
 
+    keeps_originals: bool = False
+    """For the engine, which sets it if a step writes dead letters: the origins of batches tell the records as read."""
+
     def open(self, context: Context, positions: Positions | None) -> MaybeAwaitable:
         """Prepare to read. Called once, first; ``positions`` are those of a snapshot, or None."""
 

@@ -46,7 +46,8 @@ class Map(Operator):
         self._f = plain_function("Map(f)", f)
 
     def process_batch(self, batch: Batch, out: Output) -> None:
-        _, results = apply_to_each(self._f, batch, out)
+        accepted, results = apply_to_each(self._f, batch, out)
+        out.made(results, accepted)
         out.emit_batch(results)
 
 
@@ -212,7 +213,7 @@ class FlatMap(Operator):
         """The types of results that are no tables: a lookup in a set is faster than a check for a table."""
 
     def process_batch(self, batch: Batch, out: Output) -> None:
-        if out.tolerates_rejections:
+        if out.tolerates_rejections or out.keeps_originals:
             self._emit_tolerantly(batch, out)
         else:
             self._emit(batch, out)
@@ -246,7 +247,7 @@ class FlatMap(Operator):
 
     def _emit_tolerantly(self, batch: Batch, out: Output) -> None:
         gathered: list[Any] = []
-        for record in batch:
+        for record in untimed(batch):
             kept = len(gathered)
             try:
                 items = iter(rows_if_table("FlatMap(f)", self._f(record)))
@@ -255,6 +256,8 @@ class FlatMap(Operator):
                 del gathered[kept:]
                 refuse(out, record, error)
                 continue
+            if out.keeps_originals:
+                out.made(items := gathered[kept:], [record] * len(items))
             if len(gathered) >= _PIECE_RECORDS:
                 out.emit_batch(gathered)
                 gathered = []

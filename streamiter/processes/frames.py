@@ -145,7 +145,6 @@ class FrameEncoding:
         self._arrays: list[Array] = []
         """The arrays of the message that is packed."""
         self._unpack = msgspec.msgpack.Decoder().decode
-        self._unpack_origin = msgspec.msgpack.Decoder(BatchOrigin).decode
 
     def encode_batch(self, batch: DataBatch, size_bytes: int) -> Parts:
         """Return the body of a batch in pieces. Pieces of large arrays are their own memory.
@@ -153,7 +152,7 @@ class FrameEncoding:
         Raises ``PlainDataError`` for records that are not plain data, with the index of the record.
         """
         encoding, layout, parts = self._encode_records(batch.records)
-        origin = b"" if batch.origin is None else self._pack(batch.origin)
+        origin = b"" if batch.origin is None else self._pack(batch.origin.place())
         head = _BATCH_HEAD.pack(batch.epoch, size_bytes, len(batch.records), len(origin), encoding, layout)
         return [head, *parts, origin] if origin else [head, *parts]
 
@@ -212,7 +211,7 @@ class FrameEncoding:
             records = [_letter(*fields) for fields in records]
         if len(records) != count:
             raise PlainDataError(f"expected a batch of {count} records, given the bytes of {len(records)}")
-        origin = self._unpack_origin(body[len(body) - origin_bytes :]) if origin_bytes else None
+        origin = BatchOrigin(*self._unpack(body[len(body) - origin_bytes :])) if origin_bytes else None
         return DataBatch(records if times is None else TimedBatch(records, times, order), epoch, origin), size_bytes
 
     def _encode_outgoing(self, batch: OutgoingBatch) -> bytes:
@@ -229,8 +228,11 @@ class FrameEncoding:
             self._plain_data.encode(record)
         except PlainDataError:
             record = dead_letter_value(record)
-        place = (origin.topic, origin.partition, origin.offset) if isinstance(origin, Origin) else origin
-        return record, letter.step, letter.error, place and tuple(place), letter.key
+        if isinstance(origin, Origin):
+            place: tuple[PlainValue, ...] | None = (origin.topic, origin.partition, origin.offset)
+        else:
+            place = None if origin is None else origin.place()
+        return record, letter.step, letter.error, place, letter.key, letter.headers, letter.timestamp_ms
 
     def encode_control(self, control: Control) -> bytes:
         """Return the body of a control record."""
@@ -316,9 +318,9 @@ def _survives(value: PlainValue, survivors: frozenset[type[object]]) -> bool:
     return False
 
 
-def _letter(record: Any, step: str, error: str, place: tuple[Any, ...] | None, key: bytes | None) -> DeadLetter:
+def _letter(record: Any, step: str, error: str, place: tuple[Any, ...] | None, *original: Any) -> DeadLetter:
     origin = None if place is None else Origin(*place) if len(place) == 3 else BatchOrigin(*place)
-    return DeadLetter(record, step, error, origin, key)
+    return DeadLetter(record, step, error, origin, *original)
 
 
 def _arrays_of(records: Any) -> tuple[list[str] | int | None, list[str], list[tuple[int, ...]], list[Any]] | None:

@@ -164,7 +164,7 @@ class _Process:
 
     async def _stop(self, mode: StopMode) -> None:
         with contextlib.suppress(Exception):  # job.wait() raises it, too.
-            await (await asyncio.shield(self._job)).stop(mode)
+            await (await asyncio.shield(self._job)).stop_on_signal(mode)
 
     async def _abort(self, work: asyncio.Task[None]) -> None:
         for stopping in self._stopping:

@@ -6,8 +6,9 @@ becomes a :class:`RemoteError` with its text and its traceback.
 
 from __future__ import annotations
 
+import inspect
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, final
 
 from streamiter.checkpoints.plain_data import PlainData
@@ -31,6 +32,18 @@ def first_failure(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+async def close_each(closing: Iterable[Callable[[], object]]) -> list[Exception]:
+    """Close one thing after the other, even if some fail to close; return the errors. Each may be awaitable."""
+    errors: list[Exception] = []
+    for close in closing:
+        try:
+            if inspect.isawaitable(result := close()):
+                await result
+        except Exception as error:
+            errors.append(error)
+    return errors
 
 
 @final

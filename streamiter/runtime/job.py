@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeVar
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import CheckpointError, ConfigurationError, StreamiterError
@@ -27,7 +28,7 @@ from streamiter.runtime.checkpointing.checkpoint_messages import CheckpointMessa
 from streamiter.runtime.checkpointing.commit import JobSnapshot, snapshot_in_memory
 from streamiter.runtime.checkpointing.committed import checkpoints_of, id_of, warn_of_doubled_outputs
 from streamiter.runtime.checkpointing.task_barriers import TaskStates
-from streamiter.runtime.failures import Failures, first_failure
+from streamiter.runtime.failures import Failures, close_each, first_failure
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import DrainInput, call_unless_cancelled, unless_cancelled
 from streamiter.runtime.messages import SharedObjects
@@ -38,14 +39,21 @@ from streamiter.runtime.task import Task
 from streamiter.runtime.topic_feedback import check_shared
 from streamiter.runtime.watchdog import Watchdog, task_statistics
 from streamiter.states.backends import MemoryStates
-from streamiter.topics.source_and_sink import ConsumerGroup
+from streamiter.topics.source_and_sink import ConsumerGroup, Outputs, TopicSink
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.store import Checkpoints
     from streamiter.runtime.checkpointing.checkpointer import Checkpointer
     from streamiter.runtime.checkpointing.following_checkpointer import FollowingCheckpointer
 
+_log = logging.getLogger("streamiter.job")
+
 StopMode = Literal["suspend", "drain", "abort"]
+
+# Kubernetes kills a process 30 s after SIGTERM, docker 10 s after it unless told otherwise. A broker that restarts in
+# order answers within a few seconds, by way of another broker; what follows an abort takes up to 8 s.
+_UNANSWERED_S: Final = 8.0
+_LOOK_EVERY_S: Final = 0.5
 
 T = TypeVar("T")
 
@@ -312,6 +320,39 @@ class Job:
             await self._suspend()
         return await self.wait()
 
+    async def stop_on_signal(self, mode: StopMode) -> None:
+        """Stop the job as ``stop`` does, but abort it if the servers of its outputs do not answer.
+
+        So the process ends before a supervisor kills it. While they answer, the last checkpoint may take any time.
+        """
+        aborting = asyncio.create_task(self._abort_if_unanswered(), name="abort without servers")
+        try:
+            await self.stop(mode)
+        finally:
+            aborting.cancel()
+
+    async def _abort_if_unanswered(self) -> None:
+        since_s = self._clock.monotonic_s()
+        while self._state == "running":
+            await self._clock.sleep(_LOOK_EVERY_S)
+            now_s = self._clock.monotonic_s()
+            owed_s = max((now_s - max(each, since_s) for each in self._unanswered_since_s()), default=0.0)
+            if owed_s >= _UNANSWERED_S:
+                _log.warning(
+                    "flow %r: the server of an output has not answered for %.0f s, so the job is aborted; with "
+                    "checkpoints, the next run resumes from the last one",
+                    self.flow,
+                    owed_s,
+                )
+                self._abort()
+                return
+
+    def _unanswered_since_s(self) -> Iterator[float]:
+        yield from filter(None, [self._scope.get(Outputs, Outputs).unanswered_since_s()])
+        for operator in (instance.operator for task in self._tasks for instance in task.instances):
+            if isinstance(operator, TopicSink) and (since_s := operator.unanswered_since_s()) is not None:
+                yield since_s
+
     def _abort(self) -> None:
         # Only once: a second cancellation would interrupt the closing of the steps.
         if not self._is_aborting and self._state == "running":
@@ -490,7 +531,14 @@ class Job:
         Raises the first of the failures, or the first error of another process.
         """
         self._has_closed = True
-        self._states.close()
+        # Here, since steps use the states until all of them are closed.
+        unclosed = [self._failures.error_of(error) for error in await close_each([self._states.close])]
+        if state == "aborted" and not failures:
+            for left in unclosed:
+                _log.warning("%s", left)
+        else:
+            failures = [*failures, *unclosed]
+            state = "failed" if failures else state
         error, *others = failures or (None,)
         if error is not None:
             for other in others:
@@ -552,14 +600,10 @@ class Job:
             errors += await task.close()
         for feedback in self._topic_feedback:
             errors += await feedback.close()
-        for departure in self._departures:
-            departure.close()
+        errors += await close_each(departure.close for departure in self._departures)
         errors += await self._services.close(went_well=went_well)
         if self._keeper is not None:
-            try:
-                await self._keeper.close()
-            except Exception as error:
-                errors.append(error)
+            errors += await close_each([self._keeper.close])
         return [self._failures.error_of(error) for error in errors]
 
     # -- statistics ------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from streamiter.operators.operator import Progress
 from streamiter.operators.output import RecordFailure
 from streamiter.records import (
     Batch,
+    BatchOrigin,
     CheckpointBarrier,
     Control,
     DataBatch,
@@ -263,7 +264,7 @@ class EdgeWriter:
         *,
         leaves_loop: bool = False,
         keeps_origin: bool = False,
-        encode: Callable[[Batch], Iterable[Batch]] | None = None,
+        encode: Callable[[Batch, BatchOrigin | None], Iterable[Batch]] | None = None,
     ) -> None:
         """``split`` is None if there is only one channel; ``step`` is the step that reads the channels.
 
@@ -287,7 +288,7 @@ class EdgeWriter:
             self.lanes[0].put(DataBatch(batch, epoch, origin))
             return
         for subtask, part in ((0, batch),) if self.split is None else _split(self.split, batch, self._step):
-            for records in (part,) if self._encode is None else self._encode(untimed(part)):
+            for records in (part,) if self._encode is None else self._encode(untimed(part), origin):
                 self.lanes[subtask].put(DataBatch(records, epoch, origin))
 
     def control(self, control: Control) -> None:

@@ -323,6 +323,7 @@ class Planner:
         if head.source is not None:
             source, is_awaited = make_source(head), head in self._read_to_end
             source.tells_end = is_awaited and not head.bounded
+            source.keeps_originals = any(step.policy == "dead_letter" for step in self.steps if step is not head)
             channel = self._bounded_channel(f"{name} ← source")
             feeder = Feeder(source, channel, head.name, self.options.clock, is_awaited=is_awaited)
             ports = [Port(0, SINGLE_INPUT, feeder.channel, is_feedback=False)]

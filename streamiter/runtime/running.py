@@ -225,7 +225,7 @@ def stopping_on_signals(
 
     async def stop(mode: StopMode) -> None:
         with contextlib.suppress(Exception):  # job.wait() raises it, too.
-            await job.stop(mode)
+            await getattr(job, "stop_on_signal", job.stop)(mode)
 
     def start_stopping(mode: StopMode) -> None:
         stopping.append(loop.create_task(stop(mode)))

@@ -8,7 +8,7 @@ are handled by :class:`~streamiter.runtime.checkpointing.task_barriers.TaskBarri
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, final
 
@@ -45,6 +45,7 @@ from streamiter.runtime.checkpointing.task_barriers import (
     TaskState,
 )
 from streamiter.runtime.entries import AsyncEntry, Entry
+from streamiter.runtime.failures import close_each
 from streamiter.runtime.feedback import BarrierReturned, FeedbackChannel
 from streamiter.runtime.feeder import Feeder
 from streamiter.runtime.gate import Gate
@@ -239,22 +240,13 @@ class Task:
         """Close everything that is open, even if some operators fail to close; return the errors."""
         self._handled_s, self._held_s = self.handled_s, self.held_s
         self._handling_since_s = self._held_since_s = None
-        errors: list[Exception] = []
-        closing: list[Callable[[], Awaitable[None]]] = [instance.close for instance in self.instances]
+        closing: list[Callable[[], object]] = [instance.close for instance in self.instances]
         if (under_way := self.chain.closing) is not None:
             closing.insert(0, lambda: under_way)
         if self.feeder is not None:
             closing.append(self.feeder.close)
-        for close in closing:
-            try:
-                await close()
-            except Exception as error:
-                errors.append(error)
-        for channel in self._feedback_channels:
-            channel.close()
-        self.barriers.release()
-        self.gate.close()
-        return errors
+        closing += [channel.close for channel in self._feedback_channels]
+        return await close_each([*closing, self.barriers.release, self.gate.close])
 
     @property
     def may_hold_back_barriers(self) -> bool:
@@ -527,7 +519,8 @@ class Task:
         self.chain.restore(watermark=state["watermark"], interior_input_ended=state["interior input ended"])
         self.positions = dict(state["positions"] or {})
         restore_turns(self.writers, state["turns"])
-        self.gate.restore(state["gate"], state.get("logged", ()))
+        if state["gate"] is not None:  # None: an input that had ended goes on.
+            self.gate.restore(state["gate"], state.get("logged", ()))
         self.ended = state["ended"]
 
 

@@ -21,6 +21,7 @@ from streamiter.errors import ConfigurationError, GraphError, TopicNotFound
 from streamiter.operators.holding import MiniBatch
 from streamiter.operators.operator import IterationListener, Operator
 from streamiter.operators.output import RecordFailure
+from streamiter.runtime.failures import close_each
 from streamiter.runtime.feedback import FeedbackChannel, FeedbackLimits, check_range_in_topic, spill_queue
 from streamiter.runtime.graph import Edge, Step
 from streamiter.runtime.instance import FailuresOf, call_unless_cancelled
@@ -232,8 +233,7 @@ class TopicFeedback:
         if self._writer is not None:
             closing.append(self._close_writer(self._writer))
         results = await asyncio.gather(*closing, return_exceptions=True)
-        for outlet in self._outlets:
-            outlet.channel.close()
+        results += await close_each(outlet.channel.close for outlet in self._outlets)
         return [self._failure(result) for result in results if isinstance(result, Exception)]
 
     async def _close_writer(self, writer: TopicWriter) -> None:

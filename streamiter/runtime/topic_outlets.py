@@ -267,7 +267,7 @@ class Message:
     @classmethod
     def from_headers(cls, headers: Headers) -> Message:
         """Return the message of these headers. Raises ValueError for the headers of another record."""
-        fields = dict(headers)
+        fields = {name: value or b"" for name, value in headers}
         try:
             kind = fields["kind"].decode()
             if kind not in _KINDS:

@@ -36,7 +36,7 @@ from rocksdict import (
 )
 
 from streamiter.errors import CheckpointError, ConfigurationError, StorageFull
-from streamiter.files import FULL_DISK, alone, is_free, shared
+from streamiter.files import NOT_ALLOWED, advice_for, alone, is_free, shared
 
 # A memtable that is full is written while the next one is filled. A checkpoint writes one of this size at the most.
 _MEMTABLE_BYTES: Final = 32 << 20
@@ -141,7 +141,7 @@ class DatabaseHome:
                 return made
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
-            if error.errno in FULL_DISK:
+            if error.errno not in NOT_ALLOWED:
                 raise explained(OSError(reason), f"flow {self._flow!r}", self._place / _RUN) from error
             raise ConfigurationError(
                 f"flow {self._flow!r}: expected a folder for its state that this process may write to, given "
@@ -299,8 +299,9 @@ class Database:
             self._making = None
         self._waiting, self._waiting_bytes = {}, 0
         if self._opened is not None:
-            self._opened.close()
-            self._opened = None
+            rows, self._opened = self._opened, None
+            with self._explained():  # It writes what is in memory.
+                rows.close()
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -322,8 +323,8 @@ def explained(error: Exception, owner: str, folder: Path) -> Exception:
             "was: free space on that disk, or choose another with RocksState(…), and start the flow again"
         )
     return CheckpointError(
-        f"{owner}: expected to read and write its state in {folder.parent}, given {text:.200}; check that disk, and "
-        "start the flow again: it resumes from the last checkpoint"
+        f"{owner}: expected to read and write its state in {folder.parent}, given {text:.200}; "
+        f"{advice_for(text)}, and start the flow again: it resumes from the last checkpoint"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -117,9 +118,10 @@ class RocksJobStates:
         return RocksStates(database, self._plain_data, clock, time_to_live_s, step=step)
 
     def close(self) -> None:
-        for database in self._databases:
-            database.close()
-        self._home.close()
+        with contextlib.ExitStack() as closing:  # each of them, even if others fail to close
+            closing.callback(self._home.close)
+            for database in reversed(self._databases):
+                closing.callback(database.close)
 
 
 class _StatesTime:

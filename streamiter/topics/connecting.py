@@ -418,7 +418,7 @@ def _column_bytes(column: Sequence[bytes | None]) -> int:
 
 
 def _headers_bytes(headers: Headers) -> int:
-    return sum(len(name.encode()) + len(value) for name, value in headers)
+    return sum(len(name.encode()) + len(value or b"") for name, value in headers)
 
 
 class _TransactionPhase(enum.Enum):

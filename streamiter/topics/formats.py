@@ -328,7 +328,8 @@ class Typed(Generic[Made]):
     """JSON as ``msgspec.Struct`` instances, both ways: checked against the class while it is parsed.
 
     ``struct_type`` is a ``Struct`` class, or a union of tagged classes. The class decides which fields are required,
-    which have a default, and whether unknown fields are refused (``forbid_unknown_fields=True``).
+    which have a default, and whether unknown fields are refused (``forbid_unknown_fields=True``). A record without a
+    value (a tombstone) is refused; with ``tombstones="keep"`` it is None, both ways.
 
     >>> class Click(msgspec.Struct):
     ...     user: str
@@ -344,19 +345,25 @@ class Typed(Generic[Made]):
     """
 
     @overload
-    def __init__(self, struct_type: type[Made]) -> None: ...
+    def __init__(self, struct_type: type[Made], *, tombstones: Literal["refuse"] = "refuse") -> None: ...
 
     @overload
-    def __init__(self: Typed[Any], struct_type: UnionType) -> None: ...
+    def __init__(self: Typed[Made | None], struct_type: type[Made], *, tombstones: Literal["keep"]) -> None: ...
 
-    def __init__(self, struct_type: Any) -> None:
+    @overload
+    def __init__(self: Typed[Any], struct_type: UnionType, *, tombstones: Literal["refuse", "keep"] = ...) -> None: ...
+
+    def __init__(self, struct_type: Any, *, tombstones: Literal["refuse", "keep"] = "refuse") -> None:
+        if tombstones not in ("refuse", "keep"):
+            raise ConfigurationError(f'Typed(tombstones=): expected "refuse" or "keep", given {tombstones!r}')
         self._type: Any = struct_type
+        self._tombstones = tombstones
         self._decode = msgspec.json.Decoder(struct_type).decode
         self._encode = msgspec.json.Encoder().encode
 
-    def __reduce__(self) -> tuple[type[Typed[Any]], tuple[Any]]:
+    def __reduce__(self) -> tuple[Callable[..., Typed[Any]], tuple[Any]]:
         # Ray sends flows to other processes; decoders of msgspec cannot be sent.
-        return Typed, (self._type,)
+        return functools.partial(Typed, tombstones=self._tombstones), (self._type,)
 
     @property
     def struct_types(self) -> tuple[type[msgspec.Struct], ...]:
@@ -367,14 +374,18 @@ class Typed(Generic[Made]):
         """Return the instances; raise ``DecodeError`` for values that do not fit the class, and for tombstones."""
         try:
             return list(map(self._decode, batch.values))  # type: ignore[arg-type]
-        except BAD_INPUT:  # one value is bad: find it
+        except BAD_INPUT:  # one value is bad, or None: find it
+            if self._tombstones == "keep":
+                return decode_each(batch.values, lambda value: None if value is None else self._decode(value))
             return decode_values(batch.values, self._decode)
 
     def encode(self, batch: Batch) -> OutgoingBatch:
         """Return the values; raise ``EncodeError`` for records that are not of the class."""
         return OutgoingBatch(encode_each(batch, self._encode_one))
 
-    def _encode_one(self, record: Any) -> bytes:
+    def _encode_one(self, record: Any) -> bytes | None:
+        if record is None and self._tombstones == "keep":
+            return None
         if not isinstance(record, self._type):
             raise TypeError(f"expected {_name(self._type)}, given {type(record).__name__}")
         return self._encode(record)

@@ -18,7 +18,7 @@ from streamiter.topics.topic import Encoder, Headers, OutgoingBatch
 T = TypeVar("T")
 
 KeyFunction = Callable[[T], bytes | str | None]
-HeadersFunction = Callable[[T], Mapping[str, bytes | str] | Iterable[tuple[str, bytes | str]]]
+HeadersFunction = Callable[[T], Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]]
 TimestampFunction = Callable[[T], int | datetime | np.datetime64]
 
 
@@ -66,24 +66,29 @@ class RecordColumns:
         """Return the columns of these records."""
         return RecordColumns({name: [column[each] for each in indices] for name, column in self._columns.items()})
 
-    def encode(self, batch: Batch, encoder: Encoder) -> OutgoingBatch:
-        """Return the records as the topic takes them; raise the ``EncodeError`` of the encoder."""
+    def encode(self, batch: Batch, encoder: Encoder, *, with_tombstones: bool) -> OutgoingBatch:
+        """Return the records as the topic takes them; raise the ``EncodeError`` of the encoder.
+
+        ``with_tombstones``: records that are None have no value. For ``value`` functions, this is always so.
+        """
         columns = dict(self._columns)
         values = columns.pop("values", None)
+        if values is None and with_tombstones and isinstance(batch, list):
+            values = batch
         outgoing = encoder.encode(batch) if values is None else _encoded(values, encoder)
         return replace(outgoing, **cast(Any, columns)) if columns else outgoing
 
 
 def _encoded(values: Sequence[Any], encoder: Encoder) -> OutgoingBatch:
     there = [index for index, value in enumerate(values) if value is not None]
+    if len(there) == len(values):
+        return encoder.encode(values)
     if not there:
         return OutgoingBatch([None] * len(values))
     try:
         outgoing = encoder.encode(take(values, there))
     except EncodeError as error:
         raise EncodeError({there[index]: reason for index, reason in error.failures.items()}) from None
-    if len(there) == len(values):
-        return outgoing
     with_tombstones: list[bytes | None] = [None] * len(values)
     for index, value in zip(there, outgoing.values, strict=True):
         with_tombstones[index] = value
@@ -109,7 +114,7 @@ def _headers_of(given: Any) -> Headers:
     try:
         return tuple((_name_of(name), _bytes_of(value)) for name, value in pairs)
     except (TypeError, ValueError):
-        expected = "a dict or pairs of names (str) and values (bytes or str)"
+        expected = "a dict or pairs of names (str) and values (bytes, str or None)"
         raise _wrong("headers", expected, given, "return {'name': str(…)}") from None
 
 
@@ -119,7 +124,9 @@ def _name_of(name: object) -> str:
     raise TypeError
 
 
-def _bytes_of(value: object) -> bytes:
+def _bytes_of(value: object) -> bytes | None:
+    if value is None:
+        return None
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bytes):

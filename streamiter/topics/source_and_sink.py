@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -15,13 +16,13 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from streamiter.clock import Clock
+from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, DecodeError, EncodeError, safe_repr
 from streamiter.operators.event_time import PartState
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import DeadLetter, Origin, Output
 from streamiter.operators.source import Positions, Source, SourceBatch
-from streamiter.records import Batch, BatchOrigin, take
+from streamiter.records import Batch, BatchOrigin, Originals, take
 from streamiter.topics.connecting import ReaderBehindLosses
 from streamiter.topics.formats import to_json_type
 from streamiter.topics.record_functions import RecordFunctions
@@ -155,7 +156,9 @@ class TopicSource(Source):
         return SourceBatch(
             batch,
             {partition: following, **changed},
-            BatchOrigin(self._url, partition, batch.first_offset, following - 1),
+            BatchOrigin(
+                self._url, partition, batch.first_offset, following - 1, (Originals(),) if self.keeps_originals else ()
+            ),
             positions_after=lambda records: {partition: batch.offsets[records - 1] + 1, **changed},
         )
 
@@ -269,6 +272,9 @@ class DecodeValues(Operator):
             self._refuse(batch, error, out)
             return
         self.decoded = batch
+        if type(records) is list and (origin := out.batch_origin) is not None:
+            for originals in origin.originals:
+                originals.read(records, batch)
         out.emit_batch(records)
 
     def _refuse(self, batch: TopicBatch, error: DecodeError, out: Output) -> None:
@@ -279,7 +285,7 @@ class DecodeValues(Operator):
                 out.fail(
                     DecodeError({index: f"{reason}; the value begins {(value or b'')[:80]!r}"}), value, origin=origin
                 )
-            out.reject(value, reason, origin=origin, key=batch.keys[index])
+            out.reject(value, reason, origin=origin, original=(batch, index))
         good = [index for index in range(len(batch)) if index not in error.failures]
         if good:
             self.process_batch(batch.take(good), out)
@@ -288,6 +294,9 @@ class DecodeValues(Operator):
 # The next write or flush raises the failure of a write in the background. If no further record arrives, a timer
 # flushes so long after the last write. It is far below the deadlines of the connectors.
 _FLUSH_AFTER_S: Final = 1.0
+
+# A server that works stores what a writer holds within a second.
+_CLOSE_UNFLUSHED_S: Final = 5.0
 
 
 class TopicSink(Operator):
@@ -306,6 +315,8 @@ class TopicSink(Operator):
         self._writer: TopicWriter | None = None
         self._context: Context | None = None
         self._flush_is_due = False
+        self._is_flushed = False
+        """Whether all records of the input are stored."""
         self._limit: SizeLimit | None = None
         self._limit_is_known = False
 
@@ -331,6 +342,7 @@ class TopicSink(Operator):
         if (encoder_for := getattr(self._encoder, "encoder_for", None)) is not None:
             self._encoder = await encoder_for(self.topic.name, context.clock)
         if isinstance(self._encoder, DeadLetterEncoder):
+            self._encoder.clock = context.clock
             self._encoder.cut_to(await self.topic.size_limit(), self.topic.name)
 
     async def process_batch(self, batch: Batch, out: Output) -> None:
@@ -349,7 +361,7 @@ class TopicSink(Operator):
             return batch
         if type(batch) is list and batch and type(batch[0]) is DeadLetter and batch[0].step == out.step:
             for letter in batch:  # Another process could not encode the records.
-                out.reject(letter.record, letter.error, origin=out.batch_origin)
+                out.reject(letter.record, letter.error, origin=letter.origin, original=letter.original)
             return None
         await self.ask_for_limit(out)
         return self._encode(batch, out)
@@ -373,6 +385,11 @@ class TopicSink(Operator):
 
     async def finish(self, out: Output) -> None:
         await self._flush()
+        self._is_flushed = True
+
+    def unanswered_since_s(self) -> float | None:
+        """Return since when a server owes an answer, by the clock's seconds; None if none is owed."""
+        return None if self._writer is None else self._writer.unanswered_since_s()
 
     async def snapshot(self) -> Any:
         if self._writer is not None:
@@ -381,7 +398,13 @@ class TopicSink(Operator):
     async def close(self) -> None:
         if self._writer is not None:
             writer, self._writer = self._writer, None
-            await writer.close()
+            if self._is_flushed:
+                await writer.close()
+                return
+            # The job has failed or is aborted: nobody counts on records that were not flushed.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_UNFLUSHED_S):
+                    await writer.close()
 
     async def _flush(self) -> None:
         if self._writer is not None:
@@ -392,7 +415,7 @@ class TopicSink(Operator):
         batch, columns = self._functions.apply(batch, out)
         while len(batch):
             try:
-                outgoing = columns.encode(batch, self._encoder)
+                outgoing = columns.encode(batch, self._encoder, with_tombstones=self.topic.has_tombstones)
                 self._check_sizes(outgoing)
             except EncodeError as error:
                 for index, reason in error.failures.items():
@@ -429,6 +452,10 @@ class Outputs:
         """Make all records that were written before belong to the checkpoint whose barrier the sink has handled."""
         await writer.flush()
 
+    def unanswered_since_s(self) -> float | None:
+        """Return since when the server of the job's transaction owes an answer; None if none is owed."""
+        return None
+
 
 # On Kafka the headers of a letter with cut texts take about 600 bytes; the rest is for the texts.
 _LEAST_LIMIT_BYTES: Final = 1024
@@ -440,15 +467,17 @@ _LENGTHS_BYTES: Final = 10
 class DeadLetterEncoder:
     """Encodes dead letters: the refused value as it was (bytes) or as JSON, with the reason and the origin in headers.
 
-    Headers: ``error``, ``step`` and, where known, ``topic``, ``partition``, and ``offset`` or ``first_offset`` and
-    ``last_offset``. A letter that is too large for its topic is cut. First the value is cut; the headers
-    ``value_bytes`` and ``value_sha256`` then describe the whole value. If that is not enough, the error is cut
-    (``error_bytes``) and the key is left out (``key_bytes``, ``key_sha256``). Encoding never fails: a value without a
-    form in JSON is written as its repr.
+    Headers: those of the original, then ``error``, ``step`` and, where known, ``topic``, ``partition``, and ``offset``
+    or ``first_offset`` and ``last_offset``. A letter that is too large for its topic is cut. First the value is cut;
+    the headers ``value_bytes`` and ``value_sha256`` then describe the whole value. If that is not enough, the error is
+    cut (``error_bytes``), and the key (``key_bytes``, ``key_sha256``) and the original's headers are left out. Encoding
+    never fails: a value without a form in JSON is written as its repr.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
         self._limit: SizeLimit | None = None
+        self.clock: Clock = clock or SystemClock()
+        """The time of a letter without an original."""
 
     def cut_to(self, limit: SizeLimit | None, topic: str) -> None:
         """Set the size to which letters are cut; raise ``ConfigurationError`` for a topic that takes no letter."""
@@ -467,7 +496,15 @@ class DeadLetterEncoder:
             values=[value for value, _, _ in letters],
             keys=[key for _, key, _ in letters],
             headers=[headers for _, _, headers in letters],
+            timestamps_ms=self._timestamps_ms(refused),
         )
+
+    def _timestamps_ms(self, letters: list[DeadLetter]) -> list[int] | None:
+        if all(letter.timestamp_ms is None for letter in letters):
+            return None
+        now_ms = self.clock.now_ms()
+        # Kafka gives a record without a time stamp, of a very old client, the time -1.
+        return [now_ms if each.timestamp_ms is None or each.timestamp_ms < 0 else each.timestamp_ms for each in letters]
 
     def _fitting(self, letter: DeadLetter) -> tuple[bytes | None, bytes | None, Headers]:
         value, headers = dead_letter_value(letter.record), _headers(letter)
@@ -480,7 +517,8 @@ class DeadLetterEncoder:
 
 
 def _headers(letter: DeadLetter) -> Headers:
-    return (("error", _utf8(letter.error)), ("step", _utf8(letter.step)), *_origin_headers(letter))
+    told = (("error", _utf8(letter.error)), ("step", _utf8(letter.step)), *_origin_headers(letter))
+    return (*letter.headers, *told)
 
 
 def _origin_headers(letter: DeadLetter) -> Iterator[tuple[str, bytes]]:
@@ -502,7 +540,8 @@ def _origin_headers(letter: DeadLetter) -> Iterator[tuple[str, bytes]]:
 
 def _cut(value: bytes | None, letter: DeadLetter, limit: SizeLimit) -> tuple[bytes | None, bytes | None, Headers]:
     """Return the letter with a shorter value. Headers and key of more than half of the room are cut first."""
-    key, headers, of_value = letter.key, _headers(letter), _told_of("value", value)
+    of_value = _told_of("value", value)
+    key, headers = letter.key, _headers(letter)
     if limit.size_of(b"", key, (*headers, *of_value)) > limit.size_bytes // 2:
         key, headers = _shorter_key_and_headers(letter, limit.size_bytes // 8)
         if limit.holds(value, key, headers):

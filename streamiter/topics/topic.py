@@ -48,6 +48,9 @@ class Topic(abc.ABC):
     has_headers: ClassVar[bool] = True
     """Whether records have headers. Dead letters need headers: these say why a record was refused."""
 
+    has_tombstones: ClassVar[bool] = True
+    """Whether a record may lack a value. A sink then writes None as such a record, whatever its encoder is."""
+
     has_timestamps: ClassVar[bool] = True
     """Whether the topic gives each record the time at which it was written."""
 
@@ -277,8 +280,8 @@ class TopicReader(abc.ABC):
         """Release the server or file. May be called more than once."""
 
 
-Headers = tuple[tuple[str, bytes], ...]
-"""Pairs of name and value, in order; a name may occur more than once."""
+Headers = tuple[tuple[str, bytes | None], ...]
+"""Pairs of name and value, in order; a name may occur more than once. Kafka lets a value be null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,7 +467,7 @@ def longest(column: Sequence[bytes | None] | None) -> int:
 
 
 def _size_of(value: bytes | None, key: bytes | None, headers: Headers) -> int:
-    return len(value or b"") + len(key or b"") + sum(len(name.encode()) + len(text) for name, text in headers)
+    return len(value or b"") + len(key or b"") + sum(len(name.encode()) + len(text or b"") for name, text in headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,6 +517,10 @@ class TopicWriter(abc.ABC):
     @abc.abstractmethod
     async def flush(self) -> None:
         """Wait until all written records are stored durably and readable."""
+
+    def unanswered_since_s(self) -> float | None:
+        """Return since when a server owes an answer, by the clock's seconds; None if none is owed."""
+        return None
 
     @abc.abstractmethod
     async def close(self) -> None:
@@ -572,6 +579,10 @@ class Transactions(abc.ABC):
     @abc.abstractmethod
     async def abort(self) -> None:
         """Drop all records of the transaction."""
+
+    def unanswered_since_s(self) -> float | None:
+        """Return since when a server owes an answer, by the clock's seconds; None if none is owed."""
+        return None
 
     @abc.abstractmethod
     async def close(self) -> None:

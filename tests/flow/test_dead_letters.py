@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
@@ -23,6 +24,10 @@ from streamiter.topics.source_and_sink import DeadLetterEncoder
 
 def refuse(record: Any) -> NoReturn:
     raise ValueError("no")
+
+
+async def refused_later(record: Any) -> NoReturn:
+    refuse(record)
 
 
 def seven(record: Any) -> int:
@@ -290,15 +295,32 @@ async def refused(
     await clicks.create(partitions=partitions)
     await dead.create()
     for number in range(records):
-        value = b'"%d:%d"' % (number % partitions, number // partitions)
-        await write(clicks, OutgoingBatch([value], partition=number % partitions))
+        place = b"%d:%d" % (number % partitions, number // partitions)
+        await write(clicks, outgoing(place, number % partitions))
     flow = Flow("f")
     build(flow.source(clicks, stop="latest", name="read"), dead)
     found = []
     for letter in await letters_of(flow, dead):
         partition, offset = json.loads(letter.value or b"").split(":")
-        found.append((partition, offset, {name: text.decode() for name, text in letter.headers}))
+        headers = dict(letter.headers)
+        if letter.key is not None:
+            original = outgoing(f"{partition}:{offset}".encode(), int(partition))
+            assert ([letter.key], [letter.headers[:2]], [letter.timestamp_ms]) == (
+                original.keys,
+                original.headers,
+                original.timestamps_ms,
+            )
+            del headers["trace"], headers["nothing"]
+        assert ("offset" in headers) <= (letter.key is not None)
+        found.append((partition, offset, {name: (text or b"").decode() for name, text in headers.items()}))
     return found
+
+
+def outgoing(place: bytes, partition: int) -> OutgoingBatch:
+    """Return the record of a place, with a key, headers and a time stamp of its own."""
+    headers = (("trace", place), ("nothing", None))
+    timestamp_ms = 1_600_000_000_000 + zlib.crc32(place)
+    return OutgoingBatch([b'"%s"' % place], [place], [headers], [timestamp_ms], partition)
 
 
 def check_right(partition: str, offset: str, headers: dict[str, str]) -> None:
@@ -322,6 +344,7 @@ BEHIND_THE_SOURCE: dict[str, Callable[[Stream, Topic], Any]] = {
     "behind steps without state": lambda read, dead: (
         read.map(str).filter(bool).flat_map(lambda text: [text]).map(refuse, dead_letter=dead)
     ),
+    "behind a service": lambda read, dead: read.map_async(refused_later, dead_letter=dead),
     "batches": lambda read, dead: read.map_batch(list).process(RefusingBatches, name="p", dead_letter=dead),
     "in several subtasks": lambda read, dead: read.map(str).map(refuse, parallelism=3, dead_letter=dead),
     "by key": lambda read, dead: read.key_by(str).process(Refusing, dead_letter=dead, name="p"),
@@ -351,14 +374,16 @@ BEHIND_STATE: dict[str, Callable[[Stream, Topic], Any]] = {
 
 
 @pytest.mark.parametrize("build", BEHIND_THE_SOURCE.values(), ids=BEHIND_THE_SOURCE)
-async def test_a_letter_has_the_offsets_of_its_batch(build: Callable[[Stream, Topic], Any]) -> None:
-    """A record that was refused behind the source could not be traced."""
+async def test_a_letter_has_the_offset_key_headers_and_time_of_its_original(
+    build: Callable[[Stream, Topic], Any],
+) -> None:
+    """A record that was refused behind the source could not be traced: it had lost its trace id, key and time."""
     letters = await refused(build)
     assert len(letters) == 12
     for partition, offset, headers in letters:
         check_right(partition, offset, headers)
         assert headers["partition"] == "0"
-        assert headers.keys() - {"error", "step", "topic", "partition"} in ({"offset"}, {"first_offset", "last_offset"})
+        assert headers.keys() - {"error", "step", "topic", "partition"} == {"offset"}
 
 
 @pytest.mark.parametrize("build", BEHIND_STATE.values(), ids=BEHIND_STATE)

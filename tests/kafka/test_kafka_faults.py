@@ -11,7 +11,8 @@ from support.kafka_server import KafkaServer, free_ports
 from support.waiting import PATIENCE_S
 from topics.topic_case import numbered, numbers_of, patiently, read_count, read_to_end, values_of, write
 
-from streamiter.errors import TopicNotFound, TopicUnavailable
+from streamiter import Flow
+from streamiter.errors import JobFailed, TopicNotFound, TopicUnavailable
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicReader, TopicWriter, connector_for, topic
 from streamiter_kafka import cluster
 
@@ -115,13 +116,20 @@ async def test_a_server_that_never_answers_is_an_error_with_the_address(silent_s
         assert silent_server in str(outcome)
 
 
-async def test_a_patient_option_does_not_make_opening_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job with a long time limit needed minutes at its start to report that its broker was down."""
-    assert cluster.OPEN_TIMEOUT_S < 10
-    monkeypatch.setattr(cluster, "OPEN_TIMEOUT_S", 0.3)
+async def test_the_patience_of_a_job_governs_its_start_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker loaded its coordinator for ten seconds, and ended a job with a patience of 30 s after 8 s."""
+    monkeypatch.setattr(cluster, "BRIEFLY_S", 0.1)
     [port] = free_ports(1)
-    with pytest.raises(TopicUnavailable, match=r"within 0\.3 s"):
-        await patiently(topic(f"kafka://127.0.0.1:{port}/clicks", give_up_after_s=600).describe())
+    address = f"127.0.0.1:{port}"
+    flow = Flow("early")
+    flow.source(topic(f"kafka://{address}/clicks", give_up_after_s=1.5, request_timeout_s=0.2), stop="latest").collect()
+    with pytest.raises(JobFailed, match=r"within 1\.5 s"):
+        await patiently(flow.start())
+    assert "trying again for up to" in caplog.text
+    with pytest.raises(TopicUnavailable, match=r"within 0\.1 s"):
+        await patiently(connector_for("kafka://h").list_topics(f"kafka://{address}", {"give_up_after_s": 0.7}))
 
 
 async def test_one_live_server_of_several_is_enough(breakable_broker: KafkaServer, topic_prefix: str) -> None:

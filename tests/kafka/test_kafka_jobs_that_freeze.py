@@ -95,6 +95,7 @@ async def test_a_job_that_was_frozen_for_too_long_resumes_from_its_checkpoint_au
     [warning] = [line for line in printed.splitlines() if _RESTARTED in line]
     assert warning.startswith("WARNING streamiter.job flow ")
     assert f"which was open for over {_TIMEOUT_S:g} s" in warning
+    assert "transaction_timeout_s" in warning
     assert "Traceback" not in printed
 
 

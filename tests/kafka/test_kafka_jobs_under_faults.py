@@ -7,7 +7,7 @@ import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from job_faults.service import Serve, checkpoints_in, nothing_unheard, one_line
@@ -15,10 +15,12 @@ from job_faults.sums import Topics, check_committed, feeding, sums_flow, until_c
 from support.kafka_server import KafkaServer
 from support.waiting import PATIENCE_S
 
-from streamiter import Checkpoints
+from streamiter import Checkpoints, Flow
 from streamiter.errors import CheckpointError, JobFailed, StreamiterError, TopicNotFound, TopicUnavailable
-from streamiter.topics import topic
+from streamiter.runtime import job
+from streamiter.topics import source_and_sink, topic
 from streamiter.topics.compacted import COMMIT_TOPIC
+from streamiter_kafka import cluster
 from streamiter_kafka.transactions import KafkaTransactions
 
 PATIENT = {"give_up_after_s": PATIENCE_S, "request_timeout_s": 1.0}
@@ -80,6 +82,44 @@ async def check_resumes(serve: Serve, flow: str, topics: Topics, kept: Checkpoin
     await until_committed(topics.watched_sums, count)
     await service.suspended()
     await check_committed(topics.watched_sums, count)
+
+
+# -- gone for good
+
+
+@pytest.mark.parametrize("delivery", [None, "at_least_once"])
+async def test_a_signal_ends_a_job_whose_brokers_do_not_answer(
+    breakable_broker: KafkaServer,
+    make_topics: MakeTopics,
+    flow_name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    delivery: Literal["at_least_once"] | None,
+) -> None:
+    """A pod took 68 s to end after SIGTERM, since its brokers were gone, and was killed after 30 s."""
+    monkeypatch.setattr(job, "_UNANSWERED_S", 0.5)
+    monkeypatch.setattr(cluster, "_CLOSING_S", 0.3)
+    monkeypatch.setattr(source_and_sink, "_CLOSE_UNFLUSHED_S", 0.3)
+    topics = make_topics(give_up_after_s=600, request_timeout_s=0.3)
+    await topics.create()
+    release = asyncio.Event()
+
+    async def waits(number: int) -> int:
+        await release.wait()
+        return number
+
+    flow = Flow(flow_name)
+    flow.from_items([1], name="items").map_async(waits, name="wait").sink(topics.sums, delivery=delivery, name="out")
+    running = await flow.start(checkpoints=Checkpoints(tmp_path, interval_s=100))
+    try:
+        await asyncio.to_thread(breakable_broker.kill)
+        release.set()
+        await asyncio.wait_for(running.stop_on_signal("suspend"), 10)
+    finally:
+        await asyncio.to_thread(breakable_broker.start)
+    assert running.statistics().state == "aborted"
+    assert "the server of an output has not answered" in caplog.text
 
 
 # -- stopped for a while

@@ -8,14 +8,14 @@ import logging
 import re
 from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from job_faults.held_store import HeldStore
 from runtime.checkpointed_sums import broker_of_sums, expected, handled, settings, summing, write, written
 from support.waiting import PATIENCE_S, until
 
-from streamiter import Flow
+from streamiter import Flow, tumbling
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart
 from streamiter.checkpoints.store import CheckpointStore, blobs_at, store_at
 from streamiter.errors import (
@@ -125,6 +125,40 @@ async def test_a_finished_job_has_committed_and_has_nothing_left_to_do(
         assert (await asyncio.wait_for(job.wait(), PATIENCE_S)).state == "finished"
         assert await written(broker.topic("sums")) == expected(7)
     assert "is the last of a job whose inputs have all ended" in caplog.text
+
+
+@pytest.mark.parametrize("then", ["latest", None], ids=["bounded", "endless"])
+async def test_a_finished_job_reads_on_when_its_topic_has_new_records(
+    broker: MemoryBroker, tmp_path: Path, then: Literal["latest"] | None
+) -> None:
+    """A nightly job with checkpoints read nothing from its second night on, and ended well each time."""
+    for night, count in enumerate((3, 7, 7, 9)):
+        await write(broker.topic("numbers"), range(len(await written(broker.topic("sums"))), count))
+        job = await summing(broker, stop="latest" if night < 3 else then).start(checkpoints=settings(tmp_path))
+        if night == 3 and then is None:
+            await handled(job, "sink sums", 2)
+            await job.stop("suspend")
+        else:
+            assert (await asyncio.wait_for(job.wait(), PATIENCE_S)).state == "finished"
+        assert await written(broker.topic("sums")) == expected(count)
+
+
+async def test_a_finished_job_with_windows_and_calls_reads_on(broker: MemoryBroker, tmp_path: Path) -> None:
+    """The event time of a job that had ended stayed at its end, where each later record was late."""
+    numbers = broker.topic("numbers")
+
+    async def same(record: Any) -> Any:
+        return record
+
+    for count in (5, 9):
+        await write(numbers, range(len(await written(numbers)), count))
+        flow = Flow("windows")
+        read = flow.source(numbers, stop="latest", name="read").map_async(same, name="ask")
+        timed = read.event_time(lambda number: number, unit="s", name="time").key_by(lambda number: 0)
+        ones = timed.window(tumbling(2), name="window").aggregate("count").collect(name="seen")
+        job = await flow.start(checkpoints=settings(tmp_path))
+        assert (await asyncio.wait_for(job.wait(), PATIENCE_S)).state == "finished"
+    assert [each.value for each in ones.items] == [2, 2, 1, 1, 2, 1]
 
 
 async def test_an_older_run_that_still_runs_is_fenced(broker: MemoryBroker, tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ import pytest
 from runtime.probe import AwaitedProbe, Life, Probe, ProbeSource, ThreadProbe, Valve, tasks_left, turns
 
 from streamiter import Flow, Operator, connect
+from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import ConfigurationError, InternalError, JobFailed, RejectRecords
 from streamiter.operators import Output
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Source, SourceBatch
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits
+from streamiter.states.backends import MemoryStates
 
 KINDS = pytest.mark.parametrize("kind", [Probe, AwaitedProbe, ThreadProbe])
 
@@ -30,6 +32,28 @@ def flow_of(life: Life, kind: type[Probe], fails_in: str, *, bounded: bool = Tru
         lambda: kind(life, "middle", fails_in), name="middle"
     ).process(lambda: Probe(life, "after"), name="after", parallelism=1)
     return flow
+
+
+class StatesThatFailToClose(MemoryStates):
+    def of_job(self, flow: str, plain_data: PlainData) -> StatesThatFailToClose:
+        return self
+
+    def close(self) -> None:
+        raise OSError("the states do not close")
+
+
+@pytest.mark.parametrize("fails_in", ["process", "nothing"])
+async def test_states_that_fail_to_close_hide_nothing(fails_in: str) -> None:
+    """On a full disk the state failed to close, too: its error hid that of the step, and the job ran for ever."""
+    flow = Flow("f", state=StatesThatFailToClose(PlainData()))
+    flow.from_items([1], name="in").map(lambda one: 1 // (0 if fails_in == "process" else one), name="divide").collect()
+    job = await flow.start()
+    with pytest.raises(Exception, match="ZeroDivisionError" if fails_in == "process" else "do not close") as caught:
+        await job.wait()
+    assert job.statistics().state == "failed"
+    if fails_in == "process":
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        assert "the states do not close" in "".join(caught.value.__notes__)
 
 
 def endless(flow: Flow, life: Life, **options: Any) -> Any:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +18,7 @@ from operators.operator_harness import ManualClock
 from support.waiting import PATIENCE_S
 
 from streamiter import Checkpoints, Flow, Operator, RocksState, Stream, tumbling
+from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.flow_checkpoints import flows_in
 from streamiter.checkpoints.folder_blobs import FolderBlobs
 from streamiter.checkpoints.keys import key_group
@@ -27,6 +31,7 @@ from streamiter.operators.keyed_state import KeyedStates
 from streamiter.operators.timed.kinds import Hopping
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.windowing import OpenWindows, make_windows
+from streamiter.records import DataBatch
 from streamiter.runtime import instance, output
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits
@@ -403,6 +408,26 @@ def test_a_full_disk_is_named_with_the_step_and_what_to_do(small_disk: SmallDisk
     with contextlib.suppress(Exception):
         database.close()
     home.close()
+
+
+def test_too_few_open_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process had no file descriptors left, and was told to choose a folder that it may write to."""
+
+    def none_left(**_: object) -> str:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", none_left)
+    with pytest.raises(
+        CheckpointError, match=r"given Too many open files; raise the limit .* \(ulimit -n\), and start"
+    ):
+        home_in(tmp_path).folder  # noqa: B018 it is made when it is asked for
+    monkeypatch.setattr(tempfile, "TemporaryFile", none_left)
+    queue = SpillQueue(
+        name="loop", plain_data=PlainData(), memory_limit_bytes=0, disk_limit_bytes=1 << 20, directory=str(tmp_path)
+    )
+    queue.put(DataBatch([1]))
+    with pytest.raises(ConfigurationError, match=r"\(Too many open files\); raise the limit"):
+        queue.put(DataBatch([1]))
 
 
 def test_settings_that_cannot_be_used_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

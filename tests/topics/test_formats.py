@@ -144,6 +144,15 @@ def test_formats_can_be_sent_by_ray(given: Any) -> None:
     assert sent.encode(records).values == given.encode(records).values
 
 
+def test_typed_records_keep_tombstones_if_asked_to() -> None:
+    """A compacted topic of typed records could not be copied: its tombstones were bad records."""
+    keeping = pickle.loads(pickle.dumps(Typed(Click, tombstones="keep")))
+    values = [b'{"id":1,"x":[],"name":"n"}', None]
+    assert keeping.encode(keeping.decode(TopicBatch(values=values))).values == values
+    with pytest.raises(errors.ConfigurationError, match='expected "refuse" or "keep", given None'):
+        Typed(Click, tombstones=None)  # type: ignore[call-overload]
+
+
 @pytest.mark.parametrize("decoder", [Json(), Typed(Click), POINTS], ids=["json", "typed", "columns"])
 def test_an_empty_batch_decodes_to_an_empty_batch(decoder: Decoder) -> None:
     """A filter left no value of a batch, and the decoder failed."""

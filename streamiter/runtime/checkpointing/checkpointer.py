@@ -41,6 +41,7 @@ from streamiter.runtime.checkpointing.committed import (
 )
 from streamiter.runtime.checkpointing.restore import JobRestore
 from streamiter.runtime.checkpointing.task_barriers import TaskStates, release_parts
+from streamiter.runtime.failures import close_each
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.statistics import CheckpointStatistics, Histogram
@@ -373,17 +374,10 @@ class Checkpointer:
 
     async def close(self) -> None:
         """Abort the open transaction, and close the store. May be called more than once."""
-        if self._job_restore is not None:
-            await self._job_restore.close()
-        try:
-            if self._transaction is not None:
-                await self._transaction.close()
-        finally:
-            if self._positions is not None:
-                await self._positions.close()
-            if self._store is not None:
-                store, self._store = self._store, None
-                await store.close()
+        store, self._store = self._store, None
+        owned = (self._job_restore, self._transaction, self._positions, store)
+        if errors := await close_each(each.close for each in owned if each is not None):
+            raise errors[0]
 
     def statistics(self) -> CheckpointStatistics:
         return self._statistics

@@ -40,6 +40,7 @@ from streamiter.records import DataBatch
 from streamiter.runtime.checkpointing.barriers import TakenParts
 from streamiter.runtime.checkpointing.committed import SourcePositions, id_of
 from streamiter.runtime.checkpointing.task_barriers import SERVICE, STEP, PartName, held_in_memory, task_state
+from streamiter.runtime.failures import close_each
 from streamiter.runtime.task import Task
 from streamiter.topics.compacted import ensure_commit_topic, last_value
 from streamiter.topics.connecting import batch_bytes
@@ -261,13 +262,15 @@ class JobTransaction(Outputs):
                 ) from error
             raise ProducerFenced(f"another run of the flow has taken over, so this one must end: {error}") from error
 
+    def unanswered_since_s(self) -> float | None:
+        return None if self._transactions is None else self._transactions.unanswered_since_s()
+
     async def close(self) -> None:
         """Abort the open transaction, and drop the records that are held back."""
-        for writer in self._writers:
-            writer.drop()
-        if self._transactions is not None:
-            transactions, self._transactions = self._transactions, None
-            await transactions.close()
+        transactions, self._transactions = self._transactions, None
+        closing: list[Callable[[], object]] = [] if transactions is None else [transactions.close]
+        if errors := await close_each([*closing, *(writer.drop for writer in self._writers)]):
+            raise errors[0]
 
     @property
     def _opened(self) -> Transactions:

@@ -26,6 +26,7 @@ from streamiter.operators.definitions import changes
 from streamiter.runtime.checkpointing.checkpoint_messages import Agreement, CheckpointMessages
 from streamiter.runtime.checkpointing.commit import CommitRecord, JobTransaction
 from streamiter.runtime.checkpointing.old_job import OldJob, RepeatedFrames
+from streamiter.runtime.checkpointing.reading_on import read_on
 from streamiter.runtime.checkpointing.redistribute import fetch_topic_batches, has_same_tasks, redistribute_states
 from streamiter.runtime.checkpointing.task_barriers import SERVICE, STEP, TASK, PartName, TaskStates, task_state
 from streamiter.runtime.task import Task
@@ -324,7 +325,7 @@ class JobRestore:
         dropped = steps_left_behind(snapshot.header, self._steps, self._changed_steps)
         self._warn(snapshot.header, dropped)
         self._messages.send_restore(self._run_id, self.checkpoint, dropped)
-        return await states_of_tasks(
+        states = await states_of_tasks(
             snapshot,
             tasks,
             plain_data,
@@ -334,6 +335,17 @@ class JobRestore:
             agreement=self._messages,
             tasks_of_all=tasks_of_all,
         )
+        if snapshot.header.job_ended:
+            # What processes read each is not known here.
+            goes_on = tasks_of_all == len(tasks) and len(states) == len(tasks) and await read_on(states, tasks)
+            if not goes_on:
+                _log.warning(
+                    "flow %r: checkpoint %d is the last of a job whose inputs have all ended, so nothing is left to "
+                    "do; start without state with restore=None",
+                    self._flow,
+                    self.checkpoint.number,
+                )
+        return states
 
     async def _last_commit(self, transaction: JobTransaction) -> CommitRecord | None:
         record = await transaction.open()
@@ -385,13 +397,6 @@ class JobRestore:
                 "flow %r: the state of %s is left behind, as changed_steps= says",
                 self._flow,
                 ", ".join(map(repr, dropped)),
-            )
-        if header.job_ended:
-            _log.warning(
-                "flow %r: checkpoint %d is the last of a job whose inputs have all ended, so nothing is left to do; "
-                "start without state with restore=None",
-                self._flow,
-                header.id.number,
             )
 
     async def confirm(self) -> None:
