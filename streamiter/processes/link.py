@@ -345,7 +345,8 @@ class ProcessLink(asyncio.BufferedProtocol):
             assert self._transport is not None
             long = (number for number, part in enumerate(self._leaving) if len(part) > _LONG_BYTES)
             if short := self._leaving[: next(long, len(self._leaving))]:
-                self._transport.writelines(short)
+                # The rest of an array may be short; from Python 3.12 on, asyncio keeps views of what waits.
+                self._transport.writelines([bytes(part) for part in short])
                 del self._leaving[: len(short)]
             else:
                 self._write_long(self._transport, memoryview(self._leaving.pop(0)))

@@ -121,15 +121,12 @@ class TestBadRecords:
         broker = MemoryBroker()
         dead = await made(broker, "dead")
         flow = Flow("f", parallelism=2)
-        kept = flow.from_items([1, 0, 2]).map(lambda x: 10 // x, name="divide", dead_letter=dead).collect()
+        kept = flow.from_items([1, 0, 2]).map(lambda x: 10 / x, name="divide", dead_letter=dead).collect()
         await (await flow.start()).wait()
         assert sorted(kept.items) == [5, 10]
         [letter] = await content(dead)
         assert letter.value == b"0"
-        assert dict(letter.headers) == {
-            "step": b"divide",
-            "error": b"ZeroDivisionError: integer division or modulo by zero",
-        }
+        assert dict(letter.headers) == {"step": b"divide", "error": b"ZeroDivisionError: division by zero"}
 
     async def test_a_record_that_cannot_be_encoded_follows_the_sink_s_policy(self) -> None:
         """A set in one record kept the other records from the topic."""

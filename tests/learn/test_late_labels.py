@@ -225,7 +225,7 @@ async def test_events_that_are_no_questions_or_answers_become_dead_letters(mode:
         ({"id": 100, "km": [1]}, "read", "expected a number, a text or None in the field 'km'"),
         ({"id": 101, "km": "far"}, "learn", "expected numbers in the field 'km'"),
         ({"km": 1.0}, "read", "KeyError: 'id'"),
-        ({"id": [1], "km": 1.0}, "read", "TypeError: unhashable type: 'list'"),
+        ({"id": [1], "km": 1.0}, "read", "unhashable type: 'list'"),
         ({"id": 100, "answer": True}, "learn", "an answer without a question that waits for it"),
         ({"id": 102, "answer": "maybe"}, "learn", f"{BINARY} 'maybe'"),
     ]

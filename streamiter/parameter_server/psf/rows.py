@@ -340,8 +340,8 @@ class _FillsRows(Checked, UpdateFunction):
                 _fill(block, (row,), value)
 
 
-@dataclass(frozen=True)
-class Fill(_FillsRows):
+@dataclass(frozen=True, eq=False)
+class Fill(ComparedByContent, _FillsRows):
     """Every number of the row = ``value``; ``value`` becomes the default of a sparse row.
 
     ``row`` may be a sequence of rows; ``value`` is then one number for all of them, or one for each.
