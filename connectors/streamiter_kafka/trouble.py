@@ -69,6 +69,7 @@ class Code(enum.IntEnum):
     PRODUCER_FENCED = 90
     UNKNOWN_TOPIC_ID = 100
     INCONSISTENT_TOPIC_ID = 103
+    TRANSACTION_ABORTABLE = 120
 
 
 PASSING: Final = frozenset(
@@ -86,6 +87,7 @@ PASSING: Final = frozenset(
         Code.NOT_ENOUGH_REPLICAS,
         Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
         Code.NOT_CONTROLLER,
+        Code.CONCURRENT_TRANSACTIONS,  # until the end of the transaction before is written
         Code.KAFKA_STORAGE_ERROR,
         Code.FENCED_LEADER_EPOCH,
         Code.UNKNOWN_LEADER_EPOCH,
