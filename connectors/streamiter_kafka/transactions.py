@@ -84,7 +84,7 @@ class Coordinator:
         return await self._settled(self._take_over)
 
     async def renew(self, producer: ProducerIdentity) -> ProducerIdentity:
-        """Return an identity with a new epoch, which earlier requests do not have; version 2 never needs this.
+        """Return an identity with a new epoch, which earlier requests of version 1 do not have.
 
         Only the owner of the id may call this; call ``end`` first, which raises for a writer that was replaced. A
         broker aborts the open transaction of the id before it checks the sender; if the transaction belongs to

@@ -1,6 +1,6 @@
 """Answers are lost, brokers die or freeze: a transaction is committed once, or it is known to have failed.
 
-Brokers have transactions of version 2; the tests run with version 1, too, as older brokers have it.
+The brokers have transactions of version 2; the tests also run with version 1, which older brokers have.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from streamiter.errors import ProducerFenced, TopicUnavailable, TransactionExpir
 from streamiter.topics import OutgoingBatch, Topic, Transactions, topic
 from streamiter.topics.compacted import last_value
 from streamiter_kafka import cluster
-from streamiter_kafka import transactions as kafka_transactions
 from streamiter_kafka.trouble import BrokerTrouble
+from streamiter_kafka.wire import FeaturesRequest
 
 PATIENT = {"give_up_after_s": PATIENCE_S, "request_timeout_s": 2.0}
 QUICK = {"give_up_after_s": 1.0, "request_timeout_s": 0.3}
@@ -65,9 +65,9 @@ class LossyNetwork:
 
 @pytest.fixture(params=[1, 2])
 def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Return the version of transactions; for version 1, the connector finds no features as with an older broker."""
+    """Return the version of transactions; for version 1, the broker does not tell the features of its cluster."""
     if request.param == 1:
-        monkeypatch.setattr(kafka_transactions, "finalized_features", lambda answer: {})
+        monkeypatch.setattr(FeaturesRequest, "_CLASSES", ())
     return int(request.param)
 
 
