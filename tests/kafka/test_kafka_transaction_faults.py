@@ -370,7 +370,7 @@ def handle(breakable_broker: KafkaServer, topic_prefix: str, version: int) -> Ma
     return make
 
 
-@pytest.mark.parametrize("timeout_s", [60.0, 0.5])
+@pytest.mark.parametrize(("timeout_s", "version"), [(60.0, 2), (0.5, 2), (0.5, 1)], indirect=["version"])
 async def test_a_commit_to_a_frozen_broker_is_done_once_or_not_at_all(
     breakable_broker: KafkaServer, handle: MakeTopic, timeout_s: float
 ) -> None:
