@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, repeat
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ProducerFenced, RecordTooLarge, StreamiterError, TopicError
+from streamiter.errors import ProducerFenced, RecordTooLarge, StreamiterError, TopicError, TransactionExpired
 from streamiter.topics.connecting import check_outgoing
 from streamiter.topics.topic import Headers, OutgoingBatch, SizeLimit, longest
 from streamiter_kafka.cluster import NO_LEADER
@@ -117,15 +117,14 @@ Row = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]
 """Value, key, headers and time of a record, as the builder of record batches takes them."""
 
 
-class ProducerIdentity:
+class ProducerIdentity(NamedTuple):
     """The id and the epoch by which a broker recognizes a batch that is sent again; -1 for no recognition."""
 
-    __slots__ = ("epoch", "number", "transactional_id")
-
-    def __init__(self, number: int = -1, epoch: int = -1, transactional_id: str | None = None) -> None:
-        self.number = number
-        self.epoch = epoch
-        self.transactional_id = transactional_id
+    number: int = -1
+    epoch: int = -1
+    transactional_id: str | None = None
+    has_version_2: bool = False
+    """Whether its transactions have version 2 (KIP-890): each end raises the epoch, and records join by themselves."""
 
 
 class PendingBatch:
@@ -345,8 +344,8 @@ def refusal(
             f"{subject}: {what} of {batch.size_bytes} bytes before compression is more than the broker takes; "
             "raise the topic's max.message.bytes or lower the option max_batch_bytes"
         )
-    if code in _FENCED:
-        return ProducerFenced(f"{subject}: {fenced(producer)}")
+    if lost := loss_of_id(code, producer, subject):
+        return lost
     if code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER:
         return TopicError(
             f"{subject}: the broker lacks records that it had confirmed to this writer "
@@ -359,6 +358,14 @@ def refusal(
     return failure_of(code, subject)
 
 
-def fenced(producer: ProducerIdentity) -> str:
-    """Return the reason of a fence, as text."""
-    return f"the transactional id {producer.transactional_id!r} belongs to a newer writer"
+def loss_of_id(code: int, producer: ProducerIdentity, subject: str) -> ProducerFenced | None:
+    """Return the exception for an error code that says that the producer does not have its id any more."""
+    if code in _FENCED:
+        owned = f"the transactional id {producer.transactional_id!r} belongs to a newer writer"
+        return ProducerFenced(f"{subject}: {owned}")
+    if code == Code.INVALID_PRODUCER_ID_MAPPING:
+        return TransactionExpired(
+            f"{subject}: the broker does not know the transactional id any more, which was not used "
+            "for longer than its transactional.id.expiration.ms; open new transactions"
+        )
+    return None

@@ -2,6 +2,10 @@
 
 `KafkaTransactions` is the interface to the engine. It writes with a `Sender` and asks the `Coordinator` to begin and
 end transactions. The coordinator of a transactional id is the broker that keeps its state.
+
+Transactions have version 2 where the cluster has it (KIP-890, the default of new clusters from Kafka 4.0 on). There a
+broker makes a partition part of the transaction when it gets the first records, and each end gives the producer a new
+epoch, so that no late request can change the next transaction. In version 1 the client sends requests for both.
 """
 
 from __future__ import annotations
@@ -15,28 +19,32 @@ from streamiter.errors import ConfigurationError, ProducerFenced, StreamiterErro
 from streamiter.topics.connecting import TransactionState
 from streamiter.topics.topic import GroupPositions, OutgoingBatch, Topic, Transactions
 from streamiter_kafka.cluster import BRIEFLY_S, BrokerConnections, CoordinatorKind
-from streamiter_kafka.packing import Key, Packing, ProducerIdentity, fenced
+from streamiter_kafka.packing import Key, Packing, ProducerIdentity, loss_of_id
 from streamiter_kafka.trouble import BrokerTrouble, Code, check, code_name, log, persist
 from streamiter_kafka.wire import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
     EndTxnRequest,
+    EndTxnRequestV2,
+    FeaturesRequest,
     InitProducerIdRequest,
     RenewProducerRequest,
     Response,
     TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestV2,
+    finalized_features,
 )
 from streamiter_kafka.writer import Sender, open_packing
 
 T = TypeVar("T")
 
 _MOVED: Final = frozenset({Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE})
-_FENCED: Final = frozenset({Code.INVALID_PRODUCER_EPOCH, Code.PRODUCER_FENCED})
 # A broker writes the markers of a transaction within a few milliseconds of its end. Until then it tells the client to
 # try again. After a second something is wrong, and the usual limit for retries applies.
 _FIRST_WAIT_S: Final = 0.002
 _LONGEST_WAIT_S: Final = 0.05
 _USUAL_END_S: Final = 1.0
+_VERSION_2: Final = 2
 
 
 # The offsets of a group are in a partition of a topic of Kafka's own, which the client does not know.
@@ -68,13 +76,15 @@ class Coordinator:
         self.subject = f"transactions {transactional_id!r} at {cluster.address}"
         self.has_lost_request = False
         """Whether a request got no answer that may arrive late, and then end another transaction or change it."""
+        self._last_end: tuple[ProducerIdentity, bool] | None = None
+        """The producer of the last end, and whether it was a commit."""
 
     async def take_over(self) -> ProducerIdentity:
         """Fence the owner of the id, abort its open transaction, and return the new identity."""
         return await self._settled(self._take_over)
 
     async def renew(self, producer: ProducerIdentity) -> ProducerIdentity:
-        """Return an identity with a new epoch, which earlier requests do not have.
+        """Return an identity with a new epoch, which earlier requests of version 1 do not have.
 
         Only the owner of the id may call this; call ``end`` first, which raises for a writer that was replaced. A
         broker aborts the open transaction of the id before it checks the sender; if the transaction belongs to
@@ -112,37 +122,49 @@ class Coordinator:
         subject = offsets_of(group, topic, self._cluster)
         node = await self._cluster.find_coordinator(group, CoordinatorKind.GROUP, subject)
         offsets = [(number, offset, positions.run) for number, offset in sorted(positions.offsets.items())]
-        request = TxnOffsetCommitRequest(self._id, group, producer.number, producer.epoch, [(topic, offsets)])
+        request_type = TxnOffsetCommitRequestV2 if producer.has_version_2 else TxnOffsetCommitRequest
+        request = request_type(self._id, group, producer.number, producer.epoch, [(topic, offsets)])
         try:
             response = await self._cluster.request(node, request)
         except (BrokerTrouble, asyncio.CancelledError):
             self.has_lost_request = True
             raise
-        for _topic, answers in response.errors:
-            for _number, code in answers:
-                if code in _FENCED:
-                    raise ProducerFenced(f"{self.subject}: {fenced(producer)}")
+        for _topic, answers, *_ in response.errors:
+            for _number, code, *_ in answers:
+                if lost := loss_of_id(code, producer, self.subject):
+                    raise lost
                 check(code, subject)
 
-    async def end(self, producer: ProducerIdentity, *, commit: bool, is_empty: bool) -> None:
-        """Commit or abort. For an empty transaction this only raises if another writer owns the id."""
-        await self._settled(lambda: self._end(producer, commit, is_empty))
+    async def end(self, producer: ProducerIdentity, *, commit: bool, is_empty: bool) -> ProducerIdentity:
+        """Commit or abort, and return the next identity; if there is nothing to end, only find out who owns the id."""
+        if not is_empty:
+            return await self._settled(lambda: self._end(producer, commit, is_empty=False))
+        if producer.has_version_2 and self._last_end is not None:
+            # Changes nothing, also if it arrives late: it has the epoch before.
+            return await self._repeat_end(self._last_end)
+        return await self._settled(lambda: self._end(producer, commit=False, is_empty=True))
 
-    async def wait_until_visible(self, producer: ProducerIdentity, *, commit: bool) -> None:
-        """Wait until the partitions have the end of the transaction.
+    async def wait_until_visible(self, producer: ProducerIdentity) -> ProducerIdentity:
+        """Wait until the partitions have the last end, and return the next identity, which ``producer`` is by then.
 
         The broker answers ``end`` as soon as the end is decided. When the same end is requested again, the broker tells
         the client to try again until the partitions have it.
         """
         # A newer owner gets the id only after this transaction has ended.
         with contextlib.suppress(ProducerFenced):
-            await self._settled(lambda: self._end(producer, commit, is_empty=False))
+            if self._last_end is not None:
+                return await self._repeat_end(self._last_end)
+        return producer
+
+    async def _repeat_end(self, last: tuple[ProducerIdentity, bool]) -> ProducerIdentity:
+        return await self._settled(lambda: self._end(*last, is_empty=False))
 
     @property
     def _timeout_ms(self) -> int:
         return int(1000 * self.timeout_s)
 
     async def _take_over(self) -> ProducerIdentity:
+        features = finalized_features(await self._cluster.request_any(FeaturesRequest()))
         response = await self._request(InitProducerIdRequest(self._id, self._timeout_ms))
         if response.error_code == Code.INVALID_TRANSACTION_TIMEOUT:
             raise ConfigurationError(
@@ -151,7 +173,8 @@ class Coordinator:
             )
         # The epoch of the id may change meanwhile if a third writer takes over at the same time.
         self._check(response.error_code, ProducerIdentity(transactional_id=self._id))
-        return ProducerIdentity(response.producer_id, response.producer_epoch, self._id)
+        has_version_2 = features.get("transaction.version", 0) >= _VERSION_2
+        return ProducerIdentity(response.producer_id, response.producer_epoch, self._id, has_version_2)
 
     async def _renew(self, producer: ProducerIdentity) -> ProducerIdentity:
         request = RenewProducerRequest(self._id, self._timeout_ms, producer.number, producer.epoch)
@@ -171,13 +194,14 @@ class Coordinator:
         request = AddOffsetsToTxnRequest(self._id, producer.number, producer.epoch, group)
         self._check((await self._request(request)).error_code, producer)
 
-    async def _end(self, producer: ProducerIdentity, commit: bool, is_empty: bool) -> None:
-        request = EndTxnRequest(self._id, producer.number, producer.epoch, commit)
+    async def _end(self, producer: ProducerIdentity, commit: bool, is_empty: bool) -> ProducerIdentity:
+        request_type = EndTxnRequestV2 if producer.has_version_2 else EndTxnRequest
         try:
-            code = (await self._request(request)).error_code
+            response = await self._request(request_type(self._id, producer.number, producer.epoch, commit))
         except (BrokerTrouble, asyncio.CancelledError):
             self.has_lost_request = True
             raise
+        code = response.error_code
         if code == Code.UNKNOWN_SERVER_ERROR:
             # A broker that paused in the middle of the request answers so. The end may have happened or not; requesting
             # the same end again is safe.
@@ -185,12 +209,20 @@ class Coordinator:
             raise BrokerTrouble(f"{self.subject}: the broker answered {code_name(code)}", code)
         if code == Code.INVALID_TXN_STATE:
             if is_empty:
-                return
-            raise TopicError(
-                f"{self.subject}: the broker has no open transaction to {'commit' if commit else 'abort'}; "
-                "open new transactions"
-            )
+                return producer
+            if not (producer.has_version_2 and commit):
+                raise TopicError(
+                    f"{self.subject}: the broker has no open transaction to {'commit' if commit else 'abort'}; "
+                    "open new transactions"
+                )
+            # The broker aborted the transaction after its timeout or for a newer writer, and raised the epoch once. To
+            # a request with the epoch before it answers as if this writer had requested the abort.
+            code = Code.PRODUCER_FENCED
         self._check(code, producer)
+        self._last_end = producer, commit
+        if not producer.has_version_2:
+            return producer
+        return producer._replace(number=response.producer_id, epoch=response.producer_epoch)
 
     async def _request(self, request: object) -> Response:
         try:
@@ -207,13 +239,8 @@ class Coordinator:
             self._node = None
         if code == Code.CONCURRENT_TRANSACTIONS:
             raise TransactionStillEnding(f"{self.subject}: the broker answered {code_name(code)}", code)
-        if code == Code.INVALID_PRODUCER_ID_MAPPING:
-            raise TransactionExpired(
-                f"{self.subject}: the broker does not know the transactional id any more, which was not used "
-                "for longer than its transactional.id.expiration.ms; open new transactions"
-            )
-        if code in _FENCED:
-            raise ProducerFenced(f"{self.subject}: {fenced(producer)}")
+        if lost := loss_of_id(code, producer, self.subject):
+            raise lost
         check(code, self.subject)
 
     async def _settled(self, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -255,7 +282,7 @@ class KafkaTransactions(Transactions):
         self._enlisted: dict[Key, None] = {}
         self._open_since_s: float | None = None
         """When the broker may have begun to count the transaction's time: with the first partition."""
-        self._sender = self._new_sender()
+        self._sender = Sender(cluster, coordinator.subject, producer, self._enlist)
         self._has_lost_records = False
 
     async def begin(self) -> None:
@@ -287,7 +314,8 @@ class KafkaTransactions(Transactions):
     async def _commit_positions(self, topic: str, group: str, positions: GroupPositions) -> None:
         if (group, _OF_GROUP) not in self._enlisted:
             self._count_time()
-            await self._coordinator.enlist_group(self._producer, group)
+            if not self._producer.has_version_2:
+                await self._coordinator.enlist_group(self._producer, group)
             self._enlisted[group, _OF_GROUP] = None
         await self._coordinator.store_offsets(self._producer, group, topic, positions)
 
@@ -334,21 +362,22 @@ class KafkaTransactions(Transactions):
     async def _end(self, *, commit: bool) -> None:
         is_empty = not self._enlisted
         patience = self._cluster.patience(self._subject)
-        end, wait = self._coordinator.end, self._coordinator.wait_until_visible
-        ending = persist(patience, lambda: end(self._producer, commit=commit, is_empty=is_empty))
-        await self._noting_fences(ending)
+        before, end, wait = self._producer, self._coordinator.end, self._coordinator.wait_until_visible
+        ending = persist(patience, lambda: end(before, commit=commit, is_empty=is_empty))
+        self._continue_as(await self._noting_fences(ending))
         # The end is decided: even if the wait below fails, an abort must not look possible.
         self._state.end()
         self._enlisted.clear()
         self._open_since_s = None
-        if not is_empty:
-            await persist(patience, lambda: wait(self._producer, commit=commit))
+        if not is_empty or self._producer != before:
+            self._continue_as(await persist(patience, lambda: wait(self._producer)))
 
     async def _enlist(self, partitions: Iterable[Key]) -> None:
         new = [key for key in partitions if key not in self._enlisted]
         if new:
             self._count_time()
-            await self._coordinator.enlist(self._producer, new)
+            if not self._producer.has_version_2:
+                await self._coordinator.enlist(self._producer, new)
             self._enlisted.update(dict.fromkeys(new))
 
     def _count_time(self) -> None:
@@ -367,19 +396,20 @@ class KafkaTransactions(Transactions):
 
     @property
     def _must_renew(self) -> bool:
-        return self._has_lost_records or self._coordinator.has_lost_request
+        has_lost = self._has_lost_records or self._coordinator.has_lost_request
+        return has_lost and not self._producer.has_version_2
 
     async def _renew(self) -> None:
         """Take a new epoch, so that no late request can end the next transaction."""
         patience = self._cluster.patience(self._subject)
         renewing = persist(patience, lambda: self._coordinator.renew(self._producer))
-        self._producer = await self._noting_fences(renewing)
-        await self._sender.stop()
-        self._sender = self._new_sender()
+        self._continue_as(await self._noting_fences(renewing))
         self._has_lost_records = False
 
-    def _new_sender(self) -> Sender:
-        return Sender(self._cluster, self._subject, self._producer, self._enlist)
+    def _continue_as(self, producer: ProducerIdentity) -> None:
+        if producer != self._producer:
+            self._producer = producer
+            self._sender.restart(producer)
 
     async def _noting_fences(self, work: Awaitable[T]) -> T:
         """Return the result of ``work``; a fence that it raises is final, and the first fence is raised again."""

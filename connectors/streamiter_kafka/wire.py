@@ -4,9 +4,10 @@ Only this module imports aiokafka. Its consumer and producer are not used: their
 for ever without telling why, and they build an object of eleven fields for each record, which takes longer than reading
 the record. The loops of this package send aiokafka's requests over aiokafka's connections, each with a deadline.
 
-Four requests are defined here, in versions that aiokafka does not have: the next epoch of a producer, the metadata of a
-topic with the topic's id, a fetch by that id, and the offsets of a group without those of open transactions. Where a
-broker does not know such a version of metadata or fetch, the newest version of aiokafka is sent instead.
+Eight requests are defined here, in versions that aiokafka does not have: the next epoch of a producer, the metadata of
+a topic with the topic's id, a fetch by that id, the offsets of a group without those of open transactions, the features
+of a cluster, and the three requests of transactions of version 2. Where a broker does not know such a version of
+metadata, fetch or features, the newest version of aiokafka is sent instead.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from aiokafka.errors import (  # type: ignore[import-untyped]
     UnsupportedSaslMechanismError,
 )
 from aiokafka.protocol.admin import (  # type: ignore[import-untyped]
+    ApiVersionRequest,
     CreatePartitionsRequest,
     CreateTopicsRequest,
     DeleteTopicsRequest,
     DescribeConfigsRequest,
 )
-from aiokafka.protocol.api import Request, RequestStruct  # type: ignore[import-untyped]
+from aiokafka.protocol.api import Request, RequestStruct, ResponseHeader_v0  # type: ignore[import-untyped]
 from aiokafka.protocol.api import Response as ResponseStruct
 from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest  # type: ignore[import-untyped]
 from aiokafka.protocol.coordination import FindCoordinatorRequest  # type: ignore[import-untyped]
@@ -83,6 +85,7 @@ class Response(Protocol):
     errors: Sequence[Row]
     topic_errors: Sequence[Row]
     topic_error_codes: Sequence[Row]
+    tags: Mapping[int, bytes]
 
 
 Row = Sequence[Any]
@@ -183,7 +186,7 @@ class Uuid:
         return str(value)
 
 
-# -- The fields of the four requests and of their responses -----------------------------------------------
+# -- The fields of the requests and of their responses -----------------------------------------------------
 
 _TAGS: Final = ("tags", TaggedFields)
 _TEXT: Final = CompactString("utf-8")
@@ -204,16 +207,14 @@ def _list_of(name: str, *fields: object) -> tuple[str, CompactArray]:
     return name, CompactArray(*fields, _TAGS)
 
 
+_PRODUCER: Final = (("producer_id", Int64), ("producer_epoch", Int16))
+_NEW_PRODUCER: Final = (("throttle_time_ms", Int32), ("error_code", Int16), *_PRODUCER)
+
 _INIT_PRODUCER_ID: Final = _request_type(
-    22,
+    InitProducerIdRequest.API_KEY,
     3,
-    request=[
-        ("transactional_id", _TEXT),
-        ("transaction_timeout_ms", Int32),
-        ("producer_id", Int64),
-        ("producer_epoch", Int16),
-    ],
-    response=[("throttle_time_ms", Int32), ("error_code", Int16), ("producer_id", Int64), ("producer_epoch", Int16)],
+    request=[("transactional_id", _TEXT), ("transaction_timeout_ms", Int32), *_PRODUCER],
+    response=_NEW_PRODUCER,
 )
 
 _METADATA: Final = _request_type(
@@ -326,11 +327,111 @@ _GROUP_OFFSETS: Final = _request_type(
     ],
 )
 
+_FEATURES: Final = _request_type(
+    ApiVersionRequest.API_KEY,
+    3,
+    request=[("client_software_name", _TEXT), ("client_software_version", _TEXT)],
+    response=[
+        ("error_code", Int16),
+        _list_of("api_versions", ("api_key", Int16), ("min_version", Int16), ("max_version", Int16)),
+        ("throttle_time_ms", Int32),
+    ],
+)
+# The one response whose header never has tags, so that a client of any age can read it.
+_FEATURES.parse_response_header = staticmethod(ResponseHeader_v0.decode)
+_FINALIZED_FEATURES_TAG: Final = 2
+_FINALIZED_FEATURES: Final = CompactArray(("name", _TEXT), ("max_level", Int16), ("min_level", Int16), _TAGS)
+
+_PRODUCE_V2: Final = _request_type(
+    ProduceRequest.API_KEY,
+    12,
+    request=[
+        ("transactional_id", _TEXT),
+        ("required_acks", Int16),
+        ("timeout", Int32),
+        _list_of("topics", ("name", _TEXT), _list_of("partitions", ("partition", Int32), ("records", CompactBytes))),
+    ],
+    response=[
+        _list_of(
+            "topics",
+            ("name", _TEXT),
+            _list_of(
+                "partitions",
+                ("partition", Int32),
+                ("error_code", Int16),
+                ("offset", Int64),
+                ("timestamp", Int64),
+                ("log_start_offset", Int64),
+                _list_of("record_errors", ("index", Int32), ("message", _TEXT)),
+                ("error_message", _TEXT),
+            ),
+        ),
+        ("throttle_time_ms", Int32),
+    ],
+)
+
+_END_TXN_V2: Final = _request_type(
+    EndTxnRequest.API_KEY,
+    5,
+    request=[("transactional_id", _TEXT), *_PRODUCER, ("transaction_result", Boolean)],
+    response=_NEW_PRODUCER,
+)
+
+_TXN_OFFSETS_V2: Final = _request_type(
+    TxnOffsetCommitRequest.API_KEY,
+    5,
+    request=[
+        ("transactional_id", _TEXT),
+        ("group_id", _TEXT),
+        *_PRODUCER,
+        ("generation_id", Int32),
+        ("member_id", _TEXT),
+        ("group_instance_id", _TEXT),
+        _list_of(
+            "topics",
+            ("name", _TEXT),
+            _list_of(
+                "partitions", ("partition", Int32), ("offset", Int64), ("leader_epoch", Int32), ("metadata", _TEXT)
+            ),
+        ),
+    ],
+    response=[
+        ("throttle_time_ms", Int32),
+        _list_of("errors", ("topic", _TEXT), _list_of("partition_errors", ("partition", Int32), ("error_code", Int16))),
+    ],
+)
+
 
 # -- The requests ------------------------------------------------------------------------------------------
 
 
-class RenewProducerRequest(Request[_INIT_PRODUCER_ID]):  # type: ignore[misc]
+class FlexibleRequest(Request[RequestStruct]):  # type: ignore[misc]
+    """A request that is defined here. Where a broker does not know its version, ``older`` of aiokafka is sent."""
+
+    API_KEY = -1
+
+    def __init_subclass__(cls, struct: type[RequestStruct]) -> None:
+        super().__init_subclass__()
+        cls.API_KEY, cls._CLASSES = struct.API_KEY, (struct,)
+
+    def __init__(self, *fields: object, older: Request | None = None) -> None:
+        self._fields = fields
+        self._older = older
+
+    def prepare(self, versions: Versions) -> RequestStruct:
+        """Return the newest request that the broker knows."""
+        try:
+            return super().prepare(versions)
+        except NotImplementedError:
+            if self._older is None:
+                raise
+            return self._older.prepare(versions)
+
+    def build(self, request_type: Callable[..., RequestStruct]) -> RequestStruct:
+        return request_type(*self._fields, _NO_TAGS)
+
+
+class RenewProducerRequest(FlexibleRequest, struct=_INIT_PRODUCER_ID):
     """Asks for the epoch after ``epoch``. A producer that no longer owns the id gets the error code of a fence.
 
     The request names the producer's id and epoch. The broker gives a new epoch only if both are still the newest ones
@@ -339,32 +440,16 @@ class RenewProducerRequest(Request[_INIT_PRODUCER_ID]):  # type: ignore[misc]
     So the request cannot be used to find out who owns the id.
     """
 
-    API_KEY = _INIT_PRODUCER_ID.API_KEY
-
     def __init__(self, transactional_id: str, timeout_ms: int, number: int, epoch: int) -> None:
-        self._fields = (transactional_id, timeout_ms, number, epoch)
-
-    def build(self, request_type: Callable[..., RequestStruct]) -> RequestStruct:
-        return request_type(*self._fields, _NO_TAGS)
+        super().__init__(transactional_id, timeout_ms, number, epoch)
 
 
-class TopicMetadataRequest(Request[_METADATA]):  # type: ignore[misc]
+class TopicMetadataRequest(FlexibleRequest, struct=_METADATA):
     """Asks for the leaders of one topic and, from Kafka 2.8 on, for the topic's id. It never creates the topic."""
 
-    API_KEY = _METADATA.API_KEY
-
     def __init__(self, topic: str) -> None:
-        self._topic = topic
-
-    def prepare(self, versions: Versions) -> RequestStruct:
-        """Return the newest request that the broker knows."""
-        try:
-            return super().prepare(versions)
-        except NotImplementedError:
-            return MetadataRequest([self._topic], allow_auto_topic_creation=False).prepare(versions)
-
-    def build(self, request_type: Callable[..., RequestStruct]) -> RequestStruct:
-        return request_type([(_NO_ID, self._topic, _NO_TAGS)], False, False, _NO_TAGS)
+        older = MetadataRequest([topic], allow_auto_topic_creation=False)
+        super().__init__([(_NO_ID, topic, _NO_TAGS)], False, False, older=older)
 
 
 class TopicMetadata(NamedTuple):
@@ -387,15 +472,13 @@ def topic_metadata(response: Response) -> TopicMetadata:
     return TopicMetadata(code, None if topic_id == _NO_ID else topic_id, partitions)
 
 
-class FetchTopicRequest(Request[_FETCH]):  # type: ignore[misc]
+class FetchTopicRequest(FlexibleRequest, struct=_FETCH):
     """Fetches from partitions of one topic; each is given as (number, offset, size of the largest answer in bytes).
 
     From Kafka 3.1 on, the request names the topic's id. If the topic was deleted and created again between two fetches,
     the broker answers with an error and not with records of the new topic. For older brokers, and for topics without an
     id, the request names the topic.
     """
-
-    API_KEY = _FETCH.API_KEY
 
     def __init__(
         self,
@@ -408,43 +491,81 @@ class FetchTopicRequest(Request[_FETCH]):  # type: ignore[misc]
         max_bytes: int,
         isolation_level: int,
     ) -> None:
-        self._topic = topic
-        self._topic_id = topic_id
-        self._partitions = partitions
-        self._limits = (max_wait_ms, min_bytes, max_bytes, isolation_level)
+        limits = (max_wait_ms, min_bytes, max_bytes, isolation_level)
+        by_id = [(number, -1, offset, -1, -1, max_bytes, _NO_TAGS) for number, offset, max_bytes in partitions]
+        self._by_name = FetchRequest(*limits, [(topic, list(partitions))])
+        self._has_id = topic_id is not None
+        # In the order of the protocol; an unused field is 0, -1 or empty.
+        super().__init__(-1, *limits, 0, -1, [(topic_id, by_id, _NO_TAGS)], [], "", older=self._by_name)
 
     def prepare(self, versions: Versions) -> RequestStruct:
-        """Return the newest request that the broker knows."""
-        if self._topic_id is not None:
-            try:
-                return super().prepare(versions)
-            except NotImplementedError:
-                pass
-        return FetchRequest(*self._limits, [(self._topic, list(self._partitions))]).prepare(versions)
-
-    def build(self, request_type: Callable[..., RequestStruct]) -> RequestStruct:
-        """Return the request with its fields in the order of the protocol; an unused field is 0, -1 or empty."""
-        partitions = [
-            (number, -1, offset, -1, -1, max_bytes, _NO_TAGS) for number, offset, max_bytes in self._partitions
-        ]
-        topics = [(self._topic_id, partitions, _NO_TAGS)]
-        return request_type(-1, *self._limits, 0, -1, topics, [], "", _NO_TAGS)
+        """Return the newest request that the broker knows, or one that needs no id."""
+        return super().prepare(versions) if self._has_id else self._by_name.prepare(versions)
 
 
-class GroupOffsetsRequest(Request[_GROUP_OFFSETS]):  # type: ignore[misc]
+class GroupOffsetsRequest(FlexibleRequest, struct=_GROUP_OFFSETS):
     """Asks for the offsets that a consumer group has committed in one topic.
 
     While a transaction that changes an offset is open, the broker answers with an error code (KIP-447, Kafka 2.5). It
     does so also for the moment after a commit in which it would still return the offset before.
     """
 
-    API_KEY = _GROUP_OFFSETS.API_KEY
-
     def __init__(self, group: str, topic: str, partitions: Iterable[int]) -> None:
-        self._fields = (group, [(topic, list(partitions), _NO_TAGS)], True)
+        super().__init__(group, [(topic, list(partitions), _NO_TAGS)], True)
 
-    def build(self, request_type: Callable[..., RequestStruct]) -> RequestStruct:
-        return request_type(*self._fields, _NO_TAGS)
+
+class FeaturesRequest(FlexibleRequest, struct=_FEATURES):
+    """Asks for the features that all brokers of a cluster have agreed on (KIP-584, Kafka 2.7)."""
+
+    def __init__(self) -> None:
+        super().__init__("streamiter", "1", older=ApiVersionRequest())
+
+
+def finalized_features(response: Response) -> dict[str, int]:
+    """Return the level of each feature in the answer to a `FeaturesRequest`; none from an older broker."""
+    if response.API_VERSION < _FEATURES.API_VERSION:
+        return {}
+    listed = _FINALIZED_FEATURES.decode(BytesIO(response.tags.get(_FINALIZED_FEATURES_TAG, b"\1")))
+    return {name: level for name, level, *_ in listed}
+
+
+class ProduceRequestV2(FlexibleRequest, struct=_PRODUCE_V2):
+    """Writes records in a transaction of version 2, which the records add their partition to."""
+
+    def __init__(
+        self,
+        transactional_id: str | None,
+        required_acks: int,
+        timeout: int,
+        topics: Iterable[tuple[str, Iterable[tuple[int, bytes]]]],
+    ) -> None:
+        tagged = [(topic, [(*batch, _NO_TAGS) for batch in batches], _NO_TAGS) for topic, batches in topics]
+        super().__init__(transactional_id, required_acks, timeout, tagged)
+
+
+class EndTxnRequestV2(FlexibleRequest, struct=_END_TXN_V2):
+    """Ends a transaction of version 2: the answer has the identity for the next one, which has another epoch."""
+
+    def __init__(self, transactional_id: str, number: int, epoch: int, commit: bool) -> None:
+        super().__init__(transactional_id, number, epoch, commit)
+
+
+class TxnOffsetCommitRequestV2(FlexibleRequest, struct=_TXN_OFFSETS_V2):
+    """Writes offsets of a group in a transaction of version 2, which they add the group to."""
+
+    def __init__(
+        self,
+        transactional_id: str,
+        group: str,
+        number: int,
+        epoch: int,
+        topics: Iterable[tuple[str, Iterable[tuple[int, int, str]]]],
+    ) -> None:
+        tagged = [
+            (topic, [(partition, offset, -1, metadata, _NO_TAGS) for partition, offset, metadata in offsets], _NO_TAGS)
+            for topic, offsets in topics
+        ]
+        super().__init__(transactional_id, group, number, epoch, -1, "", None, tagged)  # not of a group's member
 
 
 class FetchedPartition(NamedTuple):

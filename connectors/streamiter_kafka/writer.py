@@ -28,7 +28,7 @@ from streamiter_kafka.packing import (
     refusal,
 )
 from streamiter_kafka.trouble import BrokerTrouble, Code, check
-from streamiter_kafka.wire import InitProducerIdRequest, ProduceRequest, Response
+from streamiter_kafka.wire import InitProducerIdRequest, ProduceRequest, ProduceRequestV2, Response
 
 # Brokers refuse requests above 100 MB (socket.request.max.bytes), and answer smaller requests sooner.
 _REQUEST_BYTES: Final = 8_000_000
@@ -109,6 +109,12 @@ class Sender:
         self._unacked_bytes = 0
         self._is_stopped = False
         return any(pending.is_sealed for pending in dropped)
+
+    def restart(self, producer: ProducerIdentity) -> None:
+        """Continue with another identity, whose sequence numbers begin at 0; call this while ``is_idle``."""
+        self._producer = producer
+        self._queues.clear()
+        self._patience = self._cluster.patience(self._subject)
 
     async def stop(self) -> None:
         self._is_stopped = True
@@ -192,12 +198,13 @@ class Sender:
             return {queue.key: trouble for queue in queues}
         return self._take_in(response, {queue.key: queue for queue in queues})
 
-    def _request(self, queues: list[PartitionQueue]) -> ProduceRequest:
+    def _request(self, queues: list[PartitionQueue]) -> ProduceRequest | ProduceRequestV2:
         by_topic: dict[str, list[tuple[int, bytes]]] = {}
         for queue in queues:
             topic, number = queue.key
             by_topic.setdefault(topic, []).append((number, queue.seal(self._producer)))
-        return ProduceRequest(
+        request_type = ProduceRequestV2 if self._producer.has_version_2 else ProduceRequest
+        return request_type(
             transactional_id=self._producer.transactional_id,
             required_acks=-1 if self._cluster.options.acks == "all" else 1,
             timeout=self._cluster.options.request_timeout_ms,
@@ -207,7 +214,7 @@ class Sender:
     def _take_in(self, response: Response, queues: Mapping[Key, PartitionQueue]) -> dict[Key, BrokerTrouble]:
         ailing: dict[Key, BrokerTrouble] = {}
         failures: list[StreamiterError] = []
-        for topic, answers in response.topics:
+        for topic, answers, *_ in response.topics:
             for number, code, *_ in answers:
                 failure = self._answered(queues[topic, number], code)
                 if isinstance(failure, BrokerTrouble):

@@ -1,14 +1,18 @@
-"""Answers are lost, brokers die or freeze: a transaction is committed once, or it is known to have failed."""
+"""Answers are lost, brokers die or freeze: a transaction is committed once, or it is known to have failed.
+
+The brokers have transactions of version 2; the tests also run with version 1, which older brokers have.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.kafka_server import KafkaServer
+from support.kafka_fixtures import skip_without_java
+from support.kafka_server import KafkaServer, running_kafka
 from support.waiting import PATIENCE_S
 from topics.topic_case import numbered, numbers_of, patiently, read_to_end, values_of, write
 
@@ -18,6 +22,7 @@ from streamiter.topics import OutgoingBatch, Topic, Transactions, topic
 from streamiter.topics.compacted import last_value
 from streamiter_kafka import cluster
 from streamiter_kafka.trouble import BrokerTrouble
+from streamiter_kafka.wire import FeaturesRequest
 
 PATIENT = {"give_up_after_s": PATIENCE_S, "request_timeout_s": 2.0}
 QUICK = {"give_up_after_s": 1.0, "request_timeout_s": 0.3}
@@ -29,6 +34,7 @@ class LossyNetwork:
     """Loses answers of the broker or requests to it, by the name of the request."""
 
     def __init__(self) -> None:
+        self.sent: list[str] = []
         self.answers: dict[str, int] = {}
         self.requests: dict[str, int] = {}
         self.lost: list[str] = []
@@ -41,7 +47,8 @@ class LossyNetwork:
         self.requests[request] = count
 
     async def send(self, connection: Any, request: object, *others: Any) -> Any:
-        name = type(request).__name__
+        self.sent.append(type(request).__name__)
+        name = self.sent[-1].removesuffix("V2")
         if self._loses(self.requests, name):
             raise BrokerTrouble(f"{name} lost")
         answer = await self._send(connection, request, *others)
@@ -55,6 +62,20 @@ class LossyNetwork:
         counts[name] -= 1
         self.lost.append(name)
         return True
+
+
+@pytest.fixture(params=[1, 2])
+def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the version of transactions; for version 1, the broker does not tell the features of its cluster."""
+    if request.param == 1:
+        monkeypatch.setattr(FeaturesRequest, "_CLASSES", ())
+    return int(request.param)
+
+
+@pytest.fixture
+def kafka_topic(kafka_topic: MakeTopic, version: int) -> MakeTopic:
+    """Return a maker of topics on the shared broker, for both versions of transactions."""
+    return kafka_topic
 
 
 @pytest.fixture
@@ -74,8 +95,14 @@ async def write_number(transactions: Transactions, to: Topic, number: int) -> No
 
 @pytest.mark.parametrize("lost", ["answers", "requests"])
 @pytest.mark.parametrize(
-    "request_",
-    ["InitProducerIdRequest", "AddPartitionsToTxnRequest", "ProduceRequest", "EndTxnRequest", "RenewProducerRequest"],
+    ("version", "request_"),
+    [
+        *[(version, f"{name}Request") for version in (1, 2) for name in ("InitProducerId", "Produce", "EndTxn")],
+        (1, "AddPartitionsToTxnRequest"),
+        (1, "RenewProducerRequest"),
+        (2, "FeaturesRequest"),
+    ],
+    indirect=["version"],
 )
 async def test_a_lost_message_neither_loses_nor_doubles_records(
     kafka_topic: MakeTopic, network: LossyNetwork, request_: str, lost: str
@@ -146,7 +173,7 @@ async def test_a_request_to_end_that_arrives_late_does_not_end_the_next_transact
     late: list[tuple[Any, ...]] = []
 
     async def hold_back(connection: Any, request: object, *others: Any) -> Any:
-        if type(request).__name__ == "EndTxnRequest" and not late:
+        if type(request).__name__.startswith("EndTxn") and not late:
             late.append((connection, request, *others))
             raise BrokerTrouble("no answer")
         return await network.send(connection, request, *others)
@@ -177,6 +204,42 @@ async def until_written(made: Topic, end: int) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while (await made.describe()).offsets[0][1] < end:
             pass  # the record is being sent
+
+
+@pytest.mark.parametrize("version", [2], indirect=True)
+@pytest.mark.parametrize("before", [0, 1, 2])
+async def test_a_run_that_is_replaced_while_it_begins_takes_nothing_from_the_newer_run(
+    kafka_topic: MakeTopic, network: LossyNetwork, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """A run lost an answer and asked for a new epoch; a newer run had just begun, and its transaction was aborted."""
+    made = kafka_topic(**PATIENT)
+    await made.create()
+    older = await made.open_transactions(f"{made.name}-t")
+    await patiently(older.begin())
+    await write_number(older, made, 0)
+    network.lose_answers("EndTxnRequest")
+    await patiently(older.commit())
+    newer: list[Transactions] = []
+    requests: list[object] = []
+
+    async def replace(connection: Any, request: object, *others: Any) -> Any:
+        requests.append(request)
+        if len(requests) == before + 1:
+            newer.append(await made.open_transactions(f"{made.name}-t"))
+            await newer[0].begin()
+            await write_number(newer[0], made, 1)
+            await until_written(made, 3)  # the first commit has the offset 1
+        return await network.send(connection, request, *others)
+
+    monkeypatch.setattr(cluster, "send", replace)
+    with contextlib.suppress(ProducerFenced):
+        await patiently(older.begin())
+        await write_number(older, made, 2)
+        await patiently(older.commit())
+    await patiently(newer[0].commit())
+    for each in (older, *newer):
+        await each.close()
+    assert numbers_of(await read_to_end(made)) == [0, 1]
 
 
 async def test_losing_an_answer_takes_nothing_from_a_newer_owner(kafka_topic: MakeTopic, network: LossyNetwork) -> None:
@@ -250,8 +313,12 @@ async def test_a_replaced_run_takes_nothing_from_the_newer_run(kafka_topic: Make
     assert numbers_of(await read_to_end(made)) == [1, 2]
 
 
-async def test_a_run_that_timed_out_and_was_replaced_takes_nothing_from_the_newer_run(kafka_topic: MakeTopic) -> None:
-    """A run whose transaction had timed out looked for the present owner, and ended the newer run's transaction."""
+@pytest.mark.parametrize("is_replaced", [True, False])
+async def test_a_run_that_timed_out_takes_nothing_from_a_newer_run(kafka_topic: MakeTopic, is_replaced: bool) -> None:
+    """A run whose transaction had timed out looked for the present owner, and ended the newer run's transaction.
+
+    Without a newer run, its commit failed with an error after which it did not resume.
+    """
     made = kafka_topic()
     await made.create()
     older = await made.open_transactions(f"{made.name}-t", timeout_s=0.3)
@@ -262,16 +329,18 @@ async def test_a_run_that_timed_out_and_was_replaced_takes_nothing_from_the_newe
     async with asyncio.timeout(PATIENCE_S):
         while not await read_to_end(made):
             pass  # the broker ends the transaction, which lets "behind" be read
-    newer = await made.open_transactions(f"{made.name}-t")
-    await patiently(newer.begin())
-    await write_number(newer, made, 1)
-    await until_written(made, 4)  # the record "behind" and the abort are written
+    if is_replaced:
+        newer = await made.open_transactions(f"{made.name}-t")
+        await patiently(newer.begin())
+        await write_number(newer, made, 1)
+        await until_written(made, 4)  # the record "behind" and the abort are written
     with pytest.raises(TransactionExpired, match="unless a newer writer has taken over"):
         await patiently(older.commit())
     await older.close()
-    await patiently(newer.commit())
-    await newer.close()
-    assert values_of(await read_to_end(made)) == [b"behind", b"1"]
+    if is_replaced:
+        await patiently(newer.commit())
+        await newer.close()
+    assert values_of(await read_to_end(made)) == [b"behind", *([b"1"] if is_replaced else [])]
 
 
 async def test_a_run_replaced_without_an_open_transaction_reports_no_timeout(kafka_topic: MakeTopic) -> None:
@@ -293,8 +362,8 @@ async def test_a_run_replaced_without_an_open_transaction_reports_no_timeout(kaf
 
 
 @pytest.fixture
-def handle(breakable_broker: KafkaServer, topic_prefix: str) -> MakeTopic:
-    """Return a maker of topics on the broker that will break."""
+def handle(breakable_broker: KafkaServer, topic_prefix: str, version: int) -> MakeTopic:
+    """Return a maker of topics on the broker that will break, for both versions of transactions."""
 
     def make(name: str = "clicks", **options: object) -> Topic:
         return topic(f"kafka://{breakable_broker.bootstrap}/{topic_prefix}{name}", **options)
@@ -302,7 +371,7 @@ def handle(breakable_broker: KafkaServer, topic_prefix: str) -> MakeTopic:
     return make
 
 
-@pytest.mark.parametrize("timeout_s", [60.0, 0.5])
+@pytest.mark.parametrize(("timeout_s", "version"), [(60.0, 2), (0.5, 2), (0.5, 1)], indirect=["version"])
 async def test_a_commit_to_a_frozen_broker_is_done_once_or_not_at_all(
     breakable_broker: KafkaServer, handle: MakeTopic, timeout_s: float
 ) -> None:
@@ -354,14 +423,42 @@ async def test_a_topic_deleted_with_records_of_the_transaction_does_not_hold_up_
     assert numbers_of(await read_to_end(kept)) == [0, 1]
 
 
-async def test_a_forgotten_id_is_not_taken_for_another_owner(kafka_broker_factory: Callable[..., KafkaServer]) -> None:
-    """A flow that was idle for a week ended with an error about "another run"."""
+# -- older brokers -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def older_broker() -> Iterator[KafkaServer]:
+    """Start a broker without transactions of version 2, which soon forgets ids that are not used."""
+    skip_without_java()
     settings = {
         "transactional.id.expiration.ms": "200",
         "transaction.remove.expired.transaction.cleanup.interval.ms": "100",
     }
-    broker = kafka_broker_factory(settings=settings)
-    made = topic(f"kafka://{broker.bootstrap}/clicks", **PATIENT)
+    with running_kafka(settings=settings, format_options=("--feature", "transaction.version=0")) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("broker", "requests"),
+    [
+        ("older_broker", {"AddPartitionsToTxnRequest", "ProduceRequest", "EndTxnRequest"}),
+        ("kafka_broker", {"ProduceRequestV2", "EndTxnRequestV2"}),
+    ],
+)
+async def test_a_commit_sends_only_the_requests_that_the_version_of_the_broker_needs(
+    request: pytest.FixtureRequest, network: LossyNetwork, topic_prefix: str, broker: str, requests: set[str]
+) -> None:
+    """A broker before 4.0 got requests that it does not know, or a newer one a request more for each commit."""
+    made = topic(f"kafka://{request.getfixturevalue(broker).bootstrap}/{topic_prefix}clicks", **PATIENT)
+    await made.create()
+    await patiently(commit_a_number(made))
+    assert numbers_of(await read_to_end(made)) == [0]
+    assert {name for name in network.sent if "Txn" in name or "Produce" in name} - {"InitProducerIdRequest"} == requests
+
+
+async def test_a_forgotten_id_is_not_taken_for_another_owner(older_broker: KafkaServer) -> None:
+    """A flow that was idle for a week ended with an error about "another run"."""
+    made = topic(f"kafka://{older_broker.bootstrap}/clicks", **PATIENT)
     await made.create()
     transactions = await made.open_transactions("t")
     with pytest.raises(TransactionExpired, match=r"transactional\.id\.expiration\.ms"):
