@@ -64,7 +64,7 @@ def learned_since(update: ModelUpdate, records: list[dict[str, Any]]) -> dict[st
     features = [{name: value for name, value in record.items() if name != "late"} for record in records]
     model.learn(features, [record["late"] for record in records])
     assert model.records == (update.records or 0) + len(records)
-    return model.parameters()
+    return model.parameters(state=False)
 
 
 def assert_same(update: ModelUpdate, expected: dict[str, Any]) -> None:

@@ -163,7 +163,7 @@ def _learned_faults(findings: Findings, updates: Sequence[Document], good: npt.N
             continue
         findings.compared_versions += 1
         rank, parameters = f"{update.generation}.{update.version}", without_state(update.parameters)
-        if differing := _differences(parameters, model.parameters()):
+        if differing := _differences(parameters, model.parameters(state=False)):
             yield f"{rank} differs from an offline pass over {update.records} events in {differing}"
             continue
         resumed = AdaptiveLinearModel(kinds=FEATURES)
