@@ -59,7 +59,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, Final
 
 
@@ -316,8 +316,15 @@ def described(reason: str | Exception) -> str:
         return type(reason).__name__
 
 
-def did_you_mean(given: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+def did_you_mean(
+    given: str, known: Iterable[str], *, likeness: float = 0.6, elsewhere: Mapping[str, str] = _NOTHING
+) -> str:
     """Return ``; did you mean 'embedding'?``; empty if no name is that similar (0: any name, 1: equal).
+
+    ``elsewhere`` has the names that other systems use, and what they are called here.
 
     >>> did_you_mean("embeding", ["wide", "embedding"]), did_you_mean("x", ["wide", "deep"])
     ("; did you mean 'embedding'?", '')
@@ -325,5 +332,18 @@ def did_you_mean(given: str, known: Iterable[str], *, likeness: float = 0.6) -> 
     from difflib import get_close_matches  # Imported here: only errors need it.
 
     lower = {name.lower(): name for name in known}
+    if (same := elsewhere.get(given.lower().replace("_", ""))) in lower.values():
+        return f"; did you mean {same!r}?"
     found = get_close_matches(given.lower(), lower, n=1, cutoff=likeness)
     return f"; did you mean {lower[found[0]]!r}?" if found else ""
+
+
+def no_attribute(owner: str, name: str, known: Iterable[str], elsewhere: Mapping[str, str] = _NOTHING) -> AttributeError:
+    """Return the error of an object or a module without this attribute, with the name that was probably meant.
+
+    >>> no_attribute("'Stream' object", "flatmap", ["map", "flat_map"])
+    AttributeError("'Stream' object has no attribute 'flatmap'; did you mean 'flat_map'?")
+    """
+    public = [each for each in known if not each.startswith("_")]
+    meant = "" if name.startswith("_") else did_you_mean(name, public, elsewhere=elsewhere)
+    return AttributeError(f"{owner} has no attribute {name!r}{meant}")

@@ -18,8 +18,14 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
     module_of = {name: module for module, names in modules.items() for name in names.split()}
 
     def get(name: str) -> Any:
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version(package)
         if name not in module_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
+            from streamiter.errors import no_attribute
+
+            raise no_attribute(f"module {package!r}", name, module_of)
         value = getattr(import_module(module_of[name]), name)
         setattr(sys.modules[package], name, value)
         return value

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Un
 
 import numpy as np
 
-from streamiter.errors import ConfigurationError, GraphError, shortened, user_line
+from streamiter.errors import ConfigurationError, GraphError, no_attribute, shortened, user_line
 from streamiter.flow.building import FlowUnderConstruction, add_dead_letters, add_operator, check_same_flow, label_of
 from streamiter.flow.graph_checks import (
     check_codec,
@@ -65,6 +65,11 @@ class Flow(FlowUnderConstruction):
     >>> squares.items, statistics.state
     ([1, 4, 9], 'finished')
     """
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(f"{type(self).__name__!r} object", name, dir(type(self)))
 
     # -- sources ---------------------------------------------------------------------------------------
 

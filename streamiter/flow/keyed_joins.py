@@ -370,7 +370,7 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         label = options.get("name") or "as_of_window"
         size = checked_duration("size_s", size_s, label, 0.001)
 
-        def build(aggregates: Aggregates) -> Stream[tuple[Record, Any]]:
+        def build(aggregates: Aggregates, options: StepOptions) -> Stream[tuple[Record, Any]]:
             return self._joined(
                 "as_of_window",
                 {"stream": self, "events": events},
@@ -380,7 +380,7 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
                 late=late,
             )
 
-        return WindowedStream(build)
+        return WindowedStream(build, options)
 
     # -- for the engine ----------------------------------------------------------------------------------
 

@@ -192,7 +192,7 @@ class KeyedStream(KeyedJoins[Key, Record]):
         operator: Any = EventWindowStep if time == "event" else ClockWindowStep
         keyed, key_of, whole = self.tolerant(options), self._key_of, not self.has_record_keys
 
-        def build(aggregates: Aggregates) -> Stream[WindowResult]:
+        def build(aggregates: Aggregates, options: StepOptions) -> Stream[WindowResult]:
             if isinstance(window, Session) and aggregates.merge_is_missing:
                 raise GraphError(
                     f"step {label!r}: expected an aggregate that merges, as sessions do, given a fold without; "
@@ -211,7 +211,7 @@ class KeyedStream(KeyedJoins[Key, Record]):
                 )
             )
 
-        return WindowedStream(build)
+        return WindowedStream(build, options)
 
     def deduplicate(
         self,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from types import FrameType
 from typing import TYPE_CHECKING, Literal, TypedDict
+from streamiter.errors import did_you_mean
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.store import Checkpoints
@@ -105,5 +108,18 @@ def check_options(method: str, options: Mapping[str, object], allowed: type = St
     names = allowed.__annotations__
     for name in options:
         if name not in names:
-            known = ", ".join(f"{known}=" for known in names)
-            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}; its options are {known}")
+            known = [*_own_options(method), *names]
+            meant = did_you_mean(name, known)
+            listed = ", ".join(f"{each}=" for each in known)
+            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}{meant}; its options are {listed}")
+
+
+def _own_options(method: str) -> list[str]:
+    """Return the arguments of the method that checks its options; those are not in its TypedDict."""
+    frame: FrameType | None = sys._getframe(1)  # The methods of users' programs are above the checks, not below.
+    while frame is not None and frame.f_code.co_name != method:
+        frame = frame.f_back
+    if frame is None:
+        return []
+    code = frame.f_code
+    return [name for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if name != "self"]

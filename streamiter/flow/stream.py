@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, Unpack, overload
 
-from streamiter.errors import GraphError
+from streamiter.errors import GraphError, no_attribute
 from streamiter.flow.building import (
     Outlets,
     StepOutput,
@@ -32,6 +33,7 @@ from streamiter.flow.graph_checks import (
 )
 from streamiter.flow.options import GatheringOptions, ProcessOptions, StepOptions, check_options
 from streamiter.operators.calls import MapAsync
+from streamiter.operators.functions import field_or_function
 from streamiter.operators.holding import Join, MiniBatch, ReduceAll, Sort
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.source import Collected
@@ -51,6 +53,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 S = TypeVar("S")
 K = TypeVar("K")
+
+# What Flink, Spark, Kafka Streams, Quix Streams and pandas call the methods of a stream, without underscores.
+_NAMES_ELSEWHERE: Final = MappingProxyType(
+    {
+        **dict.fromkeys(("apply", "foreach", "select", "withcolumn", "mapvalues"), "map"),
+        **dict.fromkeys(("groupby", "keyby", "groupbykey"), "key_by"),
+        **dict.fromkeys(("where", "query"), "filter"),
+        **dict.fromkeys(("explode", "flatmapvalues"), "flat_map"),
+        **dict.fromkeys(("merge", "concat"), "union"),
+        **dict.fromkeys(("fold", "scan"), "stateful_map"),
+        **dict.fromkeys(("to", "write", "sinkto", "addsink", "totopic"), "sink"),
+        **dict.fromkeys(("distinct", "dropduplicates"), "deduplicate"),
+        **dict.fromkeys(("assigntimestamps", "withwatermark"), "event_time"),
+    }
+)
 
 
 class Stream(Outlets, Generic[Record]):
@@ -332,8 +349,14 @@ class Stream(Outlets, Generic[Record]):
 
     # -- partitioning ------------------------------------------------------------------------------------
 
-    def key_by(self, f: Callable[[Record], K]) -> KeyedStream[K, Record]:
-        """Send records of the same key ``f(record)`` to the same subtask.
+    @overload
+    def key_by(self, f: str) -> KeyedStream[Any, Record]: ...
+
+    @overload
+    def key_by(self, f: Callable[[Record], K]) -> KeyedStream[K, Record]: ...
+
+    def key_by(self, f: str | Callable[[Record], Any]) -> KeyedStream[Any, Record]:
+        """Send records of the same key to the same subtask: ``f(record)``, or the field of that name.
 
         A key is an int, str, bytes or a tuple of these. The stream that is returned has the steps that keep a state for
         each key: ``reduce``, ``stateful_map`` and ``process`` with ``context.key`` and ``context.state``. If ``f``
@@ -349,8 +372,8 @@ class Stream(Outlets, Generic[Record]):
         """
         from streamiter.flow.keyed_stream import KeyedStream  # It derives from Stream.
 
-        check_function(f, "key_by", ["record"])
-        return KeyedStream(self, f)
+        check_field_or_function(f, "key_by")
+        return KeyedStream(self, field_or_function("key_by", f))
 
     def key_by_batch(self, f: Callable[[Any], Any]) -> KeyedStream[Any, Record]:
         """Do the same, with ``f(batch)`` returning an array of ints, texts or bytes: a key for each record.
@@ -572,7 +595,7 @@ class Stream(Outlets, Generic[Record]):
 
             if name in vars(KeyedStream) and not name.startswith("_"):
                 raise self._without_keys(name)
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            raise no_attribute(f"{type(self).__name__!r} object", name, dir(KeyedStream), _NAMES_ELSEWHERE)
 
     def _without_keys(self, method: str) -> GraphError:
         return GraphError(

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from streamiter.errors import ConfigurationError, GraphError
+from streamiter.flow.options import StepOptions
 from streamiter.flow.stream import Stream
+from streamiter.operators.timed.aggregates import BY_NAME
 from streamiter.operators.timed.several_aggregates import Aggregates, AggregateSpec
 
 Result = TypeVar("Result")
@@ -16,8 +18,10 @@ Result = TypeVar("Result")
 class WindowedStream(Generic[Result]):
     """A keyed stream in windows: :meth:`aggregate` says what is computed of each window."""
 
-    def __init__(self, build: Callable[[Aggregates], Stream[Result]]) -> None:
+    def __init__(self, build: Callable[[Aggregates, StepOptions], Stream[Result]], options: StepOptions) -> None:
+        """``build`` adds the step of an aggregate; ``options`` are those of the step, which may have no name yet."""
         self._build = build
+        self._options = options
 
     if not TYPE_CHECKING:
 
@@ -29,12 +33,13 @@ class WindowedStream(Generic[Result]):
                 f".{name}(…), or another aggregate"
             )
 
-    def aggregate(self, *one: AggregateSpec, **named: AggregateSpec) -> Stream[Result]:
+    def aggregate(self, *one: AggregateSpec, name: str | AggregateSpec | None = None, **named: AggregateSpec) -> Stream[Result]:
         """Emit the aggregate of each window: one, or several by name, whose values are in a dict then.
 
         An aggregate is ``"count"``, ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"first"``, ``"last"``,
         ``"collect"``, :func:`~streamiter.quantile`, or :func:`~streamiter.fold` with functions. It takes the record
-        itself, or a value of the record: write a pair with the name of a field, or a function.
+        itself, or a value of the record: write a pair with the name of a field, or a function. ``name`` is the name of
+        the step, if it is a text that is no aggregate.
 
         - Sums fold from left to right; sums of ints are exact. NaN makes sum, mean, min, max and quantiles NaN. None,
           and in number aggregates all that is no number, is refused: the record follows ``on_error``, and is in none
@@ -50,8 +55,18 @@ class WindowedStream(Generic[Result]):
         >>> flow.run().state, [(each.key, each.start, each.end, each.value) for each in results.items]
         ('finished', [('ann', 0, 60000, {'orders': 2, 'spent': 12})])
         """
+        options = self._options
+        if isinstance(name, str) and name not in BY_NAME:
+            if (other := options.get("name")) is not None:
+                raise GraphError(
+                    f"step {other!r}: expected one name, in .window(…) or in .aggregate(…), given {name!r} in the other; "
+                    "leave one of them out"
+                )
+            options = {**options, "name": name}
+        elif name is not None:
+            named = {"name": name, **named}
         try:
             aggregates = Aggregates.of(one, named)
         except ConfigurationError as error:
             raise GraphError(str(error)) from None
-        return self._build(aggregates)
+        return self._build(aggregates, options)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Generic, final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, GraphError
 from streamiter.operators.event_time import PartState
 from streamiter.operators.operator import Context, MaybeAwaitable, Operator
 from streamiter.operators.output import Output
@@ -231,7 +231,11 @@ class Collected(Generic[Record]):
 
     @property
     def items(self) -> list[Record]:
-        """The records so far in a new list: in order, subtask after subtask."""
+        """The records so far in a new list: in order, subtask after subtask. Raises GraphError before the first run."""
+        if not self._parts:
+            raise GraphError(
+                "collect: expected .items after the flow has started, given a flow that has not run; call flow.run() first"
+            )
         return [record for subtask in sorted(self._parts) for record in self._parts[subtask]]
 
     def to_arrow(self) -> Any:

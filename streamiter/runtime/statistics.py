@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any, Final, Literal
 
 from streamiter.channels import ChannelStatistics
+from streamiter.errors import did_you_mean
 from streamiter.notebooks import html_table
 from streamiter.operators.operator import OperatorStatistics
 from streamiter.operators.output import RejectionPolicy
@@ -327,8 +328,8 @@ class JobStatistics:
         """Return the counts of a step, all subtasks together. Raises KeyError if no step has this name."""
         counts = [step.counts for task in self.tasks for step in task.steps if step.step == name]
         if not counts:
-            known = ", ".join(dict.fromkeys(step.step for task in self.tasks for step in task.steps))
-            raise KeyError(f"no step {name!r}; there are {known}")
+            known = dict.fromkeys(step.step for task in self.tasks for step in task.steps)
+            raise KeyError(f"no step {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
         return OperatorStatistics(
             records_in=sum(count.records_in for count in counts),
             batches_in=sum(count.batches_in for count in counts),

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import SplitResult, unquote, unquote_plus, urlsplit
 
-from streamiter.errors import ConfigurationError
+from streamiter.errors import ConfigurationError, did_you_mean
 from streamiter.numbers import has_plain_digits
 from streamiter.topics.topic import Connector, Topic
 
@@ -67,6 +67,7 @@ def connector_for(url: str) -> Connector:
             return _load(entry_point, url)
     raise ConfigurationError(
         f"topic {shown_url(url)!r}: expected one of the schemes {_listed(known_schemes())}, given {scheme}://"
+        f"{did_you_mean(scheme, [each.name for each in _entry_points()])}"
     )
 
 
@@ -77,8 +78,9 @@ def check_options(subject: str, options: Mapping[str, object], known: Iterable[s
         if name not in listed:
             # A text that is no name may be part of a password.
             shown = repr(name) if name.isidentifier() else "(not shown, since it is no name)"
+            meant = did_you_mean(name, listed) if name.isidentifier() else ""
             known_ones = f"the options are {', '.join(listed)}" if listed else "there are no options"
-            raise ConfigurationError(f"{subject}: unknown option {shown}; {known_ones}")
+            raise ConfigurationError(f"{subject}: unknown option {shown}{meant}; {known_ones}")
 
 
 def split_url(url: str) -> SplitResult:
