@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, shortened
+from streamiter.numbers import in_seconds
 
 Times = npt.NDArray[np.int64]
 """Timestamps of a batch in milliseconds, one for each record."""
@@ -62,11 +63,12 @@ class NoTimestamp(ValueError):
 
 
 def duration_ms(option: str, seconds: object, least: float = 0.0) -> int:
-    """Return seconds of an option as whole milliseconds. Raises ConfigurationError for anything else.
+    """Return seconds of an option, or its duration, as whole milliseconds. Raises ConfigurationError for anything else.
 
-    >>> duration_ms("tumbling(size)", 1.5), duration_ms("offset", np.float32(-2), least=-10)
+    >>> duration_ms("tumbling(size)", 1.5), duration_ms("offset", timedelta(seconds=-2), least=-10)
     (1500, -2000)
     """
+    seconds = in_seconds(seconds)
     if not isinstance(seconds, bool) and isinstance(seconds, (int, float, np.integer, np.floating)):
         number = float(seconds)
         if math.isfinite(number) and least <= number < TIME_LIMIT / 1000:

@@ -6,11 +6,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Literal, TypedDict
+
 from streamiter.errors import did_you_mean
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.store import Checkpoints
     from streamiter.clock import Clock
+    from streamiter.numbers import Seconds
     from streamiter.operators.operator import Service
     from streamiter.operators.output import DeadLetter, RejectionPolicy
     from streamiter.records import OutputTag
@@ -48,7 +50,7 @@ class ProcessOptions(StepOptions, total=False):
 class JoinOptions(StepOptions, total=False):
     """Options of joins in event time, for their types; each join describes its own."""
 
-    allowed_lateness_s: float
+    allowed_lateness_s: Seconds
     late: OutputTag | None
 
 
@@ -86,7 +88,7 @@ class RunOptions(TypedDict, total=False):
 
     clock: Clock | None
     channel_limits: ChannelLimits | None
-    stall_after_s: float | None
+    stall_after_s: Seconds | None
     checkpoints: Checkpoints | None
     restore: Literal["last"] | int | None
     changed_steps: Iterable[str]

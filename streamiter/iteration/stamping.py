@@ -13,6 +13,7 @@ from streamiter.errors import GraphError, user_line
 from streamiter.flow.graph_checks import check_count, check_function, check_name, check_seconds
 from streamiter.flow.stream import Stream
 from streamiter.iteration.stamping_pace import CatchUp, CheckSilence, Silence, StampingClock, StampingPace
+from streamiter.numbers import Seconds
 from streamiter.operators.functions import fail_at, records_of
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, OperatorFactory
 from streamiter.operators.output import Output
@@ -28,9 +29,9 @@ def epochs_every(
     stream: Stream,
     *,
     records: int | None = None,
-    seconds: float | None = None,
+    seconds: Seconds | None = None,
     marks: Callable[[Any], object] | None = None,
-    idle_timeout: float | None = None,
+    idle_timeout: Seconds | None = None,
     name: str | None = None,
 ) -> Stream:
     """Stamp a stream with epochs, so that listeners in an unbounded iteration are told of epochs on endless input.
@@ -87,8 +88,8 @@ def epochs_every(
     _check_one_of(records=records, seconds=seconds, marks=marks)
     if records is not None:
         check_count(records, "records", step=step)
-    check_seconds(seconds, "seconds", "end epochs by records or marks", step=step)
-    check_seconds(idle_timeout, "idle_timeout", "wait for silent partitions", step=step)
+    seconds = check_seconds(seconds, "seconds", "end epochs by records or marks", step=step)
+    idle_timeout = check_seconds(idle_timeout, "idle_timeout", "wait for silent partitions", step=step)
     if marks is not None:
         check_function(marks, "epochs_every(marks)", ["record"], step=name)
     flow = stream.flow

@@ -23,7 +23,7 @@ from streamiter.flow.stream import Stream
 from streamiter.learn.rows import as_points, row_hashes, row_weights
 from streamiter.learn.training import LearnMiniBatches
 from streamiter.models.update import ModelSnapshot
-from streamiter.numbers import Floats, plain_float, whole_number
+from streamiter.numbers import Floats, Seconds, plain_float, whole_number
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch
 from streamiter.saved_objects import Savable
@@ -406,7 +406,7 @@ def online_k_means(
     clusters: int,
     decay: float = 1.0,
     mini_batch: int = 1000,
-    timeout_s: float | None = None,
+    timeout_s: Seconds | None = None,
     initial: Stream | npt.ArrayLike | None = None,
     weights: npt.ArrayLike | None = None,
     seed: int = 0,

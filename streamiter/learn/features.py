@@ -22,7 +22,16 @@ from streamiter.flow.stream import Stream
 from streamiter.learn.rows import BadRows, as_points
 from streamiter.learn.training import LearnMiniBatches
 from streamiter.models.update import ModelSnapshot
-from streamiter.numbers import Floats, Indices, Moments, has_plain_digits, plain_float, standardized, whole_number
+from streamiter.numbers import (
+    Floats,
+    Indices,
+    Moments,
+    Seconds,
+    has_plain_digits,
+    plain_float,
+    standardized,
+    whole_number,
+)
 from streamiter.operators.output import RejectionPolicy
 from streamiter.records import Columns, columns_of_table
 from streamiter.saved_objects import Savable
@@ -434,7 +443,7 @@ def online_standard_scaler(
     rows: Stream,
     *,
     window: int = 1000,
-    timeout_s: float | None = None,
+    timeout_s: Seconds | None = None,
     on_error: RejectionPolicy = "fail",
     dead_letter: Topic | None = None,
     name: str | None = None,

@@ -25,7 +25,7 @@ from streamiter.learn.row_reading import (
 )
 from streamiter.learn.rows import BadRows, SparseRecord, blaming_rows, of_numbered_rows, row_weights
 from streamiter.named_rows import NamedRows, named_matrix
-from streamiter.numbers import Floats, Indices
+from streamiter.numbers import Floats, Indices, in_seconds
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
 from streamiter.operators.timed.joining import ARRIVAL, LEFT, RECORD, RIGHT, TIME, OneToOneJoin, Side
@@ -118,7 +118,7 @@ class LabelJoin:
         self.otherwise = labels.otherwise
         self._unknown = labels.unknown
         self._ignores_unknown = labels.come_with_questions
-        self._within_ms = None if labels.within_s is None else round(labels.within_s * 1000)
+        self._within_ms = None if labels.within_s is None else round(in_seconds(labels.within_s) * 1000)
         upper_ms = None if self._within_ms is None else self._within_ms - 1
         self._kept_max = labels.waiting_max
         self._join = OneToOneJoin(0, upper_ms, "full", kept_max=labels.waiting_max, in_order=not is_timed)
