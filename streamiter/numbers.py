@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from datetime import timedelta
-from typing import Any, Final, NamedTuple, TypeGuard, TypeVar
+from typing import Any, Final, NamedTuple, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +19,6 @@ Floats = npt.NDArray[np.float64]
 
 Indices = npt.NDArray[np.intp]
 """An array of positions in another array."""
-
-Given = TypeVar("Given")
-
-Seconds = float | timedelta
-"""An option in seconds, which may also be given as a duration."""
 
 ROUNDING: Final = 1e-14
 """Rounding leaves a constant column a deviation of this part of its mean, or less."""
@@ -72,15 +66,6 @@ def not_negative(option: str, value: object) -> float:
     if not 0.0 <= number < math.inf:
         raise ConfigurationError(f"{option}: expected a number of 0 or more, given {value!r}")
     return number
-
-
-def in_seconds(given: Given | timedelta) -> Given | float:
-    """Return an option in seconds as a number, without a check; any other value as it is.
-
-    >>> in_seconds(timedelta(minutes=2)), in_seconds(120)
-    (120.0, 120)
-    """
-    return given.total_seconds() if isinstance(given, timedelta) else given
 
 
 def fraction(option: str, value: object) -> float:

@@ -14,13 +14,12 @@ import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, shortened
-from streamiter.numbers import in_seconds
 
 Times = npt.NDArray[np.int64]
 """Timestamps of a batch in milliseconds, one for each record."""
@@ -54,12 +53,26 @@ _DATETIME64: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
     }
 )
 
+Given = TypeVar("Given")
+
+Seconds = float | timedelta
+"""An option in seconds, which may also be given as a duration."""
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class NoTimestamp(ValueError):
     """A value that is no timestamp: its record is refused. The message is the reason."""
+
+
+def in_seconds(given: Given | timedelta) -> Given | float:
+    """Return an option in seconds as a number, without a check; any other value as it is.
+
+    >>> in_seconds(timedelta(minutes=2)), in_seconds(120)
+    (120.0, 120)
+    """
+    return given.total_seconds() if isinstance(given, timedelta) else given
 
 
 def duration_ms(option: str, seconds: object, least: float = 0.0) -> int:

@@ -35,7 +35,8 @@ from streamiter.checkpoints.snapshot import (
 from streamiter.checkpoints.snapshot_file import BATCH_BYTES, SnapshotWriter, StoredSnapshot
 from streamiter.deferred import DeferredFiles
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError
-from streamiter.numbers import in_seconds, positive, whole_number
+from streamiter.numbers import positive, whole_number
+from streamiter.times import in_seconds
 from streamiter.topics.urls import shown_url
 
 

@@ -10,10 +10,9 @@ from streamiter.errors import ConfigurationError, GraphError, shortened
 from streamiter.flow.building import Outlets, StepOutput, add_next_step
 from streamiter.flow.graph_checks import check_field_or_function, check_seconds
 from streamiter.flow.options import StepOptions, check_options
-from streamiter.numbers import Seconds
 from streamiter.operators.event_time import AssignEventTime, EventTimeSettings
 from streamiter.runtime.graph import SINGLE_INPUT, Step, telling_order, upstream_of
-from streamiter.times import UNIT_NAMES, TimeUnit, duration_ms
+from streamiter.times import UNIT_NAMES, Seconds, TimeUnit, duration_ms
 
 
 def add_event_time(

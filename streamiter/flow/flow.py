@@ -31,7 +31,6 @@ from streamiter.flow.graph_checks import (
 from streamiter.flow.keyed_stream import KeyedStream
 from streamiter.flow.options import ProcessOptions, RunOptions, SourceOptions, StepOptions, check_options
 from streamiter.flow.stream import Stream
-from streamiter.numbers import Seconds, in_seconds
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.output import RejectionPolicy
 from streamiter.operators.source import ItemsSource, Source, SourceFactory
@@ -40,6 +39,7 @@ from streamiter.records import Batch, Columns, rows_of_table
 from streamiter.runtime.graph import KeySelector, Step
 from streamiter.sparse_rows import SparseRows, is_scipy_sparse
 from streamiter.tables import ArrowTable
+from streamiter.times import Seconds, in_seconds
 from streamiter.topics.formats import Json, Text, Typed
 from streamiter.topics.source_and_sink import DecodeValues, TopicSource
 from streamiter.topics.topic import Decoder, SourceStart, StartPosition, StopPosition, Topic

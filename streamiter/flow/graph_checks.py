@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from streamiter.errors import GraphError, shortened
-from streamiter.numbers import Seconds, in_seconds, whole_number
+from streamiter.numbers import whole_number
 from streamiter.operators.functions import asynchronous_kind, misfit
 from streamiter.operators.operator import Operator, Service
 from streamiter.operators.output import RejectionPolicy
@@ -22,6 +22,7 @@ from streamiter.records import OutputTag
 from streamiter.runtime.entries import SOURCE_METHODS, check_handlers, check_methods
 from streamiter.runtime.graph import Edge, Step, awaited_edges, upstream_of
 from streamiter.states.backends import StateBackend
+from streamiter.times import Seconds, in_seconds
 from streamiter.topics.topic import SourceStart, StartPosition, StopPosition, Topic
 from streamiter.topics.urls import shown_given
 

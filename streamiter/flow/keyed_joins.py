@@ -27,7 +27,7 @@ from streamiter.flow.options import (
 )
 from streamiter.flow.stream import Stream
 from streamiter.flow.windowed_stream import WindowedStream
-from streamiter.numbers import Seconds, whole_number
+from streamiter.numbers import whole_number
 from streamiter.operators.functions import field_or_function
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.timed.as_of import AsOfJoin, TableHow
@@ -37,6 +37,7 @@ from streamiter.operators.timed.kinds import Sliding, WindowKind
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.records import Key, OutputTag, Record
 from streamiter.runtime.output import ByKey
+from streamiter.times import Seconds
 
 T = TypeVar("T")
 S = TypeVar("S")

@@ -27,7 +27,6 @@ from streamiter.flow.keyed_joins import KeyedJoins, TimeOf
 from streamiter.flow.options import ProcessOptions, StepOptions, check_options, survives
 from streamiter.flow.stream import Stream
 from streamiter.flow.windowed_stream import WindowedStream
-from streamiter.numbers import Seconds
 from streamiter.operators.functions import field_or_function
 from streamiter.operators.keyed import KeyedReduce, KeyedReduceBatch, StatefulMap
 from streamiter.operators.operator import OperatorFactory
@@ -38,6 +37,7 @@ from streamiter.operators.timed.steps import ClockWindowStep, EventWindowStep
 from streamiter.operators.timed.windowing import WindowResult
 from streamiter.records import Key, OutputTag, Record
 from streamiter.runtime.graph import SINGLE_INPUT, KeySelector
+from streamiter.times import Seconds
 
 T = TypeVar("T")
 S = TypeVar("S")

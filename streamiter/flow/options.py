@@ -12,12 +12,12 @@ from streamiter.errors import did_you_mean
 if TYPE_CHECKING:
     from streamiter.checkpoints.store import Checkpoints
     from streamiter.clock import Clock
-    from streamiter.numbers import Seconds
     from streamiter.operators.operator import Service
     from streamiter.operators.output import DeadLetter, RejectionPolicy
     from streamiter.records import OutputTag
     from streamiter.runtime.checkpointing.commit import JobSnapshot
     from streamiter.runtime.plan import ChannelLimits
+    from streamiter.times import Seconds
     from streamiter.topics.topic import SourceStart, StartPosition, StopPosition, Topic
 
 

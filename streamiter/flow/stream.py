@@ -32,7 +32,6 @@ from streamiter.flow.graph_checks import (
     check_seconds,
 )
 from streamiter.flow.options import GatheringOptions, ProcessOptions, StepOptions, check_options
-from streamiter.numbers import Seconds
 from streamiter.operators.calls import MapAsync
 from streamiter.operators.functions import field_or_function
 from streamiter.operators.holding import Join, MiniBatch, ReduceAll, Sort
@@ -42,7 +41,7 @@ from streamiter.operators.steps import Filter, FilterBatch, FlatMap, Map, MapBat
 from streamiter.records import Batch, OutputTag, Record
 from streamiter.runtime.graph import SINGLE_INPUT, Step
 from streamiter.runtime.output import Broadcast, ByFunction, Partitioning, Rebalance
-from streamiter.times import TimeUnit
+from streamiter.times import Seconds, TimeUnit
 from streamiter.topics.record_functions import HeadersFunction, KeyFunction, TimestampFunction
 from streamiter.topics.topic import Encoder, Topic
 

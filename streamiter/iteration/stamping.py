@@ -13,7 +13,6 @@ from streamiter.errors import GraphError, user_line
 from streamiter.flow.graph_checks import check_count, check_function, check_name, check_seconds
 from streamiter.flow.stream import Stream
 from streamiter.iteration.stamping_pace import CatchUp, CheckSilence, Silence, StampingClock, StampingPace
-from streamiter.numbers import Seconds
 from streamiter.operators.functions import fail_at, records_of
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, OperatorFactory
 from streamiter.operators.output import Output
@@ -21,6 +20,7 @@ from streamiter.records import Batch, Control, EndOfInput, EpochWatermark, Idle,
 from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS, InputEnded
 from streamiter.runtime.graph import Step, has_timestamps, has_watermarks
 from streamiter.runtime.messages import shared_object
+from streamiter.times import Seconds
 
 T = TypeVar("T")
 

@@ -23,10 +23,11 @@ from streamiter.flow.stream import Stream
 from streamiter.learn.rows import as_points, row_hashes, row_weights
 from streamiter.learn.training import LearnMiniBatches
 from streamiter.models.update import ModelSnapshot
-from streamiter.numbers import Floats, Seconds, plain_float, whole_number
+from streamiter.numbers import Floats, plain_float, whole_number
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch
 from streamiter.saved_objects import Savable
+from streamiter.times import Seconds
 from streamiter.topics.topic import Topic
 
 # Measured for 10 clusters of 10 coordinates: with 2,048 points or more, calls cost little compared with the arithmetic;

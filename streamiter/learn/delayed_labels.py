@@ -18,9 +18,10 @@ from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
 from streamiter.learn.adaptive import AdaptiveLinearModel, Label
 from streamiter.learn.losses import LogLoss
-from streamiter.numbers import Seconds, whole_number
+from streamiter.numbers import whole_number
 from streamiter.operators.timed.in_order import InOrder, SpansInOrder
 from streamiter.runtime.graph import SINGLE_INPUT, comes_one_way
+from streamiter.times import Seconds
 
 Schedule = Literal["end", "weighted", "at once"]
 

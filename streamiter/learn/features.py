@@ -22,21 +22,13 @@ from streamiter.flow.stream import Stream
 from streamiter.learn.rows import BadRows, as_points
 from streamiter.learn.training import LearnMiniBatches
 from streamiter.models.update import ModelSnapshot
-from streamiter.numbers import (
-    Floats,
-    Indices,
-    Moments,
-    Seconds,
-    has_plain_digits,
-    plain_float,
-    standardized,
-    whole_number,
-)
+from streamiter.numbers import Floats, Indices, Moments, has_plain_digits, plain_float, standardized, whole_number
 from streamiter.operators.output import RejectionPolicy
 from streamiter.records import Columns, columns_of_table
 from streamiter.saved_objects import Savable
 from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats
+from streamiter.times import Seconds
 from streamiter.topics.topic import Topic
 
 

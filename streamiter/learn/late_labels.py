@@ -25,13 +25,13 @@ from streamiter.learn.row_reading import (
 )
 from streamiter.learn.rows import BadRows, SparseRecord, blaming_rows, of_numbered_rows, row_weights
 from streamiter.named_rows import NamedRows, named_matrix
-from streamiter.numbers import Floats, Indices, in_seconds
+from streamiter.numbers import Floats, Indices
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
 from streamiter.operators.timed.joining import ARRIVAL, LEFT, RECORD, RIGHT, TIME, OneToOneJoin, Side
 from streamiter.records import Batch, take
 from streamiter.sparse_rows import SparseRows
-from streamiter.times import MAX_TIME, MIN_TIME
+from streamiter.times import MAX_TIME, MIN_TIME, in_seconds
 
 
 @final

@@ -16,10 +16,11 @@ from streamiter.learn.validation import PREDICTIONS, PredictedRows
 from streamiter.models.documents import state_in, with_state
 from streamiter.models.rollbacks import Rollbacks, RollbackWatch
 from streamiter.models.update import ModelSnapshot, ModelUpdate
-from streamiter.numbers import Seconds, in_seconds, positive, whole_number
+from streamiter.numbers import positive, whole_number
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.records import OutputTag
+from streamiter.times import Seconds, in_seconds
 
 MODELS: Final = OutputTag("models")
 """The side output of an owner: a ``ModelSnapshot`` for each version (or each n-th)."""

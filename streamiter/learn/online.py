@@ -48,10 +48,11 @@ from streamiter.learn.rows import Examples, Extract, row_weights
 from streamiter.learn.training import BroadcastSteps, EpochSteps, MakeModel, StartedOwner, check_makes_model
 from streamiter.learn.validation import PREDICTIONS, Validate
 from streamiter.models.rollbacks import Rollbacks, since_rollback
-from streamiter.numbers import Floats, Seconds, in_seconds, positive, whole_number
+from streamiter.numbers import Floats, positive, whole_number
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch
+from streamiter.times import Seconds, in_seconds
 from streamiter.topics.topic import Topic
 
 

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast, final, 
 from streamiter.clock import Clock
 from streamiter.deferred import Encode
 from streamiter.errors import CheckpointError, ConfigurationError
-from streamiter.numbers import Seconds, in_seconds
 from streamiter.operators.event_timers import StepTimes, checked_time
 from streamiter.operators.keyed_state import KeyedState, KeyedStates
 from streamiter.records import Batch, BatchOrigin, Control, EventTimeWatermark
-from streamiter.times import MIN_TIME
+from streamiter.times import MIN_TIME, Seconds, in_seconds
 
 if TYPE_CHECKING:
     from streamiter.operators.output import Output

@@ -17,10 +17,10 @@ import msgspec
 from streamiter.checkpoints.store import Checkpoints, is_url
 from streamiter.errors import ConfigurationError, GraphError
 from streamiter.flow.flow import Flow
-from streamiter.numbers import in_seconds
 from streamiter.processes.link import Address
 from streamiter.runtime.checkpointing.restore import check_restore_option
 from streamiter.runtime.plan import ChannelLimits, JobOptions
+from streamiter.times import in_seconds
 
 SUPERVISOR: Final = -1
 """The number of the supervisor at its links."""

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
-from streamiter.numbers import Seconds
-from streamiter.times import Times, duration_ms
+from streamiter.times import Seconds, Times, duration_ms
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
