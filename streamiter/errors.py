@@ -338,7 +338,9 @@ def did_you_mean(
     return f"; did you mean {lower[found[0]]!r}?" if found else ""
 
 
-def no_attribute(owner: str, name: str, known: Iterable[str], elsewhere: Mapping[str, str] = _NOTHING) -> AttributeError:
+def no_attribute(
+    owner: str, name: str, known: Iterable[str], elsewhere: Mapping[str, str] = _NOTHING
+) -> AttributeError:
     """Return the error of an object or a module without this attribute, with the name that was probably meant.
 
     >>> no_attribute("'Stream' object", "flatmap", ["map", "flat_map"])

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +53,11 @@ _DATETIME64: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
     }
 )
 
+Given = TypeVar("Given")
+
+Seconds = float | timedelta
+"""An option in seconds, which may also be given as a duration."""
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
@@ -61,12 +66,22 @@ class NoTimestamp(ValueError):
     """A value that is no timestamp: its record is refused. The message is the reason."""
 
 
-def duration_ms(option: str, seconds: object, least: float = 0.0) -> int:
-    """Return seconds of an option as whole milliseconds. Raises ConfigurationError for anything else.
+def in_seconds(given: Given | timedelta) -> Given | float:
+    """Return an option in seconds as a number, without a check; any other value as it is.
 
-    >>> duration_ms("tumbling(size)", 1.5), duration_ms("offset", np.float32(-2), least=-10)
+    >>> in_seconds(timedelta(minutes=2)), in_seconds(120)
+    (120.0, 120)
+    """
+    return given.total_seconds() if isinstance(given, timedelta) else given
+
+
+def duration_ms(option: str, seconds: object, least: float = 0.0) -> int:
+    """Return seconds of an option, or its duration, as whole milliseconds. Raises ConfigurationError for anything else.
+
+    >>> duration_ms("tumbling(size)", 1.5), duration_ms("offset", timedelta(seconds=-2), least=-10)
     (1500, -2000)
     """
+    seconds = in_seconds(seconds)
     if not isinstance(seconds, bool) and isinstance(seconds, (int, float, np.integer, np.floating)):
         number = float(seconds)
         if math.isfinite(number) and least <= number < TIME_LIMIT / 1000:

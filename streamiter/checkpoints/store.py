@@ -36,6 +36,7 @@ from streamiter.checkpoints.snapshot_file import BATCH_BYTES, SnapshotWriter, St
 from streamiter.deferred import DeferredFiles
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError
 from streamiter.numbers import positive, whole_number
+from streamiter.times import in_seconds
 from streamiter.topics.urls import shown_url
 
 
@@ -279,7 +280,7 @@ class Checkpoints:
         if is_url(self.store):
             object_store(str(self.store))
         for name in ("interval_s", "alignment_timeout_s", "transaction_timeout_s"):
-            positive(f"Checkpoints: {name}", getattr(self, name))
+            object.__setattr__(self, name, positive(f"Checkpoints: {name}", in_seconds(getattr(self, name))))
         whole_number("Checkpoints: keep", self.keep, 1)
 
     @property

@@ -13,19 +13,19 @@ from streamiter.flow.graph_checks import check_field_or_function, check_seconds
 from streamiter.flow.options import StepOptions, check_options
 from streamiter.operators.event_time import AssignEventTime, EventTimeSettings
 from streamiter.runtime.graph import SINGLE_INPUT, Step, telling_order, upstream_of
-from streamiter.times import UNIT_NAMES, TimeUnit, duration_ms
+from streamiter.times import UNIT_NAMES, Seconds, TimeUnit, duration_ms
 
 
 def add_event_time(
     stream: Outlets,
     of: str | Callable[[Any], Any] | None,
     unit: TimeUnit | None,
-    out_of_orderness_s: float,
-    idle_after_s: float | None,
+    out_of_orderness_s: Seconds,
+    idle_after_s: Seconds | None,
     time_zone: str | None,
     when_idle: Literal["wait", "advance"],
     check_unit: bool,
-    max_ahead_s: float | None,
+    max_ahead_s: Seconds | None,
     options: StepOptions,
 ) -> StepOutput:
     """Add the step of ``Stream.event_time``."""
@@ -42,13 +42,13 @@ def add_event_time(
         )
     if when_idle not in ("wait", "advance"):
         raise GraphError(f'step {label!r}: expected when_idle="wait" or "advance", given {when_idle!r}; choose one')
-    check_seconds(idle_after_s, "idle_after_s", "wait 60 s, or write None to wait for ever", step=label)
+    idle_s = check_seconds(idle_after_s, "idle_after_s", "wait 60 s, or write None to wait for ever", step=label)
     settings = EventTimeSettings(
         of=of,
         unit=unit,
         time_zone=_zone(time_zone, unit, label),
         bound_ms=checked_duration("out_of_orderness_s", out_of_orderness_s, label),
-        idle_after_s=idle_after_s,
+        idle_after_s=idle_s,
         when_idle=when_idle,
         check_unit=check_unit,
         max_ahead_ms=None if max_ahead_s is None else checked_duration("max_ahead_s", max_ahead_s, label),

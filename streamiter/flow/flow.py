@@ -39,6 +39,7 @@ from streamiter.records import Batch, Columns, rows_of_table
 from streamiter.runtime.graph import KeySelector, Step
 from streamiter.sparse_rows import SparseRows, is_scipy_sparse
 from streamiter.tables import ArrowTable
+from streamiter.times import Seconds, in_seconds
 from streamiter.topics.formats import Json, Text, Typed
 from streamiter.topics.source_and_sink import DecodeValues, TopicSource
 from streamiter.topics.topic import Decoder, SourceStart, StartPosition, StopPosition, Topic
@@ -322,7 +323,7 @@ class Flow(FlowUnderConstruction):
                 "await asyncio.to_thread(flow.run, on=…)"
             )
         check_options("start", options, RunOptions)
-        given: dict[str, Any] = {name: option for name, option in options.items() if option is not None}
+        given: dict[str, Any] = {name: in_seconds(option) for name, option in options.items() if option is not None}
         restore, snapshot = options.get("restore", "last"), given.pop("snapshot", None)
         check_restore_option(self.name, restore)
         _check_one_of(self.name, given.get("checkpoints"), snapshot, given.get("worker"))
@@ -471,7 +472,7 @@ class ConnectedStreams:
         self._streams = streams
 
     def process(
-        self, factory: OperatorFactory, *, time_to_live_s: float | None = None, **options: Unpack[ProcessOptions]
+        self, factory: OperatorFactory, *, time_to_live_s: Seconds | None = None, **options: Unpack[ProcessOptions]
     ) -> Stream:
         """Add an operator with a method for each input.
 
@@ -493,7 +494,7 @@ class ConnectedStreams:
                 )
             return Stream(flow, add_operator(self._streams, factory, options))
         check_factory(factory, list(keyed), step=label, keyed=True)
-        check_seconds(time_to_live_s, "time_to_live_s", "keep states for ever", step=label)
+        time_to_live_s = check_seconds(time_to_live_s, "time_to_live_s", "keep states for ever", step=label)
         keys = KeySelector({name: stream.record_key("process") for name, stream in keyed.items()}, time_to_live_s)
         inputs = {name: stream.tolerant(options) for name, stream in keyed.items()}
         return Stream(flow, add_operator(inputs, factory, options, keys))

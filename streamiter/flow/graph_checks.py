@@ -22,6 +22,7 @@ from streamiter.records import OutputTag
 from streamiter.runtime.entries import SOURCE_METHODS, check_handlers, check_methods
 from streamiter.runtime.graph import Edge, Step, awaited_edges, upstream_of
 from streamiter.states.backends import StateBackend
+from streamiter.times import Seconds, in_seconds
 from streamiter.topics.topic import SourceStart, StartPosition, StopPosition, Topic
 from streamiter.topics.urls import shown_given
 
@@ -39,20 +40,28 @@ def check_count(count: int, what: str, *, step: str) -> int:
     return count
 
 
-def check_seconds(seconds: Any, option: str, otherwise: str, *, step: str) -> None:
-    """Raise GraphError unless ``seconds`` is a number above 0, or None, which means ``otherwise``."""
+def check_seconds(seconds: Any, option: str, otherwise: str, *, step: str) -> float | None:
+    """Return an option as seconds. Raises GraphError unless it is above 0, or None, which means ``otherwise``."""
+    seconds = in_seconds(seconds)
     is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
     if seconds is not None and not (is_number and 0 < seconds < math.inf):
         raise GraphError(
             f"step {step!r}: expected {option} to be a number of seconds above 0, given {seconds!r}; "
             f"leave it out to {otherwise}"
         )
+    return seconds  # type: ignore[no-any-return]
 
 
-def check_retries(retries: int, backoff_s: float, backoff_max_s: float, seed: int, *, step: str) -> None:
-    """Raise GraphError unless the number of further calls and the delays before them are possible."""
+def check_retries(
+    retries: int, backoff_s: Seconds, backoff_max_s: Seconds, seed: int, *, step: str
+) -> tuple[float, float]:
+    """Return the shortest and the longest delay.
+
+    Raises GraphError unless the number of further calls and the delays before them are possible.
+    """
     for option, number in (("retries", retries), ("seed", seed)):
         whole_number(f"step {step!r}, {option}", number, 0, error=GraphError)
+    backoff_s, backoff_max_s = in_seconds(backoff_s), in_seconds(backoff_max_s)
     for option, seconds in (("backoff_s", backoff_s), ("backoff_max_s", backoff_max_s)):
         check_seconds(math.nan if seconds is None else seconds, option, "use its default", step=step)
     if backoff_max_s < backoff_s:
@@ -60,6 +69,7 @@ def check_retries(retries: int, backoff_s: float, backoff_max_s: float, seed: in
             f"step {step!r}: expected backoff_max_s of at least backoff_s ({backoff_s}), given {backoff_max_s}; it is "
             "the longest delay"
         )
+    return backoff_s, backoff_max_s
 
 
 def check_service(given: Any, *, step: str) -> Service | None:
@@ -170,7 +180,7 @@ def check_tag(tag: object, *, step: str) -> OutputTag | None:
     raise GraphError(f'step {step!r}: expected late= to be an OutputTag, given {tag!r}; write OutputTag("late")')
 
 
-def check_nothing_is_late(late: object, allowed_lateness_s: float, *, step: str) -> None:
+def check_nothing_is_late(late: object, allowed_lateness_s: Seconds, *, step: str) -> None:
     """Raise GraphError for options of late records in processing time."""
     if late is not None or allowed_lateness_s:
         raise GraphError(

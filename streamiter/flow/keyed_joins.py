@@ -37,6 +37,7 @@ from streamiter.operators.timed.kinds import Sliding, WindowKind
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.records import Key, OutputTag, Record
 from streamiter.runtime.output import ByKey
+from streamiter.times import Seconds
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -61,8 +62,8 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         self,
         other: Stream[T],
         *,
-        lower_s: float,
-        upper_s: float | None,
+        lower_s: Seconds,
+        upper_s: Seconds | None,
         how: Literal["inner"] = "inner",
         **options: Unpack[IntervalOptions],
     ) -> Stream[tuple[Record, T]]: ...
@@ -72,8 +73,8 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         self,
         other: Stream[T],
         *,
-        lower_s: float,
-        upper_s: float | None,
+        lower_s: Seconds,
+        upper_s: Seconds | None,
         how: Literal["left"],
         **options: Unpack[IntervalOptions],
     ) -> Stream[tuple[Record, T | None]]: ...
@@ -83,8 +84,8 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         self,
         other: Stream[T],
         *,
-        lower_s: float,
-        upper_s: float | None,
+        lower_s: Seconds,
+        upper_s: Seconds | None,
         how: Literal["right"],
         **options: Unpack[IntervalOptions],
     ) -> Stream[tuple[Record | None, T]]: ...
@@ -94,8 +95,8 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         self,
         other: Stream[T],
         *,
-        lower_s: float,
-        upper_s: float | None,
+        lower_s: Seconds,
+        upper_s: Seconds | None,
         how: JoinHow,
         **options: Unpack[IntervalOptions],
     ) -> Stream[tuple[Record | None, T | None]]: ...
@@ -104,13 +105,13 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         self,
         other: Stream[Any],
         *,
-        lower_s: float,
-        upper_s: float | None,
+        lower_s: Seconds,
+        upper_s: Seconds | None,
         how: JoinHow = "inner",
         one_to_one: bool = False,
         kept_max: int | None = None,
         time: TimeOf = "event",
-        allowed_lateness_s: float = 0.0,
+        allowed_lateness_s: Seconds = 0.0,
         late: OutputTag | None = None,
         **options: Unpack[StepOptions],
     ) -> Stream[tuple[Any, Any]]:
@@ -201,7 +202,7 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         *,
         how: JoinHow = "inner",
         time: TimeOf = "event",
-        allowed_lateness_s: float = 0.0,
+        allowed_lateness_s: Seconds = 0.0,
         late: OutputTag | None = None,
         **options: Unpack[StepOptions],
     ) -> Stream[tuple[Any, Any]]:
@@ -288,7 +289,7 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         time: TimeOf = "event",
         strict: bool = False,
         wait_for_table: bool = True,
-        allowed_lateness_s: float = 0.0,
+        allowed_lateness_s: Seconds = 0.0,
         late: OutputTag | None = None,
         **options: Unpack[StepOptions],
     ) -> Stream[tuple[Any, Any]]:
@@ -345,9 +346,9 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
     def as_of_window(
         self,
         events: Stream[Any],
-        size_s: float,
+        size_s: Seconds,
         *,
-        allowed_lateness_s: float = 0.0,
+        allowed_lateness_s: Seconds = 0.0,
         late: OutputTag | None = None,
         **options: Unpack[StepOptions],
     ) -> WindowedStream[tuple[Record, Any]]:
@@ -414,7 +415,7 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         make: Callable[..., Any],
         options: StepOptions,
         *,
-        allowed_lateness_s: float | None = None,
+        allowed_lateness_s: Seconds | None = None,
         late: OutputTag | None = None,
         awaited_input: str | None = None,
         keeps_event_time: bool = True,

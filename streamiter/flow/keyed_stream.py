@@ -37,6 +37,7 @@ from streamiter.operators.timed.steps import ClockWindowStep, EventWindowStep
 from streamiter.operators.timed.windowing import WindowResult
 from streamiter.records import Key, OutputTag, Record
 from streamiter.runtime.graph import SINGLE_INPUT, KeySelector
+from streamiter.times import Seconds
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -106,7 +107,7 @@ class KeyedStream(KeyedJoins[Key, Record]):
         )
 
     def process(
-        self, factory: OperatorFactory, *, time_to_live_s: float | None = None, **options: Unpack[ProcessOptions]
+        self, factory: OperatorFactory, *, time_to_live_s: Seconds | None = None, **options: Unpack[ProcessOptions]
     ) -> Stream:
         """Add your own operator with ``context.key``, ``context.state`` and timers.
 
@@ -129,8 +130,8 @@ class KeyedStream(KeyedJoins[Key, Record]):
         """
         label = options.get("name") or label_of(factory)
         check_factory(factory, [SINGLE_INPUT], step=label, keyed=True)
-        check_seconds(time_to_live_s, "time_to_live_s", "keep states for ever", step=label)
-        keys = KeySelector({SINGLE_INPUT: self.record_key("process")}, time_to_live_s)
+        ttl_s = check_seconds(time_to_live_s, "time_to_live_s", "keep states for ever", step=label)
+        keys = KeySelector({SINGLE_INPUT: self.record_key("process")}, ttl_s)
         inputs = {SINGLE_INPUT: self.tolerant(options)}
         return Stream(self._flow, add_operator(inputs, factory, options, keys))
 
@@ -140,8 +141,8 @@ class KeyedStream(KeyedJoins[Key, Record]):
         self,
         window: WindowKind,
         *,
-        allowed_lateness_s: float = 0.0,
-        early_every_s: float | None = None,
+        allowed_lateness_s: Seconds = 0.0,
+        early_every_s: Seconds | None = None,
         late: OutputTag | None = None,
         results: Results = "accumulating",
         time: TimeOf = "event",
@@ -177,10 +178,10 @@ class KeyedStream(KeyedJoins[Key, Record]):
             )
         check_choice("results", results, get_args(Results), step=label)
         check_choice("time", time, get_args(TimeOf), step=label)
-        check_seconds(early_every_s, "early_every_s", "have no early results", step=label)
+        early_s = check_seconds(early_every_s, "early_every_s", "have no early results", step=label)
         settings = {
             "lateness_ms": checked_duration("allowed_lateness_s", allowed_lateness_s, label),
-            "early_every_s": early_every_s,
+            "early_every_s": early_s,
             "late": check_tag(late, step=label),
             "retracting": results == "retracting",
             "check_keys": check_keys,
@@ -217,7 +218,7 @@ class KeyedStream(KeyedJoins[Key, Record]):
         self,
         by: str | Callable[[Any], Any],
         *,
-        within_s: float,
+        within_s: Seconds,
         late: OutputTag | None = None,
         time: TimeOf = "event",
         **options: Unpack[StepOptions],

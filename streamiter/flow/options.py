@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Literal, TypedDict
+
 from streamiter.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from streamiter.records import OutputTag
     from streamiter.runtime.checkpointing.commit import JobSnapshot
     from streamiter.runtime.plan import ChannelLimits
+    from streamiter.times import Seconds
     from streamiter.topics.topic import SourceStart, StartPosition, StopPosition, Topic
 
 
@@ -48,7 +50,7 @@ class ProcessOptions(StepOptions, total=False):
 class JoinOptions(StepOptions, total=False):
     """Options of joins in event time, for their types; each join describes its own."""
 
-    allowed_lateness_s: float
+    allowed_lateness_s: Seconds
     late: OutputTag | None
 
 
@@ -86,7 +88,7 @@ class RunOptions(TypedDict, total=False):
 
     clock: Clock | None
     channel_limits: ChannelLimits | None
-    stall_after_s: float | None
+    stall_after_s: Seconds | None
     checkpoints: Checkpoints | None
     restore: Literal["last"] | int | None
     changed_steps: Iterable[str]

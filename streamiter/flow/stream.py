@@ -41,7 +41,7 @@ from streamiter.operators.steps import Filter, FilterBatch, FlatMap, Map, MapBat
 from streamiter.records import Batch, OutputTag, Record
 from streamiter.runtime.graph import SINGLE_INPUT, Step
 from streamiter.runtime.output import Broadcast, ByFunction, Partitioning, Rebalance
-from streamiter.times import TimeUnit
+from streamiter.times import Seconds, TimeUnit
 from streamiter.topics.record_functions import HeadersFunction, KeyFunction, TimestampFunction
 from streamiter.topics.topic import Encoder, Topic
 
@@ -129,10 +129,10 @@ class Stream(Outlets, Generic[Record]):
         concurrency: int = 100,
         *,
         ordered: bool = True,
-        timeout_s: float | None = None,
+        timeout_s: Seconds | None = None,
         retries: int = 0,
-        backoff_s: float = 0.1,
-        backoff_max_s: float = 30.0,
+        backoff_s: Seconds = 0.1,
+        backoff_max_s: Seconds = 30.0,
         seed: int = 0,
         **options: Unpack[StepOptions],
     ) -> Stream[T]:
@@ -163,8 +163,8 @@ class Stream(Outlets, Generic[Record]):
             f, "map_async", ["record"], step=options.get("name"), expected="a coroutine function", is_awaited=True
         )
         check_count(concurrency, "a concurrency", step=step)
-        check_seconds(timeout_s, "timeout_s", "wait for ever", step=step)
-        check_retries(retries, backoff_s, backoff_max_s, seed, step=step)
+        timeout_s = check_seconds(timeout_s, "timeout_s", "wait for ever", step=step)
+        backoff_s, backoff_max_s = check_retries(retries, backoff_s, backoff_max_s, seed, step=step)
         make = partial(
             MapAsync,
             f,
@@ -239,7 +239,7 @@ class Stream(Outlets, Generic[Record]):
         return self._add("filter_batch", lambda: FilterBatch(f), options)
 
     def batch(
-        self, n: int, timeout_s: float | None = None, *, name: str | None = None, parallelism: int | None = None
+        self, n: int, timeout_s: Seconds | None = None, *, name: str | None = None, parallelism: int | None = None
     ) -> Stream:
         """Emit one record (a list, array or ``Columns``) for n records of each subtask, in their order.
 
@@ -253,8 +253,8 @@ class Stream(Outlets, Generic[Record]):
         ('finished', [[1, 2], [3, 4], [5]])
         """
         check_count(n, "a number of records", step=name or "batch")
-        check_seconds(timeout_s, "timeout_s", "wait for ever", step=name or "batch")
-        return self._add("batch", lambda: MiniBatch(n, timeout_s), {"name": name, "parallelism": parallelism})
+        waits_s = check_seconds(timeout_s, "timeout_s", "wait for ever", step=name or "batch")
+        return self._add("batch", lambda: MiniBatch(n, waits_s), {"name": name, "parallelism": parallelism})
 
     def process(self, factory: OperatorFactory, **options: Unpack[ProcessOptions]) -> Stream:
         """Add your own :class:`~streamiter.Operator`: its class, or a callable that makes one for each subtask.
@@ -304,12 +304,12 @@ class Stream(Outlets, Generic[Record]):
         of: str | Callable[[Record], Any] | None = None,
         *,
         unit: TimeUnit | None = None,
-        out_of_orderness_s: float = 0.0,
-        idle_after_s: float | None = 60.0,
+        out_of_orderness_s: Seconds = 0.0,
+        idle_after_s: Seconds | None = 60.0,
         time_zone: str | None = None,
         when_idle: Literal["wait", "advance"] = "wait",
         check_unit: bool = True,
-        max_ahead_s: float | None = None,
+        max_ahead_s: Seconds | None = None,
         **options: Unpack[StepOptions],
     ) -> Stream[Record]:
         """Give each record a timestamp, and let the stream have event time: timers, windows and joins work by it.

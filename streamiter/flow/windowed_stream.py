@@ -33,7 +33,9 @@ class WindowedStream(Generic[Result]):
                 f".{name}(…), or another aggregate"
             )
 
-    def aggregate(self, *one: AggregateSpec, name: str | AggregateSpec | None = None, **named: AggregateSpec) -> Stream[Result]:
+    def aggregate(
+        self, *one: AggregateSpec, name: AggregateSpec | None = None, **named: AggregateSpec
+    ) -> Stream[Result]:
         """Emit the aggregate of each window: one, or several by name, whose values are in a dict then.
 
         An aggregate is ``"count"``, ``"sum"``, ``"mean"``, ``"min"``, ``"max"``, ``"first"``, ``"last"``,
@@ -59,8 +61,8 @@ class WindowedStream(Generic[Result]):
         if isinstance(name, str) and name not in BY_NAME:
             if (other := options.get("name")) is not None:
                 raise GraphError(
-                    f"step {other!r}: expected one name, in .window(…) or in .aggregate(…), given {name!r} in the other; "
-                    "leave one of them out"
+                    f"step {other!r}: expected one name, in .window(…) or in .aggregate(…), given {name!r} in the "
+                    "other; leave one of them out"
                 )
             options = {**options, "name": name}
         elif name is not None:

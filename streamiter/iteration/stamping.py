@@ -20,6 +20,7 @@ from streamiter.records import Batch, Control, EndOfInput, EpochWatermark, Idle,
 from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS, InputEnded
 from streamiter.runtime.graph import Step, has_timestamps, has_watermarks
 from streamiter.runtime.messages import shared_object
+from streamiter.times import Seconds
 
 T = TypeVar("T")
 
@@ -28,9 +29,9 @@ def epochs_every(
     stream: Stream,
     *,
     records: int | None = None,
-    seconds: float | None = None,
+    seconds: Seconds | None = None,
     marks: Callable[[Any], object] | None = None,
-    idle_timeout: float | None = None,
+    idle_timeout: Seconds | None = None,
     name: str | None = None,
 ) -> Stream:
     """Stamp a stream with epochs, so that listeners in an unbounded iteration are told of epochs on endless input.
@@ -87,8 +88,8 @@ def epochs_every(
     _check_one_of(records=records, seconds=seconds, marks=marks)
     if records is not None:
         check_count(records, "records", step=step)
-    check_seconds(seconds, "seconds", "end epochs by records or marks", step=step)
-    check_seconds(idle_timeout, "idle_timeout", "wait for silent partitions", step=step)
+    seconds = check_seconds(seconds, "seconds", "end epochs by records or marks", step=step)
+    idle_timeout = check_seconds(idle_timeout, "idle_timeout", "wait for silent partitions", step=step)
     if marks is not None:
         check_function(marks, "epochs_every(marks)", ["record"], step=name)
     flow = stream.flow

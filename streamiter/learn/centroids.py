@@ -28,6 +28,7 @@ from streamiter.operators.definitions import Definition
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch
 from streamiter.saved_objects import Savable
+from streamiter.times import Seconds
 from streamiter.topics.topic import Topic
 
 # Measured for 10 clusters of 10 coordinates: with 2,048 points or more, calls cost little compared with the arithmetic;
@@ -411,7 +412,7 @@ def online_k_means(
     clusters: int,
     decay: float = 1.0,
     mini_batch: int = 1000,
-    timeout_s: float | None = None,
+    timeout_s: Seconds | None = None,
     initial: Stream | npt.ArrayLike | None = None,
     weights: npt.ArrayLike | None = None,
     seed: int = 0,

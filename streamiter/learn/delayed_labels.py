@@ -22,6 +22,7 @@ from streamiter.learn.losses import LogLoss
 from streamiter.numbers import whole_number
 from streamiter.operators.timed.in_order import InOrder, SpansInOrder
 from streamiter.runtime.graph import SINGLE_INPUT, comes_one_way
+from streamiter.times import Seconds
 
 Schedule = Literal["end", "weighted", "at once"]
 
@@ -49,7 +50,7 @@ class DelayedLabels:
     """``target_of(answer)`` returns the label; None if the question has no label: then the question is forgotten."""
     waiting_max: int = 1_000_000
     """The largest number of events that wait, with ``model=`` at each worker; beyond it the oldest is forgotten."""
-    within_s: float | None = None
+    within_s: Seconds | None = None
     """How long a question waits. None: without end."""
     otherwise: Label = None
     """The label of a question whose wait is over, also by the end of the stream; None: the question is forgotten."""

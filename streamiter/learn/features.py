@@ -29,6 +29,7 @@ from streamiter.records import Columns, columns_of_table
 from streamiter.saved_objects import Savable
 from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats
+from streamiter.times import Seconds
 from streamiter.topics.topic import Topic
 
 
@@ -439,7 +440,7 @@ def online_standard_scaler(
     rows: Stream,
     *,
     window: int = 1000,
-    timeout_s: float | None = None,
+    timeout_s: Seconds | None = None,
     on_error: RejectionPolicy = "fail",
     dead_letter: Topic | None = None,
     name: str | None = None,

@@ -35,7 +35,7 @@ from streamiter.operators.output import Output
 from streamiter.operators.timed.joining import ARRIVAL, LEFT, RECORD, RIGHT, TIME, OneToOneJoin, Side
 from streamiter.records import Batch, take
 from streamiter.sparse_rows import SparseRows
-from streamiter.times import MAX_TIME, MIN_TIME
+from streamiter.times import MAX_TIME, MIN_TIME, in_seconds
 
 
 @final
@@ -125,7 +125,7 @@ class LabelJoin:
         self.otherwise = labels.otherwise
         self._unknown = labels.unknown
         self._ignores_unknown = labels.come_with_questions
-        self._within_ms = None if labels.within_s is None else round(labels.within_s * 1000)
+        self._within_ms = None if labels.within_s is None else round(in_seconds(labels.within_s) * 1000)
         upper_ms = None if self._within_ms is None else self._within_ms - 1
         self._kept_max = labels.waiting_max
         self._join = OneToOneJoin(0, upper_ms, "full", kept_max=labels.waiting_max, in_order=not is_timed)

@@ -21,6 +21,7 @@ from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.records import OutputTag
+from streamiter.times import Seconds, in_seconds
 
 MODELS: Final = OutputTag("models")
 """The side output of an owner: a ``ModelSnapshot`` for each version (or each n-th)."""
@@ -40,12 +41,12 @@ class PublishSchedule:
     """
 
     def __init__(
-        self, *, mini_batches: int | None = None, records: int | None = None, every_s: float | None = None
+        self, *, mini_batches: int | None = None, records: int | None = None, every_s: Seconds | None = None
     ) -> None:
         self.change(mini_batches=mini_batches, records=records, every_s=every_s)
 
     def change(
-        self, *, mini_batches: int | None = None, records: int | None = None, every_s: float | None = None
+        self, *, mini_batches: int | None = None, records: int | None = None, every_s: Seconds | None = None
     ) -> None:
         """Publish in this way from the next mini-batch on. Raises ConfigurationError for two ways, and for 0."""
         options = {"mini_batches=": mini_batches, "records=": records, "every_s=": every_s}
@@ -56,7 +57,7 @@ class PublishSchedule:
             None if mini_batches is None else whole_number("PublishSchedule(mini_batches=)", mini_batches, 1)
         )
         self.records = None if records is None else whole_number("PublishSchedule(records=)", records, 1)
-        self.every_s = None if every_s is None else positive("PublishSchedule(every_s=)", every_s)
+        self.every_s = None if every_s is None else positive("PublishSchedule(every_s=)", in_seconds(every_s))
 
 
 # A timer counts as due when it is early by at most this: a rounding error of time plus delay must not delay it.

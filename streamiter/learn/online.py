@@ -56,6 +56,7 @@ from streamiter.numbers import whole_number
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch
+from streamiter.times import Seconds, in_seconds
 from streamiter.topics.topic import Topic
 
 
@@ -98,11 +99,11 @@ def train_online(
     on_drift: Literal["report", "raise rates"] = "report",
     rollbacks: Rollbacks | None = None,
     publish_every: int | PublishSchedule | None = None,
-    publish_every_s: float | None = None,
+    publish_every_s: Seconds | None = None,
     publish_state: bool = False,
     window: int = 10_000,
     report_every: int = 10_000,
-    report_every_s: float | None = None,
+    report_every_s: Seconds | None = None,
     workers: int | None = None,
     on_error: RejectionPolicy = "fail",
     dead_letter: Topic | None = None,
@@ -170,7 +171,7 @@ def train_online(
     window = whole_number("train_online(window=)", window, 1, error=GraphError)
     report_every = whole_number("train_online(report_every=)", report_every, 1, error=GraphError)
     if report_every_s is not None:
-        report_every_s = above_zero("train_online(report_every_s=)", report_every_s)
+        report_every_s = above_zero("train_online(report_every_s=)", in_seconds(report_every_s))
     synchronous = mode == "synchronous"
     is_by_row = model is None or isinstance(model, ForeignModel) or _makes_adaptive(model)
     if mini_batch is None:
@@ -291,12 +292,12 @@ class _TrainingOptions(NamedTuple):
     named: Callable[[str], str]
 
 
-def _schedule(publish_every: int | PublishSchedule | None, publish_every_s: float | None) -> PublishSchedule:
+def _schedule(publish_every: int | PublishSchedule | None, publish_every_s: Seconds | None) -> PublishSchedule:
     """Return when versions are published."""
     if publish_every is not None and publish_every_s is not None:
         raise GraphError("train_online: expected publish_every= or publish_every_s=, given both; choose one of them")
     if publish_every_s is not None:
-        return PublishSchedule(every_s=above_zero("train_online(publish_every_s=)", publish_every_s))
+        return PublishSchedule(every_s=above_zero("train_online(publish_every_s=)", in_seconds(publish_every_s)))
     if publish_every is None or isinstance(publish_every, PublishSchedule):
         return publish_every or PublishSchedule()
     every = whole_number("train_online(publish_every=)", publish_every, 1, error=GraphError)

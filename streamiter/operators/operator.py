@@ -19,7 +19,7 @@ from streamiter.operators.definitions import Definition
 from streamiter.operators.event_timers import StepTimes, checked_time
 from streamiter.operators.keyed_state import KeyedState, KeyedStates
 from streamiter.records import Batch, BatchOrigin, Control, EventTimeWatermark
-from streamiter.times import MIN_TIME
+from streamiter.times import MIN_TIME, Seconds, in_seconds
 
 if TYPE_CHECKING:
     from streamiter.operators.output import Output
@@ -259,14 +259,14 @@ class Context:
         """For the engine: set the worker of the step's service, before ``open``."""
         self._service_worker = worker
 
-    def set_timer(self, delay_s: float, payload: Any = None) -> None:
+    def set_timer(self, delay_s: Seconds, payload: Any = None) -> None:
         """Call ``on_timer(payload, out)`` in ``delay_s`` seconds, with the same ``context.key``.
 
         ``payload`` is plain data, because timers are part of a snapshot. A timer that is not due when the input ends is
         dropped: emit in ``finish`` what must not be lost. In an iteration, which continues after the data of a step has
         ended, emit it in ``input_ended``.
         """
-        self._set_timer(delay_s, self.key, payload)
+        self._set_timer(in_seconds(delay_s), self.key, payload)
 
     # -- event time ----------------------------------------------------------------------------------------
 

@@ -237,7 +237,8 @@ class Collected(Generic[Record]):
         """The records so far in a new list: in order, subtask after subtask. Raises GraphError before the first run."""
         if not self._parts:
             raise GraphError(
-                "collect: expected .items after the flow has started, given a flow that has not run; call flow.run() first"
+                "collect: expected .items after the flow has started, given a flow that has not run; call flow.run() "
+                "first"
             )
         return [record for subtask in sorted(self._parts) for record in self._parts[subtask]]
 

@@ -20,6 +20,7 @@ from streamiter.flow.flow import Flow
 from streamiter.processes.link import Address
 from streamiter.runtime.checkpointing.restore import check_restore_option
 from streamiter.runtime.plan import ChannelLimits, JobOptions
+from streamiter.times import in_seconds
 
 SUPERVISOR: Final = -1
 """The number of the supervisor at its links."""
@@ -41,7 +42,9 @@ class PlainOptions(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, flow: str, given: Mapping[str, Any]) -> PlainOptions:
         """Return the options as plain data. Raises ConfigurationError for an option that cannot be."""
-        options = {name: value for name, value in given.items() if value is not None or name == "restore"}
+        options: dict[str, Any] = {
+            name: in_seconds(value) for name, value in given.items() if value is not None or name == "restore"
+        }
         if unknown := [name for name in options if name not in cls.__struct_fields__]:
             raise ConfigurationError(
                 f"flow {flow!r}: expected only options together with on= that other processes can be given, given "

@@ -173,6 +173,8 @@ class Admission:
 
     def _admit(self, scope: Scope) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        if b"host" not in headers and scope["http_version"] == "1.1":  # RFC 9112, 3.2.
+            raise Problem(400, "no-host", "expected the header Host, as HTTP/1.1 requires, given a request without")
         if self._hosts is not None and b"host" in headers:
             host = headers[b"host"]
             name = host[: host.find(b"]") + 1] if host.startswith(b"[") else host.partition(b":")[0]

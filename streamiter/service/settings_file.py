@@ -296,7 +296,9 @@ def _document(given: str | os.PathLike[str] | Mapping[str, object]) -> TomlDocum
         raise ConfigurationError("; ".join(filter(None, (f"{expected}, given {error.strerror}", remedy)))) from None
     except ValueError as error:
         if not isinstance(error, UnicodeDecodeError):  # No path has a null character.
-            raise ConfigurationError(f"{expected}, given a path with a null character; write the path of a file") from None
+            raise ConfigurationError(
+                f"{expected}, given a path with a null character; write the path of a file"
+            ) from None
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigurationError(f"{expected} in UTF-8, given other bytes in line {line}; save it as UTF-8") from None
 

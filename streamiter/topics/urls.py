@@ -25,6 +25,7 @@ from urllib.parse import SplitResult, unquote, unquote_plus, urlsplit
 
 from streamiter.errors import ConfigurationError, did_you_mean
 from streamiter.numbers import has_plain_digits
+from streamiter.times import in_seconds
 from streamiter.topics.topic import Connector, Topic
 
 if TYPE_CHECKING:
@@ -393,7 +394,7 @@ def _option(option: Field[Any], value: object) -> object:
                 raise ValueError("true or false")
             return truth
         case "int" | "float" as kind:
-            return _number_option(option, str(value), is_whole=kind == "int")
+            return _number_option(option, str(in_seconds(value)), is_whole=kind == "int")
     return value
 
 

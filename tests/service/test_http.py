@@ -360,6 +360,15 @@ async def test_requests_in_a_pipeline_are_answered_in_order() -> None:
 # -- who may ask
 
 
+async def test_a_request_without_host_is_refused() -> None:
+    """The service answered a request of HTTP/1.1 without Host, on a port where it refuses other hosts."""
+    async with case() as service:
+        answer = await service.raw(b"GET /openapi.json HTTP/1.1\r\nConnection: close\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert b"no-host" in answer
+        assert (await service.raw(b"GET /openapi.json HTTP/1.0\r\n\r\n")).split(b" ")[1] == b"200"
+
+
 async def test_other_hosts_are_refused_on_loopback() -> None:
     """A page on the web had its name resolved to 127.0.0.1, and read the service in the browser of a developer."""
     async with case() as service:

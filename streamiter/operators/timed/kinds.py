@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
 from streamiter.operators.definitions import Definition
-from streamiter.times import Times, duration_ms
+from streamiter.times import Seconds, Times, duration_ms
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
@@ -170,7 +170,7 @@ WindowKind = Hopping | Calendar | Sliding | Session
 """What the functions of this module return."""
 
 
-def tumbling(size_s: float, offset_s: float = 0.0) -> Hopping:
+def tumbling(size_s: Seconds, offset_s: Seconds = 0.0) -> Hopping:
     """Windows of ``size_s`` seconds, one behind the other; each record is in one window.
 
     A window begins at a multiple of ``size_s`` after 1970-01-01 UTC plus ``offset_s``.
@@ -182,7 +182,7 @@ def tumbling(size_s: float, offset_s: float = 0.0) -> Hopping:
     return Hopping(size, size, _offset_ms("tumbling(offset_s)", offset_s))
 
 
-def hopping(size_s: float, step_s: float, offset_s: float = 0.0) -> Hopping:
+def hopping(size_s: Seconds, step_s: Seconds, offset_s: Seconds = 0.0) -> Hopping:
     """Windows of ``size_s`` seconds that begin every ``step_s`` seconds; a record is in each window that holds it.
 
     If the step is longer than the size, records between two windows belong to no window.
@@ -216,7 +216,7 @@ def calendar(unit: CalendarUnit, time_zone: str) -> Calendar:
     return Calendar(unit, zone)
 
 
-def sliding(size_s: float) -> Sliding:
+def sliding(size_s: Seconds) -> Sliding:
     """For each timestamp of a key, the ``size_s`` seconds that end with it: its result is a running aggregate.
 
     >>> sliding(3600)
@@ -225,7 +225,7 @@ def sliding(size_s: float) -> Sliding:
     return Sliding(duration_ms("sliding(size_s)", size_s, _LEAST_S))
 
 
-def session(gap_s: float) -> Session:
+def session(gap_s: Seconds) -> Session:
     """Records of a key that are less than ``gap_s`` seconds apart are in one window, which ends a gap after the last.
 
     Records exactly a gap apart are in two windows.
@@ -236,6 +236,6 @@ def session(gap_s: float) -> Session:
     return Session(duration_ms("session(gap_s)", gap_s, _LEAST_S))
 
 
-def _offset_ms(option: str, offset_s: float) -> int:
+def _offset_ms(option: str, offset_s: Seconds) -> int:
     """Return an offset of either sign in milliseconds."""
     return duration_ms(option, offset_s, -_LONGEST_S)
