@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import sys
 import time
@@ -131,6 +132,38 @@ measured = overloaded.from_source(Large, name="large", parallelism=1).process(Gr
 growth = measured.side_output(GROWTH).collect(name="grown")
 halves = measured.partition_by(lambda record: int(record[-4:]) % 2)
 sums = halves.process(SlowSum, name="sum").collect(name="sums")
+
+
+def hold_lock(record: int) -> int:
+    """Work for 3 s without a turn for another thread, as a sort of a long list does."""
+    if record == 3:
+        before, until_s = sys.getswitchinterval(), time.monotonic() + 3.0
+        sys.setswitchinterval(1000.0)
+        while time.monotonic() < until_s:
+            pass
+        sys.setswitchinterval(before)
+    return record
+
+
+def hang(record: int) -> int:
+    """Wait for ever, as a function in C that has kept Python's lock."""
+    if record == 3:
+        ctypes.PyDLL(None).pause()
+    return record
+
+
+def leave(record: int) -> int:
+    if record == 3:
+        sys.exit(7)
+    return record
+
+
+busy = Flow("busy", parallelism=2)
+held = busy.from_items(range(8)).rebalance().map(hold_lock, name="hold").collect()
+hanging = Flow("hanging", parallelism=2)
+hanging.from_items(range(8)).rebalance().map(abs).map(hang, name="hang").map(abs).collect()
+leaving = Flow("leaving", parallelism=2)
+leaving.from_items(range(8)).rebalance().map(abs).map(leave, name="leave").map(abs).collect()
 
 
 def made() -> Flow:
