@@ -290,12 +290,24 @@ class ProcessLines(logging.Formatter):
     process 2: two
     """
 
-    def __init__(self, process: int) -> None:
+    def __init__(self, process: int, lines: logging.Formatter | None = None) -> None:
+        """``lines`` formats the records, such as the formatter of ``logging.basicConfig``."""
         super().__init__()
         self._process = process
+        self._lines = logging.Formatter() if lines is None else lines
 
     def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(f"process {self._process}: {line}" for line in super().format(record).splitlines())
+        return "\n".join(f"process {self._process}: {line}" for line in self._lines.format(record).splitlines())
+
+    @classmethod
+    def put_on(cls, process: int) -> None:
+        """Put the number before the lines of all handlers of the root that write plain text.
+
+        Each is told only once. A formatter of another class may write JSON, which a prefix would break.
+        """
+        for handler in logging.getLogger().handlers:
+            if type(handler.formatter) in (type(None), logging.Formatter):
+                handler.setFormatter(cls(process, handler.formatter))
 
 
 @final

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import os
 import sys
 import time
@@ -156,6 +157,21 @@ def leave(record: int) -> int:
     if record == 3:
         sys.exit(7)
     return record
+
+
+def debug(record: int) -> int:
+    logging.getLogger("debugged").warning("record %d\nof 8", record)
+    if record == 3:
+        breakpoint()
+    return record
+
+
+def debugged() -> Flow:
+    """Return a flow that configures the log, as programs do at their top level."""
+    logging.basicConfig(format="%(levelname)s %(name)s %(message)s", force=True)
+    flow = Flow("debugged", parallelism=2)
+    flow.from_items(range(8)).rebalance().map(debug, name="debug").collect()
+    return flow
 
 
 busy = Flow("busy", parallelism=2)

@@ -106,6 +106,16 @@ def test_a_step_that_exits_names_step_and_line() -> None:
     assert raised.value.step == "leave"
 
 
+def test_a_breakpoint_says_how_to_debug_and_lines_of_the_log_keep_the_number_of_their_process() -> None:
+    """``breakpoint()`` ended with BdbQuit, and after ``logging.basicConfig`` no line named its process."""
+    command = [sys.executable, "-m", "streamiter", "run", f"{PROGRAM}:debugged", "--processes", "2"]
+    with process(command, **PIPES) as started:
+        _, errors = started.communicate()
+    assert "step 'debug'" in errors
+    assert "run the flow in one process to debug it: flow.run() without on=" in errors
+    assert re.search(r"^process [01]: WARNING debugged record 3\nprocess [01]: of 8$", errors, re.MULTILINE)
+
+
 def test_processes_with_different_flows_name_the_first_different_step() -> None:
     """A name of a step was made of the time, so each process had another flow, and records had no reader."""
     with pytest.raises(GraphError, match=r"expected step 'texts of \d+' as in process 0, given step 'texts of \d+'"):
