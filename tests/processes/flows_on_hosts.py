@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from streamiter import Flow, LocalProcesses, Operator, OutputTag
+from streamiter.learn import train_online
 from streamiter.operators import Context, Output, Source, SourceBatch
 
 
@@ -174,6 +175,10 @@ def debugged() -> Flow:
     return flow
 
 
+around = Flow("around", parallelism=2)
+labelled = around.from_items([{"x": n % 7, "y": n % 7 > 3} for n in range(200)]).rebalance().map(dict, name="before")
+training = train_online(labelled, label="y", workers=1)
+validated = training.validation.rebalance().map(dict, name="after").collect()
 busy = Flow("busy", parallelism=2)
 held = busy.from_items(range(8)).rebalance().map(hold_lock, name="hold").collect()
 hanging = Flow("hanging", parallelism=2)

@@ -72,6 +72,15 @@ def test_a_slow_process_slows_down_the_others_instead_of_filling_their_memory(tm
     assert grown_mb < 10
 
 
+def test_a_learner_of_one_subtask_is_in_the_first_process_and_the_steps_around_it_in_all() -> None:
+    """A learner with one owner was thought to need one process, and features were made on one core."""
+    statistics = flows_on_hosts.around.run(on=LocalProcesses(2))
+    processes = {task.name: task.process for task in statistics.tasks}
+    expected = {"before[0]": 0, "before[1]": 1, "learn[0]": 0, "after[0]": 0, "after[1]": 1}
+    assert {name: processes[name] for name in expected} == expected
+    assert flows_on_hosts.validated.items[-1]["count"] == 200
+
+
 def test_an_error_of_a_step_is_raised_as_in_one_process() -> None:
     """The user saw that a process was lost, but neither the step, nor the record, nor the line of the function."""
     with pytest.raises(JobFailed, match=r"on record 57, in process [01]: ZeroDivisionError") as raised:
