@@ -275,6 +275,16 @@ def user_line() -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
+def raising_line(error: BaseException) -> str:
+    """Return ``file:line`` of the innermost frame outside the packages of streamiter that has raised an error."""
+    line, trace = "a function", error.__traceback__
+    while trace is not None:
+        if _package(trace.tb_frame) not in _NOT_THE_USERS:
+            line = f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return line
+
+
 def _package(frame: FrameType) -> str:
     # By the module and not by the file: methods that dataclasses generate have no file.
     module: str = frame.f_globals.get("__name__", "")

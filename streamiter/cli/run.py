@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -19,6 +19,8 @@ from streamiter.errors import ConfigurationError
 from streamiter.flow.flow import Flow, Processes
 from streamiter.flow.loading import load_flow
 from streamiter.numbers import whole_number_in
+from streamiter.processes.host import LOSSES_MAX
+from streamiter.processes.silence import SILENCE_S
 from streamiter.runtime.job import StopMode
 from streamiter.runtime.running import OnInterrupt, Watched, run_in_own_loop, run_jobs
 from streamiter.runtime.statistics import JobStatistics
@@ -84,6 +86,13 @@ def run(
             "--address", help="The Ray cluster: auto for that of this machine, or host:port; without it Ray is started."
         ),
     ] = None,
+    silence_s: Annotated[
+        float,
+        typer.Option("--silence-s", help="Seconds of a process without a sign of life or work before it is lost."),
+    ] = SILENCE_S,
+    losses_max: Annotated[
+        int, typer.Option("--losses-max", help="How many losses of processes in ten minutes do not end the run.")
+    ] = LOSSES_MAX,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final statistics as one JSON document.")] = False,
 ) -> None:
     """Run a flow until its inputs end, and report how its loops ended; with live figures on a terminal.
@@ -98,19 +107,20 @@ def run(
     options = _checkpoint_options(checkpoints, interval_s, restore, changed_steps or [])
     if processes is None and (on != "local" or address is not None):
         raise ConfigurationError("--on and --address: expected --processes N with them, given none; add --processes")
-    host = None if processes is None else _host(on, processes, target, address)
+    limits = {"silence_s": silence_s, "losses_max": losses_max}
+    host = None if processes is None else _host(on, processes, target, address, limits)
     statistics = run_in_own_loop(run_flow(load_flow(target), on_interrupt, options, host))
     print_statistics(statistics, as_json=as_json)
     if statistics.state == "aborted":
         raise typer.Exit(INTERRUPTED)
 
 
-def _host(on: Hosts, processes: int, target: str, address: str | None) -> Processes:
+def _host(on: Hosts, processes: int, target: str, address: str | None, limits: Mapping[str, Any]) -> Processes:
     if on == "ray":
-        return Ray(processes, address=address, flow=target)
+        return Ray(processes, address=address, flow=target, **limits)
     if address is not None:
         raise ConfigurationError(f"--address: expected --on ray with it, given {address!r} alone; add --on ray")
-    return LocalProcesses(processes, flow=target)
+    return LocalProcesses(processes, flow=target, **limits)
 
 
 async def run_flow(

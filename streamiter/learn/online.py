@@ -55,6 +55,7 @@ from streamiter.numbers import positive as above_zero
 from streamiter.numbers import whole_number
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output, RejectionPolicy
+from streamiter.operators.steps import Identity
 from streamiter.records import Batch
 from streamiter.times import Seconds, in_seconds
 from streamiter.topics.topic import Topic
@@ -311,11 +312,11 @@ def _rows_of_mini_batch(model: object, *, is_by_row: bool, synchronous: bool) ->
     return _ROWS_AN_EPOCH if synchronous else _ROWS_A_MINI_BATCH
 
 
-def _outputs(owner: Stream, predicted: Stream) -> IterationBodyResult:
-    """Return the feedback and the outputs of a loop; ``predicted`` is the step that predicts, owner or workers."""
+def _outputs(owner: Stream, predictions: Stream) -> IterationBodyResult:
+    """Return the feedback and the outputs of a loop."""
     return IterationBodyResult(
         feedback_variable_streams=[owner],
-        output_streams=[owner.side_output(MODELS), predicted.side_output(PREDICTIONS), owner.side_output(DRIFTS)],
+        output_streams=[owner.side_output(MODELS), predictions, owner.side_output(DRIFTS)],
     )
 
 
@@ -342,7 +343,12 @@ def _by_gradients(shared: _TrainingOptions, model: MakeModel, extract: Extract |
         parameters = connect(start=variables[0], gradients=gradients.rebalance()).process(
             make_owner, name=named("parameters"), parallelism=1
         )
-        return _outputs(parameters, predicted=gradients)
+        predictions = gradients.side_output(PREDICTIONS)
+        if shared.owner.in_epochs:
+            # In the loop, one subtask gets the predictions of an epoch in the order of the workers. Outside they
+            # would come as fast as each worker is, and the last bits of the metrics would depend on that.
+            predictions = predictions.process(Identity, name=named("predictions"), parallelism=1)
+        return _outputs(parameters, predictions)
 
     return body
 
@@ -384,7 +390,7 @@ def _by_rows(
         owner = connect(start=variables[0], rows=rows.rebalance()).process(
             make_owner, name=named("learn"), parallelism=1, on_error=shared.on_error, dead_letter=shared.dead_letter
         )
-        return _outputs(owner, predicted=owner)
+        return _outputs(owner, owner.side_output(PREDICTIONS))
 
     return body
 
@@ -408,7 +414,7 @@ def _by_foreign(
         owner = connect(start=variables[0], rows=mini_batches.rebalance()).process(
             make_owner, name=named("learn"), parallelism=1, on_error=shared.on_error, dead_letter=shared.dead_letter
         )
-        return _outputs(owner, predicted=owner)
+        return _outputs(owner, owner.side_output(PREDICTIONS))
 
     return body
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 
 import msgspec
 
+from streamiter.errors import ConfigurationError
+from streamiter.flow.flow import Flow
 from streamiter.processes.host import ProcessSettings
-from streamiter.processes.process import ProcessLines, run_process
+from streamiter.processes.process import ProcessLines, load_referenced, run_process
 from streamiter.runtime.running import run_in_own_loop
 
 
@@ -26,7 +29,22 @@ def main() -> None:
         sys.path[:] = settings.import_path
     if settings.arguments:
         sys.argv[:] = settings.arguments
-    run_in_own_loop(run_process(settings))
+    if "PYTHONBREAKPOINT" not in os.environ:  # It may name a debugger that needs no terminal.
+        sys.breakpointhook = _refuse_breakpoint
+
+    def load() -> Flow:
+        flow = load_referenced(settings.flow)
+        ProcessLines.put_on(settings.number)  # Modules that the flow imports may have configured the log.
+        return flow
+
+    run_in_own_loop(run_process(settings, load))
+
+
+def _refuse_breakpoint(*_: object, **__: object) -> None:
+    raise ConfigurationError(
+        "breakpoint(): expected a process with a terminal, given one of several processes of a flow, which have none; "
+        "run the flow in one process to debug it: flow.run() without on=, or streamiter run without --processes"
+    )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ import msgspec
 from streamiter.checkpoints.store import Checkpoints, is_url
 from streamiter.errors import ConfigurationError, GraphError
 from streamiter.flow.flow import Flow
+from streamiter.numbers import positive, whole_number
 from streamiter.processes.link import Address
+from streamiter.processes.silence import SILENCE_S, ProcessLook
 from streamiter.runtime.checkpointing.restore import check_restore_option
 from streamiter.runtime.plan import ChannelLimits, JobOptions
 from streamiter.times import in_seconds
@@ -25,8 +27,41 @@ from streamiter.times import in_seconds
 SUPERVISOR: Final = -1
 """The number of the supervisor at its links."""
 
-# Five signs of life fit into SILENCE_S, so a delay of one or two does no harm.
 PULSE_S: Final = 1.0
+"""The time between two signs of life; less if five of them would not fit into the limit of silence."""
+
+
+# A loss that comes back has a cause that a restart does not remove. A machine that restarts takes a few minutes.
+LOSSES_MAX: Final = 3
+LOSSES_WITHIN_S: Final = 600.0
+
+
+class LossLimits(msgspec.Struct, frozen=True):
+    """When a process is lost, and how many losses end the run."""
+
+    silence_s: float = SILENCE_S
+    """How long a process that does not work may give no sign of life, in seconds."""
+    losses_max: int = LOSSES_MAX
+    """After how many losses the run starts again, within ``losses_within_s``."""
+    losses_within_s: float = LOSSES_WITHIN_S
+    """The time in which losses are counted, in seconds."""
+
+    @classmethod
+    def of(cls, owner: str, silence_s: object, losses_max: object, losses_within_s: object) -> LossLimits:
+        """Return the limits that a user has given to ``owner``. Raises ConfigurationError for one that is none."""
+        return cls(
+            positive(f"{owner}: silence_s", silence_s),
+            whole_number(f"{owner}: losses_max", losses_max, 0),
+            positive(f"{owner}: losses_within_s", losses_within_s),
+        )
+
+    @property
+    def pulse_s(self) -> float:
+        """The time between two signs of life."""
+        return min(PULSE_S, self.silence_s / 5)
+
+
+DEFAULT_LIMITS: Final = LossLimits()
 
 
 class PlainOptions(msgspec.Struct, frozen=True):
@@ -116,6 +151,8 @@ class ProcessSettings(msgspec.Struct, frozen=True):
     """The reference to the flow."""
     options: PlainOptions
     """The options of the job."""
+    limits: LossLimits = DEFAULT_LIMITS
+    """When a process is lost."""
     import_path: tuple[str, ...] = ()
     """``sys.path`` of the process; empty: its own."""
     arguments: tuple[str, ...] = ()
@@ -136,6 +173,12 @@ class HostedProcess(Protocol):
 
     def kill(self) -> None:
         """End the process at once; no effect if it has ended."""
+
+    async def look(self, process: int, note: int) -> ProcessLook | None:
+        """Ask the kernel of its machine about the process, which has told its id there, and its note; None: no answer.
+
+        The process itself cannot answer.
+        """
 
     async def ended(self) -> str:
         """Wait until the process has ended; return how, such as "it ended with exit code 1"."""

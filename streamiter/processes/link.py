@@ -102,6 +102,8 @@ class LinkIdentity:
     """The fingerprint of the flow's graph."""
     secret: bytes = field(repr=False)
     """Known only to the processes of the run. It is never sent."""
+    silence_s: float = SILENCE_S
+    """How long the other machine may acknowledge nothing."""
 
     def hello(self) -> bytes:
         """Return a new hello."""
@@ -392,7 +394,7 @@ class ProcessLink(asyncio.BufferedProtocol):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
             self._memory = LinkMemory(self._clock, partial(self._wake, asyncio.get_running_loop()))
         elif connection is not None and is_tcp(connection):
-            ask_while_idle(connection)
+            ask_while_idle(connection, self._identity.silence_s)
             self._silence_timer = self._clock.call_later(_CHECK_S, lambda: self._check_silence(connection))
         self._timer = self._clock.call_later(_HANDSHAKE_S, self._check_handshake)
         transport.write(self._hello)
@@ -423,7 +425,7 @@ class ProcessLink(asyncio.BufferedProtocol):
     def _check_silence(self, connection: socket.socket, since_s: float = 0.0) -> None:
         """End the connection if the other machine acknowledges nothing, at two checks: this machine may have slept."""
         silent_s = unacknowledged_s(connection)
-        if since_s > SILENCE_S and silent_s > since_s:
+        if since_s > self._identity.silence_s and silent_s > since_s:
             self.abort(f"expected the other machine to acknowledge what was sent, given silence for {silent_s:.0f} s")
             return
         self._silence_timer = self._clock.call_later(_CHECK_S, lambda: self._check_silence(connection, silent_s))

@@ -16,8 +16,9 @@ import msgspec
 from streamiter.errors import ConfigurationError
 from streamiter.flow.flow import Flow
 from streamiter.numbers import whole_number
-from streamiter.processes.host import ProcessSettings, check_topics
+from streamiter.processes.host import LOSSES_MAX, LOSSES_WITHIN_S, LossLimits, ProcessSettings, check_topics
 from streamiter.processes.link import Address
+from streamiter.processes.silence import SILENCE_S, ProcessLook, look_at_process
 from streamiter.processes.supervisor import Attempt, run_supervised
 
 if TYPE_CHECKING:
@@ -36,12 +37,12 @@ class LocalProcesses:
     Records that go from one process to another must be plain data.
 
     The process that calls ``run`` only watches the others. A step that fails ends the run, with the same error as in
-    one process. If a process is lost (killed, or silent for 5 s), all are ended; with ``checkpoints`` they start again
-    from the last checkpoint, at most three times in ten minutes. If the calling process dies, the others end
-    themselves.
+    one process. If a process is lost (killed, or silent for ``silence_s`` without work), all are ended; with
+    ``checkpoints`` they start again from the last checkpoint, at most ``losses_max`` times. If the calling process
+    dies, the others end themselves.
 
-    >>> LocalProcesses(4, flow="clicks:flow")
-    LocalProcesses(processes=4, flow='clicks:flow')
+    >>> LocalProcesses(4, silence_s=30).losses_max
+    3
     """
 
     processes: int
@@ -49,9 +50,20 @@ class LocalProcesses:
     flow: str | None = None
     """The flow as ``module:name`` or ``path/to/file.py:name``; the name may be a function without arguments that
     returns the flow. None: it is found among the names of the modules that are imported."""
+    silence_s: float = SILENCE_S
+    """How long a process may give no sign of life, in seconds. A process that is silent because a step holds Python's
+    lock is not lost while the step uses the processor, as Linux tells."""
+    losses_max: int = LOSSES_MAX
+    """How often the flow starts again after a loss within ``losses_within_s``; one more loss ends the run."""
+    losses_within_s: float = LOSSES_WITHIN_S
+    """The time in which losses are counted, in seconds."""
 
     def __post_init__(self) -> None:
         whole_number("LocalProcesses: processes", self.processes, 1)
+        self._limits()
+
+    def _limits(self) -> LossLimits:
+        return LossLimits.of("LocalProcesses", self.silence_s, self.losses_max, self.losses_within_s)
 
     async def run(
         self, flow: Flow, options: Mapping[str, Any], first: OnInterrupt, while_running: WhileRunning[Attempt]
@@ -59,7 +71,8 @@ class LocalProcesses:
         """For the engine: run the flow to its end."""
         check_topics(flow, many_machines=False)
         reference = self.flow or reference_to(flow)
-        return await run_supervised(flow, reference, _Local(self.processes), options, first, while_running)
+        host, limits = _Local(self.processes), self._limits()
+        return await run_supervised(flow, reference, host, options, first, while_running, limits)
 
 
 def reference_to(flow: Flow) -> str:
@@ -128,6 +141,9 @@ class _LocalProcess:
     def kill(self) -> None:
         if self._process.returncode is None:
             self._process.kill()
+
+    async def look(self, process: int, note: int) -> ProcessLook | None:
+        return look_at_process(process, note)
 
     async def ended(self) -> str:
         code = await self._process.wait()

@@ -23,9 +23,10 @@ from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError, ProcessLost
 from streamiter.flow.flow import Flow
 from streamiter.numbers import whole_number
-from streamiter.processes.host import PlainOptions, check_topics
+from streamiter.processes.host import LOSSES_MAX, LOSSES_WITHIN_S, LossLimits, PlainOptions, check_topics
 from streamiter.processes.ray_cluster import RayCluster, Untyped
 from streamiter.processes.ray_host import NodeFacts, RayHost, Room, ShippedFlow
+from streamiter.processes.silence import SILENCE_S
 from streamiter.processes.supervisor import Attempt, CollectedPart, Supervisor, put_collected, run_supervised
 from streamiter.runtime.failures import error_from_plain, error_to_plain
 from streamiter.runtime.job import StopMode
@@ -62,8 +63,9 @@ class Ray:
     ``ray.init`` uses that Ray. On a cluster the flow goes on when the program ends: the next ``run`` of the same flow
     waits for the flow that runs. SIGTERM and Ctrl-C stop it there, as on one machine.
 
-    If a process is lost (killed, its node gone, or silent for 5 s), all are ended; with ``checkpoints`` in a folder or
-    object store that all nodes see they start again from the last checkpoint, at most three times in ten minutes.
+    If a process is lost (killed, its node gone, or silent for ``silence_s`` without work), all are ended; with
+    ``checkpoints`` in a folder or object store that all nodes see they start again from the last checkpoint, at most
+    ``losses_max`` times.
 
     >>> Ray(4, cpus=0.5)
     Ray(processes=4, address=None, min_processes=None, cpus=0.5, resources=None, placement='spread', ...)
@@ -87,8 +89,16 @@ class Ray:
     """How long the flow waits for room on the cluster, in seconds."""
     flow: str | None = None
     """The flow as ``module:name``: each process imports it. None, or ``file.py:name``: it is sent to all processes."""
+    silence_s: float = SILENCE_S
+    """How long a process may give no sign of life, in seconds. A process that is silent because a step holds Python's
+    lock is not lost while the step uses the processor, as Linux tells."""
+    losses_max: int = LOSSES_MAX
+    """How often the flow starts again after a loss within ``losses_within_s``; one more loss ends the run."""
+    losses_within_s: float = LOSSES_WITHIN_S
+    """The time in which losses are counted, in seconds."""
 
     def __post_init__(self) -> None:
+        self._limits()
         whole_number("Ray: processes", self.processes, 1)
         if self.min_processes is not None:
             whole_number("Ray: min_processes", self.min_processes, 1, self.processes)
@@ -98,6 +108,9 @@ class Ray:
             raise ConfigurationError(
                 f'Ray: placement expected "spread" or "pack", given {self.placement!r}; choose one of these'
             )
+
+    def _limits(self) -> LossLimits:
+        return LossLimits.of("Ray", self.silence_s, self.losses_max, self.losses_within_s)
 
     def __repr__(self) -> str:
         return (
@@ -121,10 +134,13 @@ class Ray:
             if self.address is None:
                 host = RayHost(cluster.ray, room, shipped, NodeFacts.here())
                 try:
-                    return await run_supervised(flow, self.flow or "", host, options, first, while_running)
+                    limits = self._limits()
+                    return await run_supervised(flow, self.flow or "", host, options, first, while_running, limits)
                 finally:
                     host.release()
-            run = _ClusterRun(flow.name, fingerprint(flow.name, flow.steps), plain, room, NodeFacts.here())
+            run = _ClusterRun(
+                flow.name, fingerprint(flow.name, flow.steps), plain, self._limits(), room, NodeFacts.here()
+            )
             outcome = await _on_cluster(cluster.ray, run, shipped, first)
         finally:
             await asyncio.to_thread(cluster.close)
@@ -180,6 +196,7 @@ class _ClusterRun:
     """The name of the flow."""
     fingerprint: str
     options: PlainOptions
+    limits: LossLimits
     room: Room
     facts: NodeFacts
     """The versions of the program that has started the run."""
@@ -286,7 +303,9 @@ class _SupervisorActor:
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # within Ray
             self._is_again = ray.get_runtime_context().was_current_actor_reconstructed
         run_id = f"{run.id}-{uuid.uuid4().hex}" if self._is_again else run.id
-        self._supervisor = Supervisor(run.flow, reference or "", self._host, run.options, self._check, run=run_id)
+        self._supervisor = Supervisor(
+            run.flow, reference or "", self._host, run.options, self._check, run=run_id, limits=run.limits
+        )
         self._outcome = asyncio.get_running_loop().create_task(self._run_to_end(), name=f"flow {run.flow}")
 
     def __repr__(self) -> str:

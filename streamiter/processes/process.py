@@ -5,7 +5,7 @@ The conversation goes over a link; each message is a list that begins with its k
 =====================================  =====================================================================
 from the process                       from the supervisor
 =====================================  =====================================================================
-``began``                              ``place``, the placement: to all but process 0
+``began``, with the place of its note  ``place``, the placement: to all but process 0
 ``placed``, the placement: process 0   ``connect``, the addresses of all processes
 ``listens``, its address               ``stop``, a mode: stop the job
 ``runs``, whether it commits:          ``end``: all jobs are done, so close the links and end
@@ -23,7 +23,8 @@ of process 0, or None
 The job of process 0 has the statistics and the first error of all jobs. Another process tells only an error that it
 meets before its job starts.
 
-A second link, in a thread of its own, carries ``alive`` in both directions (:class:`Pulse`).
+A second link, in a thread of its own, carries ``alive`` in both directions (:class:`Pulse`); that of the process
+has the seconds that it has used a processor.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Literal, final
@@ -49,10 +51,10 @@ from streamiter.flow.loading import load_flow
 from streamiter.importing import IS_LOADING
 from streamiter.operators.source import Collect
 from streamiter.processes.frames import FrameEncoding
-from streamiter.processes.host import PULSE_S, ProcessSettings
+from streamiter.processes.host import ProcessSettings
 from streamiter.processes.link import LinkError, LinkIdentity, ProcessLink, connect
 from streamiter.processes.mesh import ProcessMesh
-from streamiter.processes.silence import SILENCE_S
+from streamiter.processes.silence import ProcessNote
 from streamiter.runtime.failures import error_to_plain
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.placement import Placement
@@ -65,7 +67,8 @@ _LOST_SUPERVISOR: Final = 3
 
 def identity_of(settings: ProcessSettings, number: int, fingerprint: str = "supervisor") -> LinkIdentity:
     """Return the identity of a process, or of the supervisor, at their links."""
-    return LinkIdentity(number, settings.run, settings.attempt, fingerprint, settings.secret)
+    silence_s = settings.limits.silence_s
+    return LinkIdentity(number, settings.run, settings.attempt, fingerprint, settings.secret, silence_s)
 
 
 async def run_process(settings: ProcessSettings, load: Callable[[], Flow] | None = None) -> None:
@@ -74,9 +77,10 @@ async def run_process(settings: ProcessSettings, load: Callable[[], Flow] | None
     ``load`` returns the flow; by default it is loaded from its reference. Signs of life are sent by a thread, because
     user code may hold the event loop of the job; the process ends if it loses its supervisor.
     """
+    note = ProcessNote()
     is_over = threading.Event()
     threading.Thread(target=_give_signs, args=(settings, is_over), name="signs of life", daemon=True).start()
-    await run_part(settings, load or partial(load_referenced, settings.flow), settings.job_options())
+    await run_part(settings, load or partial(load_referenced, settings.flow), settings.job_options(), note)
     is_over.set()
 
 
@@ -90,20 +94,25 @@ def _give_signs(settings: ProcessSettings, is_over: threading.Event) -> None:
     os._exit(_LOST_SUPERVISOR)
 
 
-async def run_part(settings: ProcessSettings, load: Callable[[], Flow], options: JobOptions) -> None:
+async def run_part(
+    settings: ProcessSettings, load: Callable[[], Flow], options: JobOptions, note: ProcessNote | None = None
+) -> None:
     """Do the part of a process without signs of life; ``options`` are those of its job."""
-    await _Process(settings, load, options).run()
+    await _Process(settings, load, options, note).run()
 
 
 @final
 class _Process:
     """Runs the job of one process, while it does what the supervisor says: it owns the link to the supervisor."""
 
-    def __init__(self, settings: ProcessSettings, load: Callable[[], Flow], options: JobOptions) -> None:
+    def __init__(
+        self, settings: ProcessSettings, load: Callable[[], Flow], options: JobOptions, note: ProcessNote | None
+    ) -> None:
         loop = asyncio.get_running_loop()
         self._settings = settings
         self._load = load
         self._options = options
+        self._note = note
         identity = identity_of(settings, settings.number)
         self._link = ProcessLink(identity, self, FrameEncoding(PlainData()), options.clock)
         self._is_open = asyncio.Event()
@@ -120,7 +129,7 @@ class _Process:
 
     def opened(self, link: ProcessLink) -> None:
         """Begin the conversation."""
-        self._tell("began")
+        self._tell("began", None if self._note is None else list(self._note.place))
         self._is_open.set()
 
     def received(self, link: ProcessLink, message: PlainValue) -> None:
@@ -208,7 +217,7 @@ class _Process:
         )
         self._tell("listens", await mesh.listen(settings.listen))
         others = await mesh.connect(await self._addresses)
-        own = OwnProcess(own.placement, settings.number, others, own.operators, mesh)
+        own = OwnProcess(own.placement, settings.number, others, own.operators, mesh, self._note)
         return flow.job(self._options, own), own
 
     async def _run_job(self, job: Job, own: OwnProcess, plain_data: PlainData) -> None:
@@ -281,26 +290,41 @@ class ProcessLines(logging.Formatter):
     process 2: two
     """
 
-    def __init__(self, process: int) -> None:
+    def __init__(self, process: int, lines: logging.Formatter | None = None) -> None:
+        """``lines`` formats the records, such as the formatter of ``logging.basicConfig``."""
         super().__init__()
         self._process = process
+        self._lines = logging.Formatter() if lines is None else lines
 
     def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(f"process {self._process}: {line}" for line in super().format(record).splitlines())
+        return "\n".join(f"process {self._process}: {line}" for line in self._lines.format(record).splitlines())
+
+    @classmethod
+    def put_on(cls, process: int) -> None:
+        """Put the number before the lines of all handlers of the root that write plain text.
+
+        Each is told only once. A formatter of another class may write JSON, which a prefix would break.
+        """
+        for handler in logging.getLogger().handlers:
+            if type(handler.formatter) in (type(None), logging.Formatter):
+                handler.setFormatter(cls(process, handler.formatter))
 
 
 @final
 class Pulse:
     """The signs of life that a process sends to the supervisor, which answers each.
 
-    Without an answer for :data:`~streamiter.processes.silence.SILENCE_S`, or when the connection has ended, the process
-    must end: its supervisor is dead, or has started other processes.
+    Without an answer for the limit of silence, or when the connection has ended, the process must end: its supervisor
+    is dead, or has started other processes. Time in which this thread could not run does not count.
     """
 
-    def __init__(self, settings: ProcessSettings, clock: Clock) -> None:
+    def __init__(self, settings: ProcessSettings, clock: Clock, cpu_s: Callable[[], float] = time.process_time) -> None:
+        """``cpu_s`` returns the seconds in which this process has used a processor."""
         self._settings = settings
         self._clock = clock
-        self._heard_s = clock.monotonic_s()
+        self._cpu_s = cpu_s
+        self._unanswered = 0
+        """How many signs were sent since the last answer."""
         self._link: ProcessLink | None = None
         self._ended = asyncio.Event()
 
@@ -312,17 +336,19 @@ class Pulse:
             await connect(self._settings.supervisor, link)
         except OSError:
             return
-        while self._clock.monotonic_s() - self._heard_s < SILENCE_S and not self._ended.is_set():
+        limits = self._settings.limits
+        while self._unanswered * limits.pulse_s < limits.silence_s and not self._ended.is_set():
             if self._link is not None:
-                link.send_message(["alive"])
+                link.send_message(["alive", self._cpu_s()])
+            self._unanswered += 1
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), PULSE_S)
+                await asyncio.wait_for(self._ended.wait(), limits.pulse_s)
 
     def opened(self, link: ProcessLink) -> None:
         self._link = link
 
     def received(self, link: ProcessLink, message: PlainValue) -> None:
-        self._heard_s = self._clock.monotonic_s()
+        self._unanswered = 0
 
     def ended(self, link: ProcessLink, error: LinkError | None) -> None:
         self._ended.set()

@@ -24,6 +24,7 @@ from streamiter.processes.host import ProcessSettings
 from streamiter.processes.link import Address
 from streamiter.processes.process import load_referenced, run_process
 from streamiter.processes.ray_cluster import Untyped, imported_ray
+from streamiter.processes.silence import ProcessLook, look_at_process
 from streamiter.runtime.running import run_in_own_loop
 
 _log = logging.getLogger("streamiter.processes")
@@ -240,7 +241,19 @@ class RayHost:
         if settings.number == 0:
             await self._make_actors(settings.processes)
         actor = self._actors[settings.number]
-        return _HostedActor(self._ray, actor, actor.run.remote(settings))
+        return _HostedActor(self._ray, actor, actor.run.remote(settings), self._look_from(settings.number))
+
+    def _look_from(self, number: int) -> Untyped:
+        """Return the task that looks at a process, from another one on the same node."""
+        nodes = self._ray.util.placement_group_table(self._group)["bundles_to_node_id"]
+        strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(nodes[number], soft=False)
+        env = self._room.runtime_env
+        return self._ray.remote(look_at_process).options(
+            num_cpus=0,
+            max_retries=0,
+            scheduling_strategy=strategy,
+            **({} if env is None else {"runtime_env": dict(env)}),
+        )
 
     async def _make_actors(self, processes: int) -> None:
         """Start all actors at once, and check what is installed on their nodes."""
@@ -292,14 +305,22 @@ class RayHost:
 class _HostedActor:
     """The process of an actor."""
 
-    def __init__(self, ray: Untyped, actor: Untyped, run: Untyped) -> None:
+    def __init__(self, ray: Untyped, actor: Untyped, run: Untyped, look: Untyped) -> None:
         self._ray = ray
         self._actor = actor
         self._run = run
+        self._look = look
 
     def kill(self) -> None:
         if self._ray.is_initialized():
             self._ray.kill(self._actor)
+
+    async def look(self, process: int, note: int) -> ProcessLook | None:
+        try:
+            look: ProcessLook | None = await self._look.remote(process, note)
+        except self._ray.exceptions.RayError:  # The node is gone, or refuses.
+            return None
+        return look
 
     async def ended(self) -> str:
         try:

@@ -7,6 +7,7 @@ all its processes are ended, and with checkpoints the next attempt starts from t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import uuid
@@ -25,10 +26,18 @@ from streamiter.flow.flow import Flow
 from streamiter.models.update import ModelSnapshot
 from streamiter.operators.source import Collect
 from streamiter.processes.frames import FrameEncoding
-from streamiter.processes.host import SUPERVISOR, Host, HostedProcess, PlainOptions, ProcessSettings
+from streamiter.processes.host import (
+    DEFAULT_LIMITS,
+    SUPERVISOR,
+    Host,
+    HostedProcess,
+    LossLimits,
+    PlainOptions,
+    ProcessSettings,
+)
 from streamiter.processes.link import Address, LinkError, ProcessLink, address_of, listen
 from streamiter.processes.process import identity_of
-from streamiter.processes.silence import SILENCE_S
+from streamiter.processes.silence import WORKS_FROM
 from streamiter.runtime.failures import error_from_plain
 from streamiter.runtime.job import StopMode
 from streamiter.runtime.placement import Placement
@@ -46,12 +55,11 @@ _END_S: Final = 5.0
 # The host says how a process has ended a little later than its connections end.
 _REASON_S: Final = 1.0
 
+# A machine that does not say in this time whether a process works is most likely gone.
+_ANSWER_S: Final = 5.0
+
 _LOOK_S: Final = 0.5
 """The interval between two looks for silent processes."""
-
-# A loss that comes back has a cause that a restart does not remove. A machine that restarts takes a few minutes.
-_RESTARTS_MAX: Final = 3
-_RESTARTS_WITHIN_S: Final = 600.0
 
 
 class Loss(NamedTuple):
@@ -74,10 +82,11 @@ async def run_supervised(
     options: Mapping[str, Any],
     first: OnInterrupt,
     while_running: WhileRunning[Attempt] = without_figures,
+    limits: LossLimits = DEFAULT_LIMITS,
 ) -> JobStatistics:
     """Run a flow in the processes of a host, with a supervisor in this event loop."""
     check = partial(Placement.check, flow=flow.name, steps=flow.steps)
-    supervisor = Supervisor(flow.name, reference, host, PlainOptions.of(flow.name, options), check)
+    supervisor = Supervisor(flow.name, reference, host, PlainOptions.of(flow.name, options), check, limits=limits)
     with stopping_on_signals(supervisor, first=first, third=supervisor.kill):
         statistics = await supervisor.run(while_running)
     put_collected(flow, supervisor.collected)
@@ -107,6 +116,7 @@ class Supervisor:
         check: Callable[[Placement], None],
         clock: Clock | None = None,
         run: str | None = None,
+        limits: LossLimits = DEFAULT_LIMITS,
     ) -> None:
         """``flow`` is its name; ``check`` raises an error for the placement of another flow; ``run`` is a new id."""
         self._flow = flow
@@ -123,6 +133,7 @@ class Supervisor:
             listen="",
             flow=reference,
             options=options,
+            limits=limits,
         )
         self._stops: list[StopMode] = []
         self._attempt: Attempt | None = None
@@ -178,8 +189,8 @@ class Supervisor:
     def _check_restarts(self, loss: Loss, attempt: Attempt) -> None:
         """Raise ProcessLost unless the run starts again after this loss."""
         what = f"flow {self._flow!r}: process {loss.process} of {self._settings.processes} was lost: {loss.reason}"
-        now_s = self._clock.monotonic_s()
-        self._lost_at_s = [at_s for at_s in self._lost_at_s if now_s - at_s < _RESTARTS_WITHIN_S] + [now_s]
+        limits, now_s = self._settings.limits, self._clock.monotonic_s()
+        self._lost_at_s = [at_s for at_s in self._lost_at_s if now_s - at_s < limits.losses_within_s] + [now_s]
         if self._settings.options.checkpoints is None and not attempt.commits:
             raise ProcessLost(
                 f"{what}; the results of this run are incomplete, so run the flow again. With checkpoints= it would "
@@ -187,10 +198,10 @@ class Supervisor:
             )
         if self._stops:
             raise ProcessLost(f"{what}, while the run was being stopped; the next run resumes from the last checkpoint")
-        if len(self._lost_at_s) > _RESTARTS_MAX:
+        if len(self._lost_at_s) > limits.losses_max:
             raise ProcessLost(
-                f"{what}; expected at most {_RESTARTS_MAX} losses in {_RESTARTS_WITHIN_S / 60:g} minutes, given one "
-                "more; find the cause, then run the flow again: it resumes from the last checkpoint"
+                f"{what}; expected at most losses_max={limits.losses_max} losses in {limits.losses_within_s / 60:g} "
+                "minutes, given one more; find the cause, then run the flow again: it resumes from the last checkpoint"
             )
         _log.warning("%s; starting all processes again from the last checkpoint", what)
 
@@ -225,6 +236,10 @@ class Attempt:
         """Each waits for the end of a process."""
         self._silent_at_s: dict[int, float] = {}
         """When a process is lost, unless there is a sign of life before."""
+        self._cpu_s: dict[int, float] = {}
+        """How long each process had used a processor at its last sign of life."""
+        self._notes: dict[int, tuple[int, int]] = {}
+        """The id of each process on its machine, and where it notes the step that runs."""
         self._placement: bytes | None = None
         self.collected: list[CollectedPart] = []
         self._addresses: dict[int, Address] = {}
@@ -318,10 +333,39 @@ class Attempt:
         while True:
             await self._clock.sleep(_LOOK_S)
             now_s = self._clock.monotonic_s()
-            for number, silent_at_s in self._silent_at_s.items():
-                if now_s > silent_at_s:
-                    seconds = SILENCE_S if number in self._links else _START_S
-                    self._lose(number, f"it has given no sign of life for {seconds:g} s")
+            silent = [number for number, silent_at_s in self._silent_at_s.items() if now_s > silent_at_s]
+            await asyncio.gather(*map(self._judge, silent))
+
+    async def _judge(self, number: int) -> None:
+        """Lose a silent process, unless its machine says that it works."""
+        silent_at_s, limit_s = self._silent_at_s[number], self._settings.limits.silence_s
+        if number not in self._links:
+            self._lose(number, f"it has given no sign of life for {_START_S:g} s")
+            return
+        place, look = self._notes.get(number), None
+        if place is not None:
+            with contextlib.suppress(TimeoutError):
+                look = await asyncio.wait_for(self._hosted[number].look(*place), _ANSWER_S)
+        if self._silent_at_s[number] != silent_at_s:  # It has given a sign meanwhile.
+            return
+        step = "" if look is None or not look.step else f"step {look.step!r}"
+        if look is not None and look.cpu_s - self._cpu_s.get(number, 0.0) >= WORKS_FROM * limit_s:
+            self._cpu_s[number] = look.cpu_s
+            self._silent_at_s[number] = self._clock.monotonic_s() + limit_s
+            _log.warning(
+                "flow %r: process %d has given no sign of life for %g s, but it works: %s holds Python's lock",
+                self._flow,
+                number,
+                limit_s,
+                step or "a function",
+            )
+            return
+        at_work = "" if look is None else f"{step and f' while {step} ran'}, and has not used the processor"
+        self._lose(
+            number,
+            f"it has given no sign of life for {limit_s:g} s{at_work}; give silence_s= if a step may wait for longer "
+            "while it holds Python's lock",
+        )
 
     # -- the conversation ------------------------------------------------------------------------------
 
@@ -365,12 +409,15 @@ class Attempt:
         number = link.peer
         assert number is not None
         match message:
-            case ["alive"]:
-                self._silent_at_s[number] = self._clock.monotonic_s() + SILENCE_S
+            case ["alive", float(cpu_s)]:
+                self._cpu_s[number] = cpu_s
+                self._hear(number)
                 link.send_message(["alive"])
-            case ["began"]:
+            case ["began", note]:
                 self._links[number] = link
-                self._silent_at_s[number] = self._clock.monotonic_s() + SILENCE_S
+                if note is not None:
+                    self._notes[number] = (note[0], note[1])
+                self._hear(number)
                 for mode in self._stops:
                     self._tell_stop(number, link, mode)
                 self._tell_placement(number)
@@ -400,6 +447,9 @@ class Attempt:
             case ["failed", error, statistics]:
                 self._told(statistics)
                 self._fail(error_from_plain(error))
+
+    def _hear(self, number: int) -> None:
+        self._silent_at_s[number] = self._clock.monotonic_s() + self._settings.limits.silence_s
 
     def _told(self, statistics: bytes | None) -> None:
         if statistics is not None:

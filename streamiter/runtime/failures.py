@@ -6,18 +6,31 @@ becomes a :class:`RemoteError` with its text and its traceback.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, final
+import types
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import PlainValue
-from streamiter.errors import InternalError, JobFailed, OffsetOutOfRange, PlainDataError, StreamiterError, shortened
+from streamiter.errors import (
+    ConfigurationError,
+    InternalError,
+    JobFailed,
+    OffsetOutOfRange,
+    PlainDataError,
+    StreamiterError,
+    raising_line,
+    shortened,
+)
 from streamiter.operators.output import RecordFailure
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.store import Checkpoints
+
+T = TypeVar("T")
 
 # The end of a traceback has the line of the user; deep recursions and huge messages are cut.
 _TRACE_CHARACTERS: Final = 10_000
@@ -25,6 +38,92 @@ _TRACE_CHARACTERS: Final = 10_000
 
 class RemoteError(StreamiterError):
     """An error of another process whose class is none of streamiter. Its text begins with the name of the class."""
+
+
+class StepNote(Protocol):
+    """Where a process of several says which step runs, for those who ask while it holds Python's lock."""
+
+    def write(self, step: str) -> str:
+        """Note a step; return the one that was noted before."""
+
+
+@final
+class FailuresOf:
+    """In this block, an error ends the job as a failure of a step, unless the failure names a step already.
+
+    In several processes, which have a ``note``, ``sys.exit`` is an error, too: in one process it ends the program, but
+    one process of several would be lost without a reason.
+    """
+
+    def __init__(self, step: str, note: StepNote | None = None) -> None:
+        self._step = step
+        self._note = note
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, SystemExit) and self._note is not None:
+            raise RecordFailure(self._step) from _exit_as_error(error)
+        if isinstance(error, Exception) and not isinstance(error, RecordFailure):
+            raise RecordFailure(self._step) from error
+
+
+def _exit_as_error(ended: SystemExit) -> ConfigurationError:
+    code = "" if ended.code is None else repr(ended.code)
+    error = ConfigurationError(
+        f"expected a step that returns or raises an error, given sys.exit({code}) in {raising_line(ended)}, which "
+        "would end one of several processes; raise an error to end the flow"
+    )
+    error.__cause__ = ended
+    return error
+
+
+@types.coroutine
+def noted(awaitable: Awaitable[T], step: str, note: StepNote | None) -> Generator[Any, Any, T]:
+    """Await code of a step. The step is noted whenever the code runs, and not while it waits."""
+    if note is None:
+        return (yield from awaitable.__await__())
+    code: Any = awaitable.__await__()
+    resume, given = code.send, None
+    while True:
+        before = note.write(step)
+        try:
+            waits_for = resume(given)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        except SystemExit as end:
+            raise RecordFailure(step) from _exit_as_error(end)
+        finally:
+            note.write(before)
+        try:
+            resume, given = code.send, (yield waits_for)
+        except BaseException as error:
+            resume, given = code.throw, error
+
+
+async def unless_cancelled(awaitable: Awaitable[T], step: str) -> T:
+    """Await ``awaitable``, and raise RecordFailure for a cancellation that no stop of the job caused.
+
+    asyncio would end the task without a message.
+    """
+    try:
+        return await awaitable
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        cancelled = RuntimeError("the awaitable of the step was cancelled, although the job was not stopped")
+        cancelled.__cause__ = error
+        raise RecordFailure(step) from cancelled
+
+
+async def call_unless_cancelled(function: Callable[[], Awaitable[T]], step: str) -> T:
+    """Call ``function`` in a new task, and await the result as ``unless_cancelled`` does.
+
+    A task that is cancelled before it begins leaves no coroutine behind that was never awaited.
+    """
+    return await unless_cancelled(function(), step)
 
 
 def first_failure(error: BaseException) -> BaseException:

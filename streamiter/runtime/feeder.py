@@ -21,8 +21,8 @@ from streamiter.operators.output import DEAD_LETTERS, Output, RecordFailure
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Batch, BatchOrigin, Control, EndOfInput, ReadToEnd
 from streamiter.runtime.entries import by_batch
+from streamiter.runtime.failures import FailuresOf, StepNote, call_unless_cancelled, noted
 from streamiter.runtime.graph import Step
-from streamiter.runtime.instance import FailuresOf, call_unless_cancelled
 from streamiter.runtime.statistics import SourceStatistics
 from streamiter.topics.source_and_sink import DecodeValues, TopicSink
 
@@ -39,7 +39,16 @@ class Feeder:
     The task handles everything that was read. The caller of ``stop`` chooses the control record that follows.
     """
 
-    def __init__(self, source: Source, channel: Channel, step: str, clock: Clock, *, is_awaited: bool = False) -> None:
+    def __init__(
+        self,
+        source: Source,
+        channel: Channel,
+        step: str,
+        clock: Clock,
+        *,
+        is_awaited: bool = False,
+        note: StepNote | None = None,
+    ) -> None:
         """``is_awaited``: a step waits until the source has read to its end, or to the end found at the start."""
         self.channel = channel
         self._clock = clock
@@ -47,6 +56,7 @@ class Feeder:
         """Shut by a channel downstream while its reader holds too many records."""
         self.source = source
         self._step = step
+        self._note = note
         self.is_idle = False
         """Whether the source brings nothing for now. It is known after ``open``."""
         self.is_awaited = is_awaited
@@ -64,6 +74,9 @@ class Feeder:
 
     async def open(self, context: Context, positions: Positions | None) -> Positions:
         """Open the source; return the positions where it starts."""
+        return await noted(self._open(context, positions), self._step, self._note)
+
+    async def _open(self, context: Context, positions: Positions | None) -> Positions:
         self._opened = True
         with FailuresOf(self._step):
             result = self.source.open(context, positions)
@@ -73,7 +86,7 @@ class Feeder:
             return self.source.positions()
 
     def start(self, group: asyncio.TaskGroup) -> None:
-        reading = call_unless_cancelled(self._run, self._step)
+        reading = call_unless_cancelled(lambda: noted(self._run(), self._step, self._note), self._step)
         self._running = group.create_task(reading, name=f"feed {self.channel.name}")
 
     def stop(self, then: Control) -> None:

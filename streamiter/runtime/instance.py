@@ -1,8 +1,7 @@
 """One operator at work in one subtask.
 
 A step of a flow runs as several subtasks. In each of them an :class:`OperatorInstance` holds one operator with its
-context, output, timers, event time and keyed state. :func:`unless_cancelled` awaits the coroutines of operators and
-sources.
+context, output, timers, event time and keyed state.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from streamiter.operators.operator import (
     OperatorStatistics,
     Progress,
 )
-from streamiter.operators.output import Output, RecordFailure, TimedOutput
+from streamiter.operators.output import Output, TimedOutput
 from streamiter.operators.source import Source
 from streamiter.records import Batch, Control, EventTimeWatermark, untimed
 from streamiter.runtime.entries import (
@@ -48,6 +47,7 @@ from streamiter.runtime.entries import (
     make_async_entry,
     make_entry,
 )
+from streamiter.runtime.failures import FailuresOf, StepNote, noted, unless_cancelled
 from streamiter.runtime.graph import Step
 from streamiter.runtime.output import subtask_of_group
 from streamiter.runtime.timed_entries import make_async_timed_entry, make_timed_entry
@@ -92,8 +92,12 @@ class OperatorInstance:
         encode: Encode,
         states: JobStates,
         numbers: tuple[int, int] | None = None,
+        note: StepNote | None = None,
     ) -> None:
-        """``numbers``: that of the subtask, and of all subtasks, if other processes have subtasks of the step."""
+        """``numbers``: that of the subtask, and of all subtasks, if other processes have subtasks of the step.
+
+        ``note`` is where a process says which step runs.
+        """
         self.step = step
         self.operator = operator
         self.subtask = subtask
@@ -109,6 +113,7 @@ class OperatorInstance:
         self._bind_event_time()
         self.progress = progress
         self._clock = clock
+        self.note = note
         self._post = post
         self._timers: dict[int, tuple[int, Any, Any]] = {}
         self._timer_handles: dict[int, TimerHandle] = {}
@@ -197,21 +202,22 @@ class OperatorInstance:
         """Return the function that the step before calls with a batch."""
         given = self.operator, input_name, self.out, self.context, self._keys.get(input_name)
         if self.times is None:
-            return self._counted(make_entry(*given))
+            return self._noting(self._counted(make_entry(*given)))
         if not isinstance(self.out, TimedOutput):
-            return self._counted(_without_times(make_entry(*given)))
+            return self._noting(self._counted(_without_times(make_entry(*given))))
         timed = self.operator, input_name, self.out, self.context, self._keys.get(input_name), self.times
-        return self._counted(make_timed_entry(*timed, self._fire, self._after_batch))
+        return self._noting(self._counted(make_timed_entry(*timed, self._fire, self._after_batch)))
 
     def async_entry(self, input_name: str) -> AsyncEntry:
         """Return the same function for an operator whose calls are awaited."""
         given = self.operator, input_name, self.out, self.context, self._keys.get(input_name)
         if self.times is None:
-            return self._counted(make_async_entry(*given, self.progress))
+            return self._noting_awaited(self._counted(make_async_entry(*given, self.progress)))
         if not isinstance(self.out, TimedOutput):
-            return self._counted(_without_times(make_async_entry(*given, self.progress)))
+            return self._noting_awaited(self._counted(_without_times(make_async_entry(*given, self.progress))))
         timed = self.operator, input_name, self.out, self.context, self._keys.get(input_name), self.times
-        return self._counted(make_async_timed_entry(*timed, self._fire_awaited, self._after_batch, self.progress))
+        made = make_async_timed_entry(*timed, self._fire_awaited, self._after_batch, self.progress)
+        return self._noting_awaited(self._counted(made))
 
     def takes_batches(self, input_name: str) -> bool:
         """Return whether the operator handles whole batches of this input, not single records."""
@@ -237,6 +243,26 @@ class OperatorInstance:
 
         return entry
 
+    def _noting(self, entry: Entry) -> Entry:
+        """Let an entry say which step runs, where others ask for it."""
+        note, step = self.note, self.step.name
+        if note is None:
+            return entry
+
+        def noting(batch: Batch) -> None:
+            before = note.write(step)
+            with self._failures():
+                entry(batch)
+            note.write(before)
+
+        return noting
+
+    def _noting_awaited(self, entry: AsyncEntry) -> AsyncEntry:
+        return entry if self.note is None else lambda batch: noted(entry(batch), self.step.name, self.note)
+
+    def _failures(self) -> FailuresOf:
+        return FailuresOf(self.step.name, self.note)
+
     def statistics(self) -> OperatorStatistics:
         out = self.out
         return OperatorStatistics(self.records_in, self.batches_in, out.records_emitted, out.rejected)
@@ -252,14 +278,19 @@ class OperatorInstance:
 
     async def _called(self, method: str, *arguments: Any) -> Any:
         self.progress.handled += 1
-        with FailuresOf(self.step.name):
+        with self._failures():
+            before = "" if self.note is None else self.note.write(self.step.name)
             result = getattr(self.operator, method)(*arguments)
-            return await unless_cancelled(result, self.step.name) if inspect.isawaitable(result) else result
+            if self.note is not None:
+                self.note.write(before)
+            if not inspect.isawaitable(result):
+                return result
+            return await unless_cancelled(noted(result, self.step.name, self.note), self.step.name)
 
     def _store_states(self) -> None:
         """Keep the changes of states by key: a call of the operator has returned."""
         if self.keyed is not None:
-            with FailuresOf(self.step.name):
+            with self._failures():
                 self.keyed.store()
                 if self.times is not None:
                     self.times.store()
@@ -355,7 +386,7 @@ class OperatorInstance:
         assert times is not None
         times.is_idle = control.is_idle
         if control.time > times.watermark:
-            with FailuresOf(self.step.name):
+            with self._failures():
                 times.reach(control.time)
 
     @property
@@ -379,17 +410,17 @@ class OperatorInstance:
     def _fire(self, count: int | None = None) -> None:
         """Call the operator for each timer that is due, or for so many of them."""
         for payload in islice(self._due(), count):
-            with FailuresOf(self.step.name):
+            with self._failures():
                 self.operator.on_event_timer(payload, self.out)  # type: ignore[attr-defined]
         self.out.flush()
 
     async def _fire_awaited(self, count: int | None = None) -> None:
         for payload in islice(self._due(), count):
             self.progress.handled += 1
-            with FailuresOf(self.step.name):
+            with self._failures():
                 result = self.operator.on_event_timer(payload, self.out)  # type: ignore[attr-defined]
                 if result is not None and inspect.isawaitable(result):
-                    await unless_cancelled(result, self.step.name)
+                    await unless_cancelled(noted(result, self.step.name, self.note), self.step.name)
         self.out.flush()
         self._store_states()
 
@@ -414,7 +445,7 @@ class OperatorInstance:
         """Keep the timers, and pass on a watermark that the operator has held back, as far as it lets it pass now."""
         if self.times is None:
             return
-        with FailuresOf(self.step.name):
+        with self._failures():
             self.times.store()
         if self._holds_back is not None and self.times.passed < self.times.watermark:
             self._pass_turn()
@@ -427,7 +458,7 @@ class OperatorInstance:
         assert times is not None
         watermark = times.watermark
         if self._holds_back is not None:
-            with FailuresOf(self.step.name):
+            with self._failures():
                 held_back = self._holds_back(watermark, self.out)
             self.out.flush()
             self._store_states()
@@ -509,7 +540,7 @@ class OperatorInstance:
         self._cancel_timers()
         await self.call("restore", state["operator"])
         if self.keyed is not None and state["keyed"] is not None:
-            with FailuresOf(self.step.name):
+            with self._failures():
                 if (restoring := self.keyed.restore(state["keyed"])) is not None:
                     await restoring
             if self.keyed.time_to_live_s is not None:
@@ -519,7 +550,7 @@ class OperatorInstance:
             self._set_timer((due_ms - now_ms) / 1000, key, payload)
         self._takes_timers = state["takes timers"]
         if self.times is not None and state.get("event time") is not None:
-            with FailuresOf(self.step.name):
+            with self._failures():
                 if (resuming := self.times.restore(state["event time"], _group_of)) is not None:
                     await resuming
 
@@ -546,45 +577,6 @@ _TIMERS_AT_ONCE: Final = 8192
 
 _SWEEP: Final = object()
 """The payload of the timer that drops expired keyed state."""
-
-
-@final
-class FailuresOf:
-    """In this block, an error ends the job as a failure of a step, unless the failure names a step already."""
-
-    def __init__(self, step: str) -> None:
-        self._step = step
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, RecordFailure):
-            raise RecordFailure(self._step) from error
-
-
-async def unless_cancelled(awaitable: Awaitable[T], step: str) -> T:
-    """Await ``awaitable``, and raise RecordFailure for a cancellation that no stop of the job caused.
-
-    asyncio would end the task without a message.
-    """
-    try:
-        return await awaitable
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        cancelled = RuntimeError("the awaitable of the step was cancelled, although the job was not stopped")
-        cancelled.__cause__ = error
-        raise RecordFailure(step) from cancelled
-
-
-async def call_unless_cancelled(function: Callable[[], Awaitable[T]], step: str) -> T:
-    """Call ``function`` in a new task, and await the result as ``unless_cancelled`` does.
-
-    A task that is cancelled before it begins leaves no coroutine behind that was never awaited.
-    """
-    return await unless_cancelled(function(), step)
 
 
 def operators_of(step: Step, subtasks: Sequence[int], first: Operator | None) -> dict[int, Operator]:

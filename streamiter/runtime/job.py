@@ -28,9 +28,16 @@ from streamiter.runtime.checkpointing.checkpoint_messages import CheckpointMessa
 from streamiter.runtime.checkpointing.commit import JobSnapshot, snapshot_in_memory
 from streamiter.runtime.checkpointing.committed import checkpoints_of, id_of, warn_of_doubled_outputs
 from streamiter.runtime.checkpointing.task_barriers import TaskStates
-from streamiter.runtime.failures import Failures, close_each, first_failure
+from streamiter.runtime.failures import (
+    Failures,
+    call_unless_cancelled,
+    close_each,
+    first_failure,
+    noted,
+    unless_cancelled,
+)
 from streamiter.runtime.graph import Step
-from streamiter.runtime.instance import DrainInput, call_unless_cancelled, unless_cancelled
+from streamiter.runtime.instance import DrainInput
 from streamiter.runtime.messages import SharedObjects
 from streamiter.runtime.other_jobs import Report, other_jobs
 from streamiter.runtime.plan import JobOptions, OwnProcess, Planner, first_process
@@ -584,7 +591,8 @@ class Job:
                 task_beside.cancel()
 
     async def _run(self, task: Task) -> None:
-        await unless_cancelled(task.run(), task.first.step.name)
+        first = task.first
+        await unless_cancelled(noted(task.run(), first.step.name, first.note), first.step.name)
         await self._services.task_ended(task)
         self._barriers.ended(task)
 

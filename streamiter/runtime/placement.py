@@ -317,7 +317,8 @@ def _check_can_be_divided(flow: str, steps: Sequence[Step], traits: Mapping[Step
     if processes > most:
         raise GraphError(
             f"flow {flow!r}: expected at most {most} processes, the highest parallelism of the steps that can be in "
-            f"several processes, given {processes}; raise the parallelism, or use fewer processes"
+            f"several processes, given {processes}; raise the parallelism of the flow, or of the steps around a "
+            "learner of one subtask, which stays in the first process; or use fewer processes"
         )
     for step in steps:
         if any(edge.feedback_topic is not None for edge in step.inputs):

@@ -23,6 +23,7 @@ from streamiter.runtime.barrier_alignment import EndAlignment
 from streamiter.runtime.chain import Rounds
 from streamiter.runtime.checkpointing.restore import Restore
 from streamiter.runtime.checkpointing.task_barriers import Acknowledge
+from streamiter.runtime.failures import StepNote
 from streamiter.runtime.feedback import (
     AttachedBoundary,
     FeedbackChannel,
@@ -137,6 +138,8 @@ class OwnProcess:
     """The operator of the first subtask of each step, in process 0: their traits have led to the placement."""
     messages: Messages | None = None
     """What carries messages to the other processes; None if there are none."""
+    note: StepNote | None = None
+    """Where this process says which step runs; None if there are no other processes."""
 
 
 def first_process(flow: str, steps: Sequence[Step], processes: int = 1) -> OwnProcess:
@@ -325,7 +328,7 @@ class Planner:
             source.tells_end = is_awaited and not head.bounded
             source.keeps_originals = any(step.policy == "dead_letter" for step in self.steps if step is not head)
             channel = self._bounded_channel(f"{name} ← source")
-            feeder = Feeder(source, channel, head.name, self.options.clock, is_awaited=is_awaited)
+            feeder = Feeder(source, channel, head.name, self.options.clock, is_awaited=is_awaited, note=self.own.note)
             ports = [Port(0, SINGLE_INPUT, feeder.channel, is_feedback=False)]
             input_names = [SINGLE_INPUT]
         gate = self._make_gate(head, name, ports)
@@ -447,6 +450,7 @@ class Planner:
                 states=self.states,
                 # All workers share the input of a source.
                 numbers=None if step.source is None else self._numbers(step, subtask),
+                note=self.own.note,
             )
             for step in self._chain(head)
         }

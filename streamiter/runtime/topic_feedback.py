@@ -21,10 +21,9 @@ from streamiter.errors import ConfigurationError, GraphError, TopicNotFound
 from streamiter.operators.holding import MiniBatch
 from streamiter.operators.operator import IterationListener, Operator
 from streamiter.operators.output import RecordFailure
-from streamiter.runtime.failures import close_each
+from streamiter.runtime.failures import FailuresOf, call_unless_cancelled, close_each
 from streamiter.runtime.feedback import FeedbackChannel, FeedbackLimits, check_range_in_topic, spill_queue
 from streamiter.runtime.graph import Edge, Step
-from streamiter.runtime.instance import FailuresOf, call_unless_cancelled
 from streamiter.runtime.output import Forward
 from streamiter.runtime.topic_inlets import RECORDS_PER_READ, Inlet, ReturningPump, TopicReturnPath
 from streamiter.runtime.topic_outlets import HEADER_BYTES_MAX, FeedbackOutlet, OutgoingPump

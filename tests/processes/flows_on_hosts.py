@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import logging
 import os
 import sys
 import time
 from pathlib import Path
 
 from streamiter import Flow, LocalProcesses, Operator, OutputTag
+from streamiter.learn import train_online
 from streamiter.operators import Context, Output, Source, SourceBatch
 
 
@@ -131,6 +134,57 @@ measured = overloaded.from_source(Large, name="large", parallelism=1).process(Gr
 growth = measured.side_output(GROWTH).collect(name="grown")
 halves = measured.partition_by(lambda record: int(record[-4:]) % 2)
 sums = halves.process(SlowSum, name="sum").collect(name="sums")
+
+
+def hold_lock(record: int) -> int:
+    """Work for 3 s without a turn for another thread, as a sort of a long list does."""
+    if record == 3:
+        before, until_s = sys.getswitchinterval(), time.monotonic() + 3.0
+        sys.setswitchinterval(1000.0)
+        while time.monotonic() < until_s:
+            pass
+        sys.setswitchinterval(before)
+    return record
+
+
+def hang(record: int) -> int:
+    """Wait for ever, as a function in C that has kept Python's lock."""
+    if record == 3:
+        ctypes.PyDLL(None).pause()
+    return record
+
+
+def leave(record: int) -> int:
+    if record == 3:
+        sys.exit(7)
+    return record
+
+
+def debug(record: int) -> int:
+    logging.getLogger("debugged").warning("record %d\nof 8", record)
+    if record == 3:
+        breakpoint()
+    return record
+
+
+def debugged() -> Flow:
+    """Return a flow that configures the log, as programs do at their top level."""
+    logging.basicConfig(format="%(levelname)s %(name)s %(message)s", force=True)
+    flow = Flow("debugged", parallelism=2)
+    flow.from_items(range(8)).rebalance().map(debug, name="debug").collect()
+    return flow
+
+
+around = Flow("around", parallelism=2)
+labelled = around.from_items([{"x": n % 7, "y": n % 7 > 3} for n in range(200)]).rebalance().map(dict, name="before")
+training = train_online(labelled, label="y", workers=1)
+validated = training.validation.rebalance().map(dict, name="after").collect()
+busy = Flow("busy", parallelism=2)
+held = busy.from_items(range(8)).rebalance().map(hold_lock, name="hold").collect()
+hanging = Flow("hanging", parallelism=2)
+hanging.from_items(range(8)).rebalance().map(abs).map(hang, name="hang").map(abs).collect()
+leaving = Flow("leaving", parallelism=2)
+leaving.from_items(range(8)).rebalance().map(abs).map(leave, name="leave").map(abs).collect()
 
 
 def made() -> Flow:

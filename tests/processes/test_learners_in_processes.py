@@ -71,6 +71,28 @@ def test_a_model_has_the_same_bits_in_any_number_of_processes(learner: str) -> N
     assert models(LEARNERS[learner], 2) == models(LEARNERS[learner], 3) == expected
 
 
+def test_metrics_have_the_same_bits_in_any_number_of_processes() -> None:
+    """Predictions were counted as they came from the workers, so two runs differed in the last digit of the loss."""
+
+    def metrics(seed: int, processes: int) -> list[Any]:
+        flow = Flow("learn", parallelism=3)
+        training = train_online(
+            rows(flow),
+            lambda: LogisticRegression(3),
+            extract=examples_of,
+            mode="synchronous",
+            mini_batch=7,
+            report_every=20,
+        )
+        collected = training.validation.collect()
+        run(flow, seed=seed, limits=ChannelLimits(records=50), processes=processes)
+        return collected.items
+
+    expected = metrics(0, 1)
+    assert len(expected) == 5
+    assert [metrics(seed, processes) for processes in (1, 2, 3) for seed in (1, 2)] == 6 * [expected]
+
+
 @pytest.mark.parametrize("mini_batch", [None, 20])
 def test_replayed_rows_have_the_same_bits_however_batches_are_cut(mini_batch: int | None) -> None:
     """Gradients of replayed rows were added by batch, so the last digits depended on the speed of the source."""

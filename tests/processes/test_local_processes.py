@@ -72,6 +72,15 @@ def test_a_slow_process_slows_down_the_others_instead_of_filling_their_memory(tm
     assert grown_mb < 10
 
 
+def test_a_learner_of_one_subtask_is_in_the_first_process_and_the_steps_around_it_in_all() -> None:
+    """A learner with one owner was thought to need one process, and features were made on one core."""
+    statistics = flows_on_hosts.around.run(on=LocalProcesses(2))
+    processes = {task.name: task.process for task in statistics.tasks}
+    expected = {"before[0]": 0, "before[1]": 1, "learn[0]": 0, "after[0]": 0, "after[1]": 1}
+    assert {name: processes[name] for name in expected} == expected
+    assert flows_on_hosts.validated.items[-1]["count"] == 200
+
+
 def test_an_error_of_a_step_is_raised_as_in_one_process() -> None:
     """The user saw that a process was lost, but neither the step, nor the record, nor the line of the function."""
     with pytest.raises(JobFailed, match=r"on record 57, in process [01]: ZeroDivisionError") as raised:
@@ -79,6 +88,41 @@ def test_an_error_of_a_step_is_raised_as_in_one_process() -> None:
     assert raised.value.step == "divide"
     assert raised.value.__cause__ is not None
     assert 'name="divide"' in raised.value.__cause__.__notes__[0]  # the line of the user
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whether a silent process works")
+def test_a_step_that_holds_the_lock_of_python_runs_as_in_one_process(caplog: pytest.LogCaptureFixture) -> None:
+    """A sort of a long list took 6 s, and the process was taken for lost, at each restart again."""
+    flows_on_hosts.busy.run(on=LocalProcesses(2, silence_s=1))
+    assert sorted(flows_on_hosts.held.items) == list(range(8))
+    assert "has given no sign of life for 1 s, but it works: step 'hold' holds Python's lock" in caplog.text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whether a silent process works")
+def test_the_silence_of_a_step_that_hangs_names_the_step() -> None:
+    """The error said that a process was silent, and the user had to guess which of twelve steps hung."""
+    expected = "no sign of life for 1 s while step 'hang' ran, and has not used the processor; give silence_s="
+    with pytest.raises(ProcessLost, match=expected):
+        flows_on_hosts.hanging.run(on=LocalProcesses(2, silence_s=1))
+
+
+def test_a_step_that_exits_names_step_and_line() -> None:
+    """A library called ``sys.exit``, and the process was lost with exit code 7, at each restart again."""
+    with pytest.raises(
+        JobFailed, match=r"step 'leave' \(.*given sys.exit\(7\) in flows_on_hosts.py:\d+, which"
+    ) as raised:
+        flows_on_hosts.leaving.run(on=LocalProcesses(2))
+    assert raised.value.step == "leave"
+
+
+def test_a_breakpoint_says_how_to_debug_and_lines_of_the_log_keep_the_number_of_their_process() -> None:
+    """``breakpoint()`` ended with BdbQuit, and after ``logging.basicConfig`` no line named its process."""
+    command = [sys.executable, "-m", "streamiter", "run", f"{PROGRAM}:debugged", "--processes", "2"]
+    with process(command, **PIPES) as started:
+        _, errors = started.communicate()
+    assert "step 'debug'" in errors
+    assert "run the flow in one process to debug it: flow.run() without on=" in errors
+    assert re.search(r"^process [01]: WARNING debugged record 3\nprocess [01]: of 8$", errors, re.MULTILINE)
 
 
 def test_processes_with_different_flows_name_the_first_different_step() -> None:
@@ -231,6 +275,9 @@ class DyingProcesses:
     def kill(self) -> None:
         pass
 
+    async def look(self, process: int, note: int) -> None:
+        pass
+
     async def ended(self) -> str:
         await asyncio.sleep(0)
         return "it has ended with exit code 7"
@@ -244,7 +291,9 @@ async def test_with_checkpoints_a_run_starts_again_three_times(
     flow.from_items([1]).collect()
     host = DyingProcesses(tmp_path)
     options = {"checkpoints": Checkpoints(tmp_path)}
-    with pytest.raises(ProcessLost, match="exit code 7; expected at most 3 losses in 10 minutes, given one more"):
+    with pytest.raises(
+        ProcessLost, match="exit code 7; expected at most losses_max=3 losses in 10 minutes, given one more"
+    ):
         await run_supervised(flow, "m:f", host, options, "suspend")
     assert host.attempts == [0, 0, 1, 1, 2, 2, 3, 3]
     assert len(caplog.messages) == 3

@@ -325,7 +325,7 @@ def too_many() -> Flow:
 @pytest.mark.parametrize(
     ("build", "processes", "message"),
     [
-        (too_many, 3, "flow 'f': expected at most 2 processes, .* given 3; raise the parallelism, or use fewer"),
+        (too_many, 3, "flow 'f': expected at most 2 processes, .* given 3; raise the parallelism of the flow, or"),
         (
             looped_through_topic,
             2,

@@ -15,7 +15,6 @@ from streamiter.learn.linear import LinearModel
 from streamiter.parameter_server.requests import AddRequest
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.snapshots import Holding
-from streamiter.processes import supervisor
 from streamiter.processes.link import LinkIdentity, ProcessLink
 from streamiter.processes.supervisor import Attempt, Loss
 from streamiter.runtime.checkpointing.barriers import JobServices
@@ -146,7 +145,7 @@ def count_silence_from_the_start(patch: pytest.MonkeyPatch) -> None:
     def unheard(self: Attempt, link: ProcessLink, message: PlainValue) -> None:
         before = dict(self._silent_at_s)
         received(self, link, message)
-        if message == ["alive"]:
+        if message[0] == "alive":
             self._silent_at_s.update(before)
 
     patch.setattr(Attempt, "received", unheard)
@@ -154,7 +153,7 @@ def count_silence_from_the_start(patch: pytest.MonkeyPatch) -> None:
 
 def hear_no_silence(patch: pytest.MonkeyPatch) -> None:
     """Let the supervisor not look for processes that are silent."""
-    patch.setattr(supervisor, "SILENCE_S", math.inf)
+    patch.setattr(Attempt, "_hear", lambda self, number: self._silent_at_s.update({number: math.inf}))
 
 
 def accept_any_attempt(patch: pytest.MonkeyPatch) -> None:

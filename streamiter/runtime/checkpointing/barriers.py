@@ -38,8 +38,8 @@ from streamiter.runtime.checkpointing.task_barriers import (
     encode_part,
     release_parts,
 )
+from streamiter.runtime.failures import FailuresOf
 from streamiter.runtime.graph import Step
-from streamiter.runtime.instance import FailuresOf
 from streamiter.runtime.task import Task
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from streamiter.processes.frames import FrameEncoding
 from streamiter.processes.host import ProcessSettings
 from streamiter.processes.link import LinkError, ProcessLink, connect
 from streamiter.processes.process import Pulse, identity_of, run_part
+from streamiter.processes.silence import ProcessLook
 from streamiter.runtime.plan import JobOptions
 from streamiter.testing.simulated_time import TaskClock, where_tasks_wait
 from streamiter.testing.simulation.event_loop import Shuffle, SimulatedEventLoop, SimulatedTask, drop_all
@@ -114,6 +115,10 @@ class PartOfAttempt:
         """Whether the supervisor was told that it has ended."""
         return self._told.done()
 
+    async def look(self, process: int, note: int) -> ProcessLook | None:
+        """No kernel knows these processes."""
+        return None
+
     async def ended(self) -> str:
         """Wait until the host says that the process has ended; return how."""
         return await self._told
@@ -168,7 +173,7 @@ class SimulatedHost:
         shuffle = replace(self._shuffle, seed=self._shuffle.seed + 2 * len(self.clusters) + 2)
         part = PartOfAttempt(self, settings, SimulatedProcess(self._world, name, shuffle))
         part.main = part.process.start(self._run(settings, part.process), name)
-        part.signs = part.process.start(Pulse(settings, self._clock).beat(), f"signs of life of {name}")
+        part.signs = part.process.start(Pulse(settings, self._clock, lambda: 0.0).beat(), f"signs of life of {name}")
         for task in (part.main, part.signs):
             task.add_done_callback(lambda _: self._change())
         self.alive.append(part)
