@@ -55,8 +55,9 @@ _END_S: Final = 5.0
 # The host says how a process has ended a little later than its connections end.
 _REASON_S: Final = 1.0
 
-# A machine that does not say in this time whether a process works is most likely gone.
-_ANSWER_S: Final = 5.0
+# A machine that does not say in this time whether a process works is most likely gone. Ray starts a process for the
+# answer, which takes a second, and several on a busy machine.
+_ANSWER_S: Final = 10.0
 
 _LOOK_S: Final = 0.5
 """The interval between two looks for silent processes."""
