@@ -19,8 +19,6 @@ from streamiter.errors import ConfigurationError
 from streamiter.flow.flow import Flow, Processes
 from streamiter.flow.loading import load_flow
 from streamiter.numbers import whole_number_in
-from streamiter.processes.host import LOSSES_MAX
-from streamiter.processes.silence import SILENCE_S
 from streamiter.runtime.job import StopMode
 from streamiter.runtime.running import OnInterrupt, Watched, run_in_own_loop, run_jobs
 from streamiter.runtime.statistics import JobStatistics
@@ -87,12 +85,15 @@ def run(
         ),
     ] = None,
     silence_s: Annotated[
-        float,
-        typer.Option("--silence-s", help="Seconds of a process without a sign of life or work before it is lost."),
-    ] = SILENCE_S,
+        float | None,
+        typer.Option(
+            "--silence-s", help="Seconds of a process without a sign of life or work before it is lost; 5 by default."
+        ),
+    ] = None,
     losses_max: Annotated[
-        int, typer.Option("--losses-max", help="How many losses of processes in ten minutes do not end the run.")
-    ] = LOSSES_MAX,
+        int | None,
+        typer.Option("--losses-max", help="How many losses in ten minutes do not end the run; 3 by default."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final statistics as one JSON document.")] = False,
 ) -> None:
     """Run a flow until its inputs end, and report how its loops ended; with live figures on a terminal.
@@ -105,9 +106,12 @@ def run(
     results so far. A second signal aborts the flow (exit code 130), a third one even if a step does not return.
     """
     options = _checkpoint_options(checkpoints, interval_s, restore, changed_steps or [])
-    if processes is None and (on != "local" or address is not None):
-        raise ConfigurationError("--on and --address: expected --processes N with them, given none; add --processes")
     limits = {"silence_s": silence_s, "losses_max": losses_max}
+    limits = {option: limit for option, limit in limits.items() if limit is not None}
+    if processes is None and (on != "local" or address is not None or limits):
+        raise ConfigurationError(
+            "--on, --address, --silence-s and --losses-max: expected --processes N with them, given none; add it"
+        )
     host = None if processes is None else _host(on, processes, target, address, limits)
     statistics = run_in_own_loop(run_flow(load_flow(target), on_interrupt, options, host))
     print_statistics(statistics, as_json=as_json)

@@ -347,7 +347,7 @@ def _by_gradients(shared: _TrainingOptions, model: MakeModel, extract: Extract |
         if shared.owner.in_epochs:
             # In the loop, one subtask gets the predictions of an epoch in the order of the workers. Outside they
             # would come as fast as each worker is, and the last bits of the metrics would depend on that.
-            predictions = predictions.process(Identity, name=named("predictions"), parallelism=1)
+            predictions = predictions.process(Identity, name=named("predictions in order"), parallelism=1)
         return _outputs(parameters, predictions)
 
     return body

@@ -55,8 +55,9 @@ _END_S: Final = 5.0
 # The host says how a process has ended a little later than its connections end.
 _REASON_S: Final = 1.0
 
-# A machine that does not say in this time whether a process works is most likely gone.
-_ANSWER_S: Final = 5.0
+# A machine that does not say in this time whether a process works is most likely gone. Ray starts a process for the
+# answer, which takes a second, and several on a busy machine.
+_ANSWER_S: Final = 10.0
 
 _LOOK_S: Final = 0.5
 """The interval between two looks for silent processes."""
@@ -238,6 +239,8 @@ class Attempt:
         """When a process is lost, unless there is a sign of life before."""
         self._cpu_s: dict[int, float] = {}
         """How long each process had used a processor at its last sign of life."""
+        self._told_busy: set[int] = set()
+        """The silent processes that work, as the log says already."""
         self._notes: dict[int, tuple[int, int]] = {}
         """The id of each process on its machine, and where it notes the step that runs."""
         self._placement: bytes | None = None
@@ -352,13 +355,15 @@ class Attempt:
         if look is not None and look.cpu_s - self._cpu_s.get(number, 0.0) >= WORKS_FROM * limit_s:
             self._cpu_s[number] = look.cpu_s
             self._silent_at_s[number] = self._clock.monotonic_s() + limit_s
-            _log.warning(
-                "flow %r: process %d has given no sign of life for %g s, but it works: %s holds Python's lock",
-                self._flow,
-                number,
-                limit_s,
-                step or "a function",
-            )
+            if number not in self._told_busy:
+                self._told_busy.add(number)
+                _log.warning(
+                    "flow %r: process %d has given no sign of life for %g s, but it works: %s holds Python's lock",
+                    self._flow,
+                    number,
+                    limit_s,
+                    step or "a function",
+                )
             return
         at_work = "" if look is None else f"{step and f' while {step} ran'}, and has not used the processor"
         self._lose(
@@ -449,6 +454,7 @@ class Attempt:
                 self._fail(error_from_plain(error))
 
     def _hear(self, number: int) -> None:
+        self._told_busy.discard(number)
         self._silent_at_s[number] = self._clock.monotonic_s() + self._settings.limits.silence_s
 
     def _told(self, statistics: bytes | None) -> None:

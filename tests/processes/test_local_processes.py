@@ -95,7 +95,8 @@ def test_a_step_that_holds_the_lock_of_python_runs_as_in_one_process(caplog: pyt
     """A sort of a long list took 6 s, and the process was taken for lost, at each restart again."""
     flows_on_hosts.busy.run(on=LocalProcesses(2, silence_s=1))
     assert sorted(flows_on_hosts.held.items) == list(range(8))
-    assert "has given no sign of life for 1 s, but it works: step 'hold' holds Python's lock" in caplog.text
+    told = "has given no sign of life for 1 s, but it works: step 'hold' holds Python's lock"
+    assert caplog.text.count(told) == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whether a silent process works")
@@ -182,10 +183,21 @@ def test_a_program_without_a_guard_starts_no_further_processes() -> None:
 def test_the_command_runs_a_flow_in_several_processes() -> None:
     """The command and the program must not differ in what they can run."""
     command = [sys.executable, "-m", "streamiter", "run", f"{PROGRAM}:made", "--processes", "2"]
+    command += ["--silence-s", "30", "--losses-max", "0"]
     with process(command, **PIPES) as started:
         out, errors = started.communicate()
     assert (started.returncode, out) == (0, "")
     assert re.fullmatch(r"made: finished, [\d.]+ s, 4 records read\n", errors)
+
+
+@pytest.mark.parametrize("host", [LocalProcesses, Ray])
+def test_limits_of_losses_are_checked(host: type[LocalProcesses | Ray]) -> None:
+    """A limit of 0 s made a loss of each process, and a text failed in the supervisor."""
+    assert host(2, silence_s=30, losses_max=0).losses_within_s == 600
+    wrong = {"silence_s": 0, "losses_max": -1, "losses_within_s": "1 h"}
+    for option, value in wrong.items():
+        with pytest.raises(ConfigurationError, match=f"{host.__name__}: {option}: expected a .*given {value!r}"):
+            host(2, **{option: value})  # type: ignore[arg-type]
 
 
 @contextmanager

@@ -50,11 +50,10 @@ def test_an_error_of_a_step_is_raised_as_in_one_process(cluster: Any) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whether a silent process works")
-def test_a_silent_process_is_looked_at_on_its_node(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_silent_process_is_looked_at_on_its_node(cluster: Any) -> None:
     """A step that held Python's lock was a loss on a cluster, where the program cannot ask the kernel of a node."""
     on = Ray(2, silence_s=1, flow="processes.flows_on_hosts:busy")
     assert flows_on_hosts.busy.run(on=on).state == "finished"
-    assert "has given no sign of life for 1 s, but it works: step 'hold' holds Python's lock" in caplog.text
     with pytest.raises(ProcessLost, match=r"no sign of life for 1 s while step 'hang' ran, and has not used the"):
         flows_on_hosts.hanging.run(on=Ray(2, silence_s=1, flow="processes.flows_on_hosts:hanging"))
 
