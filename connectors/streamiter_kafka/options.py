@@ -11,7 +11,7 @@ request_timeout_s, sasl_mechanism, sasl_oauth_cafile, sasl_oauth_client_id, sasl
 sasl_oauth_client_secret_env, sasl_oauth_client_secret_file, sasl_oauth_scope, sasl_oauth_token_endpoint, \
 sasl_oauth_token_file, sasl_oauth_token_provider, sasl_password, sasl_password_env, sasl_password_file, \
 sasl_username, sasl_username_env, sasl_username_file, security_protocol, ssl_cafile, ssl_certfile, ssl_check_hostname, \
-ssl_keyfile, ssl_password, ssl_password_env, ssl_password_file
+ssl_keyfile, ssl_password, ssl_password_env, ssl_password_file; did you mean 'compression'?
 """
 
 from __future__ import annotations

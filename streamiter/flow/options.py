@@ -113,7 +113,7 @@ def check_options(method: str, options: Mapping[str, object], allowed: type = St
             known = [*_own_options(method), *names]
             meant = did_you_mean(name, known)
             listed = ", ".join(f"{each}=" for each in known)
-            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}{meant}; its options are {listed}")
+            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}; its options are {listed}{meant}")
 
 
 def _own_options(method: str) -> list[str]:

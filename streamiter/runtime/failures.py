@@ -83,7 +83,10 @@ def _exit_as_error(ended: SystemExit) -> ConfigurationError:
 def noted(awaitable: Awaitable[T], step: str, note: StepNote | None) -> Generator[Any, Any, T]:
     """Await code of a step. The step is noted whenever the code runs, and not while it waits."""
     if note is None:
-        return (yield from awaitable.__await__())
+        # A coroutine itself, not what its __await__ returns: tools that tell where a task waits follow coroutines.
+        waits: Any = awaitable if isinstance(awaitable, types.CoroutineType) else awaitable.__await__()
+        result: T = yield from waits
+        return result
     code: Any = awaitable.__await__()
     resume, given = code.send, None
     while True:

@@ -329,7 +329,7 @@ class JobStatistics:
         counts = [step.counts for task in self.tasks for step in task.steps if step.step == name]
         if not counts:
             known = dict.fromkeys(step.step for task in self.tasks for step in task.steps)
-            raise KeyError(f"no step {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
+            raise KeyError(f"no step {name!r}; there are {', '.join(known)}{did_you_mean(name, known)}")
         return OperatorStatistics(
             records_in=sum(count.records_in for count in counts),
             batches_in=sum(count.batches_in for count in counts),

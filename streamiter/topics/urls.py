@@ -81,7 +81,7 @@ def check_options(subject: str, options: Mapping[str, object], known: Iterable[s
             shown = repr(name) if name.isidentifier() else "(not shown, since it is no name)"
             meant = did_you_mean(name, listed) if name.isidentifier() else ""
             known_ones = f"the options are {', '.join(listed)}" if listed else "there are no options"
-            raise ConfigurationError(f"{subject}: unknown option {shown}{meant}; {known_ones}")
+            raise ConfigurationError(f"{subject}: unknown option {shown}; {known_ones}{meant}")
 
 
 def split_url(url: str) -> SplitResult:

@@ -48,7 +48,7 @@ def _run_with_a_wrong_step() -> object:
         (lambda: Flow("a").from_items([1]).event_time("at", idle_after=2), TypeError, "did you mean 'idle_after_s'"),
         (lambda: topic("memry://t"), ConfigurationError, "did you mean 'memory'"),
         (lambda: topic("kafka://h/t", lingers=1), ConfigurationError, "did you mean 'linger_s'"),
-        (_run_with_a_wrong_step, KeyError, "no step 'doubel'; did you mean 'double'"),
+        (_run_with_a_wrong_step, KeyError, "no step 'doubel'; there are .*; did you mean 'double'"),
     ],
 )
 def test_errors_about_names_say_what_was_meant(call: Callable[[], object], error: type[Exception], text: str) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from operators.operator_harness import Driven
 
+from streamiter.errors import GraphError
 from streamiter.operators import Collect, Collected
 from streamiter.records import Columns
 
 
-def test_items_are_empty_before_the_run_and_then_hold_the_records() -> None:
+def test_items_are_refused_before_the_run_and_then_hold_the_records() -> None:
     """Batches of every type must be collected record by record."""
     collected = Collected()
-    assert (collected.items, len(collected), repr(collected)) == ([], 0, "Collected(0 items)")
+    assert repr(collected) == "Collected(0 items)"
+    with pytest.raises(GraphError, match=r"expected .items after the flow has started"):
+        _ = collected.items
     Driven(Collect(collected)).feed([1], np.array([2]), Columns({"x": [3]}))
     assert collected.items == list(collected) == [1, 2, {"x": 3}]
     assert repr(collected) == "Collected(3 items)"
