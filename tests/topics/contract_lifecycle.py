@@ -20,7 +20,7 @@ from topics.topic_case import (
 )
 
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, TopicError, TopicNotFound
-from streamiter.topics import OutgoingBatch, ReadRequest, connector_for
+from streamiter.topics import OutgoingBatch, ReadRequest, TopicReader, TopicWriter, Transactions, connector_for
 
 
 class LifecycleContract:
@@ -42,7 +42,7 @@ class LifecycleContract:
     async def test_writing_to_a_missing_topic_in_a_transaction_is_an_error(self, case: TopicCase) -> None:
         """A write to a missing topic succeeded, and the records were lost at the commit."""
         topic = await case.make_topic()
-        transactions = await topic.open_transactions(case.prefix + "t")
+        transactions = await case.transactions(topic)
         await patiently(transactions.begin())
         with pytest.raises(TopicNotFound, match="nowhere"):
             await write_and_commit(transactions, case.topic("nowhere"), [b"a"])
@@ -123,13 +123,14 @@ class LifecycleContract:
     async def test_everything_can_be_closed_twice(self, case: TopicCase) -> None:
         """An error path closed a reader a second time, and the closing failed."""
         topic = await case.make_topic()
-        writer = await topic.open_writer()
-        reader = await topic.open_reader(ReadRequest())
-        transactions = await topic.open_transactions(case.prefix + "t")
-        for _ in range(2):
-            await patiently(writer.close())
-            await patiently(reader.close())
-            await patiently(transactions.close())
+        opened: list[TopicWriter | TopicReader | Transactions] = [
+            await topic.open_writer(),
+            await topic.open_reader(ReadRequest()),
+        ]
+        if topic.has_transactions:
+            opened.append(await topic.open_transactions(case.prefix + "t"))
+        for each in [*opened, *opened]:
+            await patiently(each.close())
 
     async def test_a_closed_reader_or_writer_refuses_to_continue(self, case: TopicCase) -> None:
         """A record was written after the closing, and was lost without an error."""

@@ -224,7 +224,7 @@ class RangeContract:
         """An aborted transaction was at the end of a topic, and a bounded read waited for ever for its last offset."""
         topic = await case.make_topic()
         await write(topic, [b"seen"])
-        transactions = await topic.open_transactions(case.prefix + "t")
+        transactions = await case.transactions(topic)
         await write_transaction(transactions, topic, [b"aborted"] * 3, commit=False)
         await transactions.close()
         assert values_of(await read_to_end(topic)) == [b"seen"]
@@ -236,7 +236,7 @@ class RangeContract:
         """A bounded read waited for an open transaction, although its end is the last stable offset."""
         topic = await case.make_topic()
         await write(topic, [b"seen"])
-        transactions = await topic.open_transactions(case.prefix + "t")
+        transactions = await case.transactions(topic)
         await patiently(transactions.begin())
         await patiently(transactions.write(topic, OutgoingBatch([b"open"] * 3)))
         assert values_of(await read_to_end(topic)) == [b"seen"]

@@ -84,12 +84,14 @@ class ReadingContract:
     async def test_reading_resumes_exactly_where_a_batch_ended(self, case: TopicCase) -> None:
         """A restored job lost or repeated a record at the end of a batch."""
         topic = await case.make_topic(partitions=2)
-        transactions = await topic.open_transactions(case.prefix + "t")
+        transactions = await topic.open_transactions(case.prefix + "t") if topic.has_transactions else None
         for start in range(0, 40, 10):
             await write(topic, OutgoingBatch(numbered(range(start, start + 5)), partition=0))
-            await write_transaction(transactions, topic, numbered([999]), commit=False)
+            if transactions is not None:  # aborted records leave gaps
+                await write_transaction(transactions, topic, numbered([999]), commit=False)
             await write(topic, OutgoingBatch(numbered(range(start, start + 5)), partition=1))
-        await transactions.close()
+        if transactions is not None:
+            await transactions.close()
         whole = [(record.partition, record.offset, record.value) for record in await read_to_end(topic)]
         resumed: list[tuple[int, int, bytes | None]] = []
         positions: dict[int, int] = {}

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import pytest
 from support.waiting import PATIENCE_S
 
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicReader, TopicRecord, TopicWriter, Transactions
@@ -44,6 +45,12 @@ class TopicCase:
         made = self.topic(name)
         await made.create(partitions=partitions, settings=settings)
         return made
+
+    async def transactions(self, topic: Topic) -> Transactions:
+        """Open transactions; skip the check if the connector has none."""
+        if not topic.has_transactions:
+            pytest.skip("this connector has no transactions")
+        return await topic.open_transactions(self.prefix + "t")
 
 
 class ManualClock:
