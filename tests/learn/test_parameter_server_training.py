@@ -330,7 +330,7 @@ def test_an_option_that_the_training_does_not_have_is_a_type_error() -> None:
     flow = Flow("flow")
     rows = flow.from_items([1])
     options: dict[str, Any] = {"features": 2, "consistency": BSP(), "wokrers": 2}
-    message = r"^train_on_parameter_server\(\) got an unexpected .* 'wokrers'; its options are .*workers=.*mean 'workers'"
+    message = r"^train_on_parameter_server\(\) got an unexpected .* 'wokrers'; its options are .*mean 'workers'"
     with pytest.raises(TypeError, match=message):
         train_on_parameter_server(rows, ParameterServer(), **options)
     assert len(flow.steps) == 1
