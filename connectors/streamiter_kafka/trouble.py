@@ -270,6 +270,9 @@ class RetryLimit:
         return min(left_s, self._missing_since_s + _MISSING_S - now_s)
 
     def _log(self, trouble: BrokerTrouble, lasts_s: float, now_s: float, left_s: float) -> None:
+        # A missing topic becomes an error within a second, which says the same, or a new topic appears.
+        if isinstance(trouble, TopicMissing):
+            return
         if lasts_s >= _LOG_AFTER_S and now_s - self._logged_s >= _LOG_EVERY_S:
             self._logged_s = now_s
             log.warning("%s; trying again for up to %.1f s", self._about(trouble), left_s)

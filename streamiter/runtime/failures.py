@@ -167,19 +167,22 @@ class Failures:
             return self._error_of_step(failure)
         error: StreamiterError
         if isinstance(failure, StreamiterError):  # the error of a checkpoint, which no step has caused
-            reason = str(failure).removeprefix(f"flow {self._flow!r}: ")
-            error = JobFailed(f"flow {self._flow!r}{self._process}: {reason}", step="checkpoint")
+            error = JobFailed(f"flow {self._flow!r}{self._process}: {self._reason(failure)}", step="checkpoint")
         else:
             reason = f"{type(failure).__name__}: {failure}; please report this"
             error = InternalError(f"flow {self._flow!r}{self._process}: {reason}")
         error.__cause__ = failure
         return error
 
+    def _reason(self, error: StreamiterError) -> str:
+        """Return what the error says, without the name of the flow, which the error of the job says already."""
+        return str(error).removeprefix(f"flow {self._flow!r}: ").removeprefix(f"flow {self._flow!r}, ")
+
     def _error_of_step(self, failure: RecordFailure) -> JobFailed:
         cause = failure.__cause__ or failure
         step = failure.step
         where = f" ({self._lines[step]})" if step in self._lines else ""
-        what = str(cause) if isinstance(cause, StreamiterError) else f"{type(cause).__name__}: {cause}"
+        what = self._reason(cause) if isinstance(cause, StreamiterError) else f"{type(cause).__name__}: {cause}"
         message = f"flow {self._flow!r}, step {step!r}{where}{_place(failure)}{self._process}: {what}"
         if self._checkpoints is not None and isinstance(cause, OffsetOutOfRange):
             message += f"; changed_steps=[{step!r}] lets this source begin where its "

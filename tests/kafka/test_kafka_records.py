@@ -22,7 +22,14 @@ from topics.topic_case import (
     write,
 )
 
-from streamiter.errors import ConfigurationError, OffsetOutOfRange, ProducerFenced, RecordTooLarge, TopicError
+from streamiter.errors import (
+    ConfigurationError,
+    OffsetOutOfRange,
+    ProducerFenced,
+    RecordTooLarge,
+    TopicError,
+    TopicNotFound,
+)
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicReader
 from streamiter_kafka import cluster
 from streamiter_kafka.wire import TopicMetadataRequest
@@ -368,6 +375,15 @@ async def test_a_topic_can_be_used_as_soon_as_it_is_created(kafka_topic: MakeTop
         for partition in range(4):
             await write(topic, OutgoingBatch([b"a"], partition=partition))
         assert len(await read_to_end(topic)) == 4
+
+
+async def test_a_missing_topic_is_told_by_an_error_alone(
+    kafka_topic: MakeTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`topics create` asks whether the topic exists, and printed first that there is none, and that it tries again."""
+    with pytest.raises(TopicNotFound):
+        await patiently(kafka_topic("new").describe())
+    assert caplog.text == ""
 
 
 async def test_aborted_records_are_left_out_wherever_reading_begins(kafka_topic: MakeTopic) -> None:

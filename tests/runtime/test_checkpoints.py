@@ -180,6 +180,21 @@ async def test_an_older_run_that_still_runs_is_fenced(broker: MemoryBroker, tmp_
     assert await written(broker.topic("sums")) == expected(5)
 
 
+async def test_an_older_run_without_input_ends_long_before_its_next_checkpoint(
+    broker: MemoryBroker, tmp_path: Path
+) -> None:
+    """With a checkpoint every half hour and no records, the run that was replaced stayed for half an hour."""
+    clock = VirtualClock()
+    options = {"checkpoints": settings(tmp_path, interval_s=1800.0, transaction_timeout_s=3600.0), "clock": clock}
+    zombie = await summing(broker).start(**options)
+    job = await summing(broker).start(**options)
+    await clock.advance(10.0)
+    with pytest.raises(JobFailed, match=r"another run of the flow, .*, has taken over") as ended:
+        await asyncio.wait_for(zombie.wait(), PATIENCE_S)
+    assert type(ended.value.__cause__) is ProducerFenced
+    await job.stop("suspend")
+
+
 async def test_a_sink_of_an_older_run_that_writes_fails_it(broker: MemoryBroker, tmp_path: Path) -> None:
     """The message blamed the disk instead of naming the refused step and the newer run."""
     zombie = await summing(broker).start(checkpoints=settings(tmp_path))

@@ -231,6 +231,7 @@ async def test_sources_that_do_not_fit_are_refused(
     [
         ({"restore": 7}, 'expected restore=None or restore="last" without a store of checkpoints, given 7'),
         ({"changed_steps": ["doubled"]}, "to name sources with start=\"committed\" ('numbers'), given 'doubled'"),
+        ({"changed_steps": ["nubmers"]}, "no other step has a position or state; did you mean 'numbers'?"),
         ({"snapshot": {}}, 'expected either sources with start="committed" or snapshot='),
     ],
     ids=str,

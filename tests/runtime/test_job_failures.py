@@ -13,10 +13,11 @@ from runtime.probe import AwaitedProbe, Life, Probe, ProbeSource, ThreadProbe, V
 
 from streamiter import Flow, Operator, connect
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.errors import ConfigurationError, InternalError, JobFailed, RejectRecords
+from streamiter.errors import CheckpointError, ConfigurationError, InternalError, JobFailed, RejectRecords
 from streamiter.operators import Output
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Source, SourceBatch
+from streamiter.runtime.failures import Failures, RecordFailure
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.states.backends import MemoryStates
@@ -463,3 +464,17 @@ def test_a_step_that_exits_the_program_closes_the_others() -> None:
         flow.run()
     assert life.count("other close") == 1
     assert life.opened_but_not_closed_once() == []
+
+
+@pytest.mark.parametrize("said", ["flow 'f': no disk", "flow 'f', checkpoint 3: no disk"])
+@pytest.mark.parametrize("process", [None, 1])
+def test_the_error_of_a_job_names_the_flow_once(said: str, process: int | None) -> None:
+    """An error "flow 'f', step 'sum': flow 'f', checkpoint 3" was read as two flows, one inside of the other."""
+    failures = Failures("f", {}, None, process)
+    in_step = RecordFailure("sum")
+    in_step.__cause__ = CheckpointError(said)
+    for failure in (CheckpointError(said), in_step):
+        error = failures.error_of(failure)
+        assert str(error).count("flow 'f'") == 1
+        assert str(error).endswith(": no disk")
+        assert str(error.__cause__) == said

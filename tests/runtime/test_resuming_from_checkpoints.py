@@ -187,3 +187,4 @@ async def test_changed_steps_that_stay_in_the_program_keep_their_state(
         await job.stop("suspend")
     assert await written(broker.topic("sums")) == expected(6)
     assert "changed_steps= names 'smu', which neither the flow nor checkpoint 1 has" in caplog.text
+    assert "did you mean 'sum'?" in caplog.text

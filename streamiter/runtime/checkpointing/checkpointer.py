@@ -20,7 +20,7 @@ import numpy as np
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState
 from streamiter.checkpoints.store import Checkpoints, CheckpointStore, store_at
-from streamiter.errors import GraphError, StorageFull, StoreUnavailable, StreamiterError
+from streamiter.errors import GraphError, ProducerFenced, StorageFull, StoreUnavailable, StreamiterError
 from streamiter.operators.operator import JobScope, Operator
 from streamiter.operators.source import Positions
 from streamiter.runtime.checkpointing.barriers import (
@@ -55,6 +55,9 @@ _log = logging.getLogger("streamiter.job")
 
 # After these errors the job continues without the checkpoint.
 _GIVEN_UP: Final = (CheckpointTimedOut, StorageFull, StoreUnavailable)
+
+# A run without input finds out that it was replaced at a checkpoint, or after this time if that is far away.
+_OWNER_S: Final = 10.0
 
 # Shorter delays are not noticed by readers of the outputs.
 _SLOW_S: Final = 2.0
@@ -216,6 +219,10 @@ class Checkpointer:
         began_s = self._clock.monotonic_s()
         while True:
             rest_s = interval_s - (self._clock.monotonic_s() - began_s)
+            while rest_s > _OWNER_S:
+                await self._clock.sleep(_OWNER_S)
+                await self._check_owner()
+                rest_s = interval_s - (self._clock.monotonic_s() - began_s)
             await self._clock.sleep(max(0.0, rest_s))
             began_s = self._clock.monotonic_s()
             try:
@@ -225,6 +232,15 @@ class Checkpointer:
                 _log.warning("%s. The next one is tried in %g s", error, interval_s)
             except JobIsOver:
                 return
+
+    async def _check_owner(self) -> None:
+        """Raise ProducerFenced if a newer run has claimed the flow in the store; unknown is no reason."""
+        pointer = None
+        if self._store is not None:
+            with contextlib.suppress(StreamiterError):
+                pointer = await self._store.pointer(self._flow)
+        if pointer is not None and pointer.run != self._run_id:
+            raise ProducerFenced(f"another run of the flow, {pointer.run}, has taken over, so this one must end")
 
     def _warn_if_slow(self) -> None:
         """Warn once if a checkpoint takes longer than the interval: outputs are delayed, and a crash costs more."""

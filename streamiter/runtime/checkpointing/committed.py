@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock
-from streamiter.errors import ConfigurationError, GraphError, StorageFull
+from streamiter.errors import ConfigurationError, GraphError, StorageFull, did_you_mean
 from streamiter.operators.operator import Operator
 from streamiter.runtime.checkpointing.checkpoint_messages import PositionsByStep
 from streamiter.runtime.instance import OperatorInstance
@@ -122,6 +122,7 @@ def _check_options(flow: str, options: JobOptions, committed: Iterable[str]) -> 
         raise ConfigurationError(
             f'flow {flow!r}: expected changed_steps= to name sources with start="committed" '
             f"({', '.join(map(repr, committed))}), given {unknown[0]!r}; no other step has a position or state"
+            f"{did_you_mean(unknown[0], committed)}"
         )
 
 

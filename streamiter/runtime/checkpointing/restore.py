@@ -21,7 +21,7 @@ from streamiter.checkpoints.snapshot_file import StoredSnapshot
 from streamiter.checkpoints.store import CheckpointStore
 from streamiter.clock import Clock
 from streamiter.deferred import PlainValue
-from streamiter.errors import CheckpointError, ConfigurationError
+from streamiter.errors import CheckpointError, ConfigurationError, did_you_mean
 from streamiter.operators.definitions import changes
 from streamiter.runtime.checkpointing.checkpoint_messages import Agreement, CheckpointMessages
 from streamiter.runtime.checkpointing.commit import CommitRecord, JobTransaction
@@ -385,12 +385,14 @@ class JobRestore:
             ) from error
 
     def _warn(self, header: SnapshotHeader, dropped: Collection[str]) -> None:
-        if unknown := [name for name in self._changed_steps if name not in header.steps and name not in self._steps]:
+        known = {*header.steps, *self._steps}
+        for name in sorted(set(self._changed_steps) - known):
             _log.warning(
-                "flow %r: changed_steps= names %s, which neither the flow nor checkpoint %d has as a step with state",
+                "flow %r: changed_steps= names %r, which neither the flow nor checkpoint %d has as a step with state%s",
                 self._flow,
-                ", ".join(map(repr, sorted(unknown))),
+                name,
                 header.id.number,
+                did_you_mean(name, sorted(known)),
             )
         if dropped:
             _log.warning(
