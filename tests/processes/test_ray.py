@@ -49,6 +49,7 @@ def test_an_error_of_a_step_is_raised_as_in_one_process(cluster: Any) -> None:
     assert 'name="divide"' in raised.value.__cause__.__notes__[0]  # the line of the user
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whether a silent process works")
 def test_a_silent_process_is_looked_at_on_its_node(cluster: Any) -> None:
     """A step that held Python's lock was a loss on a cluster, where the program cannot ask the kernel of a node."""

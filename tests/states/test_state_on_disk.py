@@ -441,7 +441,7 @@ def test_settings_that_cannot_be_used_are_refused(tmp_path: Path, monkeypatch: p
     (tmp_path / "file").write_text("no folder")
     flow = Flow("f", state=RocksState(tmp_path / "file"))
     flow.from_items([1]).key_by(lambda x: x).reduce(max).collect()
-    with pytest.raises(Exception, match=r"flow 'f': expected a folder for its state that this process may write to"):
+    with pytest.raises(Exception, match=r"expected a folder for its state that this process may write to"):
         flow.run()
     monkeypatch.setitem(sys.modules, "streamiter.states.database", None)
     with pytest.raises(ConfigurationError, match=r"^flow 'f': expected the package rocksdict .*'streamiter\[rocks\]'$"):
