@@ -457,7 +457,6 @@ class Heartbeats:
     Heartbeats of workers that do not take part, such as a late message of a worker that has left, are ignored.
 
     A worker that waits for a reply sends nothing meanwhile. Between ``wait_begins`` and ``wait_ends`` it is not silent.
-    The call of a subscription waits all the time, and says nothing about its worker.
 
     >>> from streamiter.testing import VirtualClock
     >>> clock = VirtualClock()

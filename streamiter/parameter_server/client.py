@@ -16,7 +16,7 @@ from streamiter.errors import OutOfTurn, ParameterServerError
 from streamiter.numbers import whole_number
 from streamiter.parameter_server.calls import Call, Heartbeats, Participation, Replies, ShardLink
 from streamiter.parameter_server.consistency import ASP
-from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
+from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.psf.function import GetFunction, Part, Result, UpdateFunction
 from streamiter.parameter_server.requests import (
     AddPart,
@@ -31,7 +31,6 @@ from streamiter.parameter_server.requests import (
 )
 from streamiter.parameter_server.rows import CachedRows, MatrixAccess, MatrixDirectory, MatrixRead, RowRead
 from streamiter.parameter_server.storage.block import Numbers
-from streamiter.parameter_server.subscriptions import Subscription
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -96,9 +95,6 @@ class Client:
         self._arrived = 0
         """The number of barriers at which this worker has arrived."""
         self._matrices: dict[str, MatrixAccess] = {}
-        self._subscriptions: dict[int, Subscription] = {}
-        self._subscribed = 0
-        """The number of subscriptions so far."""
         if joins:
             self._part.begin_to_join()
 
@@ -124,8 +120,6 @@ class Client:
     async def leave(self, reason: str = "it has left") -> None:
         """Leave: other workers do not wait for this worker any longer. What it has added stays."""
         if not self._part.has_left:
-            for subscription in list(self._subscriptions.values()):
-                subscription.close()
             self._cache.clear()
             await self._part.leave(reason)
 
@@ -397,29 +391,6 @@ class Client:
                 f"client.{call}: expected a psf such as {'psf.Axpy(…)' if kind is UpdateFunction else 'psf.Sum(…)'}, "
                 f"derived from {kind.__name__}, given {made}"
             )
-
-    # -- following -------------------------------------------------------------------------------------
-
-    def subscribe(self, matrix: str, *, rows: Sequence[int] | None = None) -> Subscription:
-        """Follow rows of a matrix (None: all): ``async for change in client.subscribe("w")``; :class:`Subscription`."""
-        self._part.heartbeat()
-        number = self._subscribed
-        self._subscribed += 1
-        subscription = Subscription(
-            matrix,
-            self._part.links,
-            self._find_followed,
-            worker=self.worker,
-            number=number,
-            rows=rows,
-            on_ended=lambda number: self._subscriptions.pop(number, None),
-        )
-        self._subscriptions[number] = subscription
-        return subscription
-
-    async def _find_followed(self, name: str) -> tuple[Matrix, MatrixPartitioning]:
-        access = self._matrices.get(name) or await self._find(name)
-        return access.matrix, access.partitioning
 
     # -- matrices --------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 import numpy as np
 
@@ -40,9 +40,6 @@ from streamiter.parameter_server.storage.block import (
     restore_blocks,
     saved_blocks,
 )
-
-if TYPE_CHECKING:
-    from streamiter.parameter_server.subscriptions import FollowedMatrix
 
 # Above this size the buffered adds of one worker are summed up: many small gradients of one iteration.
 _PENDING_BYTES: Final = 64 << 20
@@ -86,8 +83,6 @@ class MatrixShard:
         self._counts = MatrixCounts()
         self._clock_function = clock_function(matrix)
         self._clock_parts = self._parts_of(self._clock_function) if self._clock_function is not None else []
-        self.followed: FollowedMatrix | None = None
-        """The subscriptions to the matrix, which it tells of its changes."""
 
     def initialize(self) -> None:
         """Set the initial values of a new matrix."""
@@ -205,16 +200,12 @@ class MatrixShard:
         self._apply_parts(request.parts)
         if request.update is not None:
             self._run_update(request.update)
-        if self.followed is not None:
-            self.followed.applied()
 
     def _apply_parts(self, parts: Iterable[AddPart]) -> None:
-        blocks, counts, followed = self.blocks, self._counts, self.followed
+        blocks, counts = self.blocks, self._counts
         for block, row, columns, values in parts:
             blocks[block].add(row, columns, values)
             counts.numbers_added += values.size
-            if followed is not None:
-                followed.changed(block, (row,))
 
     def _apply_kept(self, adds: Sequence[AddRequest]) -> None:
         if adds:
@@ -255,8 +246,6 @@ class MatrixShard:
                     waiting.succeed(self.read(get, own(get)))
                 else:
                     waiting.fail(failure)
-        if self.followed is not None:
-            self.followed.clock_moved()
         if failure is not None:
             raise failure
 
@@ -277,8 +266,6 @@ class MatrixShard:
                     function.partition_check(self._block_for(function, block), part) for block, part in request.parts
                 ]
         self._run_update(request)
-        if self.followed is not None:
-            self.followed.applied()
         return None
 
     def _run_update(self, request: UpdateRequest) -> None:
@@ -290,8 +277,6 @@ class MatrixShard:
         for block, part in parts:
             with _named(function, self.matrix):
                 function.partition_update(self._block_for(function, block), part)
-            if self.followed is not None:
-                self.followed.changed(block, function.changed_rows(self.matrix, self.blocks[block]))
 
     def aggregate(self, request: AggregateRequest) -> list[Result]:
         """Run a get function on these blocks, and return their results."""
@@ -328,8 +313,6 @@ class MatrixShard:
         finally:
             if orphaned := self.model.take_orphaned_adds():
                 self._apply_kept(orphaned)
-                if self.followed is not None:
-                    self.followed.applied()
 
     def fail_gets(self, worker: int, error: StreamiterError) -> None:
         """Fail the waiting gets of a worker."""

@@ -265,69 +265,6 @@ class FailWaiting(Request[None]):
     """Completes the sentence of the error: expected to answer this call, given …"""
 
 
-# -- subscriptions -------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class NextChanges(MatrixRequest["Changes"]):
-    """Ask for the rows that have changed since an earlier reply. Reply, once rows have changed: :class:`Changes`.
-
-    The first request of a subscription subscribes; its reply has all rows. Each request names everything that a shard
-    needs, so a shard that was restarted takes any request for the first of its subscription.
-    """
-
-    subscription: int = 0
-    """The number of the subscription, unique for the worker."""
-    rows: Columns | None = None
-    """The numbers of the rows, ascending; None: all rows of the shard."""
-    after: int = 0
-    """The number of the last reply that has arrived; 0: none. Rows of a later reply are sent again."""
-
-
-@dataclass(slots=True)
-class Unsubscribe(MatrixRequest[None]):
-    """End a subscription. Reply: None, also where the subscription does not exist."""
-
-    subscription: int = 0
-
-
-class ChangedRows(NamedTuple):
-    """The current values of rows of one block."""
-
-    block: int
-    rows: Columns
-    """The numbers of the rows, ascending."""
-    values: Numbers
-    """Shape (rows, columns of the block)."""
-
-
-@dataclass(slots=True)
-class Changes:
-    """The rows that have changed, as a shard sends them to a subscription."""
-
-    number: int
-    """The number of this reply."""
-    clock: int
-    """The minimum clock when the rows were read."""
-    parts: Sequence[ChangedRows] = ()
-    has_ended: bool = False
-    """Whether the subscription has ended: the worker has left, or the server is closed."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowChange:
-    """A row that has changed, as a subscriber gets it."""
-
-    matrix: str
-    row: int
-    clock: int
-    """The minimum clock when the changes were read; for parts from several shards, the lowest of their clocks."""
-    columns: range | None
-    """The columns outside this range have not changed; None: any column may have changed."""
-    values: Numbers
-    """The whole row, shape (columns,). The array belongs to the subscriber."""
-
-
 # -- the arrays of adds that wait ----------------------------------------------------------------------------
 
 # Memory of the objects of one part, without the numbers. For an add of one key it is nearly all of the memory.

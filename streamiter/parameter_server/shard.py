@@ -32,7 +32,6 @@ from streamiter.parameter_server.requests import (
     JoinRequest,
     LeaveRequest,
     MatrixState,
-    NextChanges,
     PassBarrier,
     RaiseRequest,
     Request,
@@ -40,11 +39,9 @@ from streamiter.parameter_server.requests import (
     RestoreState,
     ServerState,
     TakeState,
-    Unsubscribe,
     UpdateRequest,
 )
 from streamiter.parameter_server.snapshots import HeldRequest, Holding, thawed
-from streamiter.parameter_server.subscriptions import Subscriptions
 
 R = TypeVar("R")
 
@@ -86,7 +83,6 @@ class Shard:
         self._plain_data = PlainData()
         self._arrivals = Arrivals()
         self._holding = Holding(self)
-        self._subscriptions = Subscriptions(self.matrix)
         self._restored: dict[str, MatrixState] = {}
         """The restored state of matrices that are not made yet."""
         self._handlers: dict[type[Request[object]], Callable[[Any], Any]] = {
@@ -108,8 +104,6 @@ class Shard:
             TakeState: self._take_state,
             RestoreState: self._restore_state,
             FailWaiting: self._fail_waiting,
-            NextChanges: self._subscriptions.next,
-            Unsubscribe: self._subscriptions.unsubscribe,
         }
 
     def handle(self, request: Request[R]) -> R | WaitingReply[R]:
@@ -204,7 +198,6 @@ class Shard:
         del self.workers[worker]
         self._holding.worker_left()
         self._arrivals.leave(worker, error)
-        self._subscriptions.leave(worker, error)
         failures = []
         for matrix in self.matrices.values():
             try:
@@ -283,13 +276,11 @@ class Shard:
                 matrix.restore(saved, self.workers)
             else:
                 matrix.reinitialize(self.workers)
-        self._subscriptions.reload()
 
     def fail_waiting(self, error: StreamiterError) -> None:
-        """Fail all waiting calls, and end all subscriptions."""
+        """Fail all waiting calls."""
         self._holding.fail(error)
         self._arrivals.fail(error)
-        self._subscriptions.close()
         for matrix in self.matrices.values():
             matrix.fail_waiting(error)
 

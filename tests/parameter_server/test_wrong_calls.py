@@ -26,10 +26,6 @@ from streamiter.parameter_server import BSP, Client, ParameterServer, psf
 Call = Callable[[Client], Awaitable[Any]]
 
 
-async def first_change(client: Client, matrix: str, rows: Any) -> Any:
-    return await anext(client.subscribe(matrix, rows=rows))
-
-
 def raise_value_error(x: Any) -> Any:
     raise ValueError("not for these")
 
@@ -46,21 +42,11 @@ WRONG_CALLS: dict[str, tuple[Call, type[StreamiterError], str]] = {
         UnknownMatrix,
         r"expected one of 'w', given 'v'",
     ),
-    "subscription to no matrix": (
-        lambda client: first_change(client, "v", None),
-        UnknownMatrix,
-        r"expected one of 'w', given 'v'",
-    ),
     "row too high": (lambda client: client.get("w", row=4), OutOfRange, "from 0 to 3, given 4"),
     "row below 0": (lambda client: client.add("w", row=-1, values=1), OutOfRange, "from 0 to 3, given -1"),
     "one of the rows": (lambda client: client.get("w", rows=[0, 9]), OutOfRange, "from 0 to 3, given 9"),
     "rows that are one number": (
         lambda client: client.get("w", rows=2),  # type: ignore[arg-type]
-        OutOfRange,
-        "expected a list of rows, given 2",
-    ),
-    "rows of a subscription": (
-        lambda client: first_change(client, "w", 2),
         OutOfRange,
         "expected a list of rows, given 2",
     ),
@@ -227,7 +213,6 @@ CALLS_OF_A_CLIENT: dict[str, Call] = {
     "update": lambda client: client.update(psf.Fill("w", row=0, value=1)),
     "aggregate": lambda client: client.aggregate(psf.Sum("w", row=0)),
     "create_matrix": lambda client: client.create_matrix("v", rows=1, columns=1),
-    "subscribe": lambda client: first_change(client, "w", None),
 }
 
 

@@ -68,7 +68,6 @@ NO_STATE = {
     "streamiter.topics.connecting.ReaderBehindLosses": "its positions are those of a reader",
     "streamiter.parameter_server.storage.block.Block": "the base of blocks",
     "streamiter.parameter_server.storage.block.GuardedBlock": "a block as users' functions receive it",
-    "streamiter.parameter_server.subscriptions.RowsOfBlocks": "its positions are those of rows in blocks",
     "streamiter.service.page._Page": "its state is a document of the page",
     "streamiter.runtime.job.Job": "collects the states of all tasks",
     "streamiter.processes.on_ray._SupervisorActor": "its state says whether the run is over",

@@ -75,9 +75,6 @@ class _Elementwise(Checked, UpdateFunction):
         """Return the columns that a source row of a sparse block stores, and the rows' values there and elsewhere."""
         return aligned([block.sparse_row(row) for row in self.sources], block.dtype)
 
-    def changed_rows(self, matrix: Matrix, block: Block) -> Sequence[int]:
-        return (self.target,)
-
     def check(self, matrix: Matrix) -> None:
         if self._int64 == "refused":
             check_fractions_fit(self, matrix)

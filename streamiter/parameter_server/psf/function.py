@@ -146,10 +146,6 @@ class UpdateFunction(PartitionFunction):
     def check_together(self, checks: Sequence[Result]) -> None:
         """Raise ParameterServerError if the results of ``partition_check`` of all blocks do not fit together."""
 
-    def changed_rows(self, matrix: Matrix, block: Block) -> Sequence[int]:
-        """Return the rows of a block that it may have changed, for subscribers; unless overridden, ``rows``, or all."""
-        return self.rows(matrix) or block.rows
-
     @abc.abstractmethod
     def partition_update(self, block: Block, part: Part) -> None:
         """Change one block; ``part`` comes from ``split``."""

@@ -326,9 +326,6 @@ class _FillsRows(Checked, UpdateFunction):
     def rows(self, matrix: Matrix) -> Sequence[int]:
         return (self.row,) if isinstance(self.row, int) else ()
 
-    def changed_rows(self, matrix: Matrix, block: Block) -> Sequence[int]:
-        return [row for row in self._values() if row in block.rows]
-
     def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Part]]:
         rows = partitioning.checked_rows(self._values())
         places = {block.number: block for row in rows for block in partitioning.blocks_of_row(row)}
