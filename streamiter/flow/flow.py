@@ -279,7 +279,7 @@ class Flow(FlowUnderConstruction):
         # Imported here, as in start.
         from streamiter.runtime.running import check_on_interrupt, run_in_own_loop, run_jobs, without_figures
 
-        check_on_interrupt(self.name, on_interrupt, shares=options.get("worker") is not None)
+        check_on_interrupt(self.name, on_interrupt)
         if "changed_steps" in options:  # Also given to the job that restarts.
             options["changed_steps"] = _checked_steps(self.name, options["changed_steps"])
         if on is not None:
@@ -302,12 +302,6 @@ class Flow(FlowUnderConstruction):
         is read. See :class:`~streamiter.Checkpoints`. A job without state whose sources have ``start="committed"``
         needs no store: ``checkpoints=Checkpoints(interval_s=1)`` sets how often it commits, by default every 10 s.
 
-        With ``worker=(index, count)`` this process is one of ``count`` workers that run the same flow and share its
-        loops through topics (see :func:`~streamiter.feedback_through`); all workers are given one ``run_id``, a new one
-        for each run. Sources share out their partitions and items over all workers; any other stream except the
-        feedback stays in its worker. Such loops are unbounded, asynchronous and without listeners, and end when each
-        worker is stopped. Feedback that a worker has not handled then stays in the topic.
-
         Raises JobFailed if a step cannot be opened.
         """
         self._check_complete("start")
@@ -315,7 +309,6 @@ class Flow(FlowUnderConstruction):
         # only builds or draws a flow does not need them.
         from streamiter.runtime.checkpointing.restore import check_restore_option
         from streamiter.runtime.plan import JobOptions
-        from streamiter.runtime.topic_feedback import worker_of
 
         if on is not None:
             raise ConfigurationError(
@@ -326,11 +319,9 @@ class Flow(FlowUnderConstruction):
         given: dict[str, Any] = {name: in_seconds(option) for name, option in options.items() if option is not None}
         restore, snapshot = options.get("restore", "last"), given.pop("snapshot", None)
         check_restore_option(self.name, restore)
-        _check_one_of(self.name, given.get("checkpoints"), snapshot, given.get("worker"))
+        _check_one_of(self.name, given.get("checkpoints"), snapshot)
         given["restore"] = restore
         given["changed_steps"] = _checked_steps(self.name, given.get("changed_steps", ()))
-        if (shared := worker_of(given.pop("worker", None), given.pop("run_id", None), snapshot)) is not None:
-            given["worker"] = shared
         job = self.job(JobOptions(**given))
         await job.start(snapshot)
         return job
@@ -421,13 +412,12 @@ def _check_not_imported(flow: str) -> None:
         )
 
 
-def _check_one_of(flow: str, checkpoints: object, snapshot: object, worker: object) -> None:
-    for option, given in (("snapshot", snapshot), ("worker", worker)):
-        if checkpoints is not None and given is not None:
-            raise ConfigurationError(
-                f"flow {flow!r}: expected either checkpoints= or {option}=, given both; a job with checkpoints "
-                "is a single process, and resumes from the last checkpoint by itself"
-            )
+def _check_one_of(flow: str, checkpoints: object, snapshot: object) -> None:
+    if checkpoints is not None and snapshot is not None:
+        raise ConfigurationError(
+            f"flow {flow!r}: expected either checkpoints= or snapshot=, given both; a job with checkpoints resumes "
+            "from the last checkpoint by itself"
+        )
 
 
 def _checked_steps(flow: str, given: object) -> frozenset[str]:

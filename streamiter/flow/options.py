@@ -95,8 +95,6 @@ class RunOptions(TypedDict, total=False):
     on_restore: Callable[[int], None] | None
     on_rejected: Callable[[DeadLetter], None] | None
     snapshot: JobSnapshot | None
-    worker: tuple[int, int] | None
-    run_id: str | None
     new_id: Callable[[], str] | None
 
 

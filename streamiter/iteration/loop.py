@@ -149,19 +149,6 @@ class Loop:
 
     # -- checks of a job that starts -----------------------------------------------------------------------
 
-    def check_shared(self, step: Step) -> None:
-        """Raise GraphError if several processes cannot share this loop; ``step`` is one of its steps.
-
-        No worker knows which epochs are complete, so nothing in the loop may wait for a complete epoch.
-        """
-        if self.bounded:
-            _refuse_to_share(step, "an unbounded iteration", "a bounded one", "use iterate_unbounded_streams")
-        if self.max_epochs_ahead is not None:
-            given = f"max_epochs_ahead={self.max_epochs_ahead}"
-            _refuse_to_share(step, "max_epochs_ahead=None", given, "leave it out: a shared loop is asynchronous")
-        if self.has_stamped_data:
-            _refuse_to_share(step, "data without epochs", "data of epochs_every", "leave epochs_every out")
-
     def check_wanted(self, step: Step, names: Collection[str] | None) -> None:
         """Raise GraphError if a step wants only inputs whose records arrive at its end: both would wait.
 
@@ -247,13 +234,6 @@ def _nearest_callback(method: str) -> str:
     from difflib import get_close_matches  # Imported here: only this error needs it.
 
     return get_close_matches(method, _CALLBACKS, n=1, cutoff=0.0)[0]
-
-
-def _refuse_to_share(step: Step, expected: str, given: str, instead: str) -> None:
-    raise GraphError(
-        f"step {step.name!r}: expected {expected} in a loop that workers share, given {given}; {instead}",
-        where=step.where,
-    )
 
 
 # -- for_each_round ----------------------------------------------------------------------------------------

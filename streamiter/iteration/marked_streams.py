@@ -288,7 +288,7 @@ class FeedbackThrough(MarkedStream):
 
 
 def feedback_through(stream: Stream, topic: Topic) -> FeedbackThrough:
-    """Send a feedback stream through a topic: other programs can watch the loop, and processes can share it.
+    """Send a feedback stream through a topic: other programs can watch the loop.
 
     The topic must exist, have at least one partition for each subtask of the variable stream, and be used by this
     feedback stream only. Records of earlier runs are skipped, so the topic need not keep records longer than they wait
@@ -298,11 +298,6 @@ def feedback_through(stream: Stream, topic: Topic) -> FeedbackThrough:
     Order, epochs, ends and ``max_epochs_ahead`` are as in memory, and so are snapshots of the job: each contains the
     pending feedback. No step waits for the topic: feedback that is not written waits in memory and then on disk, within
     the ``feedback_limits`` of the iteration. Feedback for which the head has no memory stays in the topic.
-
-    **Several processes** share a loop when each starts the same flow with ``worker=(index, count)`` and one
-    ``run_id`` (see :meth:`Flow.start <streamiter.Flow.start>`): a feedback stream that is repartitioned
-    (``key_by``, ``rebalance``, ``broadcast``, ``partition_by``) goes to the heads of all of them, so the topic
-    needs a partition for each head of each.
 
     Raises GraphError for an argument that is no stream or no topic.
 

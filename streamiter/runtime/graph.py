@@ -169,9 +169,6 @@ class StepLoop(Protocol):
     def check_wanted(self, step: Step, names: Collection[str] | None) -> None:
         """Raise GraphError if the step wants only inputs that the end of the iteration brings, and both would wait."""
 
-    def check_shared(self, step: Step) -> None:
-        """Raise GraphError if several processes cannot share this loop; ``step`` is one of its steps."""
-
     def drain(self, scope: JobScope, *, again: bool) -> None:
         """End the iteration of this job early, because the job is drained; ``again``: for the second time."""
 

@@ -91,13 +91,9 @@ class OperatorInstance:
         post: Callable[[Control], None],
         encode: Encode,
         states: JobStates,
-        numbers: tuple[int, int] | None = None,
         note: StepNote | None = None,
     ) -> None:
-        """``numbers``: that of the subtask, and of all subtasks, if other processes have subtasks of the step.
-
-        ``note`` is where a process says which step runs.
-        """
+        """``note`` is where a process says which step runs."""
         self.step = step
         self.operator = operator
         self.subtask = subtask
@@ -131,11 +127,10 @@ class OperatorInstance:
         self.keyed: KeyedStates | None = None
         if step.keys is not None:
             self.keyed = self._make_states(step.keys.time_to_live_s)
-        index, parallelism = numbers or (subtask, step.parallelism)
         self.context = Context(
             name=step.name,
-            subtask_index=index,
-            parallelism=parallelism,
+            subtask_index=subtask,
+            parallelism=step.parallelism,
             clock=clock,
             progress=progress,
             statistics=self.statistics,

@@ -43,7 +43,6 @@ from streamiter.runtime.other_jobs import Report, other_jobs
 from streamiter.runtime.plan import JobOptions, OwnProcess, Planner, first_process
 from streamiter.runtime.statistics import JobState, JobStatistics
 from streamiter.runtime.task import Task
-from streamiter.runtime.topic_feedback import check_shared
 from streamiter.runtime.watchdog import Watchdog, task_statistics
 from streamiter.states.backends import MemoryStates
 from streamiter.topics.source_and_sink import ConsumerGroup, Outputs, TopicSink
@@ -91,9 +90,6 @@ class Job:
         )
         self._scope = JobScope()
         self._loops = list(dict.fromkeys(step.loop for step in steps if step.loop is not None))
-        self._worker = options.worker
-        if self._worker.shares:
-            check_shared(flow, steps, processes=1 if own is None else own.placement.processes)
         if own is None:
             own = first_process(flow, steps)
         elif own.number:
@@ -307,11 +303,6 @@ class Job:
             raise ConfigurationError(
                 f'job.stop: expected "suspend", "drain" or "abort", given {mode!r}; choose one of these'
             )
-        if mode == "drain" and self._worker.shares:
-            raise ConfigurationError(
-                f'flow {self.flow!r}: expected stop("suspend") or stop("abort") of a worker, given "drain"; a loop '
-                "that workers share does not end when the inputs of one of them do"
-            )
         if mode != "abort" and self._process:
             raise ConfigurationError(
                 f"flow {self.flow!r}: expected stop({mode!r}) in process 0, which stops all processes, given process "
@@ -416,11 +407,6 @@ class Job:
 
         Raises JobFailed if a step fails before that, and ConfigurationError if the job ends.
         """
-        if self._worker.shares:
-            raise ConfigurationError(
-                f"flow {self.flow!r}: expected a job of a single process, given one of {self._worker.count} workers; "
-                "a snapshot of one of them would not contain the feedback on its way to the others"
-            )
         if self._processes > 1:
             raise ConfigurationError(
                 f"flow {self.flow!r}: expected a job of a single process, given one of {self._processes}; take "

@@ -43,7 +43,7 @@ from streamiter.runtime.output import ChannelOutput, EdgeWriter, FeedbackWriter,
 from streamiter.runtime.placement import PlacedEdge, Placement, place
 from streamiter.runtime.port import Port, PortOrigin
 from streamiter.runtime.task import Task
-from streamiter.runtime.topic_feedback import TopicFeedback, Worker, check_shared_operator
+from streamiter.runtime.topic_feedback import TopicFeedback
 from streamiter.runtime.watchdog import STALL_AFTER_S
 from streamiter.states.backends import JobStates, StateBackend
 from streamiter.topics.source_and_sink import DecodeValues, TopicSink
@@ -82,8 +82,6 @@ class JobOptions:
     """The limits of each channel between tasks."""
     stall_after_s: float = STALL_AFTER_S
     """Seconds without progress after which a warning is logged."""
-    worker: Worker = field(default_factory=Worker)
-    """This process, if several processes share loops through topics; each of them has all subtasks."""
     new_id: Callable[[], str] = _random_id
     """Returns a new id for a run, for checkpoints and feedback through topics."""
     checkpoints: Checkpoints | None = None
@@ -207,8 +205,6 @@ class Planner:
                     operator.order_number = order[step]
                 if self.own.number:
                     self._placed[step].check_operator(step, operator)
-                if self.options.worker.shares:
-                    check_shared_operator(step, operator)
 
     def _subtasks(self, step: Step) -> list[int]:
         """Return the subtasks of a step that are in this process."""
@@ -248,8 +244,7 @@ class Planner:
     def _feed_back_through_topic(self, step: Step) -> None:
         feedback = TopicFeedback(
             step,
-            worker=self.options.worker,
-            run_id=self.options.worker.run_id or self.options.new_id(),
+            run_id=self.options.new_id(),
             start=self.options.new_id(),
             plain_data=self.plain_data,
             clock=self.options.clock,
@@ -448,8 +443,6 @@ class Planner:
                 post=gate.post,
                 encode=self.plain_data.encode,
                 states=self.states,
-                # All workers share the input of a source.
-                numbers=None if step.source is None else self._numbers(step, subtask),
                 note=self.own.note,
             )
             for step in self._chain(head)
@@ -459,11 +452,6 @@ class Planner:
             if self._knows_origin(step):
                 instance.out.ask_for_origin(lambda: progress.origin)
         return instances
-
-    def _numbers(self, step: Step, subtask: int) -> tuple[int, int]:
-        """Return the number of a subtask, and of all subtasks, counted over all workers."""
-        worker = self.options.worker
-        return worker.number(subtask, step.parallelism), step.parallelism * worker.count
 
     def _knows_origin(self, step: Step) -> bool:
         """Return whether all input of the step comes from the batch that its task is handling."""
@@ -492,8 +480,7 @@ class Planner:
     def _writer(self, edge: Edge, subtask: int, progress: Progress, reader: Step) -> Writer:
         given = self._outgoing.get(edge, self._channels[edge])
         channels = [channel for channel in given[subtask] if channel is not None]
-        number = self.options.worker.number(subtask, edge.upstream.parallelism) if edge in self._outgoing else subtask
-        split = None if len(channels) == 1 else edge.partitioning.splitter(number, len(channels))
+        split = None if len(channels) == 1 else edge.partitioning.splitter(subtask, len(channels))
         if edge.feedback is not None:
             entrances = [channel for channel in channels if not isinstance(channel, Channel)]
             return FeedbackWriter(split, entrances, progress, reader.name)

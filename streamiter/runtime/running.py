@@ -111,17 +111,12 @@ def _fast_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def check_on_interrupt(flow: str, mode: object, *, shares: bool) -> None:
-    """Raise ConfigurationError for a mode that does not exist, or that a worker with shared loops cannot use."""
+def check_on_interrupt(flow: str, mode: object) -> None:
+    """Raise ConfigurationError for a mode that does not exist."""
     if mode not in ("suspend", "drain"):
         raise ConfigurationError(
             f'flow {flow!r}: on_interrupt expected "suspend" or "drain", given {mode!r}; choose one of these, '
             "a second Ctrl-C aborts in any case"
-        )
-    if mode == "drain" and shares:
-        raise ConfigurationError(
-            f'flow {flow!r}: expected on_interrupt="suspend" of a worker, given "drain"; a loop that workers share '
-            "does not end when the inputs of one of them do"
         )
 
 

@@ -1,9 +1,8 @@
-"""Feedback of one variable stream through a topic, which several processes may share.
+"""Feedback of one variable stream through a topic.
 
 :class:`TopicFeedback` connects the two sides: the outlets of the subtasks that feed back
 (:mod:`~streamiter.runtime.topic_outlets`) and the inlets of the heads (:mod:`~streamiter.runtime.topic_inlets`). It
-opens the topic, and runs the pumps that write and read it. :class:`Worker` says which of the processes that run a flow
-together this one is.
+opens the topic, and runs the pumps that write and read it.
 """
 
 from __future__ import annotations
@@ -11,15 +10,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeGuard, final
+from typing import Final, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock
-from streamiter.errors import ConfigurationError, GraphError, TopicNotFound
-from streamiter.operators.holding import MiniBatch
-from streamiter.operators.operator import IterationListener, Operator
+from streamiter.errors import ConfigurationError, TopicNotFound
 from streamiter.operators.output import RecordFailure
 from streamiter.runtime.failures import FailuresOf, call_unless_cancelled, close_each
 from streamiter.runtime.feedback import FeedbackChannel, FeedbackLimits, check_range_in_topic, spill_queue
@@ -35,32 +31,27 @@ _LEAST_LIMIT_BYTES: Final = 2 * HEADER_BYTES_MAX
 
 @final
 class TopicFeedback:
-    """The feedback to the heads of one variable stream, in one process.
+    """The feedback to the heads of one variable stream.
 
-    With n workers of p subtasks each there are n·p heads; head h reads the partitions q with q mod n·p = h. Each
-    subtask that feeds back has an outgoing queue for each head. Each head of this process has a channel for each such
-    subtask of this process; the feedback of the same subtasks of other workers comes by it too.
+    Of p heads, head h reads the partitions q with q mod p = h. Each subtask that feeds back has an outgoing queue for
+    each head, and each head has a channel for each such subtask.
     """
 
-    def __init__(
-        self, step: Step, *, worker: Worker, run_id: str, start: str, plain_data: PlainData, clock: Clock
-    ) -> None:
+    def __init__(self, step: Step, *, run_id: str, start: str, plain_data: PlainData, clock: Clock) -> None:
         """``step`` is the head; ``start`` is the unique id of this start of the job."""
         self._step = step
         self._edges = [edge for edge in step.inputs if edge.feedback_topic is not None]
         [topic] = dict.fromkeys(edge.feedback_topic for edge in self._edges)
         assert topic is not None
         self._topic: Topic = topic
-        self._worker = worker
-        self._heads = step.parallelism * worker.count
         self._run_id = run_id
         self._plain_data = plain_data
         self._clock = clock
         self._limits = self._edges[0].feedback or FeedbackLimits()
         self.outgoing: dict[Edge, list[list[FeedbackChannel]]] = {}
-        """For each upstream subtask its outgoing queues, one for each head of all workers."""
+        """For each upstream subtask its outgoing queues, one for each head."""
         self.returning: dict[Edge, list[list[FeedbackChannel | None]]] = {}
-        """For each upstream subtask its channel to each head of this process; None if it does not feed back to it."""
+        """For each upstream subtask its channel to each head; None if it does not feed back to it."""
         self._outlets: list[FeedbackOutlet] = []
         self._inlets: list[dict[int, Inlet]] = [{} for _ in range(step.parallelism)]
         self._out = OutgoingPump(run_id, start, self._outlets, plain_data)
@@ -71,7 +62,7 @@ class TopicFeedback:
         first = 0
         for edge in self._edges:
             self._connect(edge, first)
-            first += edge.upstream.parallelism * worker.count
+            first += edge.upstream.parallelism
         self._writer: TopicWriter | None = None
         self._readers: list[TopicReader] = []
         self._writing: asyncio.Task[None] | None = None
@@ -86,8 +77,7 @@ class TopicFeedback:
         self.outgoing[edge] = []
         self.returning[edge] = []
         for subtask in range(parallelism):
-            number = first + self._worker.number(subtask, parallelism)
-            outlets = [self._outlet(edge, subtask, number, head) for head in self._heads_of(edge, subtask)]
+            outlets = [self._outlet(edge, subtask, first + subtask, head) for head in self._heads_of(edge, subtask)]
             self._outlets += outlets
             self.outgoing[edge].append([outlet.channel for outlet in outlets])
             queues = {outlet.head: outlet.channel for outlet in outlets}
@@ -98,8 +88,8 @@ class TopicFeedback:
     def _heads_of(self, edge: Edge, subtask: int) -> Sequence[int]:
         """Return the heads that a subtask feeds back to."""
         if isinstance(edge.partitioning, Forward):
-            return [self._worker.number(subtask, self._step.parallelism)]
-        return range(self._heads)
+            return [subtask]
+        return range(self._step.parallelism)
 
     def _outlet(self, edge: Edge, subtask: int, number: int, head: int) -> FeedbackOutlet:
         step = f"{edge.upstream.name}[{subtask}]"
@@ -110,35 +100,28 @@ class TopicFeedback:
     def _inlet(
         self, edge: Edge, subtask: int, first: int, head: int, queues: dict[int, FeedbackChannel]
     ) -> FeedbackChannel | None:
-        """Return the channel for the feedback of ``subtask`` to a head of this process; None if there is none."""
-        number = self._worker.number(head, self._step.parallelism)
-        if number not in queues:
+        """Return the channel for the feedback of ``subtask`` to a head; None if there is none."""
+        if head not in queues:
             return None
         name = f"{edge.upstream.name}[{subtask}] → {self._step.name}[{head}]"
         # It never spills: above its limit, the feedback waits in the topic.
         limits = FeedbackLimits(memory_bytes=sys.maxsize, directory=self._limits.directory)
         return_path = TopicReturnPath(
             self._back[head],
-            queues[number],
+            queues[head],
             self._plain_data,
             topic=self._topic.name,
             run=self._run_id,
             producer=first + subtask,
-            is_shared=self._worker.shares,
         )
         channel = FeedbackChannel(name, spill_queue(name, limits, self._plain_data), return_path)
-        parallelism = edge.upstream.parallelism
-        for index in range(self._worker.count):
-            producer = first + Worker(index, self._worker.count).number(subtask, parallelism)
-            self._inlets[head][producer] = Inlet(
-                channel, return_path, takes_barriers=index == self._worker.index, takes_epochs=not self._worker.shares
-            )
+        self._inlets[head][first + subtask] = Inlet(channel, return_path)
         return channel
 
     # -- life ------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Open the topic for reading at its end (with other workers, at its start) and for writing; write the start.
+        """Open the topic for reading at its end and for writing; write the start.
 
         The tracks must have the ranges of the restored checkpoint already: the topic is checked for them.
         """
@@ -149,17 +132,15 @@ class TopicFeedback:
                 self._readers.append(await self._open_reader(head))
             self._writer = await self._topic.open_writer()
             for outlet in self._outlets:
-                outlet.assign(range(outlet.head, description.partitions, self._heads))
-            if not self._worker.shares:
-                self._begin_tracks()
+                outlet.assign(range(outlet.head, description.partitions, self._step.parallelism))
+            self._begin_tracks()
             await self._out.open(self._writer, limit_bytes - HEADER_BYTES_MAX)
 
     async def _open_reader(self, head: int) -> TopicReader:
         request = ReadRequest(
-            subtask=self._worker.number(head, self._step.parallelism),
-            subtasks=self._heads,
-            # The topic may already have feedback of a worker that was started earlier.
-            start="earliest" if self._worker.shares else "latest",
+            subtask=head,
+            subtasks=self._step.parallelism,
+            start="latest",
             max_records=RECORDS_PER_READ,
             clock=self._clock,
         )
@@ -188,13 +169,11 @@ class TopicFeedback:
 
     def _checked(self, description: TopicDescription) -> int:
         """Return the size limit of a record. Raises ConfigurationError for too few partitions or a small limit."""
-        if description.partitions < self._heads:
-            heads = f"{self._heads} heads"
-            if self._worker.shares:
-                heads += f" ({self._step.parallelism} in each of {self._worker.count} workers)"
+        heads = self._step.parallelism
+        if description.partitions < heads:
             raise ConfigurationError(
-                f"feedback through {self._topic.url}: expected at least a partition for each of {heads}, given "
-                f"{description.partitions}; create it with more: await topic.create(partitions={self._heads})"
+                f"feedback through {self._topic.url}: expected at least a partition for each of {heads} heads, given "
+                f"{description.partitions}; create it with more: await topic.create(partitions={heads})"
             )
         limit_bytes = record_limit(description)
         if limit_bytes < _LEAST_LIMIT_BYTES:
@@ -217,12 +196,9 @@ class TopicFeedback:
             await call_unless_cancelled(run, self._step.name)
 
     async def finish(self) -> None:
-        """All tasks have ended: stop the pumps. Feedback to other workers is written before."""
+        """All tasks have ended: stop the pumps."""
         assert self._writing is not None
         self._has_finished = True
-        if self._worker.shares:
-            self._out.finish()
-            await asyncio.wait([self._writing])
         for running in (self._writing, *self._reading):
             running.cancel()
 
@@ -251,101 +227,3 @@ class TopicFeedback:
         failure = RecordFailure(self._step.name)
         failure.__cause__ = error
         return failure
-
-
-# Enough for a UUID or a name with a date; every record of the topic contains it.
-RUN_ID_CHARACTERS: Final = 64
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """One of the processes that run the whole flow and share its loops through topics; without others, the only one."""
-
-    index: int = 0
-    """The number of this process."""
-    count: int = 1
-    """The number of processes."""
-    run_id: str | None = None
-    """The id of the run, the same in all processes; None if loops are not shared."""
-
-    @property
-    def shares(self) -> bool:
-        """Whether its loops are shared with other processes."""
-        return self.run_id is not None
-
-    def number(self, subtask: int, parallelism: int) -> int:
-        """Return the number of a subtask among the subtasks of all workers."""
-        return self.index * parallelism + subtask
-
-
-def worker_of(worker: object, run_id: object, snapshot: object) -> Worker | None:
-    """Return the worker of the options ``flow.start(worker=…, run_id=…)``; None without them."""
-    if worker is None and run_id is None:
-        return None
-    if worker is None or run_id is None:
-        raise ConfigurationError(
-            f"flow.start: expected worker and run_id together, given worker={worker!r} and run_id={run_id!r}; "
-            'write worker=(0, 2), run_id="…", with the same run_id for all workers and a new one for each run'
-        )
-    if snapshot is not None:
-        raise ConfigurationError(
-            "flow.start: expected no snapshot for a worker, given one; it would not contain the feedback on its way to "
-            "the others: start all workers without one"
-        )
-    if not _is_place(worker):
-        raise ConfigurationError(
-            f"flow.start: expected worker=(index, count) with an index below the count, given {worker!r}; the "
-            "first of two workers is (0, 2)"
-        )
-    if not isinstance(run_id, str) or not 0 < len(run_id.encode()) <= RUN_ID_CHARACTERS:
-        raise ConfigurationError(
-            f"flow.start: expected run_id to be a text of 1 to {RUN_ID_CHARACTERS} bytes, given {run_id!r}; any "
-            "will do that no run of this flow has had"
-        )
-    return Worker(worker[0], worker[1], run_id)
-
-
-def _is_place(worker: object) -> TypeGuard[Sequence[int]]:
-    return (
-        isinstance(worker, (tuple, list))
-        and len(worker) == 2
-        and all(isinstance(number, int) and not isinstance(number, bool) for number in worker)
-        and 0 <= worker[0] < worker[1]
-    )
-
-
-def check_shared(flow: str, steps: Sequence[Step], processes: int) -> None:
-    """Raise GraphError unless workers, each a single process, can share all loops of the flow."""
-    if processes > 1:
-        raise GraphError(
-            f"flow {flow!r}: expected either worker= or a flow in several processes, given a worker of {processes} "
-            "processes; start it without worker, and its processes share the loops in memory"
-        )
-    if not any(step.loop is not None for step in steps):
-        raise GraphError(
-            f"flow {flow!r}: expected an iteration that its workers share, given none; start it without worker"
-        )
-    for step in steps:
-        if step.loop is not None:
-            step.loop.check_shared(step)
-        for edge in step.inputs:
-            if edge.feedback is not None and edge.feedback_topic is None:
-                raise GraphError(
-                    f"step {step.name!r}: expected feedback through a topic that the workers share, given "
-                    f"{edge.upstream.name!r} fed back in memory; write feedback_through(stream, topic(…))",
-                    where=step.where,
-                )
-
-
-def check_shared_operator(step: Step, operator: Operator) -> None:
-    """Raise GraphError for an operator that waits for epochs: the epochs of a shared loop are never complete."""
-    # A MiniBatch emits full mini-batches; the rest waits, as in any loop whose data does not end.
-    listens = isinstance(operator, IterationListener) and not isinstance(operator, MiniBatch)
-    if step.loop is not None and (listens or operator.epochs_in_order):
-        kind = "an IterationListener" if listens else "one with epochs_in_order"
-        raise GraphError(
-            f"step {step.name!r}: expected no operator that waits for epochs in a loop that workers share, given "
-            f"{kind}; epochs are complete in the loop of a single process only",
-            where=step.where,
-        )

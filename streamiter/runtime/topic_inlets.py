@@ -62,7 +62,6 @@ class ReturningPump:
         self._clock = clock
         self._following: dict[tuple[int, int], int] = {}
         """The next sequence number, by producer and partition."""
-        self._starts: dict[tuple[int, int], str] = {}
         self._full: FeedbackChannel | None = None
         self._room = asyncio.Event()
         self.on_limit: Callable[[], None] = lambda: None
@@ -143,20 +142,14 @@ class ReturningPump:
         if message.producer not in self._inlets:
             raise TopicError(
                 f"{self._place(partition, offset)}: expected a producer of this flow, given number "
-                f"{message.producer}; start the same flow with the same parallelism in all workers"
+                f"{message.producer}; let no other flow write to the topic"
             )
         return message
 
     def _is_next(self, message: Message, partition: int, offset: int) -> bool:
-        """Return whether the record is new. Raises TopicError for a missing record, or a second start of the run."""
+        """Return whether the record is new. Raises TopicError for a missing record."""
         key = message.producer, partition
         following = self._following.get(key, 0)
-        if message.kind == START and self._starts.setdefault(key, message.start) != message.start:
-            raise TopicError(
-                f"{self._place(partition, offset)}: expected each worker to be started once in run "
-                f"{message.run!r}, given a second start (step {message.step!r}, producer {message.producer}); "
-                "the feedback in its loop is lost: stop all workers, and start them with a new run_id"
-            )
         if message.sequence > following:
             raise TopicError(
                 f"{self._place(partition, offset)}: expected record {following} of producer "
@@ -208,9 +201,8 @@ class TopicReturnPath:
         topic: str,
         run: str,
         producer: int,
-        is_shared: bool,
     ) -> None:
-        """``outgoing`` leads into the topic; ``is_shared``: whether feedback of other processes returns here too."""
+        """``outgoing`` leads into the topic."""
         self.restored: list[RestoredRange] = []
         """The ranges of earlier runs."""
         self._pump = pump
@@ -219,7 +211,6 @@ class TopicReturnPath:
         self._topic = topic
         self._run = run
         self._producer = producer
-        self._is_shared = is_shared
         self._restored_records = 0
         self._partition = 0
         self._began = self._following = RecordPoint(0, 0)
@@ -259,8 +250,8 @@ class TopicReturnPath:
         self._outgoing.call_at_limit(call)
 
     def under_way(self, received: int) -> int:
-        """Return the records in the topic that are not among the ``received`` ones; 0 if that is unknown."""
-        return 0 if self._is_shared else self._outgoing.total_records + self._restored_records - received
+        """Return the records in the topic that are not among the ``received`` ones."""
+        return self._outgoing.total_records + self._restored_records - received
 
     def taken(self) -> None:
         self._last = self._waiting.popleft()
@@ -272,7 +263,7 @@ class TopicReturnPath:
         self._pump.look_for_room()
         self._outgoing.close()
 
-    # -- for snapshots: a shared loop has none -----------------------------------------------------------
+    # -- for snapshots -----------------------------------------------------------------------------------
 
     def restore(self, ranges: Iterable[TopicRange]) -> None:
         """Bring these ranges into the channel before all other feedback."""
@@ -310,14 +301,9 @@ class TopicReturnPath:
 class Inlet:
     """The end of the way of one producer's feedback: a channel of the head's gate, and the way into it."""
 
-    def __init__(
-        self, channel: FeedbackChannel, return_path: TopicReturnPath, *, takes_barriers: bool, takes_epochs: bool
-    ) -> None:
-        """``takes_barriers``: False for another worker's feedback. ``takes_epochs``: whether watermarks are used."""
+    def __init__(self, channel: FeedbackChannel, return_path: TopicReturnPath) -> None:
         self.channel = channel
         self.return_path = return_path
-        self._takes_barriers = takes_barriers
-        self._takes_epochs = takes_epochs
 
     def put(self, batch: DataBatch, at: RecordPoint, restored: RestoredRange | None) -> None:
         """Put a batch into the channel; ``at`` is its place in the topic."""
@@ -325,13 +311,11 @@ class Inlet:
         self.channel.put(batch)
 
     def put_control(self, control: Control, at: RecordPoint, restored: RestoredRange | None) -> None:
-        """Put a control record into the channel, if the head uses it."""
-        is_barrier = isinstance(control, CheckpointBarrier)
-        if is_barrier and restored is not None:
+        """Put a control record into the channel."""
+        if restored is not None and isinstance(control, CheckpointBarrier):
             return  # It belongs to an earlier or abandoned checkpoint.
-        if self._takes_barriers if is_barrier else self._takes_epochs:
-            self.return_path.put(at, restored)
-            self.channel.put_control(control)
+        self.return_path.put(at, restored)
+        self.channel.put_control(control)
 
 
 @final

@@ -105,11 +105,10 @@ class OutgoingPump:
         self._limit_bytes = 0
         self._writer: TopicWriter | None = None
         self._ready: deque[FeedbackOutlet] = deque()
+        """The outlets that may have items, in the order of their turns."""
         self._is_ready: set[FeedbackOutlet] = set()
         """The outlets in the queue."""
-        """The outlets that may have items, in the order of their turns."""
         self._news = asyncio.Event()
-        self._is_finishing = False
 
     async def open(self, writer: TopicWriter, limit_bytes: int) -> None:
         """Write the start record of this run into every partition; later values have at most ``limit_bytes``."""
@@ -122,20 +121,13 @@ class OutgoingPump:
         await self._write(starts)
 
     async def run(self) -> None:
-        """Write until cancelled, or after ``finish`` until no item waits."""
+        """Write until cancelled."""
         while True:
             while self._ready:
                 await self._write(self._take_items())
                 await asyncio.sleep(0)  # A writer that never waits must let other tasks run.
-            if self._is_finishing:
-                return
             self._news.clear()
             await self._news.wait()
-
-    def finish(self) -> None:
-        """Make ``run`` return when all items are stored."""
-        self._is_finishing = True
-        self._news.set()
 
     def _mark_ready(self, outlet: FeedbackOutlet) -> None:
         if outlet not in self._is_ready:

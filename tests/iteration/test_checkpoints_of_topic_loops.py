@@ -555,7 +555,7 @@ def test_an_abandoned_checkpoint_releases_restored_batches(broker: MemoryBroker,
     before, plain_data = unnamed_files(), PlainData()
     pump = ReturningPump("run", broker.topic("loop"), {}, 100, plain_data, VirtualClock())
     return_path = TopicReturnPath(
-        pump, FeedbackChannel("out", make_queue()), plain_data, topic="loop", run="run", producer=0, is_shared=False
+        pump, FeedbackChannel("out", make_queue()), plain_data, topic="loop", run="run", producer=0
     )
     channel = FeedbackChannel("back", make_queue(), return_path)
     port = Port(0, "feedback", channel, is_feedback=True)

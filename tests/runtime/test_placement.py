@@ -28,8 +28,7 @@ from streamiter.errors import GraphError
 from streamiter.operators import Output
 from streamiter.parameter_server import ParameterServer
 from streamiter.runtime.placement import PlacedEdge, PlacedStep, Placement, StepDescription, Traits
-from streamiter.runtime.plan import JobOptions, first_process
-from streamiter.runtime.topic_feedback import Worker
+from streamiter.runtime.plan import first_process
 from streamiter.topics import MemoryBroker
 
 
@@ -338,10 +337,3 @@ def test_flows_that_cannot_be_divided_are_refused(build: Callable[[], Flow], pro
     """A process without a subtask, or with half of a loop, waited for ever."""
     with pytest.raises(GraphError, match=message):
         first_process("f", build().steps, processes)
-
-
-def test_a_worker_of_several_processes_is_refused() -> None:
-    """Workers and processes each divided the subtasks, and partitions had two readers."""
-    message = "flow 'small': expected either worker= or a flow in several processes, given a worker of 2 processes"
-    with pytest.raises(GraphError, match=message):
-        joined_jobs([small(), small()], JobOptions(worker=Worker(0, 2, "run")))

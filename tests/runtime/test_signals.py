@@ -115,12 +115,7 @@ def test_a_loop_that_is_suspended_by_a_signal_does_not_end() -> None:
             {"on_interrupt": "abort"},
             "flow 'signals': on_interrupt expected \"suspend\" or \"drain\", given 'abort'; choose one of these, "
             "a second Ctrl-C aborts in any case",
-        ),
-        (
-            {"on_interrupt": "drain", "worker": (0, 2), "run_id": "a"},
-            'flow \'signals\': expected on_interrupt="suspend" of a worker, given "drain"; a loop that workers '
-            "share does not end when the inputs of one of them do",
-        ),
+        )
     ],
 )
 def test_an_unknown_way_to_stop_is_refused_before_the_flow_runs(options: Any, said: str) -> None:
