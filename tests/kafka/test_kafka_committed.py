@@ -115,7 +115,7 @@ async def test_a_job_that_was_frozen_for_too_long_resumes_unless_it_was_replaced
     numbers, doubled = kafka_topic("numbers"), kafka_topic("doubled")
     await numbers.create()
     await doubled.create()
-    command = [sys.executable, str(CHILD), kafka_topic("flow").name, numbers.url, doubled.url, "", "", "0.5"]
+    command = [sys.executable, str(CHILD), kafka_topic("flow").name, numbers.url, doubled.url, "", "", "0.5", "1.5"]
 
     async def until_there(count: int, *, is_committed: bool = True) -> None:
         async def are_there() -> bool:

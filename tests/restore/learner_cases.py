@@ -409,7 +409,9 @@ def online_training_behind_a_join(flow: Flow) -> dict[str, Stream]:
     )
     pairs = left.interval_join(right, lower_s=0, upper_s=0.045, how="left", name="join")
     examples = pairs.map(lambda pair: {"x": pair[0]["x"], "y": pair[1] is not None}, name="rows")
-    training = train_online(examples, label="y", mini_batch=3, report_every=2, workers=1, name="late")
+    training = train_online(
+        examples, label="y", mini_batch=3, mode="synchronous", workers=1, report_every=2, name="late"
+    )
     return _outputs(training)
 
 
