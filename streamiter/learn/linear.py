@@ -40,7 +40,7 @@ from streamiter.learn.rows import (
 from streamiter.models.documents import refused_state, state_in, with_state
 from streamiter.notebooks import html_facts
 from streamiter.numbers import Floats, Moments, standardized, whole_number
-from streamiter.operators.definitions import Definition
+from streamiter.operators.definitions import Definition, changes, settings_in_words
 from streamiter.optimizers import Optimizer, checked_optimizer, view_of
 from streamiter.saved_objects import Savable
 from streamiter.sparse_rows import SparseRows
@@ -478,6 +478,8 @@ class LinearModel(Savable):
             "features": self.width,
             "optimizer": self.optimizer.name,
             "intercept": self.intercept,
+            "loss": settings_in_words(self.loss),
+            "is_scaled": self._moments is not None,
         }
 
     def state(self) -> dict[str, object]:
@@ -498,10 +500,10 @@ class LinearModel(Savable):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the :meth:`state` of a model of the same kind; settings such as learning rates may differ."""
-        mine, theirs = _description(self.state()), _description(state)
-        if mine != theirs:
+        if changed := changes(_description(state), _description(self.state())):
             raise ModelError(
-                f"{self._name}.restore: expected the state of a model like {mine}, given {theirs}; make an equal model"
+                f"{self._name}.restore: expected the state of a model with the same settings, given another one: "
+                f"{', '.join(changed)}; make an equal model"
             )
         np.copyto(self._weights, state["weights"])
         np.copyto(self._bias, state["intercept"])

@@ -26,6 +26,7 @@ from streamiter.networks.layers.layer import Parameter
 from streamiter.networks.network import LayerGraph, Network, check_size
 from streamiter.networks.serving import Diverged, checked_arrays, finite_loss, version_of
 from streamiter.networks.sparse import FEATURES, DrawnRows, columns_of, no_features, seed_of
+from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.optimizers import Optimizer
@@ -135,6 +136,16 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
     @cached_property
     def _optimizes(self) -> list[Optimize]:
         return [Optimize(layout.matrix, layout.optimizer, sparse=layout.by_feature) for layout in self.layouts]
+
+    def definition(self) -> Definition:
+        return {
+            "learner": "network",
+            "layers": {layer.name: layer.in_words() for layer in self.network.configuration.layers},
+            "indexrange": self.graph.place_holder.feature_dimension,
+            "modeltype": self.network.configuration.model.dtype,
+            "seed": self.seed,
+            "steps of an epoch": None if self.steps is None else self.steps.per_epoch,
+        }
 
     def mini_batch(self, record: Any, worker: int) -> FeatureMiniBatch | None:
         """Return the mini-batch of a record, which is the number of a step or prepared rows."""

@@ -389,14 +389,14 @@ CHANGES: list[Change] = [
         reduced(max),
         lambda inputs: inputs.plain().map(lambda one: one["v"]),
         "refuse",
-        "state of step 'step', which the flow",
+        "no step 'step', whose state it has",
     ),
     Change(
         ("any", "its name, or whether it is there"),
         lambda inputs: inputs.plain().map(lambda one: one["v"]),
         reduced(max),
         "refuse",
-        "no state of step 'step'",
+        "a new step 'step', of which it has no state",
     ),
     Change(
         ("any", "`parallelism`"),

@@ -66,6 +66,11 @@ class OptimizerRows(Checked, UpdateFunction):
         importable_name(type(self.optimizer), f"psf.{self.name}(optimizer=)", "its class")
         return self
 
+    @property
+    def in_words(self) -> str:
+        """What a definition has of it: learning rates may change, slots may not."""
+        return f"{self.name} with {self.optimizer.name}"
+
     @staticmethod
     def rows_needed(optimizer: Optimizer, weights: int = 1) -> int:
         """Return the least number of rows of the matrix: those of the weights, the slots and the gradients."""
