@@ -32,7 +32,7 @@ from streamiter.parameter_server import BSP, ParameterServer
 
 def compared(*learners: str, **options: Any) -> Build:
     """Return a comparison of these learners, which differ in their names only."""
-    of_learners: dict[str, Any] = dict.fromkeys(learners, {"features": ["v"]})
+    of_learners: dict[str, Any] = {name: {"features": ["v"]} for name in learners}
     settings = {"label": "w", "task": "regression", "report_every": 2, "name": "step", **options}
     return lambda inputs: compare_online(inputs.plain(), of_learners, **settings).metrics
 

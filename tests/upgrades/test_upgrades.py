@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from inspect import isfunction, signature
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,14 @@ from runtime.checkpointed_sums import settings
 from runtime.joined_jobs import joined_jobs
 from support.waiting import until
 from upgrades.changed_flows import FIRST, REST, Build, Change, Inputs, windows
-from upgrades.changes import CHANGES
+from upgrades.changes_of_learners import CHANGES
 
-from streamiter import Flow, RocksState, tumbling
+import streamiter.iteration
+import streamiter.learn
+import streamiter.networks
+from streamiter import Flow, KeyedStream, RocksState, Stream, tumbling
 from streamiter.errors import CheckpointError, JobFailed
+from streamiter.flow.keyed_joins import KeyedJoins
 from streamiter.operators.source import Collected
 from streamiter.runtime.plan import JobOptions
 from streamiter.topics import MemoryBroker, OutgoingBatch
@@ -83,7 +88,7 @@ async def test_a_change_has_the_effect_that_the_page_says(change: Change, tmp_pa
         with pytest.raises((CheckpointError, JobFailed), match=change.says) as refused:
             await changed.start(checkpoints=settings(tmp_path))
         assert f"step '{change.step}" in str(refused.value)
-        remedy = {"changed_steps": [change.step]} if change.has_remedy else {"restore": None}
+        remedy = {"changed_steps": sorted([change.step, *change.also])} if change.has_remedy else {"restore": None}
         name, value = next(iter(remedy.items()))
         assert f"{name}={value}" in str(refused.value)
         await finished(change.after, broker, checkpoints=settings(tmp_path), **remedy)
@@ -162,3 +167,19 @@ def test_each_row_of_the_page_is_tested() -> None:
     tested = {change.row: change.becomes for change in CHANGES}
     tested["any, with keys", "`state=`: in memory or on disk"] = "keep"
     assert {(step, change): becomes for step, change, becomes in rows} == tested
+
+
+def test_the_page_has_each_step() -> None:
+    """A new kind of step had state, and nothing was said about its changes."""
+    methods = {
+        name for kind in (Stream, KeyedJoins, KeyedStream) for name, each in vars(kind).items() if isfunction(each)
+    }
+    modules = (streamiter, streamiter.iteration, streamiter.learn, streamiter.networks)
+    functions = {
+        name
+        for module in modules
+        for name in module.__all__
+        if isfunction(each := getattr(module, name)) and re.search(r"Stream\b|\bFlow\b", str(signature(each)))
+    }
+    steps = {name for name in methods | functions if not name.startswith("_")} - {"edges", "tolerant"}
+    assert {name for name in steps if f"`{name}`" not in PAGE} == set()

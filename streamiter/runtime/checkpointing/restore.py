@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Literal, final
+from typing import Any, Final, Literal, final
 
 from streamiter.checkpoints.flow_record import CommitPointer
 from streamiter.checkpoints.plain_data import PlainData
@@ -137,29 +137,39 @@ def check_steps(
     """
     old_loops = {id(loop) for name, loop in tied.items() if name in header.steps and loop is not None}
     bound = {name for name, loop in tied.items() if name in header.steps or id(loop) in old_loops}
-    told = {name: f"no step {name!r}, whose state it has" for name in header.steps if name not in steps}
-    told |= {name: f"a new step {name!r}, of which it has no state" for name in steps if name not in header.steps}
-    told |= {
-        name: f"a changed step {name!r} ({', '.join(found)})"
-        for name in header.steps
-        if (found := _changes_of(name, header, steps))
-    }
-    if not (unconfirmed := [name for name in told if name not in changed_steps or name in bound]):
+    changed = {name: found for name in {**header.steps, **steps} if (found := _changes_of(name, header, steps))}
+    if not (unconfirmed := [name for name in changed if name not in changed_steps or name in bound]):
         return
+    gone, new = ([name for name in unconfirmed if changed[name] == [what]] for what in (_GONE, _NEW))
+    told = [f"no {_names(gone)}, whose state it has"] if gone else []
+    told += [f"{'a ' if len(new) == 1 else ''}new {_names(new)}, without state in it"] if new else []
+    told += [
+        f"a changed step {name!r} ({', '.join(changed[name])})" for name in unconfirmed if name not in (*gone, *new)
+    ]
     is_all = not bound.isdisjoint(unconfirmed)
     remedy = "restore=None" if is_all else f"changed_steps={sorted({*unconfirmed, *changed_steps})}"
     of_steps = [header.steps[name].keeps for name in unconfirmed if name in header.steps]
     lost = "all state" if is_all else ", ".join(dict.fromkeys(of_steps)) or "nothing"
     raise CheckpointError(
         f"flow {header.flow!r}, checkpoint {header.id.number}: expected steps as they were when it was taken, given "
-        f"{'; '.join(told[name] for name in unconfirmed)}: with the state of the checkpoint results would be wrong. "
+        f"{'; '.join(told)}: with the state of the checkpoint results would be wrong. "
         f"Write {'it' if len(unconfirmed) == 1 else 'them'} as before, under the same name, or start without that "
         f"state: {remedy}, which loses {lost}"
     )
 
 
 def _changes_of(name: str, header: SnapshotHeader, steps: Mapping[str, StepState]) -> list[str]:
-    return changes(header.steps[name].definition, steps[name].definition) if name in steps else []
+    if name in steps and name in header.steps:
+        return changes(header.steps[name].definition, steps[name].definition)
+    return [_NEW if name in steps else _GONE]
+
+
+_GONE: Final = "it is gone"
+_NEW: Final = "it is new"
+
+
+def _names(steps: Sequence[str]) -> str:
+    return f"step{'s' if len(steps) > 1 else ''} {', '.join(map(repr, steps))}"
 
 
 def steps_left_behind(
@@ -326,12 +336,14 @@ class JobRestore:
         }
         check_steps(snapshot.header, self._steps, self._changed_steps, tied=tied)
         dropped = steps_left_behind(snapshot.header, self._steps, self._changed_steps)
-        users = {
-            (each.step.service.name, each.step.name) for task in tasks for each in task.instances if each.step.service
-        }
-        kept = {service for service, step in users if step not in dropped}
+        users = [
+            (step.service.name, step.name)
+            for step in (each.step for task in tasks for each in task.instances)
+            if step.service is not None and step.service.name in snapshot.header.steps
+        ]
         # The numbers on a parameter server are the state of the steps that use it.
-        dropped |= {service: True for service, _ in users if service not in kept and service in snapshot.header.steps}
+        kept = {service for service, step in users if step not in dropped}
+        dropped |= {service: True for service, _ in users if service not in kept}
         self._warn(snapshot.header, dropped)
         self._messages.send_restore(self._run_id, self.checkpoint, dropped)
         states = await states_of_tasks(
