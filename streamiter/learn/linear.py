@@ -194,10 +194,11 @@ class LinearModel(Savable):
         }
         return html_facts(type(self).__name__, facts)
 
-    def parameters(self, *, state: bool = False) -> dict[str, Any]:
+    def parameters(self, *, state: bool = True) -> dict[str, Any]:
         """Return copies of weights, intercept and link as plain data: all parameters of predictions.
 
-        With ``state`` also all that :meth:`start_from` needs to continue exactly: slots, steps and records.
+        They also have the state that :meth:`start_from` needs to continue exactly: slots, steps and records. Without
+        ``state`` they are enough to predict.
         """
         parameters = {"weights": self._weights.copy(), "intercept": self.intercept_weight, "link": self._link}
         if (moments := self._moments) is not None:

@@ -54,9 +54,9 @@ def offline(**options: Any) -> Build:
     )
 
 
-def clusters(count: int, **options: Any) -> Build:
+def clusters(count: int, rounds: int = 3) -> Build:
     return lambda inputs: k_means(
-        inputs.bounded().map(lambda record: [float(record["v"])]), clusters=count, rounds=3, name="step", **options
+        inputs.bounded().map(lambda record: [float(record["v"])]), clusters=count, rounds=rounds, name="step"
     )
 
 

@@ -394,6 +394,14 @@ OF_STEPS: list[Change] = [
         "a new step 'step', without state in it",
     ),
     Change(
+        ("any", "its name, or whether it is there"),
+        lambda inputs: inputs.plain().map(lambda one: one["v"]),
+        looped(Sums),
+        "refuse",
+        "new steps 'variable', .*, 'step', without state in it: .* loses nothing",
+        also=("loop: data 0", "loop: variable 0", "variable"),
+    ),
+    Change(
         ("any", "`parallelism`"),
         COUNT_AND_SUM,
         windows(None, s=("sum", "v"), n="count", options={"parallelism": 2}),

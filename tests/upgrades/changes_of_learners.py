@@ -186,7 +186,7 @@ OF_LEARNERS: list[Change] = [
         **records_of(20),
     ),
     learner("k_means", "`clusters`, `seed`", clusters(2), clusters(3), "refuse", "clusters=2, .* now .*clusters=3"),
-    learner("k_means", "`rounds`", clusters(2), clusters(2), "keep"),
+    learner("k_means", "`rounds`", clusters(2), clusters(2, rounds=1), "keep"),
     learner(
         "apriori",
         "`minimum_support`",

@@ -87,7 +87,7 @@ async def test_a_change_has_the_effect_that_the_page_says(change: Change, tmp_pa
         changed, _ = flow_of(change.after, broker, ends=True)
         with pytest.raises((CheckpointError, JobFailed), match=change.says) as refused:
             await changed.start(checkpoints=settings(tmp_path))
-        assert f"step '{change.step}" in str(refused.value)
+        assert f" '{change.step}" in str(refused.value)
         remedy = {"changed_steps": sorted([change.step, *change.also])} if change.has_remedy else {"restore": None}
         name, value = next(iter(remedy.items()))
         assert f"{name}={value}" in str(refused.value)
@@ -181,5 +181,10 @@ def test_the_page_has_each_step() -> None:
         for name in module.__all__
         if isfunction(each := getattr(module, name)) and re.search(r"Stream\b|\bFlow\b", str(signature(each)))
     }
-    steps = {name for name in methods | functions if not name.startswith("_")} - {"edges", "tolerant"}
+    steps = {name for name in methods | functions if not name.startswith("_")} - {
+        "edges",
+        "partitioned",
+        "record_key",
+        "tolerant",
+    }
     assert {name for name in steps if f"`{name}`" not in PAGE} == set()
