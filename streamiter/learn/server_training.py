@@ -383,14 +383,14 @@ class ParameterServerWorker(Operator):
     def definition(self) -> Definition:
         return {"kind": "training", **self.learner.definition()}
 
-    def snapshot(self) -> int:
+    def snapshot(self) -> object:
         return self._clocks
 
-    def restore(self, state: int) -> None:
+    def restore(self, state: Any) -> None:
         self._clocks = state
 
     @staticmethod
-    def redistribute(states: Sequence[int], parallelism: int) -> list[int]:
+    def redistribute(states: Sequence[Any], parallelism: int) -> list[Any]:
         """Let the new workers continue at the clock of the old ones: with BSP, these stop for a checkpoint at one."""
         if len(set(states)) > 1:
             raise CheckpointError(
