@@ -189,7 +189,8 @@ def test_state_and_parameters_are_plain_data_of_their_own():
     model = LogisticRegression(2, optimizer=FTRL())
     model.learn(ROWS, LABELS)
     parameters, state = model.parameters(), model.state()
-    assert set(parameters) == {"weights", "intercept", "link"}
+    assert set(parameters) == {"weights", "intercept", "link", "state"}
+    assert set(model.parameters(state=False)) == {"weights", "intercept", "link"}
     assert parameters["link"] == "logit"
     assert type(parameters["intercept"]) is float
     kept = parameters["weights"].copy(), state["slots"]["z"].copy()

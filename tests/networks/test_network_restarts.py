@@ -96,14 +96,10 @@ async def test_a_stream_that_is_learned_in_parts_gives_the_model_of_the_whole(mo
 async def test_a_state_of_another_network_is_refused_and_can_be_left_out() -> None:
     """The slots of Adam were read as those of another optimizer."""
     given = await last_of(in_epochs(network(), 1, 1, publish_state=True))
-    other = network(default_optimizer={"type": "FTRL"})
+    other = network(default_optimizer="FTRL")
     with pytest.raises(
         (JobFailed, ModelError), match=r"the state of the version does not fit: layers: 'wide' was .*ftrl"
     ):
         await last_of(in_epochs(other, 1, 1, start=given))
     without = {name: array for name, array in given.items() if name != "state"}
-    assert arrays_of_parameters(await last_of(in_epochs(other, 1, 1, start=without)))
-
-
-def arrays_of_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
-    return {name: array for name, array in parameters.items() if name not in ("network", "state")}
+    assert bits(await last_of(in_epochs(other, 1, 1, start=without))).keys() == bits(given).keys()
