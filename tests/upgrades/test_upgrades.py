@@ -20,6 +20,7 @@ import streamiter.iteration
 import streamiter.learn
 import streamiter.networks
 from streamiter import Flow, KeyedStream, RocksState, Stream, tumbling
+from streamiter.checkpoints.store import CheckpointStore, MemoryStore
 from streamiter.errors import CheckpointError, JobFailed
 from streamiter.flow.keyed_joins import KeyedJoins
 from streamiter.operators.source import Collected
@@ -59,11 +60,11 @@ async def finished(build: Build, broker: MemoryBroker, state: Any = None, **opti
 
 
 async def suspended(
-    build: Build, broker: MemoryBroker, folder: Path, state: Any = None, records: int = len(FIRST)
+    build: Build, broker: MemoryBroker, store: Path | CheckpointStore, state: Any = None, records: int = len(FIRST)
 ) -> None:
     """Run the flow until it has handled the first records, and suspend it."""
     flow, _ = flow_of(build, broker, ends=False, state=state)
-    job = await flow.start(checkpoints=settings(folder))
+    job = await flow.start(checkpoints=settings(store))
     sources = {"left", "right", "step"} & {step.name for step in flow.steps if step.source is not None}
     await until(lambda: all(job.statistics().step(name).records_in >= records for name in sources))
     await job.stop("suspend")
@@ -78,22 +79,22 @@ def named(change: Change) -> str:
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=named)
-async def test_a_change_has_the_effect_that_the_page_says(change: Change, tmp_path: Path) -> None:
+async def test_a_change_has_the_effect_that_the_page_says(change: Change) -> None:
     """Counts became sums, a window of 20 s had the count of 10 s, and other flows crashed with an IndexError."""
-    broker = await broker_with(FIRST)
-    await suspended(change.before, broker, tmp_path)
+    broker, store = await broker_with(FIRST), MemoryStore()
+    await suspended(change.before, broker, store)
     await write(broker, REST)
     if change.becomes == "refuse":
         changed, _ = flow_of(change.after, broker, ends=True)
         with pytest.raises((CheckpointError, JobFailed), match=change.says) as refused:
-            await changed.start(checkpoints=settings(tmp_path))
+            await changed.start(checkpoints=settings(store.another()))
         assert f" '{change.step}" in str(refused.value)
         remedy = {"changed_steps": sorted([change.step, *change.also])} if change.has_remedy else {"restore": None}
         name, value = next(iter(remedy.items()))
         assert f"{name}={value}" in str(refused.value)
-        await finished(change.after, broker, checkpoints=settings(tmp_path), **remedy)
+        await finished(change.after, broker, checkpoints=settings(store.another()), **remedy)
         return
-    results = await finished(change.after, broker, checkpoints=settings(tmp_path))
+    results = await finished(change.after, broker, checkpoints=settings(store.another()))
     of_results = change.results or (lambda each: each)
     expected = change.expected
     if expected is None:
