@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 from networks.training_support import document, network, records, rows
+from support.waiting import until
 
-from streamiter import Flow
+from streamiter import Checkpoints, Flow
+from streamiter.checkpoints.store import MemoryStore
 from streamiter.errors import JobFailed, ModelError
 from streamiter.networks import Network, NetworkPredictor, Published, train_network, train_network_online
 from streamiter.networks.serving import network_of_version
 from streamiter.networks.training import NetworkTraining
 from streamiter.parameter_server import BSP, ParameterServer
+from streamiter.runtime.plan import ChannelLimits
 from streamiter.topics import MemoryBroker
 
 ROWS = 60
@@ -91,6 +94,25 @@ async def test_a_stream_that_is_learned_in_parts_gives_the_model_of_the_whole(mo
         start = await last_of(online(made, first, 35 if first == 0 else 80, 1, start=start, publish_state=True))
     assert start is not None
     assert bits(start) == bits(whole)
+
+
+async def test_a_run_from_a_version_that_is_cut_continues_from_its_checkpoint() -> None:
+    """After the cut, dropout and the order of the rows began as in a training without a start."""
+    made, store = shuffled(), MemoryStore()
+    whole = await last_of(in_epochs(made, 9, 1))
+    start = await last_of(in_epochs(made, 1, 1, publish_state=True))
+    flow = Flow("cut")
+    losses = in_epochs(made, 8, 1, start=start)(flow).losses.collect(name="losses")
+    job = await flow.start(checkpoints=Checkpoints(store, interval_s=1000), channel_limits=ChannelLimits(records=1))
+    await until(lambda: len(losses.items) >= 7)
+    await job.checkpoint()
+    await job.stop("abort")
+    then = Flow("cut")
+    training = in_epochs(made, 8, 1, start=start)(then)
+    models, again = training.models.collect(name="models"), training.losses.collect(name="losses")
+    await (await then.start(checkpoints=Checkpoints(store.another(), interval_s=1000), changed_steps=["models"])).wait()
+    assert bits(models.items[-1].parameters) == bits(whole)
+    assert len(again.items) == 8 * 5
 
 
 async def test_a_state_of_another_network_is_refused_and_can_be_left_out() -> None:
