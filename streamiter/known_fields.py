@@ -442,24 +442,16 @@ class KnownFields:
         """Whether a :meth:`state` is of a model with the same kinds and the same time zone."""
         return bool((state["kinds"], state["time zone"]) == (self.asked, self.time_zone))
 
-    def restore(self, state: Mapping[str, Any], *, keeps: bool = False) -> None:
-        """Restore a :meth:`state`; ``keeps``: also that of a model with other kinds or another time zone.
-
-        Raises ModelError for such a state without ``keeps``.
-        """
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore a :meth:`state`; one of other kinds, or another time zone, as :meth:`start_from` with ``keeps``."""
         states = {field: FieldState(*values) for field, values in state["field states"].items()}
         if self.has_settings_of(state):
             self.columns = {field: number for number, field in enumerate(state["fields"])}
             self.texts = dict.fromkeys(state["text fields"])
             self._states, self._next = states, {}
             self._said |= {field for field, each in states.items() if each.leading in ("number", "time")}
-        elif keeps:
-            self._take_on(state["fields"], state["text fields"], states, state["kinds"], state["time zone"])
         else:
-            raise ModelError(
-                f"{self._owner}.restore: expected a state with kinds={self.asked} and time_zone={self.time_zone!r}, "
-                f"given kinds={state['kinds']} and time_zone={state['time zone']!r}"
-            )
+            self._take_on(state["fields"], state["text fields"], states, state["kinds"], state["time zone"])
 
 
 def states_of(published: Mapping[str, Any]) -> dict[str, FieldState]:

@@ -26,6 +26,7 @@ from streamiter.iteration.coordinator import (
     Terminate,
 )
 from streamiter.iteration.progress import EpochCounts
+from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import BoundaryOutput, Context, Sharing
 from streamiter.records import Batch, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, EventTimeWatermark
 from streamiter.runtime.feedback import AttachedBoundary, FeedbackStatistics
@@ -330,6 +331,10 @@ class Head(ReceivingHead):
 
     # -- state -------------------------------------------------------------------------------------------
 
+    def definition(self) -> Definition:
+        """Without a limit there is no place for the feedback that is held."""
+        return {**super().definition(), "max_epochs_ahead": None if self._max_epochs_ahead is None else "a number"}
+
     def snapshot(self) -> dict[str, Any]:
         return {
             "received": self.received.snapshot(),
@@ -538,6 +543,9 @@ class Entrance(LoopMember):
     def _is_too_far_ahead(self, epoch: int) -> bool:
         ahead = self._max_epochs_ahead
         return ahead is not None and self._stamped and epoch > self.last_complete + 1 + ahead
+
+    def definition(self) -> Definition:
+        return {**super().definition(), "data": "with epochs" if self._stamped else "without epochs"}
 
     def snapshot(self) -> dict[str, Any]:
         return {

@@ -364,6 +364,10 @@ class TerminateAfter(Operator, IterationListener):
         if epoch_watermark + 1 < self._rounds and not is_good_enough:
             out.emit(epoch_watermark)
 
+    def definition(self) -> Definition:
+        """Without a tolerance the losses of the round under way are not known."""
+        return {**super().definition(), "tolerance": None if self._tolerance is None else "a number"}
+
     def snapshot(self) -> list[tuple[int, float]]:
         return list(self._losses.items())
 

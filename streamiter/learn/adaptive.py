@@ -38,7 +38,7 @@ from streamiter.models.standardized_model import Explanation
 from streamiter.named_rows import ABSENT, FieldReader, NamedRows, named_matrix
 from streamiter.notebooks import html_facts
 from streamiter.numbers import Floats, whole_number
-from streamiter.operators.definitions import Definition
+from streamiter.operators.definitions import Definition, changes, or_another
 from streamiter.records import Columns, columns_of_table
 from streamiter.saved_objects import Savable
 from streamiter.sparse_rows import SparseRows, sparse_if_scipy
@@ -616,20 +616,35 @@ class AdaptiveLinearModel(Savable):
         return earlier
 
     def definition(self) -> Definition:
-        """Return on what the meaning of the state depends, besides what :meth:`restore` checks."""
-        return {"loss": None if self._loss is None else list(self._loss)}
+        """Return on what the meaning of the state depends; ``other_settings="keep"`` adapts some of it."""
+        adapted = ("bits", "crosses", "kinds", "time_zone") if self._keeps else ()
+        return {**self._labels.definition(), **self._settings(adapted)}
+
+    def _settings(self, adapted: Sequence[str]) -> Definition:
+        settings: dict[str, Any] = {
+            "bits": self.bits,
+            "rates": self.rates and list(self.rates),
+            "loss": _in_words(self._loss),
+            "crosses": [list(cross) for cross in self._crosses.crosses],
+            "kinds": {**self.fields.asked},
+            "time_zone": self.fields.time_zone,
+        }
+        return settings | {name: or_another(settings[name]) for name in adapted}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take on a :meth:`state`. Raises ``ModelError`` for the state of a model with other settings."""
-        given = state["rates"] and tuple(state["rates"])
-        if (state["bits"], given) != (self.bits, self.rates):
+        given = {
+            "bits": state["bits"],
+            "rates": state["rates"] and list(state["rates"]),
+            "loss": _in_words(state["loss"]),
+            "crosses": [list(cross) for cross in state["crosses"]["crosses"]],
+            "kinds": state["kinds"],
+            "time_zone": state["time zone"],
+        }
+        if changed := changes(given, self._settings(("kinds", "time_zone") if self._keeps else ())):
             raise ModelError(
-                f"{_NAME}.restore: expected a state with bits={self.bits} and rates={self.rates}, given "
-                f"bits={state['bits']} and rates={given}"
-            )
-        if state["loss"] != self._loss:
-            raise ModelError(
-                f"{_NAME}.restore: expected a state with loss={self._loss}, given one with {state['loss']}"
+                f"{_NAME}.restore: expected the state of a model with the same settings, given another one: "
+                f"{', '.join(changed)}; make the model with these settings"
             )
         self._crosses.restore(state["crosses"])
         stored = state["weights"]
@@ -639,9 +654,13 @@ class AdaptiveLinearModel(Savable):
         self._first = None if first is None else FirstRows.from_state(first)
         if first is None and not self._labels.is_settled:
             self._labels.settle()
-        self.fields.restore(state, keeps=self._keeps)
+        self.fields.restore(state)
         self._sparse_width = state["sparse width"]
         self._records, self._version = state["records"], state["version"]
+
+
+def _in_words(loss: PlainLoss | None) -> str | None:
+    return None if loss is None else " ".join(map(str, (loss[0], *loss[1])))
 
 
 def _records_of(features: Features) -> Callable[[int], Any] | None:

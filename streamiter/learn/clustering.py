@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, Self, TypedDict
 
 import numpy as np
@@ -210,20 +210,19 @@ def cluster(points: Stream, options: KMeansOptions, *, name: str | None = None) 
     )
 
 
+@dataclass(frozen=True)
 class _Lloyd:
     """One round of Lloyd's algorithm, as functions for the steps of the loop."""
 
-    def __init__(self, clusters: int, seed: int) -> None:
-        self._clusters = clusters
-        self._seed = seed
-        self._sample_size = sample_size(clusters)
+    clusters: int
+    seed: int
 
     def gather(self, value: Value, blocks: Sequence[Floats]) -> list[Gathered]:
         """Return the contribution of each block of points to the round."""
         scoring = value["scoring"]
         spreads = [spread_of(block) if value["spread"] is None else None for block in blocks]
         if scoring is None:
-            samples = (sample_of(block[:-1].T, self._sample_size, self._seed) for block in blocks)
+            samples = (sample_of(block[:-1].T, sample_size(self.clusters), self.seed) for block in blocks)
             return [("sample", sample, spread) for sample, spread in zip(samples, spreads, strict=True)]
         for block in blocks:
             _check_width(len(block) - 1, scoring.shape[1] - 1)
@@ -237,15 +236,15 @@ class _Lloyd:
         if first[0] == "sums":
             return ("sums", first[1] + second[1], spread)
         both = np.concatenate([first[1], second[1]])
-        return ("sample", sample_of(both, self._sample_size, self._seed), spread)
+        return ("sample", sample_of(both, sample_size(self.clusters), self.seed), spread)
 
     def move(self, value: Value, totals: Sequence[Gathered]) -> list[Value]:
         """Return the value of the next round, made from the sum of all contributions."""
         [(kind, total, spread)] = totals
         spread = value["spread"] if spread is None else spread
         if kind == "sample":
-            chosen = choose_centroids(total, self._clusters, self._seed)
-            return [{**_first_value(chosen, self._clusters), "spread": spread}]
+            chosen = choose_centroids(total, self.clusters, self.seed)
+            return [{**_first_value(chosen, self.clusters), "spread": spread}]
         before = value["centroids"]
         assert before is not None
         assert spread is not None

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypedDict, Unpack
 
 import numpy as np
 
-from streamiter.errors import ConfigurationError, GraphError, ModelError
+from streamiter.errors import GraphError, ModelError
 from streamiter.flow.flow import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream
 from streamiter.learn.adaptive import AdaptiveLinearModel
@@ -33,6 +33,7 @@ from streamiter.learn.validation import PredictedRows, ProgressiveValidation, Va
 from streamiter.models.update import ModelSnapshot
 from streamiter.notebooks import html_table
 from streamiter.numbers import Floats, whole_number
+from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Operator
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import OutputTag
@@ -286,8 +287,10 @@ class Compare(Operator):
     """Compares learners on the rows that all of them have predicted: emits metrics, and the best model as :data:`BEST`.
 
     A block is ``report_every`` records of the stream. It is counted when each learner has predicted its last record, or
-    a later one.
+    a later one. A new learner would number its rows from 0, and never meet the others.
     """
+
+    starts_alone = False
 
     def __init__(self, learners: Sequence[str], *, margin: float, window: int, report_every: int) -> None:
         self._learners = list(learners)
@@ -439,12 +442,10 @@ class Compare(Operator):
             "earlier targets": self._earlier_targets,
         }
 
+    def definition(self) -> Definition:
+        return {"kind": "compare_online", "learners": sorted(self._learners)}
+
     def restore(self, state: dict[str, Any]) -> None:
-        if (before := list(state["next"])) != self._learners:
-            raise ConfigurationError(
-                f"compare_online: expected the learners of the checkpoint, {', '.join(before)}, given "
-                f"{', '.join(self._learners)}; start other learners without the checkpoint, or under another name="
-            )
         self._best, self._models, self._start = state["best"], dict(state["models"]), state["start"]
         self._next, self._has_warned = dict(state["next"]), state["has warned"]
         self._earlier_targets = state["earlier targets"] and tuple(state["earlier targets"])

@@ -535,6 +535,5 @@ class CrossStatistics:
         return {"crosses": [list(cross) for cross in self.crosses], "columns": self._columns.copy()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a :meth:`state`. Raises ModelError for other crosses."""
-        self.check(state["crosses"])
+        """Restore a :meth:`state` of the same crosses."""
         self._columns = self._learned = np.array(state["columns"])

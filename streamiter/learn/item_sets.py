@@ -20,6 +20,7 @@ from streamiter.iteration.api import iterate_bounded_streams_until_termination
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.helpers import all_reduce
 from streamiter.numbers import whole_number
+from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, IterationListener, Operator, value_of_all
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch, OutputTag
@@ -88,6 +89,9 @@ class ChooseFrequent(Operator):
         if not frequent or len(frequent[0]) == self._maximum_size:
             return []
         return list(_one_item_more(frequent))
+
+    def definition(self) -> Definition:
+        return {**super().definition(), "minimum_support": self._minimum_support}
 
     def snapshot(self) -> dict[str, object]:
         return {"transactions": self._transactions, "candidates": self._candidates}

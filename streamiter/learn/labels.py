@@ -20,6 +20,7 @@ from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.learn.rows import BadRows
 from streamiter.named_rows import HUGE, is_missing
 from streamiter.numbers import Floats, plain_scalar
+from streamiter.operators.definitions import Definition
 
 _log = logging.getLogger("streamiter.learn")
 
@@ -429,6 +430,11 @@ class LabelReader:
     def settle(self) -> None:
         """Change nothing any more of what the first labels were: their rows are not kept."""
         self.count = FIRST_LABELS
+
+    def definition(self) -> Definition:
+        """Return what the reader was told of labels."""
+        closed = None if self._closed is None else list(self._closed)
+        return {"task": self.task, "positive": self.positive, "classes": closed}
 
     def state(self) -> dict[str, object]:
         """Return how labels are read, as plain data."""

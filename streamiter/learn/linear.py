@@ -40,7 +40,7 @@ from streamiter.learn.rows import (
 from streamiter.models.documents import refused_state, state_in, with_state
 from streamiter.notebooks import html_facts
 from streamiter.numbers import Floats, Moments, standardized, whole_number
-from streamiter.operators.definitions import Definition
+from streamiter.operators.definitions import Definition, changes, settings_in_words
 from streamiter.optimizers import Optimizer, checked_optimizer, view_of
 from streamiter.saved_objects import Savable
 from streamiter.sparse_rows import SparseRows
@@ -194,10 +194,11 @@ class LinearModel(Savable):
         }
         return html_facts(type(self).__name__, facts)
 
-    def parameters(self, *, state: bool = False) -> dict[str, Any]:
+    def parameters(self, *, state: bool = True) -> dict[str, Any]:
         """Return copies of weights, intercept and link as plain data: all parameters of predictions.
 
-        With ``state`` also all that :meth:`start_from` needs to continue exactly: slots, steps and records.
+        They also have the state that :meth:`start_from` needs to continue exactly: slots, steps and records. Without
+        ``state`` they are enough to predict.
         """
         parameters = {"weights": self._weights.copy(), "intercept": self.intercept_weight, "link": self._link}
         if (moments := self._moments) is not None:
@@ -478,6 +479,8 @@ class LinearModel(Savable):
             "features": self.width,
             "optimizer": self.optimizer.name,
             "intercept": self.intercept,
+            "loss": settings_in_words(self.loss),
+            "is_scaled": self._moments is not None,
         }
 
     def state(self) -> dict[str, object]:
@@ -498,10 +501,10 @@ class LinearModel(Savable):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the :meth:`state` of a model of the same kind; settings such as learning rates may differ."""
-        mine, theirs = _description(self.state()), _description(state)
-        if mine != theirs:
+        if changed := changes(_description(state), _description(self.state())):
             raise ModelError(
-                f"{self._name}.restore: expected the state of a model like {mine}, given {theirs}; make an equal model"
+                f"{self._name}.restore: expected the state of a model with the same settings, given another one: "
+                f"{', '.join(changed)}; make an equal model"
             )
         np.copyto(self._weights, state["weights"])
         np.copyto(self._bias, state["intercept"])

@@ -76,6 +76,8 @@ class OwnerOptions:
     rollbacks: Rollbacks | None = None
     publishes_state: bool = False
     """Whether versions carry the state of the learner."""
+    label: str = ""
+    """In words what is learned."""
 
 
 class ModelOwner(Operator, IterationListener, abc.ABC):
@@ -93,6 +95,7 @@ class ModelOwner(Operator, IterationListener, abc.ABC):
         self._rollbacks = RollbackWatch(options.rollbacks)
         self._drift = None if options.drift is None else DriftWatch(options.drift)
         self._publishes_state = options.publishes_state
+        self._learns = {"mode": "synchronous" if options.in_epochs else "asynchronous", "label": options.label}
         self._is_started = False
         self._has_published = False
         """Whether a version was published, or a rollback taken over; the first one does not wait."""
@@ -224,7 +227,7 @@ class ModelOwner(Operator, IterationListener, abc.ABC):
         self._publish(out)
 
     def definition(self) -> Definition:
-        return {"kind": "training", "learner": self.learner}
+        return {"kind": "training", "learner": self.learner, **self._learns}
 
     def snapshot(self) -> dict[str, object]:
         every_s = self._schedule.every_s

@@ -45,6 +45,7 @@ from streamiter.learn.server_training import (
     count_of,
 )
 from streamiter.numbers import Floats, Indices
+from streamiter.operators.definitions import Definition, settings_in_words
 from streamiter.optimizers import FTRL, Optimizer, checked_optimizer
 from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.matrix import DType, Matrix
@@ -127,6 +128,14 @@ class LinearLearner(Learner[LinearMiniBatch, Floats, Floats]):
     def columns(self) -> int:
         """The number of columns of the matrix."""
         return self.features + self.intercept
+
+    def definition(self) -> Definition:
+        return {
+            **super().definition(),
+            **{name: getattr(self, name) for name in ("features", "intercept", "labels", "dtype")},
+            "loss": settings_in_words(self.loss),
+            "optimizer": self.optimizer.name,
+        }
 
     @cached_property
     def _optimize(self) -> Optimize:
@@ -392,6 +401,10 @@ class CentroidLearner(Learner[Floats, Floats, Floats]):
     @property
     def _rows(self) -> CentroidRows:
         return CentroidRows(self.initial.shape[1])
+
+    def definition(self) -> Definition:
+        clusters, coordinates = self.initial.shape
+        return {**super().definition(), "clusters": clusters, "coordinates": coordinates, "dtype": self.dtype}
 
     def _move(self) -> MoveCentroids:
         return MoveCentroids(self.matrix, self.initial.shape[1], self.decay)

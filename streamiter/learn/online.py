@@ -53,6 +53,7 @@ from streamiter.learn.validation import PREDICTIONS, Validate
 from streamiter.models.rollbacks import Rollbacks, since_rollback
 from streamiter.numbers import positive as above_zero
 from streamiter.numbers import whole_number
+from streamiter.operators.definitions import function_in_words
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.operators.steps import Identity
@@ -188,7 +189,9 @@ def train_online(
     _check_drift(drift, on_drift, model, is_by_row=is_by_row)
     if not isinstance(rollbacks, (Rollbacks, type(None))):
         raise GraphError(f"train_online(rollbacks=): expected Rollbacks(topic, model), given {shortened(rollbacks)}")
-    owner = OwnerOptions(schedule, synchronous, drift, on_drift == "raise rates", rollbacks, publish_state)
+    learned = label or extract or cast(DelayedLabels, labels).target_of
+    in_words = function_in_words(learned) if callable(learned) else f"field {learned!r}"
+    owner = OwnerOptions(schedule, synchronous, drift, on_drift == "raise rates", rollbacks, publish_state, in_words)
     is_timed, without = False, [field for field in (label, weight) if isinstance(field, str)]
     if label is not None and is_labelled_by_join(examples) and not isinstance(model, ForeignModel):
         labels = labels_of_rows(label, features, weight)

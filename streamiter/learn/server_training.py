@@ -23,6 +23,7 @@ from streamiter.flow.stream import Stream
 from streamiter.learn.rows import blaming_rows, of_good_rows
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import whole_number
+from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import BoundaryOutput, Context, Operator
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.parameter_server.consistency import BSP, Consistency
@@ -244,6 +245,10 @@ class Learner(abc.ABC, Generic[MiniBatchT, PulledT, ContributionT]):
         """Whether pushed numbers are applied together, with the clock of all workers (BSP)."""
         return isinstance(self.consistency, BSP)
 
+    def definition(self) -> Definition:
+        """Return on what the meaning of the parameters depends, as plain data."""
+        return {"learner": type(self).__name__, "matrix": self.matrix}
+
     @abc.abstractmethod
     async def create(self, client: Client) -> None:
         """Create the matrix, unless another worker has created it."""
@@ -321,6 +326,8 @@ class ParameterServerWorker(Operator):
     To do more for each mini-batch, derive a class, and give the derived class as ``worker=``.
     """
 
+    keeps = "the model"
+
     def __init__(self, options: ServerWorkerOptions) -> None:
         self.learner = options.learner
         self._publish_every = options.publish_every
@@ -373,14 +380,17 @@ class ParameterServerWorker(Operator):
         await self.learner.settle(self.client)
         out.emit({"worker": self.context.subtask_index, "ended": True})
 
-    def snapshot(self) -> int:
+    def definition(self) -> Definition:
+        return {"kind": "training", **self.learner.definition()}
+
+    def snapshot(self) -> object:
         return self._clocks
 
-    def restore(self, state: int) -> None:
+    def restore(self, state: Any) -> None:
         self._clocks = state
 
     @staticmethod
-    def redistribute(states: Sequence[int], parallelism: int) -> list[int]:
+    def redistribute(states: Sequence[Any], parallelism: int) -> list[Any]:
         """Let the new workers continue at the clock of the old ones: with BSP, these stop for a checkpoint at one."""
         if len(set(states)) > 1:
             raise CheckpointError(
@@ -403,6 +413,8 @@ class Versions(Operator):
     its mini-batches up to that clock, so that the counts do not depend on the order of arrival. Otherwise a version
     counts the reports that have arrived so far.
     """
+
+    keeps = "the counts of its versions"
 
     def __init__(self, learner: AnyLearner, server: ParameterServer, workers: int, owner: str) -> None:
         self._learner = learner
@@ -460,6 +472,9 @@ class Versions(Operator):
         await reader.leave()
         out.emit(self._version(parameters, None))
 
+    def definition(self) -> Definition:
+        return {"kind": "versions", **self._learner.definition()}
+
     def snapshot(self) -> dict[str, object]:
         return {
             "records": self._records,
@@ -512,9 +527,11 @@ class Repeater(AttachedBoundary):
 
     outlives_inputs = True
     brings_input = True
+    keeps = "the records that it repeats"
 
     def __init__(self, passes: int, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes
+        self._passes = passes
         self._is_repeating = False
         self._passes_left = passes - 1
         self._batch = self._record = 0
@@ -560,6 +577,9 @@ class Repeater(AttachedBoundary):
     def redistribute(states: Sequence[object], parallelism: int) -> NoReturn:
         """Refuse another number of workers, since each is in a pass of its own over its own records."""
         raise CheckpointError("each of its subtasks repeats records of its own, in a pass of its own")
+
+    def definition(self) -> Definition:
+        return {**super().definition(), "passes": self._passes}
 
     def snapshot(self) -> dict[str, object]:
         return {

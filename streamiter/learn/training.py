@@ -368,7 +368,7 @@ class ParameterOwner(ModelOwner):
         return self._model.records
 
     def parameters(self) -> dict[str, Any]:
-        return self._model.parameters()
+        return self._model.parameters(state=False)
 
     def state(self) -> dict[str, object]:
         return {"model": self._model.learned()}
@@ -397,7 +397,7 @@ class ParameterOwner(ModelOwner):
 
     def _parameters_to_answer(self) -> dict[str, Any]:
         starts = {"starts": self._starts} if self._starts else {}
-        return self._model.parameters() | starts
+        return self._model.parameters(state=False) | starts
 
     def _step(self, step: GradientSum, out: Output) -> None:
         if self.take_over_rollback():
@@ -513,7 +513,7 @@ class GradientWorker(Operator, IterationListener):
 
     def snapshot(self) -> dict[str, object]:
         return {
-            "parameters": self._model.parameters() | {"starts": self._starts, "steps": self._steps},
+            "parameters": self._model.parameters(state=False) | {"starts": self._starts, "steps": self._steps},
             "epoch": self._epoch,
             "model epoch": self._model_epoch,
             "examples ended": self._examples_ended,

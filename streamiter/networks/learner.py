@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, TypedDict, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from streamiter.errors import ModelError, shortened
 from streamiter.learn.rows import holds
 from streamiter.learn.server_training import Computed, Learner, ParameterServerWorker, ServerWorkerOptions
+from streamiter.models.documents import refused_state, state_in, with_state
 from streamiter.models.reader import last_update
 from streamiter.models.update import shown_rank
 from streamiter.networks.data import FeatureMiniBatch, TrainingSteps, from_record
@@ -26,12 +27,13 @@ from streamiter.networks.layers.layer import Parameter
 from streamiter.networks.network import LayerGraph, Network, check_size
 from streamiter.networks.serving import Diverged, checked_arrays, finite_loss, version_of
 from streamiter.networks.sparse import FEATURES, DrawnRows, columns_of, no_features, seed_of
+from streamiter.operators.definitions import Definition, changes
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.optimizers import Optimizer
 from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.psf.aggregates import PullSparse
-from streamiter.parameter_server.psf.optimize import Optimize
+from streamiter.parameter_server.psf.optimize import ContinueUpdates, Optimize, UpdatesMade
 from streamiter.parameter_server.psf.rows import Put
 from streamiter.parameter_server.storage.cells import distinct
 from streamiter.records import Array
@@ -74,18 +76,48 @@ def check_start(start: Start, network: Network) -> None:
     checked_arrays(network, start, _GIVEN)
 
 
-async def starting_parameters(start: Start, network: Network, seed: int) -> dict[str, Array]:
-    """Return all parameters by name. Raises ModelError for arrays that do not fit the network."""
+class NetworkState(TypedDict):
+    """What a version carries so that a training continues exactly."""
+
+    definition: Definition
+    slots: dict[str, dict[str, Array]]
+    """The slots of the optimizer by their names, for each parameter."""
+    steps: int
+    """The number of steps that the optimizers have made."""
+
+
+async def starting_point(start: Start, network: Network, seed: int) -> tuple[dict[str, Array], NetworkState | None]:
+    """Return all parameters by name, and the state of the optimizers if the start carries it.
+
+    Raises ModelError for arrays, or a state, that do not fit the network.
+    """
+    given, subject = start, _GIVEN
     if isinstance(start, Published):
         update = await last_update(start.topic, start.model)
-        if update is None:
-            return network.initial_parameters(seed)
-        subject = f"model {start.model!r} of {start.topic.url}, update {shown_rank(update.rank)}"
-        given = update.parameters if isinstance(update.parameters, dict) else {}
-        return checked_arrays(network, given, subject)
-    if start is not None:
-        return checked_arrays(network, start, _GIVEN)
-    return network.initial_parameters(seed)
+        given = None
+        if update is not None:
+            subject = f"model {start.model!r} of {start.topic.url}, update {shown_rank(update.rank)}"
+            given = update.parameters if isinstance(update.parameters, dict) else {}
+    if given is None:
+        return network.initial_parameters(seed), None
+    assert isinstance(given, Mapping)
+    arrays, state = checked_arrays(network, given, subject), state_in(given, _LEARNER, subject)
+    if state is not None and (changed := changes(state["definition"], definition_of(network))):
+        raise refused_state(subject, ", ".join(changed))
+    return arrays, cast("NetworkState | None", state)
+
+
+def definition_of(network: Network) -> Definition:
+    """Return on what the meaning of parameters and slots depends."""
+    return {
+        "layers": {layer.name: layer.in_words() for layer in network.configuration.layers},
+        "indexrange": network.features,
+        "modeltype": network.configuration.model.dtype,
+    }
+
+
+_LEARNER: Final = "network"
+"""The name of the learner whose state versions carry."""
 
 
 _WEIGHTS: Final = 0
@@ -114,6 +146,8 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
     """The steps over bounded data; None on a stream, whose records are prepared rows."""
     name: str = "network"
     """The beginning of the names of the matrices."""
+    publishes_state: bool = False
+    """Whether versions carry the state of the optimizers."""
 
     metric = "loss"
 
@@ -136,12 +170,20 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
     def _optimizes(self) -> list[Optimize]:
         return [Optimize(layout.matrix, layout.optimizer, sparse=layout.by_feature) for layout in self.layouts]
 
+    def definition(self) -> Definition:
+        return {
+            "learner": _LEARNER,
+            **definition_of(self.network),
+            "seed": self.seed,
+            "steps of an epoch": None if self.steps is None else self.steps.per_epoch,
+        }
+
     def mini_batch(self, record: Any, worker: int) -> FeatureMiniBatch | None:
         """Return the mini-batch of a record, which is the number of a step or prepared rows."""
         return from_record(record) if self.steps is None else self.steps.mini_batch(record, worker)
 
     async def create(self, client: Client) -> None:
-        start = await starting_parameters(self.start, self.network, self.seed)
+        start, state = await starting_point(self.start, self.network, self.seed)
         for layout, optimize in zip(self.layouts, self._optimizes, strict=True):
             await client.create_matrix(
                 layout.matrix,
@@ -150,7 +192,7 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
                 dtype=self.network.dtype.name,
                 consistency=self.consistency,
                 on_clock=optimize if self.is_in_step else None,
-                **_first_rows(layout, optimize, start),
+                **_first_rows(layout, optimize, start, state),
             )
 
     async def pull(self, client: Client, mini_batch: FeatureMiniBatch) -> PulledParameters:
@@ -226,7 +268,19 @@ class NetworkLearner(Learner[FeatureMiniBatch, PulledParameters, Sequence[Array]
                 raise _diverged("parameter", of_row)
             arrays |= of_row
         named = {parameter.name: arrays[parameter.name] for parameter in self.graph.parameters}
-        return version_of(self.network, stored | named)
+        version = version_of(self.network, stored | named)
+        return with_state(version, _LEARNER, await self._state(client, features)) if self.publishes_state else version
+
+    async def _state(self, client: Client, features: Array | None) -> NetworkState:
+        slots: dict[str, dict[str, Array]] = {parameter.name: {} for parameter in self.graph.parameters}
+        for layout, optimize in zip(self.layouts, self._optimizes, strict=True):
+            count = layout.features if features is None else len(features)
+            for name in layout.optimizer.slot_names:
+                row = await client.get(layout.matrix, row=optimize.slot_row(name), columns=layout.columns_of(features))
+                for parameter, array in layout.arrays(row, count).items():
+                    slots[parameter][name] = array
+        steps = await client.aggregate(UpdatesMade(self.matrix))
+        return {"definition": definition_of(self.network), "slots": slots, "steps": steps}
 
     async def _stored(self, client: Client) -> dict[str, Array]:
         """Return which features the matrices store, and the seed of all others; nothing if they store all."""
@@ -251,24 +305,35 @@ def _gradient_of(parameter: Parameter) -> Array:
     return parameter.gradient
 
 
-def _first_rows(layout: ParameterLayout, optimize: Optimize, start: Mapping[str, Array]) -> dict[str, Any]:
+def _first_rows(
+    layout: ParameterLayout, optimize: Optimize, start: Mapping[str, Array], state: NetworkState | None
+) -> dict[str, Any]:
     """Return the settings of a matrix with its initial rows: parameters, slots of the optimizer, a gradient of zeros.
 
-    The slots fit the given weights; the usual initial slots of FTRL would first set all weights to 0.
+    Without a state the slots fit the given weights; the usual initial slots of FTRL would first set all weights to 0.
     """
     features = layout.features if layout.drawn is None else len(start[FEATURES])
     weights = layout.row_of(start, features)
-    slots = layout.optimizer.slots_for_warm_start(weights)
+    if state is None:
+        slots, counted = layout.optimizer.slots_for_warm_start(weights), []
+    else:
+        given = state["slots"]
+        slots = {
+            name: layout.row_of({parameter: given[parameter][name] for parameter in layout.names}, features)
+            for name in layout.optimizer.slot_names
+        }
+        counted = [ContinueUpdates(layout.matrix, state["steps"])]
+    rows = {_WEIGHTS: weights, **{optimize.slot_row(name): slot for name, slot in slots.items()}}
     if layout.drawn is None:
-        ordered = [slots[name] for name in layout.optimizer.slot_names]
-        return {"init": np.stack([weights, *ordered, np.zeros_like(weights)])}
+        return {"init": [*(Put(layout.matrix, row, values) for row, values in rows.items()), *counted]}
     columns = columns_of(start[FEATURES], layout.width)
-    rows = {_WEIGHTS: weights, **{optimize.slot_row(name): slot for name, slot in slots.items() if slot.any()}}
+    # The default of some slots is drawn, too, so zeros of a state count.
+    puts = [Put(layout.matrix, row, each, columns) for row, each in rows.items() if not row or counted or each.any()]
     return {
         "sparse": True,
         "vector": layout.width,
         "default": layout.drawn(seed_of(start)),
-        "init": [Put(layout.matrix, row, values, columns) for row, values in rows.items()] if features else 0.0,
+        "init": [*(puts if features else ()), *counted] or 0.0,
     }
 
 
@@ -322,10 +387,12 @@ class NetworkWorker(ParameterServerWorker):
         self.learner = replace(self.learner)  # Two threads cannot compute with one graph.
         self._last_s = 0.0
         """How long the last step took to compute."""
+        self._steps_before = 0
+        """The steps, in step, that the parameters contained when the training started."""
 
     async def compute(self, mini_batch: FeatureMiniBatch, pulled: PulledParameters) -> Computed[Sequence[Array]]:
         """Compute with a number that identifies the mini-batch, also after a restart: dropout depends on it."""
-        number = self._clocks * self.context.parallelism + self.context.subtask_index
+        number = (self._steps_before + self._clocks) * self.context.parallelism + self.context.subtask_index
         begin_s = self.context.clock.monotonic_s()
         if self._last_s < _IN_THREAD_S:
             computed = self.learner.compute(mini_batch, pulled, number)
@@ -336,6 +403,9 @@ class NetworkWorker(ParameterServerWorker):
 
     async def open(self, context: Context) -> None:
         await super().open(context)
+        if self.learner.is_in_step:
+            # No worker can clock before all of them are open.
+            self._steps_before = await self.client.aggregate(UpdatesMade(self.learner.matrix))
         if self.learner.steps is not None:
             StepsMade.of(context, self.learner.steps).tell(0)
 
@@ -352,8 +422,12 @@ class NetworkWorker(ParameterServerWorker):
             await self._step(self._clocks, out)
         made.tell(self._clocks)
 
-    def restore(self, state: int) -> None:
-        super().restore(state)
+    def snapshot(self) -> object:
+        return self._clocks, self._steps_before
+
+    def restore(self, state: Any) -> None:
+        clocks, self._steps_before = state
+        super().restore(clocks)
         if self.learner.steps is not None:
             StepsMade.of(self.context, self.learner.steps).tell(self._clocks)
 
@@ -367,7 +441,8 @@ class NetworkWorker(ParameterServerWorker):
     async def _step(self, record: Any, out: Output) -> None:
         """Learn and clock once; also if the step has no row for this worker, because the others wait for its clock."""
         subtask = self.context.subtask_index
-        mini_batch = self.learner.mini_batch(record, subtask)
+        number = record if self.learner.steps is None else record + self._steps_before
+        mini_batch = self.learner.mini_batch(number, subtask)
         if mini_batch is not None:
             try:
                 await super().process(mini_batch, out)

@@ -26,7 +26,7 @@ from streamiter.errors import ConfigurationError, ModelError
 from streamiter.files import replace_file
 from streamiter.learn.rows import holds
 from streamiter.learn.score_metrics import area_under_curve
-from streamiter.models.documents import Parameters
+from streamiter.models.documents import STATE, Parameters
 from streamiter.models.served import ServedModel
 from streamiter.models.update import ModelUpdate
 from streamiter.networks.data import LabelledRows
@@ -270,7 +270,7 @@ def checked_arrays(network: Network, given: Mapping[str, Any], subject: str) -> 
     parameters, is_sparse = graph.parameters, graph.drawn_as is not None
     features = checked_features(given, graph.place_holder.feature_dimension, subject) if is_sparse else {}
     arrays: dict[str, Array] = {**features}
-    others = given.keys() - {parameter.name for parameter in parameters} - {NETWORK, *features}
+    others = given.keys() - {parameter.name for parameter in parameters} - {NETWORK, STATE, *features}
     if others:
         raise ModelError(
             f"{subject}: expected only arrays of the network, given {', '.join(sorted(map(repr, others)))}; "

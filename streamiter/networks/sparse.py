@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 import numpy as np
@@ -50,7 +50,7 @@ class DrawnRows(DrawnValues):
 
     weights: tuple[tuple[int, RandomNormal | RandomUniform], ...]
     """For each parameter the count of its values for a feature, and the function that draws them."""
-    optimizer: Optimizer
+    optimizer: Optimizer = field(repr=False)  # A definition has the text of this object; rates may change.
     seed: int
     """The seed of the network, from which the functions have theirs."""
 

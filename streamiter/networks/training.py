@@ -131,6 +131,7 @@ def train_network(
     workers: int = 1,
     start: Start = None,
     seed: int = 0,
+    publish_state: bool = False,
     name: str | None = None,
 ) -> NetworkTraining:
     """Train a network on rows in memory; each epoch ends with a version of the network.
@@ -140,9 +141,11 @@ def train_network(
     all workers, with the mean gradient over its rows, so the number of workers changes only the last digits; with
     ``ASP()`` and ``SSP(staleness=s)`` they make a step for each push.
 
-    ``start`` is arrays by name, or :class:`Published` for the last published version; the state of the optimizers is
-    new. ``seed`` determines initial parameters, shuffling, sampling and dropout: with one worker the same seed gives
-    the same model to the last bit. ``validation`` is rows that each version is evaluated on.
+    ``start`` is arrays by name, or :class:`Published` for the last published version. With ``publish_state`` a version
+    carries the state of the optimizers: a training with ``BSP()`` that starts from it, with the same seed, continues
+    exactly, also in the order of rows. Without it the state of the optimizers is new. ``seed`` determines initial
+    parameters, shuffling, sampling and dropout: with one worker the same seed gives the same model to the last bit.
+    ``validation`` is rows that each version is evaluated on.
 
     Raises GraphError and ModelError for arguments that cannot work. The job fails with :class:`Diverged` if a loss, a
     gradient or a parameter is no longer finite: no version has such numbers.
@@ -181,7 +184,7 @@ def train_network(
         seed=seed,
     )
     check_start(start, network)
-    learner = NetworkLearner(network=network, consistency=consistency, start=start, seed=seed, steps=steps)
+    learner = NetworkLearner(network, consistency, start, seed, steps, publishes_state=publish_state)
     label = step_names(flow, name)
     numbers = flow.from_source(lambda: _StepNumbers(steps), name=label("steps"), parallelism=workers)
     training = trained(numbers, learner, server, _OWNER, steps.per_epoch, NetworkWorker, label)
@@ -378,6 +381,7 @@ def train_network_online(
     extract: Extract | None = None,
     start: Start = None,
     seed: int = 0,
+    publish_state: bool = False,
     **options: Unpack[OnlineServerOptions],
 ) -> NetworkTraining:
     """Train a network once on each record of a stream, which may be endless.
@@ -385,9 +389,9 @@ def train_network_online(
     Each worker learns from mini-batches of ``batch`` records. Records of libsvm and dummy files need nothing more; from
     others ``extract(records)`` makes :class:`~streamiter.learn.Examples`. Labels are translated as ``translabel`` of
     the network says. ``start=Published(topic, model)`` resumes from the last published version. ``consistency``,
-    ``seed`` and ``start`` are those of :func:`~streamiter.networks.train_network`, the other ``options`` are
-    :class:`~streamiter.learn.server_training.OnlineServerOptions`. The network must set the number of features
-    (``indexrange``).
+    ``seed``, ``start`` and ``publish_state`` are those of :func:`~streamiter.networks.train_network`, the other
+    ``options`` are :class:`~streamiter.learn.server_training.OnlineServerOptions`. The network must set the number of
+    features (``indexrange``).
 
     Raises GraphError and ModelError for arguments that cannot work. A job without examples fails, and one that
     diverges.
@@ -422,7 +426,7 @@ def train_network_online(
     if extract is not None:
         check_function(extract, f"{_ONLINE_OWNER}(extract=)", ["records"])
     check_start(start, network)
-    learner = NetworkLearner(network=network, consistency=consistency, start=start, seed=seed)
+    learner = NetworkLearner(network, consistency, start, seed, publishes_state=publish_state)
     rows_in_step = shared.batch * shared.workers
     checks = RowChecks(network)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any, Final, TypeAlias
 
@@ -22,7 +23,7 @@ import numpy as np
 Definition: TypeAlias = Mapping[str, Any]
 """By name what JSON has: texts, numbers, None, lists and dicts. ``kind`` is what the step is."""
 
-_MOST, _LEAST, _NAMED = "at most", "at least", "by name"
+_MOST, _LEAST, _NAMED, _ANY = "at most", "at least", "by name", "or another"
 
 
 def at_most(value: float | None) -> Definition:
@@ -38,6 +39,11 @@ def at_least(value: float) -> Definition:
 def by_name(parts: Mapping[str, str]) -> Definition:
     """Return an entry with parts in the order of the state: they may get another order, and more may be added."""
     return {_NAMED: dict(parts)}
+
+
+def or_another(value: Any) -> Definition:
+    """Return an entry of an operator that adapts a state of any other value. Here the reader of the state decides."""
+    return {_ANY: value}
 
 
 def names_in(entry: Definition) -> list[str]:
@@ -60,9 +66,16 @@ def function_in_words(f: Callable[..., Any]) -> str:
     if isinstance(f, np.ufunc):
         return f"numpy.{f.__name__}"
     package = str(getattr(f, "__module__", "")).partition(".")[0]
+    if is_dataclass(owner := getattr(f, "__self__", None)) and package == "streamiter":
+        return f"{owner}.{f.__name__}"
     if isinstance(f, (BuiltinFunctionType, MethodDescriptorType)) or package in ("builtins", "streamiter"):
         return str(getattr(f, "__qualname__", type(f).__name__))
     return USERS_FUNCTION
+
+
+def settings_in_words(given: object) -> str:
+    """Return what a definition has of an object with settings: class and fields of a dataclass, else the class."""
+    return repr(given) if is_dataclass(given) else type(given).__qualname__
 
 
 def changes(before: Definition, now: Definition) -> list[str]:
@@ -79,9 +92,13 @@ def _where(is_now: bool) -> str:
 
 
 def _changes_of(name: str, before: Any, now: Any) -> list[str]:
-    if before == now:
+    if _mark(before) == _ANY:
+        before = before[_ANY]
+    if before == now or _mark(now) == _ANY:
         return []
     mark = _mark(before)
+    if mark is None and isinstance(before, Mapping) and isinstance(now, Mapping):
+        return [each for part in {**before, **now} for each in _changes_of_part(f"{name}: {part!r}", part, before, now)]
     if mark is None or mark != _mark(now):
         return [f"{name} was {before}, now {now}"]
     before, now = before[mark], now[mark]
@@ -95,8 +112,14 @@ def _changes_of(name: str, before: Any, now: Any) -> list[str]:
     return [] if (given <= most if mark == _MOST else given >= most) else [f"{name} was {before}, now {now}"]
 
 
+def _changes_of_part(name: str, part: str, before: Definition, now: Definition) -> list[str]:
+    if part in before and part in now:
+        return _changes_of(name, before[part], now[part])
+    return [f"{name} ({(now if part in now else before)[part]}) is {_where(part in now)}"]
+
+
 def _mark(entry: Any) -> str | None:
     if not isinstance(entry, Mapping) or len(entry) != 1:
         return None
     [mark] = entry
-    return mark if mark in (_MOST, _LEAST, _NAMED) else None
+    return mark if mark in (_MOST, _LEAST, _NAMED, _ANY) else None

@@ -95,6 +95,10 @@ class Operator:
     keeps: str = "its state"
     """For the engine: the state in words, for a message about its loss."""
 
+    starts_alone: bool = True
+    """For the engine: the step may start without its state when the steps around it have theirs, as ``changed_steps=``
+    says. Steps of loops may not."""
+
     assigns_event_time: bool = False
     """For the engine: the operator sends event-time watermarks of its own, and ignores those of its input."""
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError, RowsInDifferentBlocks, UnknownMatrix
 from streamiter.numbers import is_number, plain_float, plain_scalar, whole_number
+from streamiter.operators.definitions import Definition
 from streamiter.parameter_server.consistency import ASP, Consistency
 
 DType = Literal["float32", "float64", "int64"]
@@ -130,6 +131,14 @@ class Matrix:
     def numpy_dtype(self) -> np.dtype[Any]:
         """The dtype of the numbers."""
         return np.dtype(self.dtype)
+
+    def definition(self) -> Definition:
+        """Return on what the meaning of its numbers depends, as plain data."""
+        return {
+            **{name: getattr(self, name) for name in ("rows", "columns", "dtype", "sparse")},
+            "default": repr(self.default),
+            "on_clock": self.on_clock and getattr(self.on_clock, "in_words", type(self.on_clock).__qualname__),
+        }
 
     def draws(self, row: int) -> bool:
         """Whether the default of a row is drawn."""

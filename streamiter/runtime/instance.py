@@ -179,6 +179,8 @@ class OperatorInstance:
         given = {**self.operator.definition()}
         if self._keys:
             given["keys"] = {name: function_in_words(key_of) for name, key_of in self._keys.items()}
+        if self.step.per_round:
+            given["operator_life_cycle"] = "per round"
         try:
             plain: Definition = msgspec.json.decode(msgspec.json.encode(given))
         except (TypeError, ValueError) as error:

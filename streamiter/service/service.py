@@ -362,17 +362,24 @@ def remedy_of(error: BaseException) -> str | None:
             "the input has deleted records that were not read, or it is another topic than that of the checkpoint; to "
             'keep the model and read on, write on_lost = "skip" in [input]'
         )
+    if any(_says_another_model(cause) for cause in causes):
+        return (
+            "what the service has learned is of other settings in [learn]: write these again, or give it another name "
+            "in [service]; it then learns from the beginning"
+        )
     if any(isinstance(cause, CheckpointError) for cause in causes):
         return (
             "to start from the last version of the model, without a checkpoint: streamiter serve --without-checkpoint; "
             "the input is then read from its start in [input] on, and labels of earlier questions are unknown"
         )
-    if any(isinstance(cause, ModelError) and re.search(r"\.(restore|start_from): ", str(cause)) for cause in causes):
-        return (
-            "what the service has learned is of other settings in [learn]: write these again, or give it another name "
-            "in [service]; it then learns from the beginning"
-        )
     return None
+
+
+def _says_another_model(error: BaseException) -> bool:
+    """Whether a checkpoint, or a version, is of a model for other labels."""
+    if isinstance(error, CheckpointError):
+        return re.search(r"a changed step 'learn' \([^)]*\b(task|positive) was", str(error)) is not None
+    return isinstance(error, ModelError) and re.search(r"\.(restore|start_from): ", str(error)) is not None
 
 
 def is_taken_over(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ from learn.test_foreign_models import mean
 from learn.test_late_labels import delayed_events
 
 from streamiter import Flow, topic
-from streamiter.errors import ConfigurationError, GraphError, JobFailed
+from streamiter.errors import GraphError, JobFailed
 from streamiter.learn import (
     SGD,
     AdaptiveLinearModel,
@@ -402,13 +402,6 @@ def test_learners_of_two_tasks_are_refused() -> None:
     learners = {"yes": {"label": "late"}, "how many": {"label": "minutes"}}
     with pytest.raises(JobFailed, match=r"expected learners of one task, given .*; give task="):
         compared(records, learners, features=["km"])
-
-
-def test_another_learner_in_a_restored_comparison_is_refused() -> None:
-    """The new learner counted its rows from 0, so it was compared with rows of last week."""
-    other = Compare(["a", "d"], margin=0.1, window=12, report_every=10)
-    with pytest.raises(ConfigurationError, match="expected the learners of the checkpoint, a, b, c, given a, d"):
-        other.restore(compare().snapshot())
 
 
 def test_learners_of_two_comparisons_in_one_flow_have_names_of_their_own() -> None:

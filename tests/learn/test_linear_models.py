@@ -189,7 +189,8 @@ def test_state_and_parameters_are_plain_data_of_their_own():
     model = LogisticRegression(2, optimizer=FTRL())
     model.learn(ROWS, LABELS)
     parameters, state = model.parameters(), model.state()
-    assert set(parameters) == {"weights", "intercept", "link"}
+    assert set(parameters) == {"weights", "intercept", "link", "state"}
+    assert set(model.parameters(state=False)) == {"weights", "intercept", "link"}
     assert parameters["link"] == "logit"
     assert type(parameters["intercept"]) is float
     kept = parameters["weights"].copy(), state["slots"]["z"].copy()
@@ -217,7 +218,7 @@ def test_the_state_of_another_kind_of_model_is_refused(other):
     model = LogisticRegression(2, optimizer=FTRL())
     model.learn(ROWS, LABELS)
     before = bits(model)
-    with pytest.raises(ModelError, match=r"LogisticRegression.restore: expected the state of a model like"):
+    with pytest.raises(ModelError, match="restore: expected the state of a model with the same settings"):
         model.restore(other.state())
     assert bits(model) == before
 

@@ -229,7 +229,7 @@ def test_a_published_model_is_a_start(options: dict[str, Any]) -> None:
     for other in (AdaptiveLinearModel(), AdaptiveLinearModel(loss="quantile", quantile=0.3)):
         with pytest.raises(ModelError, match="expected parameters of a model with the same loss"):
             other.start_from(parameters)
-        with pytest.raises(ModelError, match="restore: expected a state with"):
+        with pytest.raises(ModelError, match="restore: expected the state of a model with the same settings"):
             other.restore(model.state())
     with pytest.raises(ModelError, match="same loss"):
         AdaptiveLinearModel(**options).start_from(_of_squared(features, labels))

@@ -284,7 +284,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         GIVEN | {"weights": GIVEN["weights"] * 0.5},
         "the state of the version does not fit: it is that of other weights; use another version, or start without it",
     ),
-    "other rates": (AdaptiveLinearModel(rates=(0.5,)), GIVEN, "expected a state with bits=18 and rates=(0.5,)"),
+    "other rates": (AdaptiveLinearModel(rates=(0.5,)), GIVEN, "rates was None, now [0.5]"),
     "another task": (
         AdaptiveLinearModel(task="regression"),
         GIVEN,
@@ -293,7 +293,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "another optimizer": (
         LogisticRegression(1, optimizer=AdaGrad(0.3)),
         linear(FTRL(0.3, 0.1)).parameters(state=True),
-        "'optimizer': 'adagrad'",
+        "optimizer was ftrl, now adagrad",
     ),
 }
 
@@ -343,7 +343,7 @@ def test_what_fits_is_kept_of_a_version_with_other_crosses_or_bits(
     old.learn(TOWNS, LATE, np.arange(len(LATE)) % 3 + 0.5)
     given = old.parameters(state=state)
     if change != "nothing":
-        with pytest.raises(ModelError, match=r"expected (parameters with bits|a model with crosses|a state with bits)"):
+        with pytest.raises(ModelError, match=r"parameters with bits|a model with crosses|the state of a model"):
             AdaptiveLinearModel(**after).start_from(given)
     model = AdaptiveLinearModel(**after, other_settings="keep")
     model.start_from(given, records=old.records)

@@ -174,7 +174,7 @@ def test_wrong_uses_are_refused() -> None:
         plain.start_from(scales.parameters())
     with pytest.raises(ModelError, match="expected gradients to learn from"):
         scales.learn(X[:5], Y[:5])
-    with pytest.raises(ModelError, match="expected the state of a model like"):
+    with pytest.raises(ModelError, match="is_scaled was True, now False; make an equal model"):
         plain.restore(scales.state())
     bad = X[:3].copy()
     bad[1, 2] = np.inf

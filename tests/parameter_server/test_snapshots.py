@@ -126,8 +126,8 @@ async def test_on_clock_runs_for_the_adds_of_the_last_workers(consistency: Consi
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"columns": COLUMNS + 1}, rf"expected columns={COLUMNS} as in the snapshot, given {COLUMNS + 1}"),
-        ({"columns": COLUMNS, "dtype": "float32"}, "expected dtype='float64' as in the snapshot, given 'float32'"),
+        ({"columns": COLUMNS + 1}, f"columns was {COLUMNS}, now {COLUMNS + 1}"),
+        ({"columns": COLUMNS, "dtype": "float32"}, "dtype was float64, now float32"),
     ],
 )
 async def test_a_snapshot_that_does_not_fit_changes_nothing(settings: dict[str, Any], message: str) -> None:

@@ -188,7 +188,7 @@ async def test_a_service_keeps_its_model_when_crosses_bits_or_the_topic_change(
     # Another kind of label is another model.
     changed = moved_to | {"learn": {"kind": "regression"}}
     assert await asyncio.wait_for(place.service(**changed).serve(), PATIENCE_S) == FAILED
-    assert "expected a model of a regression, given one of a classification" in caplog.text
+    assert "a changed step 'learn' (task was binary, now regression)" in caplog.text
     assert "give it another name in [service]" in caplog.text
 
 

@@ -73,6 +73,8 @@ class Change:
     """None: that of a flow which was like ``after`` all the time."""
     step: str = "step"
     """The name of the changed step."""
+    also: tuple[str, ...] = ()
+    """The other steps that start without their state."""
     has_remedy: bool = True
     """Whether the step may start without its state; steps of loops may not."""
 

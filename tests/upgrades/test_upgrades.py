@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from inspect import isfunction, signature
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,15 @@ from runtime.checkpointed_sums import settings
 from runtime.joined_jobs import joined_jobs
 from support.waiting import until
 from upgrades.changed_flows import FIRST, REST, Build, Change, Inputs, windows
-from upgrades.changes import CHANGES
+from upgrades.changes_of_learners import CHANGES
 
-from streamiter import Flow, RocksState, tumbling
+import streamiter.iteration
+import streamiter.learn
+import streamiter.networks
+from streamiter import Flow, KeyedStream, RocksState, Stream, tumbling
+from streamiter.checkpoints.store import CheckpointStore, MemoryStore
 from streamiter.errors import CheckpointError, JobFailed
+from streamiter.flow.keyed_joins import KeyedJoins
 from streamiter.operators.source import Collected
 from streamiter.runtime.plan import JobOptions
 from streamiter.topics import MemoryBroker, OutgoingBatch
@@ -54,11 +60,11 @@ async def finished(build: Build, broker: MemoryBroker, state: Any = None, **opti
 
 
 async def suspended(
-    build: Build, broker: MemoryBroker, folder: Path, state: Any = None, records: int = len(FIRST)
+    build: Build, broker: MemoryBroker, store: Path | CheckpointStore, state: Any = None, records: int = len(FIRST)
 ) -> None:
     """Run the flow until it has handled the first records, and suspend it."""
     flow, _ = flow_of(build, broker, ends=False, state=state)
-    job = await flow.start(checkpoints=settings(folder))
+    job = await flow.start(checkpoints=settings(store))
     sources = {"left", "right", "step"} & {step.name for step in flow.steps if step.source is not None}
     await until(lambda: all(job.statistics().step(name).records_in >= records for name in sources))
     await job.stop("suspend")
@@ -73,22 +79,22 @@ def named(change: Change) -> str:
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=named)
-async def test_a_change_has_the_effect_that_the_page_says(change: Change, tmp_path: Path) -> None:
+async def test_a_change_has_the_effect_that_the_page_says(change: Change) -> None:
     """Counts became sums, a window of 20 s had the count of 10 s, and other flows crashed with an IndexError."""
-    broker = await broker_with(FIRST)
-    await suspended(change.before, broker, tmp_path)
+    broker, store = await broker_with(FIRST), MemoryStore()
+    await suspended(change.before, broker, store)
     await write(broker, REST)
     if change.becomes == "refuse":
         changed, _ = flow_of(change.after, broker, ends=True)
         with pytest.raises((CheckpointError, JobFailed), match=change.says) as refused:
-            await changed.start(checkpoints=settings(tmp_path))
-        assert f"step '{change.step}" in str(refused.value)
-        remedy = {"changed_steps": [change.step]} if change.has_remedy else {"restore": None}
+            await changed.start(checkpoints=settings(store.another()))
+        assert f" '{change.step}" in str(refused.value)
+        remedy = {"changed_steps": sorted([change.step, *change.also])} if change.has_remedy else {"restore": None}
         name, value = next(iter(remedy.items()))
         assert f"{name}={value}" in str(refused.value)
-        await finished(change.after, broker, checkpoints=settings(tmp_path), **remedy)
+        await finished(change.after, broker, checkpoints=settings(store.another()), **remedy)
         return
-    results = await finished(change.after, broker, checkpoints=settings(tmp_path))
+    results = await finished(change.after, broker, checkpoints=settings(store.another()))
     of_results = change.results or (lambda each: each)
     expected = change.expected
     if expected is None:
@@ -162,3 +168,24 @@ def test_each_row_of_the_page_is_tested() -> None:
     tested = {change.row: change.becomes for change in CHANGES}
     tested["any, with keys", "`state=`: in memory or on disk"] = "keep"
     assert {(step, change): becomes for step, change, becomes in rows} == tested
+
+
+def test_the_page_has_each_step() -> None:
+    """A new kind of step had state, and nothing was said about its changes."""
+    methods = {
+        name for kind in (Stream, KeyedJoins, KeyedStream) for name, each in vars(kind).items() if isfunction(each)
+    }
+    modules = (streamiter, streamiter.iteration, streamiter.learn, streamiter.networks)
+    functions = {
+        name
+        for module in modules
+        for name in module.__all__
+        if isfunction(each := getattr(module, name)) and re.search(r"Stream\b|\bFlow\b", str(signature(each)))
+    }
+    steps = {name for name in methods | functions if not name.startswith("_")} - {
+        "edges",
+        "partitioned",
+        "record_key",
+        "tolerant",
+    }
+    assert {name for name in steps if f"`{name}`" not in PAGE} == set()

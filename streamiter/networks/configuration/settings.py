@@ -392,6 +392,13 @@ class LayerConfiguration:
     vector_width: int | None = field(default=None, compare=False)
     """The width of one vector if the output is several vectors, such as the output of an embedding."""
 
+    def in_words(self) -> str:
+        """Return what a definition has of the layer: all but the settings of its optimizer."""
+        size = self.output_dim if self.num_factors is None else f"{self.output_dim} of {self.num_factors} factors"
+        function = self.transfer_function or self.loss
+        optimizer = "" if self.optimizer is None else f", {self.optimizer.name}"
+        return f"{self.type} of {', '.join(self.inputs) or 'rows'} to {size}, {function}{optimizer}"
+
 
 @dataclass(frozen=True, slots=True)
 class Configuration:

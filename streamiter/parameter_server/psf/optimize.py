@@ -35,6 +35,7 @@ from streamiter.parameter_server.psf.function import (
     AtLeast1,
     AtLeast1OrNone,
     Checked,
+    GetFunction,
     Part,
     Positive,
     UpdateFunction,
@@ -65,6 +66,11 @@ class OptimizerRows(Checked, UpdateFunction):
         super().require_importable()
         importable_name(type(self.optimizer), f"psf.{self.name}(optimizer=)", "its class")
         return self
+
+    @property
+    def in_words(self) -> str:
+        """What a definition has of it: learning rates may change, slots may not."""
+        return f"{self.name} with {self.optimizer.name}"
 
     @staticmethod
     def rows_needed(optimizer: Optimizer, weights: int = 1) -> int:
@@ -196,6 +202,34 @@ class Optimize(OptimizerRows):
         for name, row in rows.items():
             block.put(row, columns, slots[name])
         block.replace_row(gradient_row, SparseRow(columns[:0].copy(), given.values[:0].copy(), 0.0))
+
+
+@dataclass(frozen=True)
+class UpdatesMade(GetFunction):
+    """Return how many updates the optimizer has made; of blocks that differ, the most."""
+
+    matrix: str
+
+    only_stored = True
+
+    def partition_get(self, block: Block, part: Part) -> int:
+        return block.updates
+
+    def merge(self, parts: Sequence[int]) -> int:
+        return max(parts)
+
+
+@dataclass(frozen=True)
+class ContinueUpdates(UpdateFunction):
+    """Let the optimizer count on from the updates that it has made elsewhere. In ``init=``, of a new matrix."""
+
+    matrix: str
+    updates: int
+
+    only_stored = True
+
+    def partition_update(self, block: Block, part: Part) -> None:
+        block.updates = self.updates
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from streamiter.deferred import Deferred, Encode, PlainValue
 from streamiter.errors import CheckpointError, InternalError, OutOfRange, ParameterServerError
 from streamiter.numbers import check_memory
+from streamiter.operators.definitions import Definition, changes
 from streamiter.parameter_server.matrix import BlockRange, Matrix
 
 P = TypeVar("P")
@@ -300,10 +301,6 @@ def _described(part: object) -> str:
     return "no more" if part is None else f"{type(part).__name__}"
 
 
-_SETTINGS = ("rows", "columns", "dtype", "sparse")
-"""The settings that a matrix must have to take over numbers of a snapshot."""
-
-
 class BlockState(TypedDict):
     """The state of a block, and its place: the first row and the end of its rows, and the same of its columns."""
 
@@ -315,15 +312,15 @@ class BlockState(TypedDict):
 class BlocksState(TypedDict):
     """The state of blocks of a matrix."""
 
-    settings: dict[str, object]
-    """The settings that a matrix must have to take over the blocks."""
+    settings: Definition
+    """On what the meaning of the numbers depends."""
     blocks: list[BlockState]
 
 
 def frozen_blocks(matrix: Matrix, blocks: Iterable[Block], encode: Encode) -> BlocksState:
     """Return the matrix's settings and the state of these of its blocks: plain data, with ``Deferred`` pieces."""
     return {
-        "settings": {name: getattr(matrix, name) for name in _SETTINGS},
+        "settings": matrix.definition(),
         "blocks": [
             {
                 "rows": [block.rows.start, block.rows.stop],
@@ -337,12 +334,15 @@ def frozen_blocks(matrix: Matrix, blocks: Iterable[Block], encode: Encode) -> Bl
 
 def check_state(matrix: Matrix, state: BlocksState) -> None:
     """Raise an error if the blocks of a matrix cannot take over a state of all its blocks."""
-    for name, value in state["settings"].items():
-        if (now := getattr(matrix, name)) != value:
-            raise ParameterServerError(
-                f"matrix {matrix.name!r}: expected {name}={value!r} as in the snapshot, given {now!r}; "
-                "make it with these settings, or begin without the snapshot"
-            )
+    before, now = state["settings"], matrix.definition()
+    if None in (before["on_clock"], now["on_clock"]):  # Then adds may have named the same function with update=.
+        now = {**now, "on_clock": before["on_clock"]}
+    if changed := changes(before, now):
+        raise ParameterServerError(
+            f"matrix {matrix.name!r}: expected the settings that it has in the snapshot, given others "
+            f"({', '.join(changed)}), with which its numbers would be wrong; make it with these settings or under "
+            "another name, or start without the snapshot: restore=None, which loses all state"
+        )
 
 
 def restore_blocks(matrix: Matrix, blocks: Iterable[Block], state: BlocksState) -> None:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Literal, final
+from typing import Any, Final, Literal, final
 
 from streamiter.checkpoints.flow_record import CommitPointer
 from streamiter.checkpoints.plain_data import PlainData
@@ -123,41 +123,53 @@ def numbers_of(stored: Sequence[SnapshotHeader]) -> str:
 
 
 def check_steps(
-    header: SnapshotHeader, steps: Mapping[str, StepState], changed_steps: Collection[str], *, in_loops: Collection[str]
+    header: SnapshotHeader,
+    steps: Mapping[str, StepState],
+    changed_steps: Collection[str],
+    *,
+    tied: Mapping[str, object],
 ) -> None:
     """Raise CheckpointError unless the snapshot and the flow have the same steps with state, of fitting definitions.
 
-    The steps in ``changed_steps`` may be in only one of them, or have another definition if they are not ``in_loops``:
-    without state, a step of a loop would wait for what the steps around it have had already.
+    The steps in ``changed_steps`` may be in only one of them, or have another definition if they are not ``tied``:
+    without state, a step of a loop would wait for what the steps around it have had already. ``tied`` has the loop of
+    such a step, which is new as a whole if the snapshot has none of its steps.
     """
-    where = f"flow {header.flow!r}, checkpoint {header.id.number}"
-    for name in header.steps:
-        if name not in steps and name not in changed_steps:
-            raise CheckpointError(
-                f"{where}: it has state of step {name!r}, which the flow does not have ({_names(steps)}); give the "
-                f"step that name again, or leave its state behind: changed_steps=[{name!r}]"
-            )
-    for name in steps:
-        if name not in header.steps and name not in changed_steps:
-            raise CheckpointError(
-                f"{where}: it has no state of step {name!r} (it has {_names(header.steps)}); give the step the name "
-                f"it had, or let it begin without state: changed_steps=[{name!r}]"
-            )
-
-    changed = {name: found for name in header.steps if (found := _changes_of(name, header, steps))}
-    if unconfirmed := [name for name in changed if name not in changed_steps or name in in_loops]:
-        told = "; ".join(f"a changed step {name!r} ({', '.join(changed[name])})" for name in unconfirmed)
-        is_all = not set(unconfirmed).isdisjoint(in_loops)
-        remedy = "restore=None" if is_all else f"changed_steps={sorted({*unconfirmed, *changed_steps})}"
-        lost = "all state" if is_all else ", ".join(dict.fromkeys(header.steps[name].keeps for name in unconfirmed))
-        raise CheckpointError(
-            f"{where}: expected steps as they were when it was taken, given {told}: with the state of the checkpoint "
-            f"results would be wrong. Write it as it was, or start without that state: {remedy}, which loses {lost}"
-        )
+    old_loops = {id(loop) for name, loop in tied.items() if name in header.steps and loop is not None}
+    bound = {name for name, loop in tied.items() if name in header.steps or id(loop) in old_loops}
+    changed = {name: found for name in {**header.steps, **steps} if (found := _changes_of(name, header, steps))}
+    if not (unconfirmed := [name for name in changed if name not in changed_steps or name in bound]):
+        return
+    gone, new = ([name for name in unconfirmed if changed[name] == [what]] for what in (_GONE, _NEW))
+    told = [f"no {_names(gone)}, whose state it has"] if gone else []
+    told += [f"{'a ' if len(new) == 1 else ''}new {_names(new)}, without state in it"] if new else []
+    told += [
+        f"a changed step {name!r} ({', '.join(changed[name])})" for name in unconfirmed if name not in (*gone, *new)
+    ]
+    is_all = not bound.isdisjoint(unconfirmed)
+    remedy = "restore=None" if is_all else f"changed_steps={sorted({*unconfirmed, *changed_steps})}"
+    of_steps = [header.steps[name].keeps for name in unconfirmed if name in header.steps]
+    lost = "all state" if is_all else ", ".join(dict.fromkeys(of_steps)) or "nothing"
+    raise CheckpointError(
+        f"flow {header.flow!r}, checkpoint {header.id.number}: expected steps as they were when it was taken, given "
+        f"{'; '.join(told)}: with the state of the checkpoint results would be wrong. "
+        f"Write {'it' if len(unconfirmed) == 1 else 'them'} as before, under the same name, or start without that "
+        f"state: {remedy}, which loses {lost}"
+    )
 
 
 def _changes_of(name: str, header: SnapshotHeader, steps: Mapping[str, StepState]) -> list[str]:
-    return changes(header.steps[name].definition, steps[name].definition) if name in steps else []
+    if name in steps and name in header.steps:
+        return changes(header.steps[name].definition, steps[name].definition)
+    return [_NEW if name in steps else _GONE]
+
+
+_GONE: Final = "it is gone"
+_NEW: Final = "it is new"
+
+
+def _names(steps: Sequence[str]) -> str:
+    return f"step{'s' if len(steps) > 1 else ''} {', '.join(map(repr, steps))}"
 
 
 def steps_left_behind(
@@ -174,10 +186,6 @@ def steps_left_behind(
         if name in changed_steps
         and ((is_whole := name not in steps or step.is_source) or _changes_of(name, header, steps))
     }
-
-
-def _names(steps: Mapping[str, StepState]) -> str:
-    return ", ".join(map(repr, steps)) or "none"
 
 
 async def states_of_tasks(
@@ -320,9 +328,22 @@ class JobRestore:
         if self._on_restore is not None:
             self._on_restore(self.checkpoint.number)
         snapshot = self._snapshot = await self._opened(self.checkpoint, stored)
-        in_loops = {each.step.name for task in tasks for each in task.instances if each.step.loop is not None}
-        check_steps(snapshot.header, self._steps, self._changed_steps, in_loops=in_loops)
+        tied = {
+            each.step.name: each.step.loop
+            for task in tasks
+            for each in task.instances
+            if each.step.loop is not None or not each.operator.starts_alone
+        }
+        check_steps(snapshot.header, self._steps, self._changed_steps, tied=tied)
         dropped = steps_left_behind(snapshot.header, self._steps, self._changed_steps)
+        users = [
+            (step.service.name, step.name)
+            for step in (each.step for task in tasks for each in task.instances)
+            if step.service is not None and step.service.name in snapshot.header.steps
+        ]
+        # The numbers on a parameter server are the state of the steps that use it.
+        kept = {service for service, step in users if step not in dropped}
+        dropped |= {service: True for service, _ in users if service not in kept}
         self._warn(snapshot.header, dropped)
         self._messages.send_restore(self._run_id, self.checkpoint, dropped)
         states = await states_of_tasks(

@@ -22,7 +22,8 @@ from streamiter import Flow, Operator
 from streamiter.checkpoints.store import MemoryStore
 from streamiter.errors import CheckpointError, ConfigurationError, JobFailed
 from streamiter.operators import Output
-from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
+from streamiter.optimizers import FTRL, Adam
+from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer, psf
 from streamiter.parameter_server.consistency import Consistency
 
 KINDS = [ASP(), BSP(), SSP(staleness=2)]
@@ -68,11 +69,17 @@ async def suspended(store: MemoryStore, **options: Any) -> None:
 @pytest.mark.parametrize(
     ("before", "now", "said"),
     [
-        ({"dtype": "float32"}, {}, "expected dtype='float32' as in the snapshot, given 'float64'"),
-        ({}, {"sparse": True}, "expected sparse=False as in the snapshot, given True"),
-        ({}, {"rows": 2}, "expected rows=1 as in the snapshot, given 2"),
+        ({"dtype": "float32"}, {}, "dtype was float32, now float64"),
+        ({}, {"sparse": True}, "sparse was False, now True"),
+        ({}, {"rows": 2, "columns": RECORDS + 1}, f"rows was 1, now 2, columns was {RECORDS}, now {RECORDS + 1}"),
+        ({"sparse": True}, {"sparse": True, "default": 2.0}, "default was 0.0, now 2.0"),
+        (
+            {"rows": 4, "on_clock": psf.Optimize(MATRIX, FTRL())},
+            {"rows": 4, "on_clock": psf.Optimize(MATRIX, Adam())},
+            "on_clock was Optimize with ftrl, now Optimize with adam",
+        ),
     ],
-    ids=["dtype", "sparse", "rows"],
+    ids=["dtype", "sparse", "rows and columns", "default", "update function"],
 )
 async def test_settings_that_do_not_fit_the_checkpoint_are_refused(
     before: dict[str, Any], now: dict[str, Any], said: str
@@ -84,7 +91,9 @@ async def test_settings_that_do_not_fit_the_checkpoint_are_refused(
     with pytest.raises(JobFailed) as failed:
         await flow.start(checkpoints=checkpoints(store))
     assert "step 'count'" in str(failed.value)
-    assert f"matrix 'counts': {said}" in str(failed.value)
+    assert "matrix 'counts': expected the settings that it has in the snapshot" in str(failed.value)
+    assert f"({said})" in str(failed.value)
+    assert "restore=None" in str(failed.value)
     assert server.workers == []
 
 
@@ -126,7 +135,7 @@ async def test_a_server_of_another_name_does_not_receive_the_state() -> None:
     store = MemoryStore()
     await suspended(store)
     flow, _ = counting_flow(server=ParameterServer(name="weights"))
-    with pytest.raises(CheckpointError, match="it has state of step 'parameter server', which the flow does not have"):
+    with pytest.raises(CheckpointError, match="no step 'parameter server', whose state it has; a new step 'weights'"):
         await flow.start(checkpoints=checkpoints(store))
 
 
