@@ -50,7 +50,7 @@ pytest.register_assert_rewrite(
 # On two busy cores, single examples and their generation are slow; tests of hangs have their own time limits.
 # Each run has other examples, so that many short runs find as much as a few long ones.
 hypothesis.settings.register_profile(
-    "streamiter", max_examples=60, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "streamiter", max_examples=40, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 # ``make mutate`` only needs the failure of a test: it uses the same examples each time, and does not reduce them.
 hypothesis.settings.register_profile(

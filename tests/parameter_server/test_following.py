@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.waiting import PATIENCE_S
 
@@ -117,7 +117,6 @@ _steps = st.one_of(
 )
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     consistency=st.sampled_from([ASP(), BSP(), SSP(staleness=1)]),
     shards=st.integers(1, 3),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamiter.errors import OutOfTurn, UnknownMatrix, UnknownWorker, WorkerHasLeft
@@ -127,7 +127,6 @@ _steps = st.one_of(
 )
 
 
-@settings(max_examples=120, deadline=None)
 @given(
     consistency=st.sampled_from([ASP(), BSP(), SSP(staleness=1)]),
     steps=st.lists(_steps, min_size=10, max_size=50),

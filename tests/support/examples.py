@@ -1,6 +1,6 @@
 """Property tests of pure data check thousands of random examples in every run of the tests.
 
-If one example in a thousand shows a fault, 5,000 examples nearly always find the fault, and 60 examples nearly
+If one example in a thousand shows a fault, 5,000 examples nearly always find the fault, and 40 examples nearly
 never. That many examples must be cheap: tests of pure data (no tasks, files or processes) use
 ``@random_examples(make)``, where ``make`` builds an example from a ``random.Random``. The cost is a small part of the
 cost of a ``hypothesis`` strategy. A test of expensive examples ends after .15 s, but not before 50 examples;
