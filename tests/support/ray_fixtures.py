@@ -36,6 +36,7 @@ def cluster() -> Iterator[Any]:
         environment.setenv("RAY_AUTH_TOKEN_PATH", str(token))  # Otherwise Ray writes a token into the home folder.
         environment.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
         environment.setenv("RAY_TMPDIR", str(folder))
+        environment.setenv("RAY_raylet_start_wait_time_s", f"{PATIENCE_S:.0f}")  # 60 s are too short on a busy machine.
         import ray
         from ray.cluster_utils import Cluster
 
