@@ -8,14 +8,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from _pytest.doctest import DoctestModule
-from support.kafka_fixtures import (
-    breakable_broker,
-    broker_to_break,
-    kafka_broker,
-    kafka_broker_factory,
-    logs_of_brokers,
-    topic_prefix,
-)
+from support.kafka_fixtures import breakable_broker, broker_to_break, kafka_broker, logs_of_brokers, topic_prefix
 from support.ray_fixtures import cluster
 from support.registry_server import schema_registry
 from support.s3_server import s3_server, s3_url
@@ -28,7 +21,6 @@ __all__ = [
     "cluster",
     "for_each_soak_seed",
     "kafka_broker",
-    "kafka_broker_factory",
     "s3_server",
     "s3_url",
     "schema_registry",

@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.kafka_server import KafkaServer, log_tail, running_kafka, what_is_missing
@@ -23,13 +22,11 @@ __all__ = [
     "broker_of_workers",
     "broker_to_break",
     "kafka_broker",
-    "kafka_broker_factory",
     "logs_of_brokers",
     "skip_without_java",
     "topic_prefix",
 ]
 
-BrokerFactory = Callable[..., KafkaServer]
 Running = contextlib.AbstractContextManager[KafkaServer]
 
 # No test freezes or kills the broker that all tests share. If the machine stands still for longer than the 3 s of other
@@ -133,21 +130,6 @@ def breakable_broker(broker_to_break: KafkaServer) -> Iterator[KafkaServer]:
     yield broker_to_break
     broker_to_break.start()
     broker_to_break.resume()
-
-
-@pytest.fixture
-def kafka_broker_factory() -> Iterator[BrokerFactory]:
-    """Return a function that starts a broker with settings of its own for one test.
-
-    The test may stop, kill and freeze the broker; the arguments are those of ``running_kafka``.
-    """
-    skip_without_java()
-    with contextlib.ExitStack() as brokers:
-
-        def start(**arguments: Any) -> KafkaServer:
-            return brokers.enter_context(running_kafka(**arguments))
-
-        yield start
 
 
 @pytest.fixture
