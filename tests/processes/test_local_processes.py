@@ -136,7 +136,7 @@ def test_a_step_that_exits_names_step_and_line() -> None:
 def test_a_breakpoint_says_how_to_debug_and_lines_of_the_log_keep_the_number_of_their_process() -> None:
     """``breakpoint()`` ended with BdbQuit, and after ``logging.basicConfig`` no line named its process."""
     command = [sys.executable, "-m", "streamiter", "run", f"{PROGRAM}:debugged", "--processes", "2"]
-    with process(command, **PIPES) as started:
+    with process(command, is_forked=True, env=os.environ | FORKS_PROCESSES, **PIPES) as started:
         _, errors = started.communicate()
     assert "step 'debug'" in errors
     assert "run the flow in one process to debug it: flow.run() without on=" in errors
