@@ -8,14 +8,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from _pytest.doctest import DoctestModule
-from support.kafka_fixtures import (
-    breakable_broker,
-    broker_to_break,
-    kafka_broker,
-    kafka_broker_factory,
-    logs_of_brokers,
-    topic_prefix,
-)
+from support.kafka_fixtures import breakable_broker, broker_to_break, kafka_broker, logs_of_brokers, topic_prefix
 from support.ray_fixtures import cluster
 from support.registry_server import schema_registry
 from support.s3_server import s3_server, s3_url
@@ -28,7 +21,6 @@ __all__ = [
     "cluster",
     "for_each_soak_seed",
     "kafka_broker",
-    "kafka_broker_factory",
     "s3_server",
     "s3_url",
     "schema_registry",
@@ -50,7 +42,7 @@ pytest.register_assert_rewrite(
 # On two busy cores, single examples and their generation are slow; tests of hangs have their own time limits.
 # Each run has other examples, so that many short runs find as much as a few long ones.
 hypothesis.settings.register_profile(
-    "streamiter", max_examples=60, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "streamiter", max_examples=40, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 # ``make mutate`` only needs the failure of a test: it uses the same examples each time, and does not reduce them.
 hypothesis.settings.register_profile(

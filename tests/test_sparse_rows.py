@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
@@ -29,7 +29,6 @@ def dense(rows):
     return matrix
 
 
-@settings(deadline=None)
 @given(sparse_rows)
 def test_rows_have_the_same_meaning_in_any_order(rows):
     """Hashed features arrived in another order, or two of a row had one place, and the row had another value."""
@@ -40,7 +39,6 @@ def test_rows_have_the_same_meaning_in_any_order(rows):
         assert indices == sorted(set(indices))
 
 
-@settings(deadline=None)
 @given(sparse_rows, st.data())
 def test_parts_of_rows_are_parts_of_the_matrix(rows, data):
     """A batch was cut, or bad rows were removed from it, and the other rows changed."""
@@ -57,7 +55,6 @@ def test_parts_of_rows_are_parts_of_the_matrix(rows, data):
         assert SparseRows.concatenate(parts) == built_rows
 
 
-@settings(deadline=None)
 @given(sparse_rows)
 def test_a_row_is_its_indices_and_values(rows):
     """A loop over rows raised an error of numpy, or a row's number from the end gave another row."""
@@ -73,7 +70,6 @@ def test_a_row_is_its_indices_and_values(rows):
     assert SparseRows.from_rows(each, WIDTH) == built_rows
 
 
-@settings(deadline=None)
 @given(sparse_rows, st.slices(6))
 def test_a_slice_is_that_of_a_list(rows, part):
     """A slice with a step gave other rows than a slice of a list."""
@@ -121,7 +117,6 @@ def test_sparse_rows_are_never_made_dense_silently():
             function(rows)
 
 
-@settings(deadline=None)
 @given(sparse_rows)
 def test_products_are_those_of_the_matrix(rows):
     """A product differed from the product of the matrix. The sums are exact, because all numbers are whole."""

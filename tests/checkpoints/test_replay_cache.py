@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from checkpoints.deferred_support import decoded_frames, unnamed_files
 from checkpoints.plain_values import same
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.waiting import PATIENCE_S
 
@@ -116,7 +116,6 @@ def directory(tmp_path_factory):
     return tmp_path_factory.mktemp("replay")
 
 
-@settings(deadline=None, max_examples=100)
 @given(batches=st.lists(BATCHES, max_size=12), memory_limit_bytes=st.sampled_from([0, 500, 5_000, 100_000, 10**9]))
 def test_the_joined_batches_are_the_same_in_every_replay(directory, batches, memory_limit_bytes):
     """A record changed its type or its place between two epochs, and was trained on as another record."""
@@ -128,7 +127,6 @@ def test_the_joined_batches_are_the_same_in_every_replay(directory, batches, mem
             assert same(joined(replayed(cache)), joined(batches))
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     batches=st.lists(BATCHES, max_size=12), memory_limit_bytes=st.sampled_from([0, 500, 5_000, 10**9]), data=st.data()
 )
@@ -145,7 +143,6 @@ def test_reading_between_appends_changes_no_batch_that_was_read(directory, batch
         assert same(joined(replayed(cache)), joined(batches))
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     batches=st.lists(BATCHES, max_size=12),
     limit_before=st.sampled_from([0, 500, 5_000, 10**9]),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints.snapshots import FRAMES, Frames, header
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamiter.checkpoints.folder_blobs import FileReader
@@ -96,7 +96,6 @@ def test_any_parts_are_restored_unchanged(tmp_path_factory: pytest.TempPathFacto
     frames = st.lists(st.binary(max_size=300) | st.integers(65_500, 65_560).map(bytes), max_size=5)
 
     @given(parts=st.dictionaries(names, st.tuples(st.binary(), st.lists(frames, max_size=3)), max_size=4))
-    @settings(max_examples=60)
     def check(parts: dict[str, tuple[bytes, list[list[bytes]]]]) -> None:
         path = folder / "any.checkpoint"
         written = [

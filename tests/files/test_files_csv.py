@@ -27,7 +27,6 @@ _field = st.text(st.sampled_from('ab",\n\r ;\té'), max_size=5)
 _rows = st.lists(st.tuples(_field, _field), max_size=12)
 
 
-@settings(max_examples=80, deadline=None)
 @given(rows=_rows, chunk_bytes=st.integers(1, 30), delimiter=st.sampled_from([",", ";", "\t"]))
 def test_the_output_of_the_csv_module_is_read_back(
     rows: list[tuple[str, str]], chunk_bytes: int, delimiter: str

@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 from files.files_support import append, batches_of, rest_of, topic_at, values_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import random_examples
 
@@ -61,7 +61,6 @@ _lines = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(lines=_lines, chunk_bytes=st.integers(1, 20), max_records=st.integers(1, 7), packed=st.booleans())
 def test_any_file_reads_the_same_in_any_chunks(
     lines: list[tuple[bytes, bytes]], chunk_bytes: int, max_records: int, packed: bool

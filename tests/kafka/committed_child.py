@@ -1,7 +1,7 @@
 """Run a flow without state, whose source has ``start="committed"``, until the process is killed or the input ends.
 
-`test_kafka_committed.py` runs this file: ``committed_child.py <flow> <input> <output> <delivery> <stop> <interval>
-[<time-out of transactions>]``.
+`test_kafka_committed.py` runs this file:
+``committed_child.py <flow> <input> <output> <delivery> <stop> <interval> <transaction timeout>``.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ import sys
 from streamiter import Checkpoints, Flow, topic
 
 
-def main(
-    name: str, numbers: str, doubled: str, delivery: str, stop: str, interval_s: str, timeout_s: str = "60"
-) -> None:
+def main(name: str, numbers: str, doubled: str, delivery: str, stop: str, interval_s: str, timeout_s: str) -> None:
     flow = Flow(name)
     read = flow.source(topic(numbers), start="committed", stop="latest" if stop == "latest" else None)
     read.map(lambda number: 2 * number).sink(topic(doubled), delivery="at_least_once" if delivery else None)
+    interval, timeout = float(interval_s), float(timeout_s)
+    alignment_s = 0.9 * (timeout - interval)
     flow.run(
-        checkpoints=Checkpoints(
-            interval_s=float(interval_s), alignment_timeout_s=0.9, transaction_timeout_s=float(timeout_s)
-        )
+        checkpoints=Checkpoints(interval_s=interval, alignment_timeout_s=alignment_s, transaction_timeout_s=timeout)
     )
 
 

@@ -21,6 +21,7 @@ from crash.test_kill_9 import seed
 from job_faults.service import Serve, Service, nothing_unheard, one_line
 from support.kafka_retention import delete_records
 from support.processes import async_process
+from support.waiting import PATIENCE_S
 from topics.topic_case import numbered, numbers_of, patiently, read_to_end, write, write_transaction
 
 from streamiter import Checkpoints, Flow
@@ -30,6 +31,8 @@ from streamiter.topics import OutgoingBatch, Topic, topic
 MakeTopic = Callable[..., Topic]
 CHILD = Path(__file__).with_name("committed_child.py")
 MORTAL = Path(crash.mortal.__file__)
+PATIENT = ["0.02", f"{PATIENCE_S}"]
+"""Commits every 20 ms, and transactions that end only with their process, also on a busy machine."""
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -75,7 +78,7 @@ async def test_a_job_that_is_killed_at_random_moments_loses_nothing_and_repeats_
         # Each second life ends at a place of a commit, which a moment hits once in a thousand lives.
         place, call = random.choice(KAFKA_COMMIT), random.randint(1, 8)
         mortal = [str(MORTAL), *place, str(call), str(int(signal.SIGKILL))] if has_transactions and life % 2 else []
-        async with async_process([sys.executable, *mortal, *arguments, "", "0.02"], is_forked=True) as child:
+        async with async_process([sys.executable, *mortal, *arguments, "", *PATIENT], is_forked=True) as child:
             end = (await doubled.describe()).records + random.randint(1, 400)
 
             async def is_over(child: Any = child, end: int | None = None if mortal else end) -> bool:
@@ -88,7 +91,7 @@ async def test_a_job_that_is_killed_at_random_moments_loses_nothing_and_repeats_
             await until(is_over)
             child.kill()
             assert await patiently(child.wait()) == -signal.SIGKILL
-    async with async_process([sys.executable, *arguments, "latest", "0.02"], is_forked=True) as child:
+    async with async_process([sys.executable, *arguments, "latest", *PATIENT], is_forked=True) as child:
         assert await patiently(child.wait()) == 0
     records = await read_to_end(doubled)
     assert {int(record.value or b"") for record in records} == {2 * number for number in partition_of}
@@ -115,7 +118,8 @@ async def test_a_job_that_was_frozen_for_too_long_resumes_unless_it_was_replaced
     numbers, doubled = kafka_topic("numbers"), kafka_topic("doubled")
     await numbers.create()
     await doubled.create()
-    command = [sys.executable, str(CHILD), kafka_topic("flow").name, numbers.url, doubled.url, "", "", "0.5", "1.5"]
+    names = [kafka_topic("flow").name, numbers.url, doubled.url]
+    command = [sys.executable, str(CHILD), *names, "", "", "0.5", "1.5"]  # It is frozen for longer than that.
 
     async def until_there(count: int, *, is_committed: bool = True) -> None:
         async def are_there() -> bool:

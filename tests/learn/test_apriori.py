@@ -75,7 +75,6 @@ def enumerated(
     return [(chosen, count) for chosen, count in counts if count and count >= minimum_count]
 
 
-@settings(max_examples=60)
 @given(
     transactions=TRANSACTIONS,
     percent=st.integers(1, 100),

@@ -106,7 +106,6 @@ def small_tables(draw: st.DrawFn) -> tuple[Any, Any]:
     return np.array(features), np.array(labels)
 
 
-@settings(max_examples=80)
 @given(
     table=small_tables(),
     maximum_depth=st.integers(1, 4),

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import random_examples
 
@@ -86,7 +86,6 @@ def stream(seed, count, *, spread=1.0):
     return predictions, targets, random.integers(0, 4, count).astype(float)
 
 
-@settings(deadline=None)
 @given(rows)
 def test_metrics_equal_their_definitions(rows):
     """The rows have weights, ties and predictions of 0 and 1; the window contains all rows."""
@@ -144,7 +143,6 @@ def test_auc_of_everything_is_close_to_the_exact_one(seed, spread):
     assert validation.metrics()["auc"] == pytest.approx(exact, abs=2e-4 if spread in (1.0, 3.0) else 1e-3)
 
 
-@settings(deadline=None)
 @given(rows)
 def test_exact_auc_counts_pairs(rows):
     """Ties count half, and the order of the rows does not matter."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from models.model_case import (
     MakeTopic,
@@ -324,7 +324,6 @@ entries = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(entries, max_size=60))
 def test_the_last_update_is_the_highest_complete_one(written: list[tuple[int, int, str, int]]) -> None:
     """For any content, the result must equal the result of reading all records."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from models.model_case import (
     MakeTopic,
@@ -74,7 +74,6 @@ async def test_a_superseded_writer_and_repetitions_never_take_a_reader_back(make
 writes = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5), st.booleans()), max_size=20)
 
 
-@settings(max_examples=60, deadline=None)
 @given(writes)
 def test_a_reader_sees_exactly_the_running_maxima(written: list[tuple[int, int, bool]]) -> None:
     """For any interleaving of writers, the versions strictly increase, and only other updates are skipped."""

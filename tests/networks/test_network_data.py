@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from networks.training_support import FEATURES, rows
 
@@ -143,7 +143,6 @@ def numbered(count: int) -> LabelledRows:
     return LabelledRows(np.zeros((count, 2)), np.arange(float(count)))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     count=st.integers(1, 60),
     updates=st.integers(1, 12),

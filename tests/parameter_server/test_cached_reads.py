@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamiter.errors import RowsInDifferentBlocks
@@ -90,7 +90,6 @@ class _Workers:
         values[:] = -1.0  # the array belongs to the caller
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     consistency=st.sampled_from([ASP(), BSP()]), read_my_writes=st.booleans(), shards=st.integers(1, 2), steps=_steps
 )
@@ -143,7 +142,6 @@ class _CheckedWorkers(_Workers):
         super().read(worker, row, values)
 
 
-@settings(max_examples=80, deadline=None)
 @given(staleness=st.integers(0, 2), shards=st.integers(1, 2), steps=_steps)
 def test_under_ssp_a_cached_read_has_all_that_the_staleness_promises_and_all_own_writes(
     staleness: int, shards: int, steps: list[tuple[str, int, int]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamiter.errors import ConfigurationError
@@ -121,7 +121,6 @@ async def test_the_watch_may_be_stopped_by_its_own_callback() -> None:
     assert watched.clock.timers == 0
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     heard=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), max_size=12), timeout_eighths=st.integers(8, 48)
 )

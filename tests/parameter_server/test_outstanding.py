@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.waiting import PATIENCE_S
 
@@ -85,7 +85,6 @@ def test_the_limit_is_at_least_one() -> None:
         Outstanding(limit=0)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     limit=st.integers(1, 3),
     steps=st.lists(st.sampled_from(["acquire", "release", "cancel", "turn"]), max_size=40),

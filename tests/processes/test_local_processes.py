@@ -11,11 +11,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import flows_on_hosts
-from support.fork_server import FORKS_PROCESSES
-from support.processes import process
+from support.fork_server import FORKS_PROCESSES, Forked
+from support.processes import AsyncForked, process
 from support.waiting import PATIENCE_S, until
 
 from streamiter import Checkpoints, Flow, LocalProcesses, Ray, topic
@@ -31,6 +32,17 @@ from streamiter.testing import VirtualClock
 
 PROGRAM = Path(flows_on_hosts.__file__)
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+
+async def _started(*command: str, **options: Any) -> AsyncForked:
+    return await AsyncForked.start(Forked(command, **options))
+
+
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the processes of a flow be forks, where their start is not the subject: half a second each."""
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", _started)
+
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are those of Unix")
 
@@ -72,6 +84,7 @@ def test_a_slow_process_slows_down_the_others_instead_of_filling_their_memory(tm
     assert grown_mb < 10
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_learner_of_one_subtask_is_in_the_first_process_and_the_steps_around_it_in_all() -> None:
     """A learner with one owner was thought to need one process, and features were made on one core."""
     statistics = flows_on_hosts.around.run(on=LocalProcesses(2))
@@ -81,6 +94,7 @@ def test_a_learner_of_one_subtask_is_in_the_first_process_and_the_steps_around_i
     assert flows_on_hosts.validated.items[-1]["count"] == 200
 
 
+@pytest.mark.usefixtures("forks")
 def test_an_error_of_a_step_is_raised_as_in_one_process() -> None:
     """The user saw that a process was lost, but neither the step, nor the record, nor the line of the function."""
     with pytest.raises(JobFailed, match=r"on record 57, in process [01]: ZeroDivisionError") as raised:
@@ -91,6 +105,7 @@ def test_an_error_of_a_step_is_raised_as_in_one_process() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whether a silent process works")
+@pytest.mark.usefixtures("forks")
 def test_a_step_that_holds_the_lock_of_python_runs_as_in_one_process(caplog: pytest.LogCaptureFixture) -> None:
     """A sort of a long list took 6 s, and the process was taken for lost, at each restart again."""
     flows_on_hosts.busy.run(on=LocalProcesses(2, silence_s=1))
@@ -100,6 +115,7 @@ def test_a_step_that_holds_the_lock_of_python_runs_as_in_one_process(caplog: pyt
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whether a silent process works")
+@pytest.mark.usefixtures("forks")
 def test_the_silence_of_a_step_that_hangs_names_the_step() -> None:
     """The error said that a process was silent, and the user had to guess which of twelve steps hung."""
     expected = "no sign of life for 1 s while step 'hang' ran, and has not used the processor; give silence_s="
@@ -107,6 +123,7 @@ def test_the_silence_of_a_step_that_hangs_names_the_step() -> None:
         flows_on_hosts.hanging.run(on=LocalProcesses(2, silence_s=1))
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_step_that_exits_names_step_and_line() -> None:
     """A library called ``sys.exit``, and the process was lost with exit code 7, at each restart again."""
     with pytest.raises(
@@ -119,19 +136,21 @@ def test_a_step_that_exits_names_step_and_line() -> None:
 def test_a_breakpoint_says_how_to_debug_and_lines_of_the_log_keep_the_number_of_their_process() -> None:
     """``breakpoint()`` ended with BdbQuit, and after ``logging.basicConfig`` no line named its process."""
     command = [sys.executable, "-m", "streamiter", "run", f"{PROGRAM}:debugged", "--processes", "2"]
-    with process(command, **PIPES) as started:
+    with process(command, is_forked=True, env=os.environ | FORKS_PROCESSES, **PIPES) as started:
         _, errors = started.communicate()
     assert "step 'debug'" in errors
     assert "run the flow in one process to debug it: flow.run() without on=" in errors
     assert re.search(r"^process [01]: WARNING debugged record 3\nprocess [01]: of 8$", errors, re.MULTILINE)
 
 
+@pytest.mark.usefixtures("forks")
 def test_processes_with_different_flows_name_the_first_different_step() -> None:
     """A name of a step was made of the time, so each process had another flow, and records had no reader."""
     with pytest.raises(GraphError, match=r"expected step 'texts of \d+' as in process 0, given step 'texts of \d+'"):
         flows_on_hosts.unlike.run(on=LocalProcesses(2))
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_flow_that_no_other_process_can_import_is_refused() -> None:
     """A flow that was made in a function had no name; the error must say how to write it."""
     with pytest.raises(ConfigurationError, match=r"name at the top level of a module.*flow=.*:make_flow"):

@@ -396,7 +396,7 @@ def online_training_with_labels_in_event_time(
     return _outputs(training)
 
 
-def online_training_behind_a_join(flow: Flow) -> dict[str, Stream]:
+def online_training_behind_a_join(mode: str, flow: Flow) -> dict[str, Stream]:
     """Train on questions that a join has labelled: they are predicted at their time."""
     rows = table(10)
     questions = [{"id": n, "x": float(x[0]), "at": 10 * n} for n, x in enumerate(rows["x"])]
@@ -410,7 +410,13 @@ def online_training_behind_a_join(flow: Flow) -> dict[str, Stream]:
     pairs = left.interval_join(right, lower_s=0, upper_s=0.045, how="left", name="join")
     examples = pairs.map(lambda pair: {"x": pair[0]["x"], "y": pair[1] is not None}, name="rows")
     training = train_online(
-        examples, label="y", mini_batch=3, mode="synchronous", workers=1, report_every=2, name="late"
+        examples,
+        label="y",
+        mini_batch=3,
+        mode=mode,  # type: ignore[arg-type]
+        report_every=2,
+        workers=1,
+        name="late",
     )
     return _outputs(training)
 
@@ -584,7 +590,10 @@ CASES = [
         for mode, schedule in (("asynchronous", "weighted"), ("synchronous", "end"), ("synchronous", "weighted"))
     ),
     Case(functools.partial(online_training_by_rows, "asynchronous"), (LabelFields,), {"cuts": 4}),
-    Case(online_training_behind_a_join, (*BY_ROWS, LabelJoin, SpansInOrder, RecordOrder)),
+    *(
+        Case(functools.partial(online_training_behind_a_join, mode), (*BY_ROWS, LabelJoin, SpansInOrder, RecordOrder))
+        for mode in ("asynchronous", "synchronous")
+    ),
     *(
         # In synchronous mode the first case learns numbers, whose kind is certain from their first row.
         Case(functools.partial(build, mode), (*BY_ROWS, FirstRows) if mode == "asynchronous" else BY_ROWS, options)

@@ -31,6 +31,7 @@ SPEED_DECIDES = {
     "online_training-asynchronous",
     "online_training_from_a_start",
     "online_training_with_delayed_labels",
+    "online_training_behind_a_join-asynchronous",
     "online_training_by_rows-asynchronous",
     "online_training_by_rows_with_delayed_labels-asynchronous",
     "online_training_with_labels_in_event_time-asynchronous",

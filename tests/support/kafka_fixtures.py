@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import pytest
-from support.kafka_server import KafkaServer, running_kafka, what_is_missing
+from support.kafka_server import KafkaServer, log_tail, running_kafka, what_is_missing
 from support.programs import missing
+from support.waiting import PATIENCE_S
 
 __all__ = [
     "GivenKafka",
     "breakable_broker",
+    "broker_of_workers",
     "broker_to_break",
     "kafka_broker",
-    "kafka_broker_factory",
     "logs_of_brokers",
     "skip_without_java",
     "topic_prefix",
 ]
 
-BrokerFactory = Callable[..., KafkaServer]
+Running = contextlib.AbstractContextManager[KafkaServer]
 
 # No test freezes or kills the broker that all tests share. If the machine stands still for longer than the 3 s of other
 # brokers, a shorter session ends: its controller takes all partitions from the broker, and transactions wait.
 _LONG_SESSION = {"broker.session.timeout.ms": "60000"}
-
-_SHARED_BROKERS = pytest.StashKey[list[KafkaServer]]()
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,15 @@ class GivenKafka:
     """A running broker that the tests must not stop."""
 
     bootstrap: str
+    log_file: Path | None = None
+    """Its log, if another process of the tests has started it."""
+
+    def log_tail(self) -> str:
+        """Return the end of the broker's output."""
+        return log_tail(self.log_file) if self.log_file else ""
+
+
+_SHARED_BROKERS = pytest.StashKey[list[KafkaServer | GivenKafka]]()
 
 
 def logs_of_brokers(config: pytest.Config) -> Iterator[tuple[str, str]]:
@@ -48,20 +57,53 @@ def logs_of_brokers(config: pytest.Config) -> Iterator[tuple[str, str]]:
 
 
 @pytest.fixture(scope="session")
-def kafka_broker(pytestconfig: pytest.Config) -> Iterator[KafkaServer | GivenKafka]:
+def kafka_broker(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KafkaServer | GivenKafka]:
     """Return the broker that all tests share; each test uses topics with its own names.
 
     ``STREAMITER_TEST_KAFKA=host:port`` names a running broker.
     """
     given = os.environ.get("STREAMITER_TEST_KAFKA")
     if given:
-        _check_answers(given)
+        if error := _does_not_answer(given):
+            pytest.fail(f"STREAMITER_TEST_KAFKA={given}: no broker answers ({error})")
         yield GivenKafka(given)
         return
     skip_without_java()
-    with running_kafka(settings=_LONG_SESSION) as server:
-        pytestconfig.stash.setdefault(_SHARED_BROKERS, []).append(server)
-        yield server
+    is_worker = hasattr(pytestconfig, "workerinput")
+    shared = tmp_path_factory.getbasetemp().parent
+    with broker_of_workers(shared) if is_worker else own_broker() as broker:
+        pytestconfig.stash.setdefault(_SHARED_BROKERS, []).append(broker)
+        yield broker
+
+
+def own_broker() -> Running:
+    """Run the broker that no test breaks."""
+    return running_kafka(settings=_LONG_SESSION)
+
+
+@contextlib.contextmanager
+def broker_of_workers(folder: Path, start: Callable[[], Running] = own_broker) -> Iterator[KafkaServer | GivenKafka]:
+    """Return the broker that all processes of the tests share: one more costs 15 s of processor time.
+
+    The process that comes first starts the broker, and stops it when no other uses it. The kernel ends the use of a
+    process that is killed.
+    """
+    known = folder / "kafka-broker"
+    with (folder / "kafka-broker.users").open("w") as users, contextlib.ExitStack() as started:
+        fcntl.flock(users, fcntl.LOCK_SH)
+        with (folder / "kafka-broker.start").open("w") as door:
+            fcntl.flock(door, fcntl.LOCK_EX)
+            address, _, log = known.read_text().partition(" ") if known.exists() else ("", "", "")
+            if not address or _does_not_answer(address):  # The process that started it was killed.
+                broker: KafkaServer | GivenKafka = started.enter_context(start())
+                started.callback(known.unlink)
+                started.callback(fcntl.flock, users, fcntl.LOCK_EX)  # Waits for the other processes.
+                known.write_text(f"{broker.bootstrap} {broker.log_file}")
+            else:
+                broker = GivenKafka(address, Path(log))
+        yield broker
 
 
 @pytest.fixture(scope="session")
@@ -91,21 +133,6 @@ def breakable_broker(broker_to_break: KafkaServer) -> Iterator[KafkaServer]:
 
 
 @pytest.fixture
-def kafka_broker_factory() -> Iterator[BrokerFactory]:
-    """Return a function that starts a broker with settings of its own for one test.
-
-    The test may stop, kill and freeze the broker; the arguments are those of ``running_kafka``.
-    """
-    skip_without_java()
-    with contextlib.ExitStack() as brokers:
-
-        def start(**arguments: Any) -> KafkaServer:
-            return brokers.enter_context(running_kafka(**arguments))
-
-        yield start
-
-
-@pytest.fixture
 def topic_prefix() -> str:
     """Return a prefix that makes the names of a test's topics unique on a shared broker."""
     return f"test-{uuid.uuid4().hex[:12]}-"
@@ -117,9 +144,10 @@ def skip_without_java() -> None:
         missing(reason)
 
 
-def _check_answers(address: str) -> None:
+def _does_not_answer(address: str) -> OSError | None:
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=5).close()
+        socket.create_connection((host, int(port)), timeout=PATIENCE_S).close()
     except OSError as error:
-        pytest.fail(f"STREAMITER_TEST_KAFKA={address}: no broker answers ({error})")
+        return error
+    return None

@@ -32,6 +32,7 @@ __all__ = [
     "KafkaServer",
     "free_ports",
     "guard",
+    "log_tail",
     "running_kafka",
     "what_is_missing",
 ]
@@ -171,11 +172,9 @@ class KafkaServer:
         """Let the broker continue after :meth:`pause`."""
         self._running().send_signal(signal.SIGCONT)
 
-    def log_tail(self, lines: int = 30) -> str:
+    def log_tail(self) -> str:
         """Return the end of the broker's output."""
-        if not self.log_file.exists():
-            return "(no log)"
-        return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
+        return log_tail(self.log_file)
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
@@ -290,6 +289,13 @@ class KafkaServer:
         guard, self._guard = self._guard, None
         if guard is not None:
             guard.communicate(b"stopped\n", timeout=START_TIMEOUT_S)
+
+
+def log_tail(file: Path) -> str:
+    """Return the last 30 lines of the output of a broker."""
+    if not file.exists():
+        return "(no log)"
+    return "\n".join(file.read_text(errors="replace").splitlines()[-30:])
 
 
 def guard(pid: int) -> subprocess.Popen[bytes]:

@@ -9,7 +9,8 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,8 +38,10 @@ def cluster() -> Iterator[Any]:
         environment.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
         environment.setenv("RAY_TMPDIR", str(folder))
         import ray
+        from ray._private import services
         from ray.cluster_utils import Cluster
 
+        environment.setattr(services, "get_node", patient(services.get_node))
         small = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_dashboard": False}
         # Ray would note the loss of a node after 15 s. Here it never does: a flow notes its losses itself.
         never = {"health_check_failure_threshold": 10_000}
@@ -50,6 +53,22 @@ def cluster() -> Iterator[Any]:
             ray.shutdown()
             nodes.shutdown()
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def patient(get_node: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function by which Ray looks for a node that starts, without its limit of 30 s for a busy machine."""
+
+    def get(*given: Any, **options: Any) -> Any:
+        until_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return get_node(*given, **options)
+            except RuntimeError:
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(0.1)  # Another process has no event to wait for.
+
+    return get
 
 
 def raylet_of(node: Any) -> int:

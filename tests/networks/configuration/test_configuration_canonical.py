@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from networks.published import PUBLISHED, deep_fm, layer, published
 
@@ -127,7 +127,6 @@ def rewritten(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(document=rewritten())
-@settings(max_examples=60, deadline=None)
 def test_files_that_mean_the_same_have_one_form(document):
     """The canonical form decides whether two models are equal, and whether a checkpoint is accepted."""
     assert as_text(form(document)) == as_text(form(deep_fm()))
