@@ -18,6 +18,7 @@ from topics.topic_case import read_to_end, write
 from streamiter import Flow, IterationBodyResult, Operator, Stream, iterate_unbounded_streams
 from streamiter.errors import GraphError, JobFailed, RejectRecords
 from streamiter.operators import DeadLetter, MiniBatch, Origin, Output
+from streamiter.records import Columns
 from streamiter.topics import MemoryBroker, OutgoingBatch, SizeLimit, Topic, TopicRecord, topic
 from streamiter.topics.source_and_sink import DeadLetterEncoder
 
@@ -286,6 +287,41 @@ class RefusingLate(Late):
             out.reject(record, "no")
 
 
+class Renaming(Operator):
+    """Emits another object for each record, and for some records none, or two."""
+
+    is_stateless = True
+
+    def process(self, record: Any, out: Output) -> None:
+        if not record.endswith("-1"):
+            out.emit(f"{record} "[:-1])
+
+
+class Once:
+    """A predicate that is true once for each text."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+
+    def __call__(self, text: str) -> bool:
+        is_new = text not in self.seen
+        self.seen.add(text)
+        return is_new
+
+
+def timed(read: Stream) -> Stream:
+    """Return the stream with the offset of each record as its time."""
+    return read.event_time(lambda text: int(text.split(":")[1]), unit="ms", check_unit=False)
+
+
+def in_columns(batch: Any) -> Columns:
+    return Columns({"place": np.array(batch)})
+
+
+def refuse_with_state(state: Any, record: Any) -> NoReturn:
+    raise ValueError("no")
+
+
 async def refused(
     build: Callable[[Stream, Topic], Any], *, partitions: int = 1, records: int = 12
 ) -> list[tuple[str, str, dict[str, str]]]:
@@ -301,7 +337,8 @@ async def refused(
     build(flow.source(clicks, stop="latest", name="read"), dead)
     found = []
     for letter in await letters_of(flow, dead):
-        partition, offset = json.loads(letter.value or b"").split(":")
+        value = json.loads(letter.value or b"")
+        partition, offset = (value["place"] if isinstance(value, dict) else value).split(":")
         headers = dict(letter.headers)
         if letter.key is not None:
             original = outgoing(f"{partition}:{offset}".encode(), int(partition))
@@ -356,6 +393,39 @@ BEHIND_THE_SOURCE: dict[str, Callable[[Stream, Topic], Any]] = {
     "asked after each": lambda read, dead: read.process(RefusingOneByOne, dead_letter=dead, name="p"),
     "in a union": lambda read, dead: read.union(read.filter(lambda text: False)).map(refuse, dead_letter=dead),
     "at a sink": lambda read, dead: read.sink(dead, key=refuse, dead_letter=dead),
+    "at event time": lambda read, dead: read.event_time(refuse, dead_letter=dead),
+    "behind event time": lambda read, dead: timed(read).map(refuse, dead_letter=dead),
+    "behind steps with event time": lambda read, dead: (
+        timed(read)
+        .filter(bool)
+        .flat_map(lambda text: [f"{text} twice"[:-6]])
+        .map(str, parallelism=2)
+        .rebalance()
+        .process(RefusingBatches, name="p", dead_letter=dead, parallelism=3)
+    ),
+    "in a window": lambda read, dead: (
+        timed(read).key_by(len).window(tumbling(1)).aggregate(best=Max(refuse), dead_letter=dead)
+    ),
+    "in columns": lambda read, dead: read.map_batch(in_columns).map(refuse, dead_letter=dead),
+    "in batches of columns": lambda read, dead: (
+        read.map_batch(in_columns)
+        .filter_batch(lambda batch: batch["place"] != "0:-1")
+        .filter(bool)
+        .process(RefusingBatches, name="p", parallelism=2, dead_letter=dead)
+    ),
+    "in columns with event time": lambda read, dead: (
+        timed(read).map_batch(in_columns).key_by("place").process(Refusing, name="p", dead_letter=dead)
+    ),
+    "in arrays": lambda read, dead: (
+        read.map_batch(lambda batch: np.array(batch)).process(Refusing, name="p", dead_letter=dead)
+    ),
+    "by a state of columns": lambda read, dead: (
+        read.map_batch(in_columns).key_by("place").map_with_state(refuse_with_state, dead_letter=dead)
+    ),
+    "emitted anew": lambda read, dead: read.process(Renaming, name="new").map(refuse, dead_letter=dead),
+    "of several topics": lambda read, dead: (
+        read.union(read.map(str)).filter(Once()).map(refuse, parallelism=1, dead_letter=dead)
+    ),
 }
 
 BEHIND_STATE: dict[str, Callable[[Stream, Topic], Any]] = {
