@@ -153,7 +153,8 @@ class Output:
 
         Or at the place that ``rows`` has for it.
         """
-        self._rows_of_next = range(len(batch)) if rows is None else rows
+        if self._passes == "originals":
+            self._rows_of_next = range(len(batch)) if rows is None else rows
         self.emit_batch(batch)
         self._rows_of_next = None
 
