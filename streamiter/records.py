@@ -33,17 +33,16 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol, final, overload
+from typing import TYPE_CHECKING, Any, Final, final, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.deferred import PlainValue
 from streamiter.errors import InternalError, PlainDataError, StreamiterError
+from streamiter.origins import BatchOrigin
 from streamiter.tables import arrays_of_table, values_of_column
 from streamiter.times import Times
 
@@ -371,122 +370,6 @@ def _record_bytes(record: Any, levels: int = _LEVELS) -> int:
     return size
 
 
-class TopicColumns(Protocol):
-    """The records of a batch as their topic gave them, in columns."""
-
-    @property
-    def offsets(self) -> Sequence[int]: ...
-    @property
-    def timestamps_ms(self) -> Sequence[int]: ...
-    @property
-    def keys(self) -> Sequence[bytes | None]: ...
-    @property
-    def headers(self) -> Sequence[tuple[tuple[str, bytes | None], ...]]: ...
-
-
-@final
-class Originals:
-    """Finds the record of a topic from which a record of the flow was made, by the identity of the object.
-
-    Nothing is computed until a record is looked for. Python has one object for equal small numbers: of several rows
-    with one object, each look-up returns the next one, in turn, as steps refuse records in order.
-
-    >>> originals, read, made = Originals(), [7, 8], ["a", "b"]
-    >>> originals.read(read, columns := object())
-    >>> originals.made("map", made, read)
-    >>> originals.find(made[1]) == (columns, 1), originals.find("c")
-    (True, None)
-    """
-
-    __slots__ = ("_maker", "_places", "_waiting")
-
-    def __init__(self) -> None:
-        self._maker: str | None = None
-        self._waiting: list[tuple[str | None, list[Any], Any]] = []
-        self._places: dict[int, deque[tuple[Any, int]]] = {}
-
-    def read(self, records: list[Any], columns: Any) -> None:
-        """Say that these records were decoded from the rows of ``columns``."""
-        self._waiting.append((None, records, columns))
-
-    def made(self, step: str, records: list[Any], of: Sequence[Any]) -> None:
-        """Say that ``step`` has made these records, each of one record of ``of``."""
-        self._waiting.append((step, records, of))
-
-    def find(self, record: object) -> tuple[Any, int] | None:
-        """Return the columns and the row of the original of a record; None if that is not known."""
-        waiting, self._waiting = self._waiting, []
-        for maker, records, given in waiting:
-            rows = ((given, row) for row in range(len(records))) if maker is None else map(self._next, given)
-            if maker != self._maker:  # The same numbers as before, perhaps, and made of others.
-                self._maker, fresh = maker, set(map(id, records))
-            else:
-                fresh = set()
-            found = list(rows)
-            for each in fresh:
-                self._places.pop(each, None)
-            for each, place in zip(records, found, strict=True):
-                if place is not None:
-                    self._places.setdefault(id(each), deque()).append(place)
-        return self._next(record)
-
-    def _next(self, record: object) -> tuple[Any, int] | None:
-        places = self._places.get(id(record))
-        if places is None:
-            return None
-        places.rotate(-1)
-        return places[-1]
-
-
-@dataclass(frozen=True, slots=True)
-class BatchOrigin:
-    """The place in a topic where all records of a batch were read.
-
-    The partition and the offsets are None if the records were read from several partitions.
-
-    >>> BatchOrigin("memory://clicks", 0, 3, 5).joined(BatchOrigin("memory://clicks", 0, 6, 9))
-    BatchOrigin(topic='memory://clicks', partition=0, first_offset=3, last_offset=9)
-    >>> BatchOrigin("memory://clicks", 0, 3, 5).joined(BatchOrigin("memory://clicks", 1, 6, 9))
-    BatchOrigin(topic='memory://clicks', partition=None, first_offset=None, last_offset=None)
-    """
-
-    topic: str
-    """The URL of the topic."""
-    partition: int | None = None
-    """The number of the partition."""
-    first_offset: int | None = None
-    """The lowest offset of any record."""
-    last_offset: int | None = None
-    """The highest offset of any record."""
-    originals: tuple[Originals, ...] = field(default=(), repr=False, compare=False)
-    """The records as they were read, where dead letters need them. Only within one process."""
-
-    def place(self) -> tuple[str, int | None, int | None, int | None]:
-        """Return it as plain data."""
-        return self.topic, self.partition, self.first_offset, self.last_offset
-
-    def original_of(self, record: object) -> tuple[TopicColumns, int] | None:
-        """Return the columns and the row of the record of the topic from which ``record`` was made, where known."""
-        found = [place for each in self.originals if (place := each.find(record)) is not None]
-        return found[0] if len(found) == 1 else None
-
-    def made(self, step: str, records: Batch, of: Batch) -> None:
-        """Say that ``step`` has made each of these records of the record of ``of`` at its place."""
-        if type(records) is list and type(of) is list:
-            for each in self.originals:
-                each.made(step, records, of)
-
-    def joined(self, other: BatchOrigin | None) -> BatchOrigin | None:
-        """Return the origin of two batches together, or None if it is unknown."""
-        if other is None or other.topic != self.topic:
-            return None
-        first, last = (self.first_offset, other.first_offset), (self.last_offset, other.last_offset)
-        originals = tuple(dict.fromkeys((*self.originals, *other.originals)))
-        if self.partition != other.partition or None in first or None in last:
-            return BatchOrigin(self.topic, originals=originals)
-        return BatchOrigin(self.topic, self.partition, min(first), max(last), originals)  # type: ignore[type-var]
-
-
 @final
 class DataBatch:
     """A batch in a channel, with the epoch that all its records share. Outside of iterations the epoch is 0.
@@ -502,6 +385,12 @@ class DataBatch:
         self.records = records
         self.epoch = epoch
         self.origin = origin
+
+    def __getitem__(self, which: slice) -> DataBatch:
+        """Return a part of it. ``which`` is without a step."""
+        start, stop, _ = which.indices(len(self.records))
+        origin = None if self.origin is None else self.origin.taken(range(start, stop))
+        return DataBatch(slice_batch(self.records, start, stop), self.epoch, origin)
 
     def __repr__(self) -> str:
         return f"DataBatch({len(self.records)} records, epoch {self.epoch})"

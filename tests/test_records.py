@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from support.examples import random_examples
 
+from streamiter.origins import BatchOrigin
 from streamiter.records import (
     Batch,
-    BatchOrigin,
     CheckpointBarrier,
     Columns,
     DataBatch,

@@ -18,9 +18,9 @@ import numpy as np
 from streamiter.errors import ConfigurationError, RejectRecords, shortened
 from streamiter.operators.functions import asynchronous_kind
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, Sharing
+from streamiter.origins import BatchOrigin
 from streamiter.records import (
     Batch,
-    BatchOrigin,
     Control,
     EndOfData,
     EndOfInput,
@@ -170,7 +170,11 @@ class MapAsync(Boundary):
 
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         group, origin = self._groups_in, out.origin
-        self._waiting.extend(_Call(record, epoch, origin, group, time) for record, time in _with_times(records))
+        # Each record has the origin of the batch, or its own, where a dead letter may need it.
+        self._waiting.extend(
+            _Call(record, epoch, origin and origin.taken(range(row, row + 1)), group, time)
+            for row, (record, time) in enumerate(_with_times(records))
+        )
         await self._continue(out)
 
     async def on_event_time(self, control: EventTimeWatermark, out: BoundaryOutput) -> None:

@@ -325,6 +325,7 @@ class AssignEventTime(TellsOrder):
     """
 
     assigns_event_time = True
+    emits_at_once = True
     keeps = "how far event time has come"
 
     def __init__(self, settings: EventTimeSettings) -> None:
@@ -400,7 +401,7 @@ class AssignEventTime(TellsOrder):
         self.records_timed += len(timed)
         late = generator.late
         for piece in generator.take(partition, timed.times):
-            out.emit_batch(slice_batch(timed, piece.start, piece.stop))
+            out.emit_made(slice_batch(timed, piece.start, piece.stop), range(piece.start, piece.stop))
             if piece.watermark is not None:
                 self._send(piece.watermark, is_idle=False)
         if generator.late > late and not self._has_warned:
@@ -444,8 +445,9 @@ class AssignEventTime(TellsOrder):
         if not failures:
             return timed
         for index in sorted(failures):
-            out.reject(records[index], failures[index], origin=out.batch_origin)
-        kept = take(timed, np.delete(np.arange(len(records)), sorted(failures)))
+            out.reject(records[index], failures[index], origin=out.origin_at(index))
+        out.keep(accepted := np.delete(np.arange(len(records)), sorted(failures)))
+        kept = take(timed, accepted)
         assert isinstance(kept, TimedBatch)
         return kept
 

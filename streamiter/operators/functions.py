@@ -16,7 +16,8 @@ from typing import Any, Final, NoReturn, Protocol
 import numpy as np
 
 from streamiter.errors import ConfigurationError, RejectRecords, StreamiterError, shortened
-from streamiter.records import Batch, BatchOrigin, Columns, rows_of_table, take, untimed
+from streamiter.origins import BatchOrigin, Rows
+from streamiter.records import Batch, Columns, rows_of_table, take, untimed
 
 Function = Callable[..., Any]
 
@@ -31,6 +32,12 @@ class RefusedRecords(Protocol):
     @property
     def batch_origin(self) -> BatchOrigin | None:
         """Where the current batch was read, as far as known."""
+
+    def origin_at(self, row: int) -> BatchOrigin | None:
+        """Return where the record at this place of the current batch was read, as far as known."""
+
+    def keep(self, rows: Rows) -> None:
+        """Say that only the records at ``rows`` remain of the current batch."""
 
     def reject(self, record: Any, reason: str | Exception, *, origin: BatchOrigin | None = None) -> None:
         """Refuse a record: by the policy of the step this returns or ends the job."""
@@ -216,11 +223,14 @@ def _apply_tolerantly(f: Callable[[Any], Any], batch: Batch, out: RefusedRecords
         try:
             result = f(record)
         except Exception as error:
-            refuse(out, record, error)
+            refuse(out, record, error, index)
         else:
             accepted.append(index)
             results.append(result)
-    return (batch if len(accepted) == len(batch) else take(batch, accepted)), results
+    if len(accepted) == len(batch):
+        return batch, results
+    out.keep(accepted)
+    return take(batch, accepted), results
 
 
 def records_of(batch: Batch) -> tuple[Iterator[Any], Iterator[Any]]:
@@ -247,10 +257,13 @@ def fail_at(batch: Batch, progress: Iterator[Any], error: Exception, out: Refuse
     out.fail(error, batch[index])
 
 
-def refuse(out: RefusedRecords, record: Any, error: Exception) -> None:
-    """Refuse a record of the current batch because of ``error``; by the step's policy this returns or ends the job."""
+def refuse(out: RefusedRecords, record: Any, error: Exception, row: int | None = None) -> None:
+    """Refuse a record of the current batch because of ``error``; by the step's policy this returns or ends the job.
+
+    ``row`` is its place in the batch, where that is known; a record without one is looked for.
+    """
     reason = error.reason if isinstance(error, RejectRecords) and out.tolerates_rejections else error
-    out.reject(record, reason, origin=out.batch_origin)
+    out.reject(record, reason, origin=out.batch_origin if row is None else out.origin_at(row))
 
 
 def record_at_fault(batch: Batch, records: Iterator[Any]) -> tuple[bool, Any]:

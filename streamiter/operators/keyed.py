@@ -54,7 +54,7 @@ class KeyedOperator(Operator):
 
     def keyed(self, batch: Batch, out: Output) -> tuple[list[Any], list[Any]]:
         """Return the records and their keys; refuse records without a valid key."""
-        records = batch if isinstance(batch, list) else list(batch)
+        records = out.as_list(batch)
         accepted, keys = apply_to_each(self._key_of, records, out)
         records = accepted if isinstance(accepted, list) else list(accepted)
         try:

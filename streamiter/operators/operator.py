@@ -18,7 +18,8 @@ from streamiter.errors import CheckpointError, ConfigurationError
 from streamiter.operators.definitions import Definition
 from streamiter.operators.event_timers import StepTimes, checked_time
 from streamiter.operators.keyed_state import KeyedState, KeyedStates
-from streamiter.records import Batch, BatchOrigin, Control, EventTimeWatermark
+from streamiter.origins import BatchAtHand, BatchOrigin
+from streamiter.records import Batch, Control, EventTimeWatermark
 from streamiter.times import MIN_TIME, Seconds, in_seconds
 
 if TYPE_CHECKING:
@@ -79,6 +80,9 @@ class Operator:
 
     is_stateless: bool = False
     """For the engine: the operator keeps nothing from one batch to the next."""
+
+    emits_at_once: bool = False
+    """For the engine: the operator has state, but what it emits for a batch was made of records of this batch."""
 
     takes_timed_batches: bool = False
     """For the engine: in a stream with event time, the operator handles ``TimedBatch`` itself."""
@@ -416,8 +420,8 @@ class JobScope:
         self._shared[key] = shared
 
 
-class Progress:
-    """The progress of a task. Its operators read it; only the task writes it."""
+class Progress(BatchAtHand):
+    """The progress of a task. Its operators read it; only the task and its outputs write it."""
 
     def __init__(self) -> None:
         self.handled = 0
@@ -426,8 +430,6 @@ class Progress:
         self.epoch = 0
         self.watermark = -1
         self.is_ending = False
-        self.origin: BatchOrigin | None = None
-        """Where the current batch was read; None where that is not known, and outside batches."""
 
 
 class BoundaryOutput:

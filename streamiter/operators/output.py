@@ -5,27 +5,21 @@ A step has a policy for refused records: the job fails, the record is skipped, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NoReturn, final
+from itertools import count
+from typing import Any, Final, Literal, NoReturn, TypeVar, final
 
 import numpy as np
 
 from streamiter.errors import ConfigurationError, described, shortened
 from streamiter.operators.event_timers import StepTimes, checked_time
 from streamiter.operators.functions import FunctionResultError, rows_if_table
-from streamiter.records import (
-    Batch,
-    BatchOrigin,
-    Columns,
-    EventTimeWatermark,
-    Order,
-    OutputTag,
-    TimedBatch,
-    TopicColumns,
-    untimed,
-)
+from streamiter.origins import BatchAtHand, BatchOrigin, Originals, Passes, Rows, place_of
+from streamiter.records import Batch, Columns, EventTimeWatermark, Order, OutputTag, TimedBatch, take, untimed
 from streamiter.times import MIN_TIME, Times
+
+T = TypeVar("T")
 
 Receiver = Callable[[Batch], object]
 """Receives a batch: the next operator of the chain, or the writer of a channel."""
@@ -51,7 +45,14 @@ class Output:
         self._step = step
         self._policy = policy
         self.rejected = 0
-        self._origin_now: Callable[[], BatchOrigin | None] | None = None
+        self._at_hand: BatchAtHand | None = None
+        self._passes: Passes = "no origin"
+        self._row: int | None = None
+        """The place of the record at hand in the batch at hand, where it is known and a dead letter may need it."""
+        self._rows_of_next: Rows | None = None
+        """For each record of the batch that is emitted next, the place of the one that it was made of."""
+        self._gathered_rows: list[int] = []
+        """The same for the gathered records, where it is known."""
         self._on_rejected: Callable[[DeadLetter], None] | None = None
         self._receivers: list[Receiver] = []
         self._tagged_receivers: dict[OutputTag, list[Receiver]] = {}
@@ -80,9 +81,9 @@ class Output:
         for follower in self._followers:
             follower(watermark)
 
-    def ask_for_origin(self, origin_now: Callable[[], BatchOrigin | None]) -> None:
-        """For the engine: set the function that returns the origin of the current batch."""
-        self._origin_now = origin_now
+    def trace(self, at_hand: BatchAtHand, passes: Passes) -> None:
+        """For the engine: set where the batch at hand is found, and what the batches have that are made of it."""
+        self._at_hand, self._passes = at_hand, passes
 
     def report_rejected(self, on_rejected: Callable[[DeadLetter], None] | None) -> None:
         """For the engine: set the function that is called with each refused record, unless the job fails by it."""
@@ -90,18 +91,104 @@ class Output:
 
     @property
     def batch_origin(self) -> BatchOrigin | None:
-        """Where the current batch was read, as far as known; pass it to ``reject``."""
-        return None if self._origin_now is None else self._origin_now()
+        """Where the current batch, or the current record, was read, as far as known; pass it to ``reject``."""
+        row = self._row_at_hand()
+        if row is not None:
+            return self.origin_at(row)
+        return None if self._at_hand is None else self._at_hand.origin
+
+    def _row_at_hand(self) -> int | None:
+        return self._row
+
+    def origin_at(self, row: int) -> BatchOrigin | None:
+        """For the engine: return where the record at this place of the batch at hand was read."""
+        origin = None if self._at_hand is None else self._at_hand.origin
+        return origin if origin is None else origin.taken(range(row, row + 1))
 
     @property
-    def keeps_originals(self) -> bool:
-        """Whether a dead letter of a later step has the key and the headers of the record that was read."""
-        return (origin := self.batch_origin) is not None and bool(origin.originals)
+    def knows_originals(self) -> bool:
+        """For the engine: whether the place of a record in the batch at hand is of use to a dead letter."""
+        at_hand = self._at_hand
+        return at_hand is not None and at_hand.origin is not None and at_hand.origin.originals is not None
 
-    def made(self, records: Batch, of: Batch) -> None:
-        """Say that each of ``records``, which are emitted next, was made of the record of ``of`` at its place."""
-        if (origin := self.batch_origin) is not None and origin.originals:
-            origin.made(self._step, records, of)
+    @property
+    def passes_originals(self) -> bool:
+        """For the engine: whether a dead letter of a later step is to know the original of what is emitted."""
+        return self._passes == "originals" and self.knows_originals
+
+    def each(self, records: Iterable[T], rows: Iterable[int] | None = None) -> Iterable[T]:
+        """For the engine: give the records of the batch at hand, while it is known at which of ``rows`` each is."""
+        return self._each(records, rows) if self.knows_originals else records
+
+    def _each(self, records: Iterable[T], rows: Iterable[int] | None) -> Iterator[T]:
+        # The rows come last: zip takes none of them for a record that is not there.
+        for record, row in zip(records, count() if rows is None else rows, strict=False):
+            self._begin_row(row)
+            yield record
+        self._begin_row(None)
+
+    def _begin_row(self, row: int | None) -> None:
+        if self._row is not None:
+            self._gathered_rows += [self._row] * (len(self._gathered) - len(self._gathered_rows))
+        self._row = row
+
+    def keep(self, rows: Rows) -> None:
+        """For the engine: only the records at ``rows`` remain of the batch at hand; the others are refused."""
+        if self.knows_originals:
+            assert self._at_hand is not None
+            assert self._at_hand.origin is not None
+            self._at_hand.origin = self._at_hand.origin.taken(rows)
+            self._at_hand.records = take(self._at_hand.records, rows)
+
+    def as_list(self, batch: Batch) -> list[Any]:
+        """For the engine: return the records of the batch at hand as objects, by which refused ones are found."""
+        records = batch if isinstance(batch, list) else list(batch)
+        at_hand = self._at_hand
+        if at_hand is not None and len(records) == len(at_hand.records or ()):
+            at_hand.records = records
+        return records
+
+    def emit_made(self, batch: Batch, rows: Rows | None = None) -> None:
+        """For the engine: emit records that were each made of the record of the batch at hand at the same place.
+
+        Or at the place that ``rows`` has for it.
+        """
+        if self._passes == "originals":
+            self._rows_of_next = range(len(batch)) if rows is None else rows
+        self.emit_batch(batch)
+        self._rows_of_next = None
+
+    def emit_read(self, batch: Batch, topic: str, columns: Any) -> None:
+        """For the engine: emit records that were decoded from the rows of ``columns``, of this topic."""
+        at_hand = self._at_hand
+        if self._passes == "originals" and at_hand is not None and at_hand.origin is not None:
+            read = at_hand.origin
+            at_hand.origin, at_hand.records = read.with_originals(Originals.read(topic, columns, len(batch))), batch
+            self.emit_made(batch)
+            at_hand.origin, at_hand.records = read, None
+        else:
+            self.emit_batch(batch)
+
+    def _send(self, receivers: Sequence[Receiver], batch: Batch, rows: Rows | None, *, by_place: bool) -> None:
+        """Give a batch to its receivers, as the batch at hand. ``rows`` are the places of what it was made of."""
+        if self._passes == "no origin" or not self.knows_originals:
+            for receiver in receivers:
+                receiver(batch)
+            return
+        at_hand = self._at_hand
+        assert at_hand is not None
+        assert at_hand.origin is not None
+        given = at_hand.origin, at_hand.records
+        originals = None if self._passes == "ranges" else given[0].originals
+        if originals is not None and rows is not None:
+            originals = originals.taken(rows)
+        elif originals is not None:
+            originals = originals.same_objects(untimed(batch), untimed(given[1]), by_place=by_place)
+        made = given[0].with_originals(originals)
+        for receiver in receivers:
+            at_hand.origin, at_hand.records = made, batch
+            receiver(batch)
+        at_hand.origin, at_hand.records = given
 
     def detach(self) -> Callable[[], None]:
         """For the engine: gather the emitted batches, and return a function that sends them and ends the gathering.
@@ -109,14 +196,16 @@ class Output:
         So an operator can run in another thread than the receivers of its output.
         """
         receivers, tagged_receivers = self._receivers, self._tagged_receivers
-        gathered: list[tuple[Receiver, Batch]] = []
+        gathered: list[tuple[Receiver, Batch, BatchOrigin | None]] = []
+        at_hand = self._at_hand or BatchAtHand()
 
         def gathering(receiver: Receiver) -> Receiver:
-            return lambda batch: gathered.append((receiver, batch))
+            return lambda batch: gathered.append((receiver, batch, at_hand.origin))
 
         def attach() -> None:
             self._receivers, self._tagged_receivers = receivers, tagged_receivers
-            for receiver, batch in gathered:
+            for receiver, batch, at_hand.origin in gathered:
+                at_hand.records = batch
                 receiver(batch)
 
         self._receivers = [gathering(receiver) for receiver in receivers]
@@ -160,8 +249,7 @@ class Output:
             self._send_gathered()
         self.records_emitted += len(batch)
         if len(batch):
-            for receiver in self._receivers:
-                receiver(batch)
+            self._send(self._receivers, batch, self._rows_of_next, by_place=True)
 
     @property
     def step(self) -> str:
@@ -173,26 +261,26 @@ class Output:
         """Whether the step continues after a refused record (policy ``skip`` or ``dead_letter``)."""
         return self._policy != "fail"
 
-    def reject(
-        self,
-        record: Any,
-        reason: str | Exception,
-        *,
-        origin: Origin | BatchOrigin | None = None,
-        original: tuple[TopicColumns, int] | None = None,
-    ) -> None:
+    def reject(self, record: Any, reason: str | Exception, *, origin: Origin | BatchOrigin | None = None) -> None:
         """Refuse a record: by the step's policy it is skipped, becomes a dead letter, or ends the job.
 
         ``origin`` is where the record was read: ``out.batch_origin`` for a record of the current batch, None for a
-        record that the operator has kept from an earlier batch. ``original`` are the columns and the row of the record
-        of a topic that was refused; where it is None, it is looked for in the origin.
+        record that the operator has kept from an earlier batch.
         """
         if self._policy == "fail":
             self.fail(reason, record, origin=origin if isinstance(origin, Origin) else None)
-        self.rejected += 1
         if self._policy == "skip" and self._on_rejected is None:
+            self.rejected += 1
             return
-        letter = DeadLetter.of(record, self._step, described(reason), origin, original)
+        at_hand = self._at_hand
+        if at_hand is not None and at_hand.origin is origin and isinstance(origin, BatchOrigin) and origin.originals:
+            place = place_of(record, untimed(at_hand.records))
+            origin = origin if place is None else self.origin_at(place)
+        self.reject_letter(DeadLetter.of(record, self._step, described(reason), origin))
+
+    def reject_letter(self, letter: DeadLetter) -> None:
+        """For the engine: refuse the record of a letter."""
+        self.rejected += 1
         if self._on_rejected is not None:
             self._on_rejected(letter)
         if self._policy == "dead_letter":
@@ -218,10 +306,11 @@ class Output:
                 self._send_tagged(tag)
 
     def _send_gathered(self) -> None:
+        self._begin_row(self._row)
         batch, self._gathered = self._gathered, []
+        rows, self._gathered_rows = self._gathered_rows, []
         self.records_emitted += len(batch)
-        for receiver in self._receivers:
-            receiver(batch)
+        self._send(self._receivers, batch, rows if len(rows) == len(batch) else None, by_place=False)
 
     def _send_tagged(self, tag: OutputTag) -> None:
         batch = self._tagged_gathered.pop(tag, None)
@@ -231,8 +320,7 @@ class Output:
     def _deliver(self, receivers: list[Receiver] | tuple[()], batch: Batch) -> None:
         self.records_emitted += len(batch)
         if len(batch):
-            for receiver in receivers:
-                receiver(batch)
+            self._send(receivers, batch, None, by_place=False)
 
 
 def _no_event_time(step: str) -> ConfigurationError:
@@ -255,8 +343,8 @@ class TimedOutput(Output):
         self._order: Order | None = None
         """The order of the records of the batch at hand, if a later step asks for it."""
         self._gathered_times: list[int] = []
-        self._gathered_rows: list[int] = []
-        """For each gathered record the row of ``_order`` that it comes from."""
+        self._first_row = 0
+        """The place in the batch at hand of the record that is the first of ``_order``."""
         self._tagged_times: dict[OutputTag, list[int]] = {}
         self.gathers = False
         """Whether batches are gathered as records are, because they have one record each."""
@@ -270,12 +358,27 @@ class TimedOutput(Output):
         else:
             self.end_batch()
 
-    def begin_records(self, batch: Batch) -> None:
-        """For the engine: the operator handles the records of this batch now; ``row`` is that of the record at hand."""
-        if (order := batch.order if isinstance(batch, TimedBatch) else None) is not self._order:
+    def begin_records(self, batch: Batch, first_row: int = 0) -> None:
+        """For the engine: the operator handles the records of this batch now; ``row`` is that of the record at hand.
+
+        ``first_row`` is the place of the first one in the batch at hand.
+        """
+        order = batch.order if isinstance(batch, TimedBatch) else None
+        if order is not self._order or first_row != self._first_row:
             self.flush()
-            self._order = order
+            self._order, self._first_row = order, first_row
         self._step_times.row = -1
+
+    def _row_at_hand(self) -> int | None:
+        row = self._step_times.row
+        return self._row if row < 0 else self._first_row + row
+
+    def origin_at(self, row: int) -> BatchOrigin | None:
+        return super().origin_at(self._step_times.row if self.gathers else row)
+
+    def keep(self, rows: Rows) -> None:
+        if not self.gathers:  # Otherwise the operator handles a part of the batch at hand.
+            super().keep(rows)
 
     def end_batch(self) -> None:
         """For the engine: the operator handles no batch."""
@@ -292,7 +395,7 @@ class TimedOutput(Output):
             self._tagged_gathered.setdefault(tag, []).append(record)
             return
         self._gathered_times.append(time)
-        if self._order is not None:
+        if self._order is not None or self._passes == "originals":
             self._gathered_rows.append(self._step_times.row)
         self._gathered.append(record)
         if len(self._gathered) >= _GATHER_RECORDS:
@@ -333,13 +436,12 @@ class TimedOutput(Output):
         records, self._gathered = self._gathered, []
         times, self._gathered_times = self._gathered_times, []
         self.records_emitted += len(records)
-        order = None
-        if self._order is not None:
-            rows, self._gathered_rows = self._gathered_rows, []
-            order = self._order[rows] if min(rows) >= 0 else None
+        rows, self._gathered_rows = self._gathered_rows, []
+        known = bool(rows) and min(rows) >= 0
+        order = self._order[rows] if known and self._order is not None else None
         batch = TimedBatch(records, np.array(times, np.int64), order)
-        for receiver in self._receivers:
-            receiver(batch)
+        places = np.array(rows, np.int64) + self._first_row if known else None
+        self._send(self._receivers, batch, places, by_place=False)
 
     def _send_tagged(self, tag: OutputTag) -> None:
         records = self._tagged_gathered.pop(tag, None)
@@ -402,41 +504,18 @@ class DeadLetter:
     timestamp_ms: int | None = None
     """The time stamp of that record."""
 
-    @property
-    def original(self) -> tuple[TopicColumns, int] | None:
-        """The record of the topic, as ``Output.reject`` takes it; None where it is not known."""
-        return None if self.timestamp_ms is None else (_OneRecord(self), 0)
-
     @classmethod
-    def of(
-        cls,
-        record: Any,
-        step: str,
-        error: str,
-        origin: Origin | BatchOrigin | None,
-        original: tuple[TopicColumns, int] | None = None,
-    ) -> DeadLetter:
+    def of(cls, record: Any, step: str, error: str, origin: Origin | BatchOrigin | None) -> DeadLetter:
         """Return the letter of a record with what is known of the record of the topic from which it was made."""
-        if original is None and isinstance(origin, BatchOrigin) and origin.partition is not None:
-            original = origin.original_of(record)
-            if original is not None:
-                origin = Origin(origin.topic, origin.partition, original[0].offsets[original[1]])
-        elif original is None and isinstance(origin, BatchOrigin):
-            original = origin.original_of(record)
-        if original is None:
+        if not isinstance(origin, BatchOrigin) or origin.originals is None:
             return cls(record, step, error, origin)
-        read, row = original
-        return cls(record, step, error, origin, read.keys[row], read.headers[row], read.timestamps_ms[row])
-
-
-class _OneRecord:
-    """The original of a letter as columns."""
-
-    def __init__(self, letter: DeadLetter) -> None:
-        self.offsets: Sequence[int] = [letter.origin.offset] if isinstance(letter.origin, Origin) else [0]
-        self.timestamps_ms: Sequence[int] = [letter.timestamp_ms or 0]
-        self.keys: Sequence[bytes | None] = [letter.key]
-        self.headers: Sequence[tuple[tuple[str, bytes | None], ...]] = [letter.headers]
+        original = origin.originals.of(0) if len(origin.originals) == 1 else None
+        if original is None:
+            return cls(record, step, error, origin.with_originals(None))
+        topic, read, row = original
+        headers = tuple((name, value) for name, value in read.headers[row])
+        place = Origin(topic, read.partition, read.offsets[row])
+        return cls(record, step, error, place, read.keys[row], headers, read.timestamps_ms[row])
 
 
 class RecordFailure(Exception):

@@ -16,7 +16,8 @@ from streamiter.errors import ConfigurationError, GraphError
 from streamiter.operators.event_time import PartState
 from streamiter.operators.operator import Context, MaybeAwaitable, Operator
 from streamiter.operators.output import Output
-from streamiter.records import Batch, BatchOrigin, Record, take
+from streamiter.origins import BatchOrigin
+from streamiter.records import Batch, Record, take
 from streamiter.tables import arrow_table
 
 Positions = dict[Any, Any]
@@ -94,9 +95,6 @@ class Source:
     tells_end: bool = False
     """For the engine, which sets it before ``open`` if a step waits for the records that the topic has then: ``read``
     returns None behind these records, and reading continues after ``read_on``."""
-
-    keeps_originals: bool = False
-    """For the engine, which sets it if a step writes dead letters: the origins of batches tell the records as read."""
 
     def open(self, context: Context, positions: Positions | None) -> MaybeAwaitable:
         """Prepare to read. Called once, first; ``positions`` are those of a snapshot, or None."""

@@ -46,9 +46,7 @@ class Map(Operator):
         self._f = plain_function("Map(f)", f)
 
     def process_batch(self, batch: Batch, out: Output) -> None:
-        accepted, results = apply_to_each(self._f, batch, out)
-        out.made(results, accepted)
-        out.emit_batch(results)
+        out.emit_made(apply_to_each(self._f, batch, out)[1])
 
 
 class MapBatch(Operator):
@@ -114,26 +112,25 @@ class Filter(Operator):
         self._predicate = plain_function("Filter(predicate)", predicate)
 
     def process_batch(self, batch: Batch, out: Output) -> None:
-        if out.tolerates_rejections:
-            out.emit_batch(self._kept_tolerantly(batch, out))
-        else:
-            out.emit_batch(self._kept(batch, out))
+        out.emit_made(*(self._kept_tolerantly(batch, out) if out.tolerates_rejections else self._kept(batch, out)))
 
-    def _kept(self, batch: Batch, out: Output) -> Batch:
+    def _kept(self, batch: Batch, out: Output) -> tuple[Batch, list[int] | None]:
+        """Return the records that are kept, and their places; None if all are kept, or if no place is asked for."""
         predicate = self._predicate
         records, progress = records_of(batch)
         try:
-            if isinstance(batch, list):
-                return [record for record in records if predicate(record)]
+            if isinstance(batch, list) and not out.passes_originals:
+                return [record for record in records if predicate(record)], None
             indices = [index for index, record in enumerate(records) if predicate(record)]
         except Exception as error:
             fail_at(batch, progress, error, out)
-        return batch if len(indices) == len(batch) else take(batch, indices)
+        return (batch, None) if len(indices) == len(batch) else (take(batch, indices), indices)
 
-    def _kept_tolerantly(self, batch: Batch, out: Output) -> Batch:
+    def _kept_tolerantly(self, batch: Batch, out: Output) -> tuple[Batch, list[int]]:
         predicate = self._predicate
         accepted, verdicts = apply_to_each(lambda record: operator.truth(predicate(record)), batch, out)
-        return take(accepted, [index for index, verdict in enumerate(verdicts) if verdict])
+        indices = [index for index, verdict in enumerate(verdicts) if verdict]
+        return take(accepted, indices), indices
 
 
 Mask = npt.NDArray[np.bool_]
@@ -167,11 +164,11 @@ class FilterBatch(Operator):
             return
         mask = _checked_mask(self._f(untimed(batch)), len(batch))
         if mask.all():
-            out.emit_batch(batch)
+            out.emit_made(batch)
         elif isinstance(batch, (np.ndarray, Columns, TimedBatch)):
-            out.emit_batch(take(batch, np.flatnonzero(mask)))
+            out.emit_made(take(batch, indices := np.flatnonzero(mask)), indices)
         else:
-            out.emit_batch(list(compress(batch, mask)))
+            out.emit_made(list(compress(batch, mask)), np.flatnonzero(mask))
 
 
 def _checked_mask(result: Any, length: int) -> Mask:
@@ -213,7 +210,7 @@ class FlatMap(Operator):
         """The types of results that are no tables: a lookup in a set is faster than a check for a table."""
 
     def process_batch(self, batch: Batch, out: Output) -> None:
-        if out.tolerates_rejections or out.keeps_originals:
+        if out.tolerates_rejections or out.passes_originals:
             self._emit_tolerantly(batch, out)
         else:
             self._emit(batch, out)
@@ -247,34 +244,34 @@ class FlatMap(Operator):
 
     def _emit_tolerantly(self, batch: Batch, out: Output) -> None:
         gathered: list[Any] = []
-        for record in untimed(batch):
+        rows: list[int] = []
+        for row, record in enumerate(untimed(batch)):
             kept = len(gathered)
             try:
                 items = iter(rows_if_table("FlatMap(f)", self._f(record)))
                 gathered += islice(items, _PIECE_RECORDS)
             except Exception as error:
                 del gathered[kept:]
-                refuse(out, record, error)
+                refuse(out, record, error, row)
                 continue
-            if out.keeps_originals:
-                out.made(items := gathered[kept:], [record] * len(items))
+            rows += [row] * (len(gathered) - kept)
             if len(gathered) >= _PIECE_RECORDS:
-                out.emit_batch(gathered)
-                gathered = []
-                _emit_rest(record, items, out)
-        out.emit_batch(gathered)
+                out.emit_made(gathered, rows)
+                gathered, rows = [], []
+                _emit_rest(row, record, items, out)
+        out.emit_made(gathered, rows)
 
 
-def _emit_rest(record: Any, items: Iterator[Any], out: Output) -> None:
+def _emit_rest(row: int, record: Any, items: Iterator[Any], out: Output) -> None:
     while True:
         try:
             piece = list(islice(items, _PIECE_RECORDS))
         except Exception as error:
-            refuse(out, record, error)
+            refuse(out, record, error, row)
             return
         if not piece:
             return
-        out.emit_batch(piece)
+        out.emit_made(piece, [row] * len(piece))
 
 
 class _End:
@@ -304,4 +301,4 @@ class Identity(Operator):
     takes_timed_batches = True
 
     def process_batch(self, batch: Batch, out: Output) -> None:
-        out.emit_batch(batch)
+        out.emit_made(batch)

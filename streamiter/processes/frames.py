@@ -49,10 +49,10 @@ from streamiter.checkpoints.plain_format import ALIGNED_BYTES
 from streamiter.deferred import PlainValue
 from streamiter.errors import PlainDataError
 from streamiter.operators.output import DeadLetter, Origin
+from streamiter.origins import BatchOrigin
 from streamiter.records import (
     ORDER_COLUMNS,
     Array,
-    BatchOrigin,
     Columns,
     Control,
     DataBatch,
@@ -152,7 +152,7 @@ class FrameEncoding:
         Raises ``PlainDataError`` for records that are not plain data, with the index of the record.
         """
         encoding, layout, parts = self._encode_records(batch.records)
-        origin = b"" if batch.origin is None else self._pack(batch.origin.place())
+        origin = b"" if batch.origin is None else self._pack(batch.origin.plain())
         head = _BATCH_HEAD.pack(batch.epoch, size_bytes, len(batch.records), len(origin), encoding, layout)
         return [head, *parts, origin] if origin else [head, *parts]
 
@@ -211,7 +211,7 @@ class FrameEncoding:
             records = [_letter(*fields) for fields in records]
         if len(records) != count:
             raise PlainDataError(f"expected a batch of {count} records, given the bytes of {len(records)}")
-        origin = BatchOrigin(*self._unpack(body[len(body) - origin_bytes :])) if origin_bytes else None
+        origin = BatchOrigin.from_plain(*self._unpack(body[len(body) - origin_bytes :])) if origin_bytes else None
         return DataBatch(records if times is None else TimedBatch(records, times, order), epoch, origin), size_bytes
 
     def _encode_outgoing(self, batch: OutgoingBatch) -> bytes:
@@ -231,7 +231,7 @@ class FrameEncoding:
         if isinstance(origin, Origin):
             place: tuple[PlainValue, ...] | None = (origin.topic, origin.partition, origin.offset)
         else:
-            place = None if origin is None else origin.place()
+            place = None if origin is None else origin.plain()
         return record, letter.step, letter.error, place, letter.key, letter.headers, letter.timestamp_ms
 
     def encode_control(self, control: Control) -> bytes:

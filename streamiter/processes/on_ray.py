@@ -285,7 +285,7 @@ class _Stopping:
     def __init__(self, actor: Untyped) -> None:
         self._actor = actor
 
-    async def stop(self, mode: StopMode) -> None:
+    async def stop_on_signal(self, mode: StopMode) -> None:
         """Stop the run."""
         await self._actor.stop.remote(mode)
 
@@ -321,7 +321,7 @@ class _SupervisorActor:
 
     async def stop(self, mode: StopMode) -> None:
         """Stop the run."""
-        await self._supervisor.stop(mode)
+        await self._supervisor.stop_on_signal(mode)
 
     async def _run_to_end(self) -> _Outcome:
         try:

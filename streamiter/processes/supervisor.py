@@ -176,8 +176,8 @@ class Supervisor:
         """The records that the last attempt has collected."""
         return [] if self._attempt is None else self._attempt.collected
 
-    async def stop(self, mode: StopMode) -> None:
-        """Stop the job: process 0 stops all; ``abort`` ends each process."""
+    async def stop_on_signal(self, mode: StopMode) -> None:
+        """Stop the job: process 0 stops all, as a signal stops its job; ``abort`` ends each process."""
         self._stops.append(mode)
         if self._attempt is not None:
             self._attempt.stop(mode)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any, Final
 
 from streamiter.checkpoints.keys import check_keys, normalize_key
@@ -206,7 +207,7 @@ def make_async_entry(
 def _by_record(handle: Callable[[Any, Output], object], out: Output) -> Entry:
     def entry(batch: Batch) -> None:
         record: Any = None
-        records = iter(batch)
+        records = iter(out.each(batch))
         while True:
             try:
                 for record in records:
@@ -241,8 +242,9 @@ def by_batch(handle: Callable[[Batch, Output], object], out: Output) -> Entry:
 def _keyed(handle: Callable[[Any, Output], object], out: Output, context: Context, key_of: KeyOf) -> Entry:
     def entry(batch: Batch) -> None:
         records, keys = keyed_records(batch, key_of, out)
+        rows = count()
         for some, of_some in keys_in_turns(context, keys, records):
-            for key, record in zip(some, of_some, strict=True):
+            for key, record in out.each(zip(some, of_some, strict=True), rows):
                 context.key = key
                 try:
                     if (result := handle(record, out)) is not None:
@@ -295,8 +297,9 @@ def _awaited_by_record(
 ) -> AsyncEntry:
     async def entry(batch: Batch) -> None:
         records, keys = (batch, [None] * len(batch)) if key_of is None else keyed_records(batch, key_of, out)
+        rows = count()
         for some, of_some in keys_in_turns(context, keys, records):
-            for key, record in zip(some, of_some, strict=True):
+            for key, record in out.each(zip(some, of_some, strict=True), rows):
                 context.key = key
                 progress.handled += 1
                 try:
@@ -353,8 +356,10 @@ def without_rejected(batch: Batch, rejected: RejectRecords, out: Output, times: 
         )
     for index in sorted(refused):
         _at_hand(batch, index, times)
-        refuse(out, batch[index], rejected)
-    return take(batch, [index for index in range(len(batch)) if index not in refused])
+        refuse(out, batch[index], rejected, index)
+    kept = [index for index in range(len(batch)) if index not in refused]
+    out.keep(kept)
+    return take(batch, kept)
 
 
 def _at_hand(batch: Batch, index: int, times: StepTimes | None) -> None:
@@ -379,7 +384,8 @@ def _keyed_one_by_one(batch: Batch, key_of: KeyOf, out: Output, times: StepTimes
             keys.append(normalize_key(key_of(record)))
         except Exception as error:
             _at_hand(batch, index, times)
-            refuse(out, record, error)
+            refuse(out, record, error, index)
         else:
             accepted.append(index)
+    out.keep(accepted)
     return take(batch, accepted), keys

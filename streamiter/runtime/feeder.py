@@ -19,7 +19,8 @@ from streamiter.operators.functions import rows_if_table
 from streamiter.operators.operator import Context
 from streamiter.operators.output import DEAD_LETTERS, Output, RecordFailure
 from streamiter.operators.source import Positions, Source, SourceBatch
-from streamiter.records import Batch, BatchOrigin, Control, EndOfInput, ReadToEnd
+from streamiter.origins import BatchAtHand, BatchOrigin
+from streamiter.records import Batch, Control, EndOfInput, ReadToEnd
 from streamiter.runtime.entries import by_batch
 from streamiter.runtime.failures import FailuresOf, StepNote, call_unless_cancelled, noted
 from streamiter.runtime.graph import Step
@@ -249,8 +250,8 @@ class SinkEncoding:
         self._emitted: list[Batch] = []
         self._out.connect(self._emitted.append, None)
         self._out.connect(self._emitted.append, DEAD_LETTERS)
-        self._origin: BatchOrigin | None = None
-        self._out.ask_for_origin(lambda: self._origin)
+        self._at_hand = BatchAtHand()
+        self._out.trace(self._at_hand, "no origin")
         self._entry = by_batch(sink.encode, self._out)
 
     async def open(self) -> None:
@@ -259,7 +260,7 @@ class SinkEncoding:
 
     def __call__(self, batch: Batch, origin: BatchOrigin | None) -> Sequence[Batch]:
         """Return the records of ``origin`` as they are written, and the letters of refused records."""
-        self._origin = origin
+        self._at_hand.origin, self._at_hand.records = origin, batch
         self._entry(batch)
         emitted = tuple(self._emitted)
         self._emitted.clear()

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Final
 
 from streamiter.deferred import PlainValue
 from streamiter.operators.source import SourceBatch
+from streamiter.origins import BatchOrigin
 from streamiter.records import (
     Batch,
-    BatchOrigin,
     CheckpointBarrier,
     Control,
     DataBatch,

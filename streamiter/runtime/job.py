@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeVar
@@ -333,8 +333,7 @@ class Job:
         since_s = self._clock.monotonic_s()
         while self._state == "running":
             await self._clock.sleep(_LOOK_EVERY_S)
-            now_s = self._clock.monotonic_s()
-            owed_s = max((now_s - max(each, since_s) for each in self._unanswered_since_s()), default=0.0)
+            owed_s = min(max(self._owed_s(), self._others.owed_s()), self._clock.monotonic_s() - since_s)
             if owed_s >= _UNANSWERED_S:
                 _log.warning(
                     "flow %r: the server of an output has not answered for %.0f s, so the job is aborted; with "
@@ -345,11 +344,12 @@ class Job:
                 self._abort()
                 return
 
-    def _unanswered_since_s(self) -> Iterator[float]:
-        yield from filter(None, [self._scope.get(Outputs, Outputs).unanswered_since_s()])
-        for operator in (instance.operator for task in self._tasks for instance in task.instances):
-            if isinstance(operator, TopicSink) and (since_s := operator.unanswered_since_s()) is not None:
-                yield since_s
+    def _owed_s(self) -> float:
+        """Return for how long a server of an output of this process has owed an answer; 0 if none does."""
+        operators = (instance.operator for task in self._tasks for instance in task.instances)
+        since_s = [each.unanswered_since_s() for each in operators if isinstance(each, TopicSink)]
+        since_s.append(self._scope.get(Outputs, Outputs).unanswered_since_s())
+        return max((self._clock.monotonic_s() - each for each in since_s if each is not None), default=0.0)
 
     def _abort(self) -> None:
         # Only once: a second cancellation would interrupt the closing of the steps.
@@ -630,7 +630,7 @@ class Job:
         return self._others.joined(statistics)
 
     def _report(self) -> Report:
-        return Report(self.statistics(), [loop.shares(self._scope) for loop in self._loops])
+        return Report(self.statistics(), [loop.shares(self._scope) for loop in self._loops], self._owed_s())
 
 
 def _is_cancelled() -> bool:

@@ -40,6 +40,8 @@ class Report(msgspec.Struct, frozen=True):
     """Its statistics, without loops."""
     shares: list[list[Mapping[str, int]]]
     """For each loop: the shares of its members in this process."""
+    owed_s: float
+    """For how long a server of an output has owed an answer; 0 if none does."""
 
 
 class OtherJobs:
@@ -87,6 +89,10 @@ class OtherJobs:
     def shares(self, loop: int) -> list[Mapping[str, int]]:
         """Return the shares of the other processes in the statistics of a loop, in process 0."""
         return []
+
+    def owed_s(self) -> float:
+        """Return for how long a server of an output of another process has owed an answer, in process 0."""
+        return 0.0
 
     def joined(self, own: JobStatistics) -> JobStatistics:
         """Return the statistics of the run in process 0; ``own`` are those of this job."""
@@ -212,6 +218,9 @@ class LedJobs(OtherJobs):
 
     def shares(self, loop: int) -> list[Mapping[str, int]]:
         return [share for _, report in self._reports.values() for share in report.shares[loop]]
+
+    def owed_s(self) -> float:
+        return max((report.owed_s for _, report in self._reports.values()), default=0.0)
 
     def joined(self, own: JobStatistics) -> JobStatistics:
         parts = [own, *(report.statistics for _, report in self._reports.values())]

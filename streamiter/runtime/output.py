@@ -23,9 +23,9 @@ from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, OutputOverflow, StreamiterError, shortened
 from streamiter.operators.operator import Progress
 from streamiter.operators.output import RecordFailure
+from streamiter.origins import BatchOrigin, Passes
 from streamiter.records import (
     Batch,
-    BatchOrigin,
     CheckpointBarrier,
     Control,
     DataBatch,
@@ -33,6 +33,7 @@ from streamiter.records import (
     EndOfInput,
     EpochWatermark,
     EventTimeWatermark,
+    TimedBatch,
     estimated_bytes,
     slice_batch,
     take,
@@ -263,17 +264,17 @@ class EdgeWriter:
         step: str,
         *,
         leaves_loop: bool = False,
-        keeps_origin: bool = False,
+        keeps: Passes = "no origin",
         encode: Callable[[Batch, BatchOrigin | None], Iterable[Batch]] | None = None,
     ) -> None:
         """``split`` is None if there is only one channel; ``step`` is the step that reads the channels.
 
         ``leaves_loop``: the reader is outside the iteration of the task. It receives all records in epoch 0, and of the
-        control records only barriers, event-time watermarks and the end. ``keeps_origin``: whether emitted records have
-        the origin of the batch that the task handles. ``encode`` is given for a sink in another process: the channels
+        control records only barriers, event-time watermarks and the end. ``keeps``: what emitted records have of the
+        origin of the batch that they were made of. ``encode`` is given for a sink in another process: the channels
         get what it returns.
         """
-        self._keeps_origin = keeps_origin
+        self._keeps = keeps
         self._encode = encode
         self._leaves_loop = leaves_loop
         self.split = split
@@ -283,13 +284,37 @@ class EdgeWriter:
 
     def __call__(self, batch: Batch) -> None:
         epoch = 0 if self._leaves_loop else self._progress.epoch
-        origin = self._progress.origin if self._keeps_origin else None
+        origin = None if self._keeps == "no origin" else self._progress.origin
+        if origin is not None and origin.originals is not None:
+            if self._keeps == "originals" and self.split is not None:
+                self._split_with_originals(self.split, batch, epoch, origin)
+                return
+            if self._keeps == "ranges":
+                origin = origin.with_originals(None)
         if self.split is None and self._encode is None:
             self.lanes[0].put(DataBatch(batch, epoch, origin))
             return
         for subtask, part in ((0, batch),) if self.split is None else _split(self.split, batch, self._step):
-            for records in (part,) if self._encode is None else self._encode(untimed(part), origin):
-                self.lanes[subtask].put(DataBatch(records, epoch, origin))
+            self._put(subtask, part, epoch, origin)
+
+    def _put(self, subtask: int, part: Batch, epoch: int, origin: BatchOrigin | None) -> None:
+        if self._encode is None:
+            self.lanes[subtask].put(DataBatch(part, epoch, origin))
+            return
+        for records in self._encode(untimed(part), origin):
+            self.lanes[subtask].put(DataBatch(records, epoch, None if origin is None else origin.with_originals(None)))
+
+    def _split_with_originals(self, split: Splitter, batch: Batch, epoch: int, origin: BatchOrigin) -> None:
+        # Splitters take timestamps along; here the places of the records are in their stead.
+        numbered = TimedBatch(untimed(batch), np.arange(len(batch)))
+        for subtask, part in _split(split, numbered, self._step):
+            assert isinstance(part, TimedBatch)
+            records, rows = part.records, part.times
+            if isinstance(batch, TimedBatch):
+                order = None if batch.order is None else batch.order[rows]
+                self._put(subtask, TimedBatch(records, batch.times[rows], order), epoch, origin.taken(rows))
+            else:
+                self._put(subtask, records, epoch, origin.taken(rows))
 
     def control(self, control: Control) -> None:
         """Put a control record into every channel, because each of them may bring records."""

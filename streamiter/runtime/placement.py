@@ -47,6 +47,8 @@ class Traits(msgspec.Struct, frozen=True):
     """Whether the order of the records of an epoch makes no difference to them."""
     stateless: bool
     """Whether they keep nothing from one batch to the next."""
+    emits_at_once: bool
+    """Whether what they emit for a batch was made of records of this batch."""
     mini_batches: bool
     """Whether they emit mini-batches."""
     central: bool
@@ -186,6 +188,7 @@ def traits_of(step: Step, operator: Operator) -> Traits:
         per_round=per_round,
         any_order=bool(operator.any_order),
         stateless=bool(operator.is_stateless),
+        emits_at_once=bool(operator.is_stateless or operator.emits_at_once),
         mini_batches=isinstance(operator, MiniBatch),
         central=sink is not None or isinstance(operator, Collect),
         takes_encoded=sink is not None and sink.takes_encoded,

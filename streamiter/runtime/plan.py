@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from streamiter.channels import LIMIT_BYTES, LIMIT_RECORDS, Channel, Intake
@@ -19,6 +20,7 @@ from streamiter.clock import Clock, SystemClock
 from streamiter.operators.event_time import AssignEventTime, TellsOrder
 from streamiter.operators.operator import JobScope, Operator, Progress
 from streamiter.operators.output import DeadLetter
+from streamiter.origins import Passes
 from streamiter.runtime.barrier_alignment import EndAlignment
 from streamiter.runtime.chain import Rounds
 from streamiter.runtime.checkpointing.restore import Restore
@@ -321,7 +323,6 @@ class Planner:
         if head.source is not None:
             source, is_awaited = make_source(head), head in self._read_to_end
             source.tells_end = is_awaited and not head.bounded
-            source.keeps_originals = any(step.policy == "dead_letter" for step in self.steps if step is not head)
             channel = self._bounded_channel(f"{name} ← source")
             feeder = Feeder(source, channel, head.name, self.options.clock, is_awaited=is_awaited, note=self.own.note)
             ports = [Port(0, SINGLE_INPUT, feeder.channel, is_feedback=False)]
@@ -351,7 +352,7 @@ class Planner:
         )
         for step, instance in instances.items():
             if isinstance(instance.operator, AssignEventTime):
-                given = EventTimeInput(task, self._decoder(instances, step), by_partition=self._knows_origin(step))
+                given = EventTimeInput(task, self._decoder(instances, step), by_partition=self._reads_partitions(step))
                 instance.operator.attach(given, instance.out)
         return task
 
@@ -450,7 +451,7 @@ class Planner:
         for step, instance in instances.items():
             instance.out.report_rejected(self.options.on_rejected)
             if self._knows_origin(step):
-                instance.out.ask_for_origin(lambda: progress.origin)
+                instance.out.trace(progress, self._passes(step))
         return instances
 
     def _knows_origin(self, step: Step) -> bool:
@@ -460,7 +461,36 @@ class Planner:
 
     def _passes_origin(self, step: Step) -> bool:
         """Return whether all output of the step comes from the batch that its task is handling."""
-        return self._placed[step].traits.stateless and self._knows_origin(step)
+        return self._placed[step].traits.emits_at_once and self._knows_origin(step)
+
+    def _reads_partitions(self, step: Step) -> bool:
+        """Return whether the step sees the batches of a partition as they were read."""
+        edge = self._chained_to.get(step)
+        return edge is None or (self._placed[edge.upstream].traits.stateless and self._reads_partitions(edge.upstream))
+
+    def _passes(self, step: Step) -> Passes:
+        """Return what the output of the step has of the origin of the batch that it was made of."""
+        if not self._passes_origin(step):
+            return "no origin"
+        return "originals" if any(reader in self._before_letters for reader, _ in self._readers[step]) else "ranges"
+
+    def _keeps(self, edge: Edge, reader: Step) -> Passes:
+        """Return what the records of an edge have of their origin."""
+        if not self._passes_origin(edge.upstream):
+            return "no origin"
+        return "originals" if reader in self._before_letters else "ranges"
+
+    @cached_property
+    def _before_letters(self) -> frozenset[Step]:
+        """The steps whose dead letters, or those of a step behind them, have the originals of their input."""
+        found: set[Step] = set()
+        for step in reversed(self.steps):
+            behind = self._placed[step].traits.emits_at_once and any(
+                reader in found for reader, _ in self._readers[step]
+            )
+            if step.policy == "dead_letter" or behind:
+                found.add(step)
+        return frozenset(found)
 
     def _connect(self, instances: dict[Step, OperatorInstance], subtask: int, progress: Progress) -> list[Writer]:
         writers: list[Writer] = []
@@ -490,7 +520,7 @@ class Planner:
             progress,
             reader.name,
             leaves_loop=leaves_loop(edge, reader),
-            keeps_origin=self._passes_origin(edge.upstream),
+            keeps=self._keeps(edge, reader),
             encode=self._encoding(reader),
         )
 

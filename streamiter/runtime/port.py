@@ -26,7 +26,6 @@ from streamiter.records import (
     can_concatenate,
     concatenate,
     estimated_bytes,
-    slice_batch,
 )
 
 if TYPE_CHECKING:
@@ -305,8 +304,8 @@ class Port:
         length = len(batch.records)
         if length == at_most:
             return batch
-        self.put_back(DataBatch(slice_batch(batch.records, at_most, length), batch.epoch, batch.origin))
-        return DataBatch(slice_batch(batch.records, 0, at_most), batch.epoch, batch.origin)
+        self.put_back(batch[at_most:length])
+        return batch[:at_most]
 
     def _joined(self, first: DataBatch, following: object, from_held: bool, at_most: int) -> DataBatch:
         joined, length, origin = [first.records], len(first.records), first.origin
@@ -331,10 +330,9 @@ class Port:
 
     def _first_record(self, batch: DataBatch) -> DataBatch:
         """Return the first record. The others are held one by one, so that each is cut out only once."""
-        records, epoch, origin = batch.records, batch.epoch, batch.origin
-        for index in range(len(records) - 1, 0, -1):
-            self.put_back(DataBatch(slice_batch(records, index, index + 1), epoch, origin))
-        return batch if len(records) == 1 else DataBatch(slice_batch(records, 0, 1), epoch, origin)
+        for index in range(len(batch.records) - 1, 0, -1):
+            self.put_back(batch[index : index + 1])
+        return batch if len(batch.records) == 1 else batch[:1]
 
 
 @final

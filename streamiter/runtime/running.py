@@ -200,8 +200,8 @@ def causes_of(error: BaseException | None) -> Iterator[BaseException]:
 class Stoppable(Protocol):
     """A job, or several processes with one."""
 
-    async def stop(self, mode: StopMode) -> object:
-        """End it."""
+    async def stop_on_signal(self, mode: StopMode) -> object:
+        """End it, also if the servers of its outputs do not answer."""
 
 
 @contextlib.contextmanager
@@ -220,7 +220,7 @@ def stopping_on_signals(
 
     async def stop(mode: StopMode) -> None:
         with contextlib.suppress(Exception):  # job.wait() raises it, too.
-            await getattr(job, "stop_on_signal", job.stop)(mode)
+            await job.stop_on_signal(mode)
 
     def start_stopping(mode: StopMode) -> None:
         stopping.append(loop.create_task(stop(mode)))

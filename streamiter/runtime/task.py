@@ -21,9 +21,9 @@ from streamiter.operators.functions import refuse
 from streamiter.operators.operator import Boundary, BoundaryOutput, Look, Progress, ServiceWorker
 from streamiter.operators.output import RecordFailure
 from streamiter.operators.source import Positions, SourceBatch
+from streamiter.origins import BatchOrigin
 from streamiter.records import (
     Batch,
-    BatchOrigin,
     CheckpointBarrier,
     Control,
     DataBatch,
@@ -367,6 +367,7 @@ class Task:
 
     async def _handle_records(self, port: Port, records: Batch, epoch: int) -> None:
         self.progress.epoch = epoch
+        self.progress.records = records if self.first.out.knows_originals else None
         self._records_in_a_row += len(records)
         if self._boundary is not None:
             self.first.count(records)
@@ -411,9 +412,11 @@ class Task:
 
     async def _handle_while_wanted(self, port: Port, records: Batch, epoch: int) -> None:
         """Handle records one by one, because each may change which inputs are wanted."""
-        name = port.input_name
+        name, origin = port.input_name, self.progress.origin
         for index in range(len(records)):
             record = slice_batch(records, index, index + 1)
+            if origin is not None and origin.originals is not None:
+                self.progress.origin, self.progress.records = origin.taken(range(index, index + 1)), record
             if self._awaited:
                 await self._async_entries[name](record)
             else:
@@ -424,7 +427,7 @@ class Task:
                 self.barriers.arrange_stop()
             if index + 1 < len(records) and not self.gate.may_continue(port):
                 rest = slice_batch(records, index + 1, len(records))
-                self.gate.put_back(port, rest, epoch, self.progress.origin)
+                self.gate.put_back(port, rest, epoch, origin and origin.taken(range(index + 1, len(records))))
                 return
 
     def _in_thread(self, entry: Entry) -> AsyncEntry:
@@ -547,7 +550,7 @@ class _TaskBoundaryOutput(BoundaryOutput):
 
     def refuse(self, record: Any, error: Exception, epoch: int, origin: BatchOrigin | None) -> None:
         out, progress = self._task.first.out, self._task.progress
-        progress.epoch, progress.origin = epoch, origin
+        progress.epoch, progress.origin, progress.records = epoch, origin, None
         refuse(out, record, error)
         out.flush()
 

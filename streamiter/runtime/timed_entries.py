@@ -183,8 +183,10 @@ def _moments(
     keys: list[Any] = [None] * len(batch)
     if key_of is not None:
         batch, keys = keyed_records(batch, key_of, out, times)
+    first_row = 0
     for some, of_some in keys_in_turns(context, keys, batch, times):
-        out.begin_records(of_some)
+        out.begin_records(of_some, first_row)
+        first_row += len(some)
         for row, (record, key, timestamp) in enumerate(zip(of_some, some, _timestamps(of_some), strict=True)):
             times.timestamp, times.row = timestamp, row
             yield record, key

@@ -17,7 +17,7 @@ from streamiter.clock import Clock, SystemClock
 from streamiter.errors import shortened
 from streamiter.models.versions import ModelVersion
 from streamiter.operators import DeadLetter, Origin
-from streamiter.records import BatchOrigin
+from streamiter.origins import BatchOrigin
 from streamiter.runtime.statistics import CheckpointStatistics, Histogram, JobState, JobStatistics, TaskStatistics
 from streamiter.service.settings import HealthSettings
 

@@ -11,6 +11,8 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
+from operator import is_
 from types import UnionType
 from typing import Any, Final, Generic, Literal, TypeVar, final, overload
 
@@ -139,7 +141,8 @@ class Json:
     A record without a value (a tombstone) is decoded as None. Encoding takes the types of JSON, numpy arrays and
     scalars, `Columns` (each row as an object) and ``msgspec.Struct``. None becomes ``null``. NaN and infinities,
     which JSON does not have, become ``null``, too. Whole numbers of any size are exact, both ways;
-    ``big_integers="refuse"`` refuses values with one that does not fit 64 bits.
+    ``big_integers="refuse"`` refuses values with one that does not fit 64 bits. The text ``null`` is decoded as None,
+    too, which a sink writes as a tombstone; ``nulls="refuse"`` refuses it, and keeps tombstones.
 
     >>> Json().decode(TopicBatch(values=[b'{"x": [1, 2]}', None]))
     [{'x': [1, 2]}, None]
@@ -152,21 +155,33 @@ class Json:
 (and 1 more)
     """
 
-    def __init__(self, *, big_integers: Literal["keep", "refuse"] = "keep") -> None:
-        if big_integers not in ("keep", "refuse"):
-            raise ConfigurationError(f'Json(big_integers=): expected "keep" or "refuse", given {big_integers!r}')
+    def __init__(
+        self, *, big_integers: Literal["keep", "refuse"] = "keep", nulls: Literal["keep", "refuse"] = "keep"
+    ) -> None:
+        self._options = {"big_integers": big_integers, "nulls": nulls}
+        for name, given in self._options.items():
+            if given not in ("keep", "refuse"):
+                raise ConfigurationError(f'Json({name}=): expected "keep" or "refuse", given {given!r}')
         self._loads = loads_exactly if big_integers == "keep" else _loads_64_bits
-        self._keeps_big_integers = big_integers == "keep"
+        self._refuses_nulls = nulls == "refuse"
 
     def decode(self, batch: TopicBatch) -> Batch:
         """Return the objects; raise ``DecodeError`` for values that are not JSON."""
         values = list(batch.values)
         try:
             if not _has_big_integer(b" ".join(values)):  # type: ignore[arg-type]
-                return list(map(orjson.loads, values))  # type: ignore[arg-type]
+                records = list(map(orjson.loads, values))  # type: ignore[arg-type]
+                if not self._refuses_nulls or not any(map(is_, records, repeat(None))):
+                    return records
         except (orjson.JSONDecodeError, TypeError):  # one value is bad, or None: find it
             pass
-        return decode_each(values, self._loads)
+        return decode_each(values, self._loads_no_null if self._refuses_nulls else self._loads)
+
+    def _loads_no_null(self, value: bytes | None) -> object:
+        record = self._loads(value)
+        if record is None and value is not None:
+            raise ValueError('the text null, which a sink would write as a tombstone; nulls="keep" takes it for None')
+        return record
 
     def encode(self, batch: Batch) -> OutgoingBatch:
         """Return the values, or those of a table's rows; raise ``EncodeError`` for records without a form in JSON."""
@@ -180,7 +195,7 @@ class Json:
         return OutgoingBatch(values if values is not None else _encode_records(batch))
 
     def __repr__(self) -> str:
-        return "Json()" if self._keeps_big_integers else "Json(big_integers='refuse')"
+        return f"Json({', '.join(f'{name}={given!r}' for name, given in self._options.items() if given != 'keep')})"
 
 
 # A whole number that does not fit 64 bits has at least so many digits: -9,223,372,036,854,775,809 has 19.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from itertools import repeat
+from operator import is_
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -73,7 +75,7 @@ class RecordColumns:
         """
         columns = dict(self._columns)
         values = columns.pop("values", None)
-        if values is None and with_tombstones and isinstance(batch, list):
+        if values is None and with_tombstones and isinstance(batch, list) and any(map(is_, batch, repeat(None))):
             values = batch
         outgoing = encoder.encode(batch) if values is None else _encoded(values, encoder)
         return replace(outgoing, **cast(Any, columns)) if columns else outgoing

@@ -22,7 +22,8 @@ from streamiter.operators.event_time import PartState
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import DeadLetter, Origin, Output
 from streamiter.operators.source import Positions, Source, SourceBatch
-from streamiter.records import Batch, BatchOrigin, Originals, take
+from streamiter.origins import BatchOrigin, Originals
+from streamiter.records import Batch, take
 from streamiter.topics.connecting import ReaderBehindLosses
 from streamiter.topics.formats import to_json_type
 from streamiter.topics.record_functions import RecordFunctions
@@ -156,9 +157,7 @@ class TopicSource(Source):
         return SourceBatch(
             batch,
             {partition: following, **changed},
-            BatchOrigin(
-                self._url, partition, batch.first_offset, following - 1, (Originals(),) if self.keeps_originals else ()
-            ),
+            BatchOrigin(self._url, partition, batch.first_offset, following - 1),
             positions_after=lambda records: {partition: batch.offsets[records - 1] + 1, **changed},
         )
 
@@ -272,20 +271,19 @@ class DecodeValues(Operator):
             self._refuse(batch, error, out)
             return
         self.decoded = batch
-        if type(records) is list and (origin := out.batch_origin) is not None:
-            for originals in origin.originals:
-                originals.read(records, batch)
-        out.emit_batch(records)
+        out.emit_read(records, self._url, batch)
 
     def _refuse(self, batch: TopicBatch, error: DecodeError, out: Output) -> None:
+        read = Originals.read(self._url, batch, len(batch))
         for index, reason in error.failures.items():
-            origin = Origin(self._url, batch.partition, batch.offsets[index])
             value = batch.values[index]
             if not out.tolerates_rejections:
+                origin = Origin(self._url, batch.partition, batch.offsets[index])
                 out.fail(
                     DecodeError({index: f"{reason}; the value begins {(value or b'')[:80]!r}"}), value, origin=origin
                 )
-            out.reject(value, reason, origin=origin, original=(batch, index))
+            original = read.taken(range(index, index + 1))
+            out.reject(value, reason, origin=BatchOrigin(self._url, originals=original))
         good = [index for index in range(len(batch)) if index not in error.failures]
         if good:
             self.process_batch(batch.take(good), out)
@@ -361,7 +359,7 @@ class TopicSink(Operator):
             return batch
         if type(batch) is list and batch and type(batch[0]) is DeadLetter and batch[0].step == out.step:
             for letter in batch:  # Another process could not encode the records.
-                out.reject(letter.record, letter.error, origin=letter.origin, original=letter.original)
+                out.reject_letter(letter)
             return None
         await self.ask_for_limit(out)
         return self._encode(batch, out)
@@ -419,8 +417,9 @@ class TopicSink(Operator):
                 self._check_sizes(outgoing)
             except EncodeError as error:
                 for index, reason in error.failures.items():
-                    out.reject(batch[index], reason, origin=out.batch_origin)
+                    out.reject(batch[index], reason, origin=out.origin_at(index))
                 good = [index for index in range(len(batch)) if index not in error.failures]
+                out.keep(good)
                 batch, columns = take(batch, good), columns.take(good)
             else:
                 return outgoing
@@ -523,7 +522,7 @@ def _headers(letter: DeadLetter) -> Headers:
 
 def _origin_headers(letter: DeadLetter) -> Iterator[tuple[str, bytes]]:
     origin = letter.origin
-    if origin is None:
+    if origin is None or origin.topic is None:
         return
     yield "topic", _utf8(origin.topic)
     if origin.partition is None:
@@ -562,7 +561,7 @@ def _shorter_key_and_headers(letter: DeadLetter, text_bytes: int) -> tuple[bytes
     if key is not None and len(key) > text_bytes:
         key, told = None, (*told, *_told_of("key", key))
     origin = letter.origin
-    if origin is not None and len(_utf8(origin.topic)) > text_bytes // 2:
+    if origin is not None and len(_utf8(origin.topic or "")) > text_bytes // 2:
         letter = replace(letter, origin=None)
     return key, (("error", error), ("step", step), *_origin_headers(letter), *told)
 

@@ -13,11 +13,13 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 from hypothesis import given, strategies
+from runtime.joined_jobs import joined_jobs
 from topics.topic_case import read_to_end, write
 
-from streamiter import Flow, IterationBodyResult, Operator, Stream, iterate_unbounded_streams
+from streamiter import Flow, IterationBodyResult, Operator, Stream, iterate_unbounded_streams, tumbling
 from streamiter.errors import GraphError, JobFailed, RejectRecords
 from streamiter.operators import DeadLetter, MiniBatch, Origin, Output
+from streamiter.records import Columns
 from streamiter.topics import MemoryBroker, OutgoingBatch, SizeLimit, Topic, TopicRecord, topic
 from streamiter.topics.source_and_sink import DeadLetterEncoder
 
@@ -286,8 +288,35 @@ class RefusingLate(Late):
             out.reject(record, "no")
 
 
+class Renaming(Operator):
+    """Emits another object for each record."""
+
+    is_stateless = True
+
+    def process(self, record: Any, out: Output) -> None:
+        out.emit(f"{record} "[:-1])
+
+
+def timed(read: Stream) -> Stream:
+    """Return the stream with the offset of each record as its time."""
+    return read.event_time(lambda text: int(text.split(":")[1]), unit="ms", check_unit=False)
+
+
+def in_columns(batch: Any) -> Columns:
+    return Columns({"place": np.array(batch)})
+
+
+def refuse_with_state(state: Any, record: Any) -> NoReturn:
+    raise ValueError("no")
+
+
 async def refused(
-    build: Callable[[Stream, Topic], Any], *, partitions: int = 1, records: int = 12
+    build: Callable[[Stream, Topic], Any],
+    *,
+    partitions: int = 1,
+    records: int = 12,
+    read_by: int = 1,
+    processes: int = 1,
 ) -> list[tuple[str, str, dict[str, str]]]:
     """Return the partition and offset of each letter's record, and the letter's headers."""
     broker = MemoryBroker()
@@ -297,11 +326,16 @@ async def refused(
     for number in range(records):
         place = b"%d:%d" % (number % partitions, number // partitions)
         await write(clicks, outgoing(place, number % partitions))
-    flow = Flow("f")
-    build(flow.source(clicks, stop="latest", name="read"), dead)
+    flows = [Flow("f") for _ in range(processes)]
+    for flow in flows:
+        build(flow.source(clicks, stop="latest", name="read", parallelism=read_by), dead)
+    jobs = joined_jobs(flows).jobs
+    await asyncio.gather(*(job.start() for job in jobs))
+    await asyncio.gather(*(job.wait() for job in jobs))
     found = []
-    for letter in await letters_of(flow, dead):
-        partition, offset = json.loads(letter.value or b"").split(":")
+    for letter in await read_to_end(dead):
+        value = json.loads(letter.value or b"")
+        partition, offset = (value["place"] if isinstance(value, dict) else value).split(":")
         headers = dict(letter.headers)
         if letter.key is not None:
             original = outgoing(f"{partition}:{offset}".encode(), int(partition))
@@ -356,6 +390,36 @@ BEHIND_THE_SOURCE: dict[str, Callable[[Stream, Topic], Any]] = {
     "asked after each": lambda read, dead: read.process(RefusingOneByOne, dead_letter=dead, name="p"),
     "in a union": lambda read, dead: read.union(read.filter(lambda text: False)).map(refuse, dead_letter=dead),
     "at a sink": lambda read, dead: read.sink(dead, key=refuse, dead_letter=dead),
+    "at event time": lambda read, dead: read.event_time(refuse, dead_letter=dead),
+    "behind event time": lambda read, dead: timed(read).map(refuse, dead_letter=dead),
+    "behind steps with event time": lambda read, dead: (
+        timed(read)
+        .filter(bool)
+        .flat_map(lambda text: [f"{text} twice"[:-6]])
+        .map(str, parallelism=2)
+        .rebalance()
+        .process(RefusingBatches, name="p", dead_letter=dead, parallelism=3)
+    ),
+    "in a window": lambda read, dead: (
+        timed(read).key_by(len).window(tumbling(1), dead_letter=dead).aggregate(("max", refuse))
+    ),
+    "in columns": lambda read, dead: read.map_batch(in_columns).map(refuse, dead_letter=dead),
+    "in batches of columns": lambda read, dead: (
+        read.map_batch(in_columns)
+        .filter_batch(lambda batch: batch["place"] != "0:-1")
+        .filter(bool)
+        .process(RefusingBatches, name="p", parallelism=2, dead_letter=dead)
+    ),
+    "in columns with event time": lambda read, dead: (
+        timed(read).map_batch(in_columns).key_by("place").process(Refusing, name="p", dead_letter=dead)
+    ),
+    "in arrays": lambda read, dead: read.map_batch(lambda batch: np.array(batch)).process(
+        Refusing, name="p", dead_letter=dead
+    ),
+    "by a state of columns": lambda read, dead: (
+        read.map_batch(in_columns).key_by("place").stateful_map(refuse_with_state, 0, dead_letter=dead)
+    ),
+    "emitted anew": lambda read, dead: read.process(Renaming, name="new").map(refuse, dead_letter=dead),
 }
 
 BEHIND_STATE: dict[str, Callable[[Stream, Topic], Any]] = {
@@ -408,6 +472,68 @@ async def test_a_letter_from_a_loop_has_no_wrong_origin() -> None:
     assert len(letters) == 12
     for letter in letters:
         check_right(*letter)
+
+
+@pytest.mark.parametrize("build", BEHIND_THE_SOURCE.values(), ids=BEHIND_THE_SOURCE)
+async def test_a_letter_has_the_same_original_where_the_flow_has_several_processes(
+    build: Callable[[Stream, Topic], Any],
+) -> None:
+    """A record that was refused in another process than its source had a range of offsets, and no trace id."""
+    found = []
+    for processes in (1, 3):
+
+        def in_all(read: Stream, dead: Topic) -> None:
+            build(read.rebalance().map(str, name="in all", parallelism=3), dead)
+
+        letters = await refused(in_all, partitions=4, read_by=3, processes=processes)
+        for letter in letters:
+            check_right(*letter)
+            assert "offset" in letter[2]
+        found.append(sorted((partition, offset) for partition, offset, _ in letters))
+    assert found[0] == found[1] == sorted((str(number % 4), str(number // 4)) for number in range(12))
+
+
+class SecondOfEach(Operator):
+    """Refuses each record of which an equal one has come before."""
+
+    def open(self, context: Any) -> None:
+        self.seen: set[Any] = set()
+
+    def process(self, record: Any, out: Output) -> None:
+        if record in self.seen:
+            out.reject(record, "again", origin=out.batch_origin)
+        self.seen.add(record)
+
+
+SHARED: dict[str, Callable[[Stream, Topic], Any]] = {
+    "record by record": lambda read, dead: read.process(SecondOfEach, name="p", dead_letter=dead),
+    "behind event time": lambda read, dead: read.event_time(lambda _: 7, unit="ms", check_unit=False).process(
+        SecondOfEach, name="p", dead_letter=dead
+    ),
+    "by key": lambda read, dead: read.key_by(abs).process(SecondOfEach, name="p", dead_letter=dead),
+    "in one of two branches": lambda read, dead: (
+        read.map(seven, name="other", dead_letter=dead),
+        read.map(abs).filter(bool).process(SecondOfEach, name="p", dead_letter=dead),
+    ),
+    "behind a flat map": lambda read, dead: (
+        read.flat_map(lambda n: [n]).rebalance().process(SecondOfEach, name="p", dead_letter=dead)
+    ),
+}
+
+
+@pytest.mark.parametrize("build", SHARED.values(), ids=SHARED)
+async def test_a_letter_of_a_small_number_has_its_own_original(build: Callable[[Stream, Topic], Any]) -> None:
+    """Python has one object for equal small numbers, and a letter had the key of another row with the same number."""
+    broker = MemoryBroker()
+    numbers, dead = broker.topic("numbers"), broker.topic("dead")
+    await numbers.create()
+    await dead.create()
+    await write(numbers, OutgoingBatch([b"7"] * 3, [b"first", b"second", b"third"]))
+    flow = Flow("f")
+    build(flow.source(numbers, stop="latest", name="read"), dead)
+    letters = await letters_of(flow, dead)
+    assert [letter.key for letter in letters] == [b"second", b"third"]
+    assert [dict(letter.headers)["offset"] for letter in letters] == [b"1", b"2"]
 
 
 _STEPS: dict[str, Callable[[Stream, int], Stream]] = {

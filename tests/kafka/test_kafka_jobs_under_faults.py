@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
+from subprocess import PIPE
 from typing import Any, Literal
 
 import pytest
 from job_faults.service import Serve, checkpoints_in, nothing_unheard, one_line
 from job_faults.sums import Topics, check_committed, feeding, sums_flow, until_committed
+from kafka import signalled_processes
 from support.kafka_server import KafkaServer
+from support.processes import process
 from support.waiting import PATIENCE_S
 
 from streamiter import Checkpoints, Flow
@@ -120,6 +125,30 @@ async def test_a_signal_ends_a_job_whose_brokers_do_not_answer(
         await asyncio.to_thread(breakable_broker.start)
     assert running.statistics().state == "aborted"
     assert "the server of an output has not answered" in caplog.text
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are those of Unix")
+@pytest.mark.parametrize("delivery", ["at_least_once", pytest.param("", marks=pytest.mark.soak)])
+async def test_a_signal_ends_a_flow_in_several_processes_whose_brokers_do_not_answer(
+    breakable_broker: KafkaServer, make_topics: MakeTopics, flow_name: str, tmp_path: Path, delivery: str
+) -> None:
+    """Process 0 looked at its own outputs alone, and waited for one that another process could not write."""
+    topics = make_topics()
+    await topics.create()
+    own = {"TOPIC": topics.sums.url, "FLOW": flow_name, "DELIVERY": delivery, "WAITS_S": "0.5"}
+    program = Path(signalled_processes.__file__)
+    pipes = {"stdout": PIPE, "stderr": PIPE}
+    with process([sys.executable, program, tmp_path], env={**os.environ, **own}, **pipes) as started:
+        try:
+            await until_committed(topics.watched_sums, 1)
+            await asyncio.to_thread(breakable_broker.kill)
+            await asyncio.sleep(0.3)  # until a number is read, which cannot be written
+            started.send_signal(signal.SIGTERM)
+            out, errors = await asyncio.to_thread(started.communicate, timeout=PATIENCE_S)
+        finally:
+            await asyncio.to_thread(breakable_broker.start)
+    assert (out, started.returncode) == ("aborted\n", 0), errors
+    assert "the server of an output has not answered" in errors
 
 
 # -- stopped for a while

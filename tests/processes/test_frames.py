@@ -17,18 +17,10 @@ from streamiter.checkpoints import PlainData
 from streamiter.errors import PlainDataError
 from streamiter.operators import DeadLetter
 from streamiter.operators.output import Origin
+from streamiter.origins import BatchOrigin
 from streamiter.processes import frames
 from streamiter.processes.frames import FrameEncoding, Taken
-from streamiter.records import (
-    BatchOrigin,
-    CheckpointBarrier,
-    Columns,
-    DataBatch,
-    EndOfData,
-    EndOfInput,
-    EpochWatermark,
-    Idle,
-)
+from streamiter.records import CheckpointBarrier, Columns, DataBatch, EndOfData, EndOfInput, EpochWatermark, Idle
 from streamiter.sparse_rows import SparseRows
 from streamiter.topics.source_and_sink import DeadLetterEncoder
 from streamiter.topics.topic import OutgoingBatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Callable
@@ -9,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.waiting import until
+from support.waiting import PATIENCE_S, until
 from topics.topic_case import numbered, numbers_of, read_to_end, write
 
 from streamiter import Checkpoints, Flow, Operator, topic
-from streamiter.errors import ConfigurationError, GraphError
+from streamiter.errors import ConfigurationError, GraphError, JobFailed, ProducerFenced
 from streamiter.flow.stream import Stream
 from streamiter.runtime.job import Job
+from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker, Topic
 
 # No checkpoint is taken but at the end, and when a test says so.
@@ -65,6 +67,22 @@ async def test_a_job_resumes_where_the_last_checkpoint_was(topics: tuple[Topic, 
         assert statistics.checkpoints is not None
         assert statistics.checkpoints.taken == 1
         await write(numbers, numbered(range(count, count + 10)))
+
+
+async def test_a_replaced_run_without_input_ends_long_before_its_next_commit(topics: tuple[Topic, Topic]) -> None:
+    """With a commit every half hour and no records, the run that was replaced stayed for half an hour."""
+    clock = VirtualClock()
+    rare = Checkpoints(interval_s=1800, transaction_timeout_s=3600)
+    zombie = await doubling(*topics).start(checkpoints=rare, clock=clock)
+    await clock.advance(30.0)
+    assert zombie.statistics().state == "running"
+    job = await doubling(*topics).start(checkpoints=rare, clock=clock)
+    await clock.advance(10.0)
+    with pytest.raises(JobFailed, match=r"another run of the flow, .*, has taken over") as ended:
+        await asyncio.wait_for(zombie.wait(), PATIENCE_S)
+    assert type(ended.value.__cause__) is ProducerFenced
+    assert job.statistics().state == "running"
+    await job.stop("abort")
 
 
 async def test_a_start_that_commits_nothing_else_commits_where_it_begins(topics: tuple[Topic, Topic]) -> None:

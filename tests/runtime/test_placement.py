@@ -197,8 +197,8 @@ def test_the_traits_of_a_step_are_those_of_its_operators() -> None:
     }.items():
         flow = Flow("f")
         flow.from_items([1]).process(type("Made", (Pass,), kind), name="step")
-        awaited = {"awaited": name == "in_thread"}
-        assert msgspec.structs.asdict(placed(flow).steps[-1].traits) == {**nothing, name: True, **awaited}
+        follows = {"awaited": name == "in_thread", "emits_at_once": name == "stateless"}
+        assert msgspec.structs.asdict(placed(flow).steps[-1].traits) == {**nothing, name: True, **follows}
     keyed = Flow("f")
     keyed.from_items([1]).key_by(int).process(EitherWay, name="step")
     assert not placed(keyed).steps[-1].traits.awaited

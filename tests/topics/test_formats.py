@@ -144,6 +144,20 @@ def test_formats_can_be_sent_by_ray(given: Any) -> None:
     assert sent.encode(records).values == given.encode(records).values
 
 
+def test_a_text_null_is_told_from_a_tombstone_if_asked_to() -> None:
+    """The copy of a text `null` was a tombstone, which deleted its key in a compacted topic."""
+    assert Json().decode(TopicBatch(values=[b"null", None, b"1"])) == [None, None, 1]
+    refusing = pickle.loads(pickle.dumps(Json(nulls="refuse")))
+    assert refusing.decode(TopicBatch(values=[None, b"[null]"])) == [None, [None]]
+    for values in ([b"1", b" null\n"], [None, b"null"], [b"18446744073709551616", b"null"]):
+        with pytest.raises(errors.DecodeError, match="value 1 of the batch: the text null") as caught:
+            refusing.decode(TopicBatch(values=values))
+        assert caught.value.failures.keys() == {1}
+    assert repr(refusing) == "Json(nulls='refuse')"
+    with pytest.raises(errors.ConfigurationError, match=r'Json\(nulls=\): expected "keep" or "refuse", given None'):
+        Json(nulls=None)  # type: ignore[arg-type]
+
+
 def test_typed_records_keep_tombstones_if_asked_to() -> None:
     """A compacted topic of typed records could not be copied: its tombstones were bad records."""
     keeping = pickle.loads(pickle.dumps(Typed(Click, tombstones="keep")))

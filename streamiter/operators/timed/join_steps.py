@@ -263,12 +263,12 @@ class JoinTableNow(KeyedOperator):
     def process_table_batch(self, batch: Batch, out: Output) -> None:
         keys: list[Any] = []
         values: list[Any] = []
-        for record in untimed(batch):
+        for row, record in enumerate(untimed(batch)):
             try:
                 [key] = self._check_keys([self._table_key_of(record)])
                 values.append(self._value_of(record))
             except Exception as error:
-                refuse(out, record, error)
+                refuse(out, record, error, row)
             else:
                 keys.append(key)
         for some, of_some in in_turns(self._states, keys, values):
@@ -286,7 +286,7 @@ class JoinTableNow(KeyedOperator):
             try:
                 keys += self._check_keys([self._key_of(record)])
             except Exception as error:
-                refuse(out, record, error)
+                refuse(out, record, error, place)
             else:
                 places.append(place)
         joined: list[Any] = []

@@ -121,20 +121,26 @@ class TimedOperator(KeyedOperator, KeepsRecords):
         return np.full(len(batch), MIN_TIME if timestamp is None else timestamp, np.int64)
 
     def _moments(
-        self, batch: Batch, out: Output, key_of: Callable[[Any], Any] | None = None
+        self, batch: Batch, out: Output, key_of: Callable[[Any], Any] | None = None, first_row: int = 0
     ) -> Iterator[tuple[Any, Any, int]]:
-        """Give each record with its key and its timestamp; its state is loaded. Refuse the records that lack one."""
+        """Give each record with its key and its timestamp; its state is loaded. Refuse the records that lack one.
+
+        ``first_row`` is the place of the first record in the batch at hand.
+        """
         records, times = untimed(batch), self._times_of(batch).tolist()
         keys = self._keys_of_each(key_of or self._key_of, records)
         moments: list[tuple[Any, Any, int]] = []
-        for record, key, time in zip(records, keys, times, strict=True):
+        rows: list[int] = []
+        for row, (record, key, time) in enumerate(zip(records, keys, times, strict=True), first_row):
             if isinstance(key, Exception) or time == MIN_TIME:
-                refuse(out, record, key if isinstance(key, Exception) else _no_timestamp())
+                refuse(out, record, key if isinstance(key, Exception) else _no_timestamp(), row)
             else:
                 moments.append((record, key, time))
+                rows.append(row)
+        places = iter(rows)
         for some, of_some in in_turns(self._states, [key for _, key, _ in moments], moments):
             self._states.load(some)
-            yield from cast(list[tuple[Any, Any, int]], of_some)
+            yield from out.each(cast(list[tuple[Any, Any, int]], of_some), places)
 
     def _emit_late(self, out: Output, record: Any, time: int) -> None:
         """Emit a late record as it came, if there is a side output for late records."""
@@ -227,7 +233,7 @@ class WindowStep(TimedOperator):
         for start in range(0, len(batch), size):
             some = batch if size >= len(batch) else slice_batch(batch, start, start + size)
             if not self._process_arrays(some, out):
-                self._process_each(self._moments(some, out), out)
+                self._process_each(self._moments(some, out, first_row=start), out)
             self._states.store()
         self._emit_results(out)
 

@@ -179,7 +179,7 @@ class Checkpointer:
     async def _is_newest_run(self) -> bool:
         try:
             if self._positions is not None:
-                return await self._positions.is_newest_run()
+                return set(await self._positions.runs()) == {self._run_id}
             pointer = await self._opened_store.pointer(self._flow)
         except StreamiterError:  # It is unknown.
             return False
@@ -234,13 +234,16 @@ class Checkpointer:
                 return
 
     async def _check_owner(self) -> None:
-        """Raise ProducerFenced if a newer run has claimed the flow in the store; unknown is no reason."""
-        pointer = None
-        if self._store is not None:
-            with contextlib.suppress(StreamiterError):
+        """Raise ProducerFenced if a newer run has claimed the flow, or its positions; unknown is no reason."""
+        runs: list[str | None] = []
+        with contextlib.suppress(StreamiterError):
+            if self._store is not None:
                 pointer = await self._store.pointer(self._flow)
-        if pointer is not None and pointer.run != self._run_id:
-            raise ProducerFenced(f"another run of the flow, {pointer.run}, has taken over, so this one must end")
+                runs = [None if pointer is None else pointer.run]
+            elif self._positions is not None:  # A run commits where it begins, so its successor is seen at once.
+                runs = await self._positions.runs()
+        if newer := next((run for run in runs if run and run != self._run_id), None):
+            raise ProducerFenced(f"another run of the flow, {newer}, has taken over, so this one must end")
 
     def _warn_if_slow(self) -> None:
         """Warn once if a checkpoint takes longer than the interval: outputs are delayed, and a crash costs more."""

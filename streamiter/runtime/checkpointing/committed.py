@@ -265,11 +265,14 @@ class SourcePositions:
                 await transactions.abort()
                 raise
 
-    async def is_newest_run(self) -> bool:
-        """Return whether no other run has committed positions since this one."""
+    async def runs(self) -> list[str | None]:
+        """Return for each source the run that has committed its positions last; None if there are no positions.
+
+        It is "" for positions that a tool has set.
+        """
         topics = [topic for topic, _tasks in self._sources.values()]
         found = [await topic.committed_positions(id_of(self._flow), clock=self._clock) for topic in topics]
-        return all(each is not None and each.run == self._run for each in found)
+        return [None if each is None else each.run for each in found]
 
     async def close(self) -> None:
         """Close the transactions. May be called more than once."""

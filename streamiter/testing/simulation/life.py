@@ -21,7 +21,6 @@ from streamiter.runtime.checkpointing.barriers import WorkersApart
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.placement import Placement
 from streamiter.runtime.plan import ChannelLimits, JobOptions
-from streamiter.runtime.running import Stoppable
 from streamiter.runtime.statistics import JobState
 from streamiter.testing.simulated_time import TaskClock, at_once
 from streamiter.testing.simulation.event_loop import Shuffle, SimulatedEventLoop, SimulatedTask, run_together
@@ -117,7 +116,7 @@ class Life:
         """When attempts were lost."""
         self._host: SimulatedHost | None = None
         """The host of its processes, if there are several."""
-        self._stoppable: Stoppable | None = None
+        self._stoppable: Job | Supervisor | None = None
         self._job: Job | Attempt | None = None
         """What has statistics, while the job runs."""
         world.network.event(f"run {number} begins: {settings}")
@@ -311,9 +310,9 @@ class Life:
         stop = self._stop(self._stoppable, mode)
         self._program.loops[0].create_task(stop, name=f"stop run {self.number}")
 
-    async def _stop(self, job: Stoppable, mode: StopMode) -> None:
+    async def _stop(self, job: Job | Supervisor, mode: StopMode) -> None:
         try:
-            await job.stop(mode)
+            await (job.stop(mode) if isinstance(job, Job) else job.stop_on_signal(mode))
         except Exception as error:
             # The job raises the same error where it is awaited.
             self.world.network.event(f"run {self.number} cannot stop: {type(error).__name__}")
