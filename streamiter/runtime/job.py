@@ -23,6 +23,7 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import CheckpointError, ConfigurationError, StreamiterError
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.operators.operator import JobScope
+from streamiter.operators.output import RecordFailure
 from streamiter.runtime.checkpointing.barriers import Barriers, JobServices, service_key
 from streamiter.runtime.checkpointing.checkpoint_messages import CheckpointMessages
 from streamiter.runtime.checkpointing.commit import JobSnapshot, snapshot_in_memory
@@ -549,7 +550,8 @@ class Job:
         error, *others = failures or (None,)
         if error is not None:
             for other in others:
-                error.add_note(f"then, while closing: {other}")
+                if str(other.__cause__) not in str(error):  # A full disk is full at the close, too.
+                    error.add_note(f"then, while closing: {other}")
         try:
             # Whoever cancels a job without an abort does not wait for anything.
             if state == "aborted" and not self._is_aborting:
@@ -592,7 +594,10 @@ class Job:
 
     async def _run(self, task: Task) -> None:
         first = task.first
-        await unless_cancelled(noted(task.run(), first.step.name, first.note), first.step.name)
+        try:
+            await unless_cancelled(noted(task.run(), first.step.name, first.note), first.step.name)
+        except MemoryError as error:  # Not in a call of a step: while its records are taken, kept or passed on.
+            raise RecordFailure(first.step.name) from error
         await self._services.task_ended(task)
         self._barriers.ended(task)
 

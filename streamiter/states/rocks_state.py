@@ -413,9 +413,12 @@ class FrozenDatabase(DeferredFiles):
         self._made.result()
 
     def files(self) -> Sequence[LocalFile]:
-        from streamiter.states.database import files_of
+        from streamiter.states.database import explained, files_of
 
-        paths, self._small = files_of(self._folder)
+        try:
+            paths, self._small = files_of(self._folder)
+        except OSError as error:  # Its disk is lost, and not the one to which the checkpoint is written.
+            raise explained(error, f"step {self.name!r}", self._folder) from error
         for name in self._stored.keys() - {path.name for path in paths}:  # RocksDB never uses the name again.
             del self._stored[name]
         return [LocalFile(path.name, path) for path in paths]
