@@ -30,6 +30,7 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from streamiter.clock import Clock, SystemClock
+from streamiter.closing import close_each, note_unclosed
 from streamiter.errors import StorageFull, TopicDenied, TopicError, TopicNotFound, TopicUnavailable
 from streamiter.files import advice_for
 
@@ -83,11 +84,10 @@ class Database:
         database = cls(path, options, topic)
         try:
             await database._in_thread(functools.partial(database._connect, create=create))
-        except TopicNotFound as error:
-            await database.close()
-            raise TopicNotFound(str(error) if topic is None else f"no topic {topic!r}: {error}") from None
-        except BaseException:
-            await database.close()
+        except BaseException as error:
+            note_unclosed(error, await close_each([database.close]))
+            if isinstance(error, TopicNotFound) and topic is not None:
+                raise TopicNotFound(f"no topic {topic!r}: {error}") from None
             raise
         return database
 

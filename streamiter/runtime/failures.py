@@ -7,10 +7,9 @@ becomes a :class:`RemoteError` with its text and its traceback.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import traceback
 import types
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, final
 
 from streamiter.checkpoints.plain_data import PlainData
@@ -134,18 +133,6 @@ def first_failure(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-async def close_each(closing: Iterable[Callable[[], object]]) -> list[Exception]:
-    """Close one thing after the other, even if some fail to close; return the errors. Each may be awaitable."""
-    errors: list[Exception] = []
-    for close in closing:
-        try:
-            if inspect.isawaitable(result := close()):
-                await result
-        except Exception as error:
-            errors.append(error)
-    return errors
 
 
 @final

@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeVar
 
 from streamiter.checkpoints.plain_data import PlainData
+from streamiter.closing import close_each
 from streamiter.errors import CheckpointError, ConfigurationError, StreamiterError
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.operators.operator import JobScope
@@ -29,14 +30,7 @@ from streamiter.runtime.checkpointing.checkpoint_messages import CheckpointMessa
 from streamiter.runtime.checkpointing.commit import JobSnapshot, snapshot_in_memory
 from streamiter.runtime.checkpointing.committed import checkpoints_of, id_of, warn_of_doubled_outputs
 from streamiter.runtime.checkpointing.task_barriers import TaskStates
-from streamiter.runtime.failures import (
-    Failures,
-    call_unless_cancelled,
-    close_each,
-    first_failure,
-    noted,
-    unless_cancelled,
-)
+from streamiter.runtime.failures import Failures, call_unless_cancelled, first_failure, noted, unless_cancelled
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import DrainInput
 from streamiter.runtime.messages import SharedObjects
@@ -201,8 +195,7 @@ class Job:
             failure = self._has_failed(errors)
             await self._end("failed", [failure, *await self._close()])
         except BaseException as ending:
-            await self._close()
-            await self._end_early(ending)
+            await self._end_early(ending, await self._close())
         self._supervisor = asyncio.create_task(self._supervise(), name=f"job {self.flow}")
         if self._is_aborting:  # Another process has failed before all steps were open.
             await self.wait()
@@ -232,8 +225,7 @@ class Job:
         try:
             return await self._unless_aborted(keeper.open())
         except BaseException as ending:
-            await keeper.close()
-            await self._end_early(ending)
+            await self._end_early(ending, await close_each([keeper.close]))
 
     async def _open(self, states: TaskStates | None) -> None:
         """Open services, then tasks, then feedback through topics: each needs the ones before it."""
@@ -526,10 +518,10 @@ class Job:
         self._others.failed(error)
         return error
 
-    async def _end_early(self, ending: BaseException) -> NoReturn:
-        """End a job that cannot start, and raise the reason."""
+    async def _end_early(self, ending: BaseException, unclosed: Sequence[BaseException]) -> NoReturn:
+        """End a job that cannot start, and raise the reason; ``unclosed`` are the errors of its closing."""
         if isinstance(ending, Exception):
-            await self._end("failed", [ending])
+            await self._end("failed", [ending, *unclosed])
         await self._end("aborted")
         raise ending
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from streamiter.checkpoints.flow_record import shortened_name
 from streamiter.checkpoints.keys import decode_keys, encode_each_key, key_groups
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock
+from streamiter.closing import close_now
 from streamiter.deferred import DeferredFiles, LocalFile, PlainValue
 from streamiter.errors import ConfigurationError, InternalError, shortened
 from streamiter.numbers import whole_number
@@ -118,10 +118,7 @@ class RocksJobStates:
         return RocksStates(database, self._plain_data, clock, time_to_live_s, step=step)
 
     def close(self) -> None:
-        with contextlib.ExitStack() as closing:  # each of them, even if others fail to close
-            closing.callback(self._home.close)
-            for database in reversed(self._databases):
-                closing.callback(database.close)
+        close_now([*(database.close for database in self._databases), self._home.close])
 
 
 class _StatesTime:

@@ -15,6 +15,7 @@ from streamiter.checkpoints.snapshot import CheckpointId, PartsFile, SnapshotHea
 from streamiter.checkpoints.snapshot_file import StoredSnapshot
 from streamiter.checkpoints.store import Checkpoints, CheckpointStore, store_at
 from streamiter.clock import Clock
+from streamiter.closing import close_all, close_now
 from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError
 from streamiter.operators.source import Positions
@@ -201,15 +202,13 @@ class FollowingCheckpointer:
     async def close(self) -> None:
         """Store nothing more. May be called more than once."""
         self._is_closed = True
-        self._close_snapshot()
         self._cancel()
+        store, self._store = self._store, None
+        await close_all([self._close_snapshot, self._have_ended, *([] if store is None else [store.close])])
+
+    async def _have_ended(self) -> None:
         await asyncio.gather(*self._taking, return_exceptions=True)
-        if self._store is not None:
-            store, self._store = self._store, None
-            await store.close()
 
     def _close_snapshot(self) -> None:
-        self._queues.close()
-        if self._snapshot is not None:
-            snapshot, self._snapshot = self._snapshot, None
-            snapshot.close()
+        snapshot, self._snapshot = self._snapshot, None
+        close_now([self._queues.close, *([] if snapshot is None else [snapshot.close])])

@@ -20,6 +20,7 @@ from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepSt
 from streamiter.checkpoints.snapshot_file import StoredSnapshot
 from streamiter.checkpoints.store import CheckpointStore
 from streamiter.clock import Clock
+from streamiter.closing import close_now
 from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError, ConfigurationError, did_you_mean
 from streamiter.operators.definitions import changes
@@ -419,7 +420,5 @@ class JobRestore:
 
     async def close(self) -> None:
         """Close the snapshot and the queues. May be called more than once."""
-        self._queues.close()
-        if self._snapshot is not None:
-            snapshot, self._snapshot = self._snapshot, None
-            snapshot.close()
+        snapshot, self._snapshot = self._snapshot, None
+        close_now([self._queues.close, *([] if snapshot is None else [snapshot.close])])
