@@ -1,0 +1,262 @@
+"""A finished job that is started again with new records in its topics reads on, in one process and in several."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from runtime.checkpointed_sums import settings, written
+from runtime.joined_jobs import joined_jobs
+from support.waiting import PATIENCE_S
+
+from streamiter import (
+    Flow,
+    IterationBodyResult,
+    Operator,
+    epochs_every,
+    iterate_bounded_streams_until_termination,
+    iterate_unbounded_streams,
+    tumbling,
+)
+from streamiter.errors import CheckpointError
+from streamiter.flow.stream import Stream
+from streamiter.operators import Output
+from streamiter.operators.operator import IterationListener
+from streamiter.runtime.plan import JobOptions
+from streamiter.topics import MemoryBroker, OutgoingBatch
+
+
+async def write(broker: MemoryBroker, name: str, records: list[Any]) -> None:
+    """Write records; those with equal keys are in one partition."""
+    writer = await broker.topic(name).open_writer()
+    keys = [b"%d" % (record["k"] % 4) for record in records]
+    await writer.write(OutgoingBatch([orjson.dumps(record) for record in records], keys=keys))
+    await writer.close()
+
+
+async def night(flows: list[Flow], folder: Path) -> None:
+    """Run one flow in one job, or several in as many jobs of a run, to their end."""
+    if len(flows) == 1:
+        job = await flows[0].start(checkpoints=settings(folder))
+        assert (await asyncio.wait_for(job.wait(), PATIENCE_S)).state == "finished"
+        return
+    joined = joined_jobs(flows, JobOptions(checkpoints=settings(folder, alignment_timeout_s=1.0)))
+    await asyncio.wait_for(joined.start(), PATIENCE_S)
+    for statistics in await asyncio.wait_for(asyncio.gather(*(job.wait() for job in joined.jobs)), PATIENCE_S):
+        assert statistics.state == "finished"
+
+
+AddSteps = Callable[[Stream[Any], Stream[Any]], Stream[Any]]
+
+
+def sums(numbers: Stream[Any], table: Stream[Any]) -> Stream[Any]:
+    keyed = numbers.key_by("k")
+    return keyed.stateful_map(lambda total, r: (total + r["v"], [r["k"], total + r["v"]]), 0, name="sum")
+
+
+def windows(numbers: Stream[Any], table: Stream[Any]) -> Stream[Any]:
+    keyed = numbers.event_time("t", unit="s", name="time").key_by("k")
+    counted = keyed.window(tumbling(10), name="window").aggregate("count")
+    return counted.map(lambda window: [window.key, window.start // 1000, window.value])
+
+
+def timers(numbers: Stream[Any], table: Stream[Any]) -> Stream[Any]:
+    return numbers.event_time("t", unit="s", name="time").key_by("k").process(Wake, name="wake")
+
+
+class Wake(Operator):
+    """Emits key and time five seconds after each record, by event time."""
+
+    def open(self, context: Any) -> None:
+        self._context = context
+
+    def process(self, record: Any, out: Output) -> None:
+        self._context.set_event_timer(self._context.timestamp + 5_000, record["v"])
+
+    def on_event_timer(self, payload: Any, out: Output) -> None:
+        out.emit([self._context.key, self._context.event_time // 1000])
+
+
+def deduplicated(numbers: Stream[Any], table: Stream[Any]) -> Stream[Any]:
+    timed = numbers.event_time("t", unit="s", name="time").key_by("k")
+    return timed.deduplicate("v", within_s=10, name="once").map(lambda r: [r["k"], r["v"]])
+
+
+def joined_by_time(numbers: Stream[Any], table: Stream[Any]) -> Stream[Any]:
+    left = numbers.event_time("t", unit="s", name="left time").key_by("k")
+    right = table.event_time("t", unit="s", name="right time").key_by("k")
+    pairs = left.interval_join(right, lower_s=-4, upper_s=0, name="join")
+    return pairs.map(lambda pair: [pair[0]["k"], pair[0]["v"], pair[1]["v"]])
+
+
+def looked_up(numbers: Stream[Any], table: Stream[Any]) -> Stream[Any]:
+    pairs = numbers.key_by("k").join_table(table.key_by("k"), time="processing", name="table")
+    return pairs.map(lambda pair: [pair[0]["k"], pair[0]["v"], pair[1]["v"]])
+
+
+async def answered(record: Any) -> Any:
+    """Return the record, as a service would."""
+    await asyncio.sleep(0)
+    return record
+
+
+def asked(numbers: Stream[Any], table: Stream[Any]) -> Stream[Any]:
+    return numbers.map_async(answered, name="ask").map(lambda r: [r["k"], r["v"]])
+
+
+class Counting(Operator, IterationListener):
+    """Counts records and callbacks; feeds each count back once."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def process(self, record: Any, out: Output) -> None:
+        if isinstance(record, dict):
+            self._count += 1
+            out.emit(["again", record["k"], self._count])
+        elif record[0] == "again":
+            out.emit(["seen", *record[1:]])
+
+    def on_iteration_terminated(self, context: Any, out: Output) -> None:
+        out.emit(["ended", context.subtask_index, self._count])
+
+    def snapshot(self) -> int:
+        return self._count
+
+    def restore(self, state: int) -> None:
+        self._count = state
+
+
+def looped(numbers: Stream[Any], table: Stream[Any], *, stamped: bool = False) -> Stream[Any]:
+    data = epochs_every(numbers, records=2, name="epochs") if stamped else numbers
+
+    def body(variables: Any, data: Any) -> IterationBodyResult:
+        union = variables[0].union(data[0].key_by("k"))
+        counted = union.process(Counting, name="count")
+        again = counted.filter(lambda record: record[0] == "again")
+        return IterationBodyResult([again], [counted.filter(lambda record: record[0] == "seen")])
+
+    none = numbers.flow.from_items([], name="none", parallelism=numbers.parallelism)
+    [seen] = iterate_unbounded_streams([none], [data], body)
+    return seen.map(lambda record: record[1:])
+
+
+def looped_in_epochs(numbers: Stream[Any], table: Stream[Any]) -> Stream[Any]:
+    return looped(numbers, table, stamped=True)
+
+
+def records(first: int, stop: int) -> list[dict[str, int]]:
+    return [{"k": n % 4, "t": n, "v": n} for n in range(first, stop)]
+
+
+# By night: what has come out so far. Records of one key are in one partition, so each key has an order.
+EXPECTED: list[tuple[AddSteps, list[list[int]], list[list[int]]]] = [
+    (
+        sums,
+        [[n % 4, n if n < 4 else 2 * n - 4] for n in range(8)],
+        [[n % 4, sum(range(n % 4, n + 1, 4))] for n in range(8, 16)],
+    ),
+    (windows, [[k, 0, 2] for k in range(4)], [[0, 0, 1], [1, 0, 1], [0, 10, 1], [1, 10, 1], [2, 10, 2], [3, 10, 2]]),
+    (timers, [[n % 4, n + 5] for n in range(8)], [[n % 4, n + 5] for n in range(8, 16)]),
+    (deduplicated, [[n % 4, n] for n in range(8)], [[n % 4, n] for n in range(8, 16)]),
+    (
+        joined_by_time,
+        [[n % 4, n, 100 + m] for n in range(8) for m in (n - 4, n) if m >= 0],
+        [[n % 4, n, 100 + m] for n in range(8, 16) for m in (n - 4, n)],
+    ),
+    (looked_up, [[n % 4, n, 104 + n % 4] for n in range(8)], [[n % 4, n, 112 + n % 4] for n in range(8, 16)]),
+    (asked, [[n % 4, n] for n in range(8)], [[n % 4, n] for n in range(8, 16)]),
+]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(("add", "first", "second"), EXPECTED, ids=[each[0].__name__ for each in EXPECTED])
+async def test_steps_read_on(
+    add: AddSteps, first: list[list[int]], second: list[list[int]], processes: int, tmp_path: Path
+) -> None:
+    """From its second night on a job read nothing in several processes; or its ids and timers were forgotten."""
+    broker = await broker_with("numbers", "table", "out")
+    repeated = [{"k": 3, "t": 8, "v": 7}] if add is deduplicated else []
+
+    def make() -> Flow:
+        flow = Flow("nightly", parallelism=processes)
+        numbers, table = (flow.source(broker.topic(name), stop="latest", name=name) for name in ("numbers", "table"))
+        add(numbers, table).sink(broker.topic("out"), name="out")
+        return flow
+
+    for more, expected in (
+        (records(0, 8), first),
+        ([*repeated, *records(8, 16)], first + second),
+        ([], first + second),
+    ):
+        await write(
+            broker, "table", [{**record, "v": 100 + record["v"]} for record in more if record["v"] != 7 or not repeated]
+        )
+        await write(broker, "numbers", more)
+        await night([make() for _ in range(processes)], tmp_path)
+        assert sorted(await written(broker.topic("out"))) == sorted(expected)
+
+
+async def broker_with(*names: str) -> MemoryBroker:
+    broker = MemoryBroker()
+    for name in names:
+        await broker.topic(name).create(partitions=1 if name == "out" else 4)
+    return broker
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("add", [looped, looped_in_epochs])
+async def test_unbounded_iterations_read_on(add: AddSteps, processes: int, tmp_path: Path) -> None:
+    """A flow with a loop read nothing from its second night on, and ended well each time."""
+    broker = await broker_with("numbers", "out")
+
+    def make() -> Flow:
+        flow = Flow("nightly", parallelism=processes)
+        numbers = flow.source(broker.topic("numbers"), stop="latest", name="numbers")
+        add(numbers, numbers).sink(broker.topic("out"), name="out")
+        return flow
+
+    for count in (8, 16, 16, 21):
+        before = len(await written(broker.topic("out")))
+        await write(broker, "numbers", records(before, count))
+        await night([make() for _ in range(processes)], tmp_path)
+        seen = await written(broker.topic("out"))
+        assert len(seen) == count
+        assert [key for key, _ in seen[before:]] != [] or count == before
+        # The counts go on where they were, so none comes twice in a subtask.
+        assert sorted(number for _, number in seen) == (
+            list(range(1, count + 1)) if processes == 1 else sorted(number for _, number in seen)
+        )
+
+
+async def test_a_flow_that_cannot_read_on_says_why(tmp_path: Path) -> None:
+    """A bounded training was started again with new records, read none of them, and reported success."""
+    broker = await broker_with("numbers", "out")
+
+    def make() -> Flow:
+        def body(variables: Any, data: Any) -> IterationBodyResult:
+            rounds = variables[0].map(lambda n: n + 1).filter(lambda n: n < 3)
+            return IterationBodyResult([rounds], [data[0]])
+
+        flow = Flow("nightly")
+        numbers = flow.source(broker.topic("numbers"), stop="latest", name="numbers")
+        [out] = iterate_bounded_streams_until_termination([flow.from_items([0], name="start")], [numbers], body)
+        out.sink(broker.topic("out"), name="out")
+        return flow
+
+    await write(broker, "numbers", records(0, 3))
+    for _ in range(2):  # Without new records there is nothing to refuse.
+        await night([make()], tmp_path)
+    await write(broker, "numbers", records(3, 5))
+    told = (
+        r"the last of a job whose inputs had ended\. There are new records, but step '.*' is in a bounded iteration, "
+    )
+    with pytest.raises(
+        CheckpointError, match=told + r"whose rounds are over .*; start without state with restore=None"
+    ):
+        await make().start(checkpoints=settings(tmp_path))
+    assert len(await written(broker.topic("out"))) == 3
