@@ -143,7 +143,7 @@ class Operator:
         """Return a state of ``snapshot`` without what tells that the input has ended: a finished job reads on.
 
         Called on an unopened instance. The input of the operator continues, and its timers by the clock are gone. In a
-        loop, epochs count from 0 again.
+        loop, epochs count from 0 again. A CheckpointError says why the operator cannot go on.
         """
         return state
 

@@ -27,9 +27,17 @@ from streamiter import (
 )
 from streamiter.errors import CheckpointError
 from streamiter.flow.stream import Stream
-from streamiter.learn import DelayedLabels, Examples, LinearRegression, OnlineTraining, train_online
+from streamiter.learn import (
+    DelayedLabels,
+    Examples,
+    LinearRegression,
+    OnlineTraining,
+    train_on_parameter_server,
+    train_online,
+)
 from streamiter.operators import Output
 from streamiter.operators.operator import IterationListener
+from streamiter.parameter_server import ASP, BSP, ParameterServer, psf
 from streamiter.runtime.plan import JobOptions
 from streamiter.topics import MemoryBroker, OutgoingBatch
 
@@ -300,6 +308,56 @@ async def test_a_training_reads_on(name: str, processes: int, tmp_path: Path) ->
         assert learned[0] == learned[1]
 
 
+class Count(Operator):
+    """Counts the records of each key on a parameter server."""
+
+    async def open(self, context: Any) -> None:
+        self._client = context.parameter_server
+        await self._client.create_matrix("counts", rows=1, columns=4, dtype="int64", consistency=ASP())
+
+    async def process(self, record: Any, out: Output) -> None:
+        await self._client.add("counts", row=0, columns=[record["k"]], values=[1])
+        await self._client.clock("counts")
+
+
+async def test_workers_of_a_parameter_server_read_on(tmp_path: Path) -> None:
+    """The workers had left the server, and nobody joined it in the second night."""
+    broker = await broker_with("numbers")
+    for first, stop in ((0, 8), (8, 15)):
+        await write(broker, "numbers", [{"k": n % 4, "x": 1.0, "y": n % 2} for n in range(first, stop)])
+        async with ParameterServer(shards=2) as server:
+            flow = Flow("nightly", parallelism=2)
+            numbers = flow.source(broker.topic("numbers"), stop="latest", name="numbers")
+            numbers.process(Count, name="count", parameter_server=server)
+            await night([flow], tmp_path)
+            found = await server.aggregate(psf.PullSparse("counts", row=0))
+        assert sum(found.values.tolist()) == stop
+
+
+async def test_a_training_on_a_parameter_server_reads_on(tmp_path: Path) -> None:
+    """The step that makes the versions had counted the workers of the first night as ended."""
+    broker = await broker_with("numbers")
+    for first, stop in ((0, 8), (8, 15)):
+        await write(broker, "numbers", [{"k": n % 4, "x": 1.0, "y": n % 2} for n in range(first, stop)])
+        async with ParameterServer(shards=2) as server:
+            flow = Flow("nightly", parallelism=2)
+            numbers = flow.source(broker.topic("numbers"), stop="latest", name="numbers")
+            training = train_on_parameter_server(
+                numbers,
+                server,
+                features=1,
+                consistency=BSP(),
+                batch=2,
+                workers=2,
+                extract=examples_of,
+                publish_every=2,
+                name="train",
+            )
+            models = training.models.map(lambda model: model.records).collect(name="models")
+            await night([flow], tmp_path)
+        assert models.items[-1] == stop
+
+
 async def test_a_flow_that_cannot_read_on_says_why(tmp_path: Path) -> None:
     """A bounded training was started again with new records, read none of them, and reported success."""
     broker = await broker_with("numbers", "out")
@@ -319,11 +377,7 @@ async def test_a_flow_that_cannot_read_on_says_why(tmp_path: Path) -> None:
     for _ in range(2):  # Without new records there is nothing to refuse.
         await night([make()], tmp_path)
     await write(broker, "numbers", records(3, 5))
-    told = (
-        r"the last of a job whose inputs had ended\. There are new records, but step '.*' is in a bounded iteration, "
-    )
-    with pytest.raises(
-        CheckpointError, match=told + r"whose rounds are over .*; start without state with restore=None"
-    ):
+    told = r"whose inputs had ended\. There are new records, but step '.*' cannot read on: the rounds of its bounded"
+    with pytest.raises(CheckpointError, match=told + r" .*; start without state with restore=None"):
         await make().start(checkpoints=settings(tmp_path))
     assert len(await written(broker.topic("out"))) == 3

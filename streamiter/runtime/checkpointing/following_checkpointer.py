@@ -110,7 +110,7 @@ class FollowingCheckpointer:
             tasks_of_all=self._tasks_of_all,
         )
         if self._snapshot.header.job_ended:
-            await read_on(states, self._tasks, self)
+            await read_on(self._snapshot.header, states, self._tasks, self)
         return states
 
     async def is_unchanged(self, found: bool) -> bool:

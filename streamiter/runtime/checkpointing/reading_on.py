@@ -10,32 +10,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from streamiter.checkpoints.snapshot import SnapshotHeader
+from streamiter.errors import CheckpointError
 from streamiter.operators.event_timers import StepTimes
 from streamiter.runtime.checkpointing.checkpoint_messages import Agreement
 from streamiter.runtime.checkpointing.task_barriers import TaskState, TaskStates
+from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.task import Task
 from streamiter.topics.source_and_sink import TopicSource
 
 
-async def read_on(states: TaskStates, tasks: Sequence[Task], agreement: Agreement) -> bool:
-    """Forget the ends in the states of all tasks, if any process has something to read; return whether that was so."""
+async def read_on(header: SnapshotHeader, states: TaskStates, tasks: Sequence[Task], agreement: Agreement) -> bool:
+    """Forget the ends in the states of all tasks, if any process has something to read; return whether that was so.
+
+    Raises CheckpointError if a step cannot go on.
+    """
     has_more = await agreement.any_has_more(any([await _has_more(states[task.name], task) for task in tasks]))
-    if has_more:
-        for task in tasks:
-            _forget_ends(states[task.name], task)
+    for task in tasks if has_more else ():
+        state = states[task.name]
+        state.update({"ended": False, "interior input ended": False, "watermark": -1, "gate": None})
+        for instance in task.instances:
+            name = instance.step.name
+            try:
+                if (of_step := state["operators"].get(name)) is not None:
+                    state["operators"][name] = _without_end(of_step, instance)
+            except CheckpointError as reason:
+                raise CheckpointError(
+                    f"flow {header.flow!r}: checkpoint {header.id.number} is the last of a job whose inputs had ended. "
+                    f"There are new records, but step {name!r} cannot read on: {reason}; start without state with "
+                    "restore=None, which reads all records again"
+                ) from None
     return has_more
 
 
-def why_it_stays(tasks: Sequence[Task]) -> str | None:
-    """Return why a job cannot read on, and what to do; None if it can. Process 0 has a task of each step."""
-    remedy = "start without state with restore=None, which reads all records again"
-    for task in tasks:
-        step = task.first.step
-        if step.loop is not None and step.loop.bounded:
-            return f"step {step.name!r} is in a bounded iteration, whose rounds are over for all its data; {remedy}"
-        if step.service is not None:
-            return f"step {step.name!r} has left the parameter server {step.service.name!r}; {remedy}"
-    return None
+def _without_end(of_step: Any, instance: OperatorInstance) -> dict[str, Any]:
+    loop, times = instance.step.loop, of_step.get("event time")
+    if loop is not None and loop.bounded:
+        raise CheckpointError("the rounds of its bounded iteration, which were about all data, are over")
+    return {
+        **of_step,
+        "operator": instance.operator.without_end(of_step["operator"]),
+        "takes timers": True,
+        "event time": times and StepTimes.without_end(times),
+    }
 
 
 async def _has_more(state: TaskState, task: Task) -> bool:
@@ -53,18 +70,3 @@ async def _has_more(state: TaskState, task: Task) -> bool:
         for number, (first, end) in ends.items()
         if number % context.parallelism == context.subtask_index
     )
-
-
-def _forget_ends(state: TaskState, task: Task) -> None:
-    state.update({"ended": False, "interior input ended": False, "watermark": -1, "gate": None})
-    for instance in task.instances:
-        of_step: Any = state["operators"].get(instance.step.name)
-        if of_step is None:
-            continue
-        times = of_step.get("event time")
-        state["operators"][instance.step.name] = {
-            **of_step,
-            "operator": instance.operator.without_end(of_step["operator"]),
-            "takes timers": True,
-            "event time": times and StepTimes.without_end(times),
-        }

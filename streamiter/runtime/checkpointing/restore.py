@@ -27,7 +27,7 @@ from streamiter.operators.definitions import changes
 from streamiter.runtime.checkpointing.checkpoint_messages import Agreement, CheckpointMessages
 from streamiter.runtime.checkpointing.commit import CommitRecord, JobTransaction
 from streamiter.runtime.checkpointing.old_job import OldJob, RepeatedFrames
-from streamiter.runtime.checkpointing.reading_on import read_on, why_it_stays
+from streamiter.runtime.checkpointing.reading_on import read_on
 from streamiter.runtime.checkpointing.redistribute import fetch_topic_batches, has_same_tasks, redistribute_states
 from streamiter.runtime.checkpointing.task_barriers import SERVICE, STEP, TASK, PartName, TaskStates, task_state
 from streamiter.runtime.task import Task
@@ -336,12 +336,13 @@ class JobRestore:
             agreement=self._messages,
             tasks_of_all=tasks_of_all,
         )
-        if snapshot.header.job_ended:
-            what = f"flow {self._flow!r}: checkpoint {self.checkpoint.number} is the last of a job whose inputs"
-            if not await read_on(states, tasks, self._messages):
-                _log.warning("%s have all ended, so nothing is left to do; start without state with restore=None", what)
-            elif reason := why_it_stays(tasks):
-                raise CheckpointError(f"{what} had ended. There are new records, but {reason}")
+        if snapshot.header.job_ended and not await read_on(snapshot.header, states, tasks, self._messages):
+            _log.warning(
+                "flow %r: checkpoint %d is the last of a job whose inputs have all ended, so nothing is left to do; "
+                "start without state with restore=None",
+                self._flow,
+                self.checkpoint.number,
+            )
         return states
 
     async def _last_commit(self, transaction: JobTransaction) -> CommitRecord | None:
