@@ -346,7 +346,8 @@ class MapAsync(Boundary):
             self._tell()
 
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
-        return {**state, "ends": [], "watermark": -1}
+        records = [entry for entry in state["entries"] if entry[0] not in _KINDS]
+        return {"entries": records, "ends": [], "watermark": -1}
 
     def share_out(self, states: Sequence[dict[str, Any]], sharing: Sharing) -> list[dict[str, Any]]:
         """Send the records to the new subtasks as its input would be; all calls are made again.
