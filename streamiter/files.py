@@ -27,13 +27,13 @@ NOT_ALLOWED: Final = frozenset(
 )
 
 
-def advice_for(reason: str) -> str:
+def advice_for(reason: str, otherwise: str = "check that disk") -> str:
     """Return what to do about an error of the system, by its text: databases give no number.
 
     >>> advice_for("IO error: Too many open files: While open a file"), advice_for("Input/output error")
     ('raise the limit on open files of this process (ulimit -n)', 'check that disk')
     """
-    return next((advice for text, advice in _ADVICE.items() if text in reason), "check that disk")
+    return next((advice for text, advice in _ADVICE.items() if text in reason), otherwise)
 
 
 _ADVICE: Final[Mapping[str, str]] = MappingProxyType(

@@ -36,6 +36,12 @@ MIN_TIME: Final = -(2**63)
 TIME_LIMIT: Final = 2**62
 """A timestamp is greater than −TIME_LIMIT and less than TIME_LIMIT, so that a duration may be added to it."""
 
+
+def before_end(watermark: int) -> int:
+    """Return a watermark, or none for that of the end: event time goes on, from the greatest timestamps."""
+    return MIN_TIME if watermark == MAX_TIME else watermark
+
+
 # For each unit of numbers: milliseconds as a fraction.
 _NUMBERS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
     {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 10**6)}

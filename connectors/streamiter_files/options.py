@@ -26,7 +26,7 @@ from typing import Final
 from urllib.parse import SplitResult, parse_qsl, unquote
 
 from streamiter.errors import ConfigurationError, StorageFull, TopicDenied, TopicError, TopicNotFound, did_you_mean
-from streamiter.files import FULL_DISK
+from streamiter.files import FULL_DISK, advice_for
 from streamiter.topics.urls import shown_url, split_url
 
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
@@ -57,7 +57,8 @@ def translated(error: OSError, path: str | Path) -> TopicError:
             f"file {str(path)!r}: {reason}; the records stored before are complete, the rest was not written. "
             "Make room, then run again"
         )
-    return TopicError(f"file {str(path)!r}: {reason} ({errno.errorcode.get(error.errno or 0, '?')})")
+    code = errno.errorcode.get(error.errno or 0, "?")
+    return TopicError(f"file {str(path)!r}: {reason} ({code}); {advice_for(reason)}, then run again")
 
 
 def not_found(path: str | Path) -> TopicNotFound:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
+from streamiter.closing import close_now, closed_after
 from streamiter.errors import OffsetOutOfRange, TopicError
 from streamiter.topics.connecting import closed_error, timestamp_of
 from streamiter.topics.topic import ReadRequest, TopicBatch, TopicReader
@@ -74,12 +75,14 @@ class FilesReader(TopicReader):
     async def close(self) -> None:
         self._is_closed = True
         self._waiting.clear()
-        try:
+        async with closed_after(self._close_partitions):
             with suppress(TopicError):  # the failure of a cancelled read, for which no caller waits
                 await self._calls.settle()
-        finally:
-            while self._open:
-                self._open.pop().close()
+
+    def _close_partitions(self) -> None:
+        opened = [*self._open]
+        self._open.clear()
+        close_now(partition.close for partition in opened)
 
 
 def known_identities(identities: Mapping[int, str | None]) -> dict[int, str]:

@@ -13,12 +13,14 @@ import gzip
 import logging
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from stat import S_ISREG
 from typing import Final
 
 import orjson
 
+from streamiter.closing import close_now, closed_after
 from streamiter.errors import RecordTooLarge, TopicError, TopicNotFound
 from streamiter.files import locked, sync_folder
 from streamiter.topics.connecting import check_outgoing, closed_error, spread
@@ -110,14 +112,11 @@ class FilesWriter(TopicWriter):
         if self._is_closed:
             return
         self._is_closed = True
-        try:
+        async with closed_after(partial(self._calls.run, self._close_files)):
             await self.flush()
-        finally:
-            await self._calls.run(self._close_files)
 
     def _close_files(self) -> None:
-        for file in self._files:
-            file.close()
+        close_now(file.close for file in self._files)
 
 
 # The end of a file is read backwards, in steps of a few lines.

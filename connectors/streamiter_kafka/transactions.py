@@ -15,6 +15,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
+from streamiter.closing import closed_after
 from streamiter.errors import ConfigurationError, ProducerFenced, StreamiterError, TopicError, TransactionExpired
 from streamiter.topics.connecting import TransactionState
 from streamiter.topics.topic import GroupPositions, OutgoingBatch, Topic, Transactions
@@ -337,7 +338,7 @@ class KafkaTransactions(Transactions):
         is_open = self._state.is_open
         self._state.close()
         limit_s = 0.0 if self._cluster.is_silent() else BRIEFLY_S
-        async with self._cluster:  # closed even where one of these waits is cancelled
+        async with closed_after(self._sender.stop, self._cluster.close):  # also where one of these waits is cancelled
             try:
                 if is_open:
                     await asyncio.wait_for(self._abort(), limit_s)
@@ -349,8 +350,6 @@ class KafkaTransactions(Transactions):
                     self._subject,
                     error if str(error) else "no broker answers",
                 )
-            finally:
-                await self._sender.stop()
 
     async def _abort(self) -> None:
         if await self._sender.discard():

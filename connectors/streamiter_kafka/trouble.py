@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import StreamiterError, TopicDenied, TopicError, TopicNotFound, TopicUnavailable
+from streamiter.files import advice_for
 
 
 class Code(enum.IntEnum):
@@ -251,9 +252,11 @@ class RetryLimit:
         """Return the error for trouble that has lasted too long."""
         if isinstance(self._last, TopicMissing):
             return TopicNotFound(self._about(self._last))
+        advice = advice_for(str(self._last), "")
         return TopicUnavailable(
             f"{self._about(self._last)}; expected it to pass within {self.limit_s:g} s. "
-            "Is the broker running, and is the address right? Option give_up_after_s sets the patience"
+            f"{f'Please {advice}.' if advice else 'Is the broker running, and is the address right?'} "
+            "Option give_up_after_s sets the patience"
         )
 
     def _about(self, trouble: BrokerTrouble) -> str:

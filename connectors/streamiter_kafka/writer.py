@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from streamiter.clock import TimerHandle
+from streamiter.closing import closed_after
 from streamiter.errors import InternalError, StreamiterError
 from streamiter.topics.connecting import closed_error
 from streamiter.topics.topic import OutgoingBatch, TopicWriter
@@ -333,12 +334,9 @@ class KafkaWriter(TopicWriter):
         if self._is_closed:
             return
         self._is_closed = True
-        async with self._cluster:  # closed even where one of these waits is cancelled
-            try:
-                if not self._has_reported:
-                    await self._sender.flush()
-            finally:
-                await self._sender.stop()
+        async with closed_after(self._sender.stop, self._cluster.close):  # also where one of these waits is cancelled
+            if not self._has_reported:
+                await self._sender.flush()
 
     async def _prepare(self) -> Mapping[int, int]:
         # Gives a turn to the tasks that send, which would never run if the caller never waits.

@@ -30,7 +30,9 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from streamiter.clock import Clock, SystemClock
+from streamiter.closing import close_each, note_unclosed
 from streamiter.errors import StorageFull, TopicDenied, TopicError, TopicNotFound, TopicUnavailable
+from streamiter.files import advice_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +84,10 @@ class Database:
         database = cls(path, options, topic)
         try:
             await database._in_thread(functools.partial(database._connect, create=create))
-        except TopicNotFound as error:
-            await database.close()
-            raise TopicNotFound(str(error) if topic is None else f"no topic {topic!r}: {error}") from None
-        except BaseException:
-            await database.close()
+        except BaseException as error:
+            note_unclosed(error, await close_each([database.close]))
+            if isinstance(error, TopicNotFound) and topic is not None:
+                raise TopicNotFound(f"no topic {topic!r}: {error}") from None
             raise
         return database
 
@@ -385,10 +386,31 @@ def _busy(error: sqlite3.Error, path: Path) -> TopicError:
 
 
 def _denied(error: sqlite3.Error, path: Path) -> TopicError:
+    if reason := _lacks_open_files():
+        return TopicError(
+            f"{path}: expected {_FILES} more files that this process may open, given {reason}; {advice_for(reason)}, "
+            "and start again"
+        )
     return TopicDenied(
         f"{path}: not allowed to open it for reading and writing ({error}); the file and its folder must be "
         "writable, for readers too"
     )
+
+
+# A connection opens the file, its -wal and -shm files, and now and then their folder. SQLite does not say why it could
+# not: it has one error for a missing right and for too many open files.
+_FILES: Final = 4
+
+
+def _lacks_open_files() -> str | None:
+    """Return the error of the system if this process may not open as many files as a connection needs."""
+    with contextlib.ExitStack() as opened:
+        try:
+            for _ in range(_FILES):
+                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
+            return error.strerror
+    return None
 
 
 _WHAT_TO_DO: Final = (

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import ClassVar, Final, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote
 
+from streamiter.closing import closed_after
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, TopicNotFound
 from streamiter.topics.connecting import (
     PartitionEnds,
@@ -65,10 +66,8 @@ class SqliteConnector(Connector):
             database = await Database.open(path, parsed)
         except TopicNotFound:  # no file means no topics
             return []
-        try:
+        async with closed_after(database.close):
             return await database.run(topic_names)
-        finally:
-            await database.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +209,8 @@ class SqliteTopic(Topic):
     @contextlib.asynccontextmanager
     async def _connected(self, *, create: bool = False) -> AsyncIterator[Database]:
         database = await self._connect(create=create)
-        try:
+        async with closed_after(database.close):
             yield database
-        finally:
-            await database.close()
 
     def __repr__(self) -> str:
         return f"SqliteTopic({self.url!r})"

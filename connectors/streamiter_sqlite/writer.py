@@ -14,10 +14,12 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Concatenate, Final, ParamSpec
 
 from streamiter.clock import Clock
+from streamiter.closing import closed_after
 from streamiter.errors import ProducerFenced, TopicError, TransactionExpired
 from streamiter.files import uninterrupted
 from streamiter.topics.connecting import TransactionState, check_outgoing, check_record_sizes, closed_error, spread
@@ -84,14 +86,11 @@ class SqliteWriter(TopicWriter):
     async def close(self) -> None:
         if self._is_closed:
             return
-        try:
-            await self.flush()
-        finally:
-            self._is_closed = True
+        async with closed_after(self._wait_for_commits, self._database.close):
             try:
-                await self._wait_for_commits()
+                await self.flush()
             finally:
-                await self._database.close()
+                self._is_closed = True
 
     async def _check(self, batch: OutgoingBatch) -> None:
         if batch.partition is not None and batch.partition >= self._partitions:  # it may be a new partition
@@ -218,13 +217,10 @@ class SqliteTransactions(Transactions):
             return
         is_open = self._state.is_open
         self._state.close()
-        try:
+        async with closed_after(self._database.close):
             if is_open:
-                await uninterrupted(self._discard())
-        except TopicError:
-            pass  # no reader sees staged records, and the next owner of the id discards them
-        finally:
-            await self._database.close()
+                with suppress(TopicError):  # No reader sees staged records, and the id's next owner discards them.
+                    await uninterrupted(self._discard())
 
     async def _commit(self, transaction: OpenTransaction) -> None:
         gathered = transaction.take()

@@ -21,6 +21,7 @@ from typing import ClassVar, Final, NamedTuple, TypeAlias, final
 import numpy as np
 
 from streamiter.checkpoints.plain_data import PlainData
+from streamiter.closing import close_now
 from streamiter.deferred import Deferred, DeferredEntries, PlainValue
 from streamiter.errors import ConfigurationError, InternalError, LoopOverflow, PlainDataError, StorageFull
 from streamiter.files import FULL_DISK, NOT_ALLOWED, advice_for
@@ -262,9 +263,10 @@ class DiskBatches:
 
     def close(self) -> None:
         """Close the files, which removes all batches. May be called more than once."""
-        while self._segments:
-            self._segments.popleft().close()
+        segments = [*self._segments]
+        self._segments.clear()
         self.count = self.size_bytes = 0
+        close_now(segment.close for segment in segments)
 
     def _last_segment(self) -> _Segment:
         if not self._segments or (
@@ -302,8 +304,9 @@ class HeldDiskBatches:
 
     def release(self) -> None:
         """Release the files. May be called more than once."""
-        while self._segments:
-            self._segments.popleft()[0].release()
+        files = [file for file, _, _ in self._segments]
+        self._segments.clear()
+        close_now(file.release for file in files)
 
 
 def _read_batch(file: TemporaryFile | FileHold, position: int) -> EncodedBatch:

@@ -92,10 +92,10 @@ class FolderBlobs(Blobs):
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(handle, 0)
-            return open(handle, "wb", buffering=_BUFFER_BYTES)
         except BaseException:
             os.close(handle)
             raise
+        return open(handle, "wb", buffering=_BUFFER_BYTES)  # It closes the handle if there is no memory.
 
     def complete(self, file: BinaryIO) -> None:
         file.flush()
@@ -216,7 +216,8 @@ def errors_of_reading(place: str) -> Iterator[None]:
         yield
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
+        advice = "check the file's owner" if error.errno in NOT_ALLOWED else advice_for(reason)
         raise CheckpointError(
             f"{place}: expected a file that can be read, given an error of the system ({reason}); "
-            f"{advice_for(reason)} and the file's owner, or start from another checkpoint"
+            f"{advice}, or start from another checkpoint"
         ) from error

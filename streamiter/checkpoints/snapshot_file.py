@@ -34,6 +34,7 @@ from streamiter.checkpoints.snapshot import (
     unpack_manifest,
     unpack_trailer,
 )
+from streamiter.closing import close_now
 from streamiter.errors import CheckpointError, InternalError
 
 P = ParamSpec("P")
@@ -177,8 +178,7 @@ class StoredSnapshot:
 
     def close(self) -> None:
         """Close the snapshot. May be called more than once."""
-        for file in (self, *self._added):
-            file._reader.close()
+        close_now(file._reader.close for file in (self, *self._added))
 
     def _read_manifest(self) -> tuple[Manifest, int]:
         size_bytes = self._reader.size_bytes

@@ -100,6 +100,11 @@ class ReceivedEpochs:
         self._has_ended = state["has ended"]
 
     @staticmethod
+    def at_start() -> dict[str, Any]:
+        """Return the state of a head that has received nothing."""
+        return {"counts": [], "unacknowledged": [], "reported": _NO_EPOCH, "has ended": False}
+
+    @staticmethod
     def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Give the counts of all heads to the first new head; the others have reported the same epochs with count 0."""
         reported = min(state["reported"] for state in states)
@@ -360,6 +365,17 @@ class Head(ReceivingHead):
         complete = state.get("complete", self._advanced)
         self.received.report_restored(RestoredMember(self.ended_in, self._advanced, complete, self._released))
 
+    def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Begin again: the iteration has ended, so no feedback is left. Its initial variables have ended for ever."""
+        return {
+            "received": ReceivedEpochs.at_start(),
+            **dict.fromkeys(("released", "advanced", "passed"), _NO_EPOCH),
+            "initial ended": False,  # Their end comes again.
+            "feedback ended": False,
+            "ended in": None,
+            "held": [],
+        }
+
     def share_out(self, states: Sequence[dict[str, Any]], sharing: Sharing) -> list[dict[str, Any]]:
         """Give held records to the head that they would be fed back to now; all heads have the lowest known epochs."""
         received = ReceivedEpochs.redistribute([state["received"] for state in states], sharing.parallelism)
@@ -573,6 +589,14 @@ class Entrance(LoopMember):
         told = RestoredMember(self._ended_in, self.last_complete, state.get("complete", self.last_complete))
         told = told._replace(reported=self._passed_watermark, has_ended=self._data_ended)
         self.reports.restored(self.number, told)
+
+    def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {
+            **dict.fromkeys(("last complete", "brought", "passed"), _NO_EPOCH),
+            **dict.fromkeys(("end brought", "data ended", "is ahead"), False),
+            "ended in": None,
+            "waiting": [],
+        }
 
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Deal out the data that waits; all new entrances have passed the epochs that every old one had passed."""

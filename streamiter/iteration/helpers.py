@@ -178,6 +178,10 @@ class LastRound(Operator, IterationListener):
         self._epoch = state["epoch"]
         self._batches = list(state["batches"])
 
+    def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Forget the last round, which was emitted."""
+        return {"epoch": -1, "batches": []}
+
     @staticmethod
     def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Give the batches of old subtask i to the new subtask i modulo ``parallelism``, which keeps the last round."""
@@ -283,6 +287,10 @@ class MapWith(Operator, IterationListener):
     def restore(self, state: dict[str, Any]) -> None:
         self._value, self._value_epoch = state["value"], state["value epoch"]
         self._turn = state["turn"]
+
+    def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Keep the value: no other one comes before the first data."""
+        return {"value": state["value"], "value epoch": min(state["value epoch"], 0), "turn": 0}
 
     @staticmethod
     def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:

@@ -254,6 +254,9 @@ class Stamper(CatchingUp):
         if self._ended or self._idle:
             self._silence.stop()
 
+    def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {"epoch": 0, "count": 0, "idle": False, "ended": False}
+
     @staticmethod
     def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Continue at all subtasks in the furthest epoch of any: no record is late, and a new group begins."""
@@ -327,6 +330,9 @@ class TimedStamper(CatchingUp):
             self._clock.add_records(self._index, self._epoch)
         if self._ended:
             self._clock.leave(self._index)
+
+    def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {"epoch": 0, "has records": False, "ended": False, "remaining_s": self._seconds}
 
     @staticmethod
     def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:

@@ -35,7 +35,7 @@ from streamiter.operators.output import Output
 from streamiter.operators.timed.joining import ARRIVAL, LEFT, RECORD, RIGHT, TIME, OneToOneJoin, Side
 from streamiter.records import Batch, take
 from streamiter.sparse_rows import SparseRows
-from streamiter.times import MAX_TIME, MIN_TIME, in_seconds
+from streamiter.times import MAX_TIME, MIN_TIME, before_end, in_seconds
 
 
 @final
@@ -308,6 +308,11 @@ class LabelJoin:
         # With longer waits questions meet answers. If fewer may wait than before, the oldest are forgotten.
         self._restored += self._outcomes()
         self.wait()
+
+    @staticmethod
+    def without_end(state: dict[str, Any]) -> dict[str, Any]:
+        """Return a state of :meth:`snapshot` for a stream that goes on after it had ended."""
+        return {**state, "watermark": before_end(state["watermark"])}
 
     @staticmethod
     def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -243,6 +243,9 @@ class ModelOwner(Operator, IterationListener, abc.ABC):
             "rollback": self._rollbacks.taken,
         }
 
+    def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {**state, "timer": False}
+
     def restore(self, state: dict[str, Any]) -> None:
         self._is_started, self._steps = state["started"], state["steps"]
         self._records_published, self._has_published = state["records published"], state["has published"]

@@ -159,6 +159,9 @@ class OnlineWorker(GradientWorker):
         self._gradients_under_way = state["gradients under way"]
         self._records_read = state["records read"]
 
+    def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
+        return super().without_end(state) | {"reported epoch": -1, "gradients under way": 0}
+
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Repeat no number of a record; the answers under way count for the workers of the same number."""
         progress = {
@@ -382,6 +385,9 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
         self._join.restore(state["waiting"], lambda record: _Question(*record), _same)
+
+    def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
+        return super().without_end(state) | {"waiting": self._join.without_end(state["waiting"])}
 
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Give all questions to a single worker."""

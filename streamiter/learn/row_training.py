@@ -395,6 +395,10 @@ class RowOwner(ModelOwner, KeepsRecords):
             "untold": [tuple(row) for row in self._untold],
         }
 
+    def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
+        waiting = state["waiting"] and LabelJoin.without_end(state["waiting"])
+        return super().without_end(state) | {"waiting": waiting}
+
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
         column_of = self._model.adopt(state["model"])

@@ -485,6 +485,10 @@ class Versions(Operator):
             "waiting": self._waiting.copy(),
         }
 
+    def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Wait for all workers again: each joins the server once more."""
+        return {**state, "clocks": [], "ended": 0}
+
     def restore(self, state: dict[str, Any]) -> None:
         self._records = state["records"]
         self._learned = {clock: (records, loss) for clock, records, loss in state["told"]}
@@ -572,6 +576,10 @@ class Repeater(AttachedBoundary):
 
     def close(self) -> None:
         self._cache.close()
+
+    def without_end(self, state: dict[str, Any]) -> NoReturn:
+        """Refuse more records: they would be in none of the passes that are over."""
+        raise CheckpointError("its passes over its records are over")
 
     @staticmethod
     def redistribute(states: Sequence[object], parallelism: int) -> NoReturn:

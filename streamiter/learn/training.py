@@ -525,6 +525,10 @@ class GradientWorker(Operator, IterationListener):
         self._epoch, self._model_epoch = state["epoch"], state["model epoch"]
         self._examples_ended = state["examples ended"]
 
+    def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Keep the parameters, which are those of the last step: no others come before the first examples."""
+        return {**state, "epoch": 0, "model epoch": min(state["model epoch"], 0), "examples ended": False}
+
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Give all new workers the parameters of one old worker, of one that knows the last rollback."""
         value_of_all(states, "epoch")

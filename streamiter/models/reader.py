@@ -18,6 +18,7 @@ from typing import Final, Literal, Self
 import msgspec
 
 from streamiter.clock import Clock, SystemClock
+from streamiter.closing import closed_after
 from streamiter.errors import ConfigurationError, DecodeError, ModelError
 from streamiter.models.chunks import ChunkAssembler
 from streamiter.models.documents import Document, checked_parameters, decode_document, freeze_arrays
@@ -207,10 +208,8 @@ class ModelUpdates:
 
 
 async def _closes(reader: TopicReader) -> AsyncGenerator[None, None]:
-    try:
+    async with closed_after(reader.close):
         yield
-    finally:
-        await reader.close()
 
 
 async def last_update(

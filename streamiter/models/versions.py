@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, TypeVar
 import numpy as np
 
 from streamiter.clock import Clock, SystemClock
+from streamiter.closing import closed_after
 from streamiter.errors import ModelError
 from streamiter.models.documents import (
     JSON_CONTENT_TYPE,
@@ -106,12 +107,10 @@ async def model_names(topic: Topic) -> list[str]:
     start = last_records((await topic.describe()).offsets, _LOOKED_AT)
     reader = await topic.open_reader(ReadRequest(start=start, stop="latest"))
     names: set[str] = set()
-    try:
+    async with closed_after(reader.close):
         while (batch := await reader.read()) is not None:
             headers = [value or b"" for fields in batch.headers for name, value in fields if name == "model"]
             names.update(value.decode(errors="backslashreplace") for value in headers)
-    finally:
-        await reader.close()
     return sorted(names)
 
 
@@ -265,11 +264,9 @@ async def _publish_again(
     model = ModelSnapshot(update.parameters, update.records, update.metrics, update.epoch)
     async with model_updates(topic, update.model, start="latest_model", on_error="skip", clock=clock) as updates:
         writer = await topic.open_writer()
-        try:
+        async with closed_after(writer.close):
             await writer.write(encoder.encode([model], rollback_to=rollback_to, replaces=True))
             await writer.flush()
-        finally:
-            await writer.close()
         timer = clock.call_later(_LOG_AFTER_S, lambda: _log.warning(_WAITING, topic.url, update.model))
         try:
             async for written in updates:

@@ -349,6 +349,10 @@ class MapAsync(Boundary):
         if self._waiting:
             self._tell()
 
+    def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
+        records = [entry for entry in state["entries"] if entry[0] not in _KINDS]
+        return {"entries": records, "ends": [], "watermark": -1}
+
     def share_out(self, states: Sequence[dict[str, Any]], sharing: Sharing) -> list[dict[str, Any]]:
         """Send the records to the new subtasks as its input would be; all calls are made again.
 

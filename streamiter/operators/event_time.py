@@ -47,6 +47,7 @@ from streamiter.times import (
     UNIT_NAMES,
     Times,
     TimeUnit,
+    before_end,
     read_times,
     shown_time,
     unit_of,
@@ -532,6 +533,10 @@ class AssignEventTime(TellsOrder):
 
     def restore(self, state: dict[str, Any]) -> None:
         self._generator.restore(state)
+
+    def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Let the watermark follow from the greatest timestamps again."""
+        return {**state, "watermark": before_end(state["watermark"])}
 
     @staticmethod
     def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from streamiter.errors import ConfigurationError
 from streamiter.operators.due import DueItem, DueItems, MakeDue, Prefetch
 from streamiter.operators.keyed_state import KeyedStates, StateFrame
 from streamiter.operators.timed.timed_states import TimedStates
-from streamiter.times import MAX_TIME, MIN_TIME, TIME_LIMIT
+from streamiter.times import MAX_TIME, MIN_TIME, TIME_LIMIT, before_end
 
 
 class EventTimer(NamedTuple):
@@ -318,6 +318,17 @@ class StepTimes:
             "keyed timers": keyed,
             "dropped": self.dropped,
             "floors": list(self._floors.items()),
+        }
+
+    @staticmethod
+    def without_end(state: Mapping[str, PlainValue]) -> dict[str, PlainValue]:
+        """Return a state of :meth:`snapshot` for a step whose event time goes on after it had ended."""
+        return {
+            **state,
+            "watermark": before_end(state["watermark"]),
+            "passed": before_end(state["passed"]),
+            "last": MAX_TIME,
+            "floors": [(group, time) for group, time in state["floors"] if time != MAX_TIME],
         }
 
     def restore(self, state: Mapping[str, PlainValue], group_of: Callable[[Any], int]) -> Awaitable[None] | None:

@@ -147,6 +147,14 @@ class Operator:
         """
         return {"kind": type(self).__name__}
 
+    def without_end(self, state: Any) -> Any:
+        """Return a state of ``snapshot`` without what tells that the input has ended: a finished job reads on.
+
+        Called on an unopened instance. The input of the operator continues, and its timers by the clock are gone. In a
+        loop, epochs count from 0 again. A CheckpointError says why the operator cannot go on.
+        """
+        return state
+
     def adopt(self, definition: Definition) -> None:
         """For the engine: the state that ``restore`` will be given has this definition, which fits. Called first."""
 

@@ -7,10 +7,9 @@ becomes a :class:`RemoteError` with its text and its traceback.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import traceback
 import types
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, final
 
 from streamiter.checkpoints.plain_data import PlainData
@@ -136,18 +135,6 @@ def first_failure(error: BaseException) -> BaseException:
     return error
 
 
-async def close_each(closing: Iterable[Callable[[], object]]) -> list[Exception]:
-    """Close one thing after the other, even if some fail to close; return the errors. Each may be awaitable."""
-    errors: list[Exception] = []
-    for close in closing:
-        try:
-            if inspect.isawaitable(result := close()):
-                await result
-        except Exception as error:
-            errors.append(error)
-    return errors
-
-
 @final
 class Failures:
     """Makes the errors of one job: they name the flow, the step, the line of the user and the process."""
@@ -166,24 +153,30 @@ class Failures:
         if isinstance(failure, RecordFailure):
             return self._error_of_step(failure)
         error: StreamiterError
-        if isinstance(failure, StreamiterError):  # the error of a checkpoint, which no step has caused
-            error = JobFailed(f"flow {self._flow!r}{self._process}: {self._reason(failure)}", step="checkpoint")
+        if isinstance(failure, (StreamiterError, MemoryError)):  # the error of a checkpoint, which no step has caused
+            where = f"{self._process}, in a checkpoint" if isinstance(failure, MemoryError) else self._process
+            error = JobFailed(f"flow {self._flow!r}{where}: {self._reason(failure)}", step="checkpoint")
         else:
-            reason = f"{type(failure).__name__}: {failure}; please report this"
+            reason = f"{self._reason(failure)}; please report this"
             error = InternalError(f"flow {self._flow!r}{self._process}: {reason}")
         error.__cause__ = failure
         return error
 
-    def _reason(self, error: StreamiterError) -> str:
+    def _reason(self, error: BaseException) -> str:
         """Return what the error says, without the name of the flow, which the error of the job says already."""
+        if isinstance(error, MemoryError):  # Python's own has no text.
+            return (
+                f"MemoryError: {str(error) or 'no memory is left'}; give this process more memory, or keep less in it"
+            )
+        if not isinstance(error, StreamiterError):
+            return f"{type(error).__name__}: {error}"
         return str(error).removeprefix(f"flow {self._flow!r}: ").removeprefix(f"flow {self._flow!r}, ")
 
     def _error_of_step(self, failure: RecordFailure) -> JobFailed:
         cause = failure.__cause__ or failure
         step = failure.step
         where = f" ({self._lines[step]})" if step in self._lines else ""
-        what = self._reason(cause) if isinstance(cause, StreamiterError) else f"{type(cause).__name__}: {cause}"
-        message = f"flow {self._flow!r}, step {step!r}{where}{_place(failure)}{self._process}: {what}"
+        message = f"flow {self._flow!r}, step {step!r}{where}{_place(failure)}{self._process}: {self._reason(cause)}"
         if self._checkpoints is not None and isinstance(cause, OffsetOutOfRange):
             message += f"; changed_steps=[{step!r}] lets this source begin where its "
             if not self._checkpoints.has_store:

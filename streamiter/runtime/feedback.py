@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
 from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.replay_cache import ReplayCache
+from streamiter.closing import close_now
 from streamiter.deferred import Deferred, PlainValue, entries_of
 from streamiter.errors import CheckpointError, GraphError
 from streamiter.operators.operator import Boundary
@@ -286,9 +287,7 @@ class FeedbackLog:
                 _restore_ranges(port, ranges)
 
     def close(self) -> None:
-        self._forget()
-        for port in self.ports:
-            port.close()
+        close_now([self._forget, *(port.close for port in self.ports)])
 
     def _new_log(self, port: Port) -> _BatchLog | _RangeLog:
         return_path = _return_path_of(port)

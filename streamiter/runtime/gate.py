@@ -20,6 +20,7 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from streamiter.closing import close_now
 from streamiter.deferred import PlainValue
 from streamiter.operators.source import SourceBatch
 from streamiter.origins import BatchOrigin
@@ -378,8 +379,7 @@ class Gate:
         self._feedback.drop()
 
     def close(self) -> None:
-        self._epochs.close()
-        self._feedback.close()
+        close_now([self._epochs.close, self._feedback.close])
 
     # -- state ---------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import Final, final
 
 from streamiter.channels import LIMIT_BYTES
 from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
+from streamiter.closing import close_now
 from streamiter.deferred import Deferred, PlainValue
 from streamiter.errors import InternalError
 from streamiter.records import Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, Idle, estimated_bytes
@@ -395,10 +396,10 @@ class EpochsAside:
         return [queue.statistics() for queue in self._queues.values()]
 
     def close(self) -> None:
-        for queue in self._queues.values():
-            queue.close()
+        queues = [*self._queues.values()]
         self._queues.clear()
         self._batches.clear()
+        close_now(queue.close for queue in queues)
 
     def _queue(self, port: int) -> SpillQueue:
         if port not in self._queues:

@@ -20,22 +20,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeVar
 
 from streamiter.checkpoints.plain_data import PlainData
+from streamiter.closing import close_each
 from streamiter.errors import CheckpointError, ConfigurationError, StreamiterError
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.operators.operator import JobScope
+from streamiter.operators.output import RecordFailure
 from streamiter.runtime.checkpointing.barriers import Barriers, JobServices, service_key
 from streamiter.runtime.checkpointing.checkpoint_messages import CheckpointMessages
 from streamiter.runtime.checkpointing.commit import JobSnapshot, snapshot_in_memory
 from streamiter.runtime.checkpointing.committed import checkpoints_of, id_of, warn_of_doubled_outputs
 from streamiter.runtime.checkpointing.task_barriers import TaskStates
-from streamiter.runtime.failures import (
-    Failures,
-    call_unless_cancelled,
-    close_each,
-    first_failure,
-    noted,
-    unless_cancelled,
-)
+from streamiter.runtime.failures import Failures, call_unless_cancelled, first_failure, noted, unless_cancelled
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import DrainInput
 from streamiter.runtime.messages import SharedObjects
@@ -196,8 +191,7 @@ class Job:
             failure = self._has_failed(errors)
             await self._end("failed", [failure, *await self._close()])
         except BaseException as ending:
-            await self._close()
-            await self._end_early(ending)
+            await self._end_early(ending, await self._close())
         self._supervisor = asyncio.create_task(self._supervise(), name=f"job {self.flow}")
         if self._is_aborting:  # Another process has failed before all steps were open.
             await self.wait()
@@ -227,8 +221,7 @@ class Job:
         try:
             return await self._unless_aborted(keeper.open())
         except BaseException as ending:
-            await keeper.close()
-            await self._end_early(ending)
+            await self._end_early(ending, await close_each([keeper.close]))
 
     async def _open(self, states: TaskStates | None) -> None:
         """Open services, then tasks, then feedback through topics: each needs the ones before it."""
@@ -511,10 +504,10 @@ class Job:
         self._others.failed(error)
         return error
 
-    async def _end_early(self, ending: BaseException) -> NoReturn:
-        """End a job that cannot start, and raise the reason."""
+    async def _end_early(self, ending: BaseException, unclosed: Sequence[BaseException]) -> NoReturn:
+        """End a job that cannot start, and raise the reason; ``unclosed`` are the errors of its closing."""
         if isinstance(ending, Exception):
-            await self._end("failed", [ending])
+            await self._end("failed", [ending, *unclosed])
         await self._end("aborted")
         raise ending
 
@@ -535,7 +528,8 @@ class Job:
         error, *others = failures or (None,)
         if error is not None:
             for other in others:
-                error.add_note(f"then, while closing: {other}")
+                if str(other.__cause__) not in str(error):  # A full disk is full at the close, too.
+                    error.add_note(f"then, while closing: {other}")
         try:
             # Whoever cancels a job without an abort does not wait for anything.
             if state == "aborted" and not self._is_aborting:
@@ -578,7 +572,10 @@ class Job:
 
     async def _run(self, task: Task) -> None:
         first = task.first
-        await unless_cancelled(noted(task.run(), first.step.name, first.note), first.step.name)
+        try:
+            await unless_cancelled(noted(task.run(), first.step.name, first.note), first.step.name)
+        except MemoryError as error:  # Not in a call of a step: while its records are taken, kept or passed on.
+            raise RecordFailure(first.step.name) from error
         await self._services.task_ended(task)
         self._barriers.ended(task)
 

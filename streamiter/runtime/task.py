@@ -15,6 +15,7 @@ from typing import Any, Final, final
 from streamiter.channels import Channel
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock
+from streamiter.closing import close_each
 from streamiter.errors import StreamiterError
 from streamiter.operators.event_time import PartState
 from streamiter.operators.functions import refuse
@@ -45,7 +46,6 @@ from streamiter.runtime.checkpointing.task_barriers import (
     TaskState,
 )
 from streamiter.runtime.entries import AsyncEntry, Entry
-from streamiter.runtime.failures import close_each
 from streamiter.runtime.feedback import BarrierReturned, FeedbackChannel
 from streamiter.runtime.feeder import Feeder
 from streamiter.runtime.gate import Gate

@@ -15,9 +15,10 @@ from typing import Final, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock
+from streamiter.closing import close_each
 from streamiter.errors import ConfigurationError, TopicNotFound
 from streamiter.operators.output import RecordFailure
-from streamiter.runtime.failures import FailuresOf, call_unless_cancelled, close_each
+from streamiter.runtime.failures import FailuresOf, call_unless_cancelled
 from streamiter.runtime.feedback import FeedbackChannel, FeedbackLimits, check_range_in_topic, spill_queue
 from streamiter.runtime.graph import Edge, Step
 from streamiter.runtime.output import Forward

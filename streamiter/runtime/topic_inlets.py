@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, final
 from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock
+from streamiter.closing import closed_after
 from streamiter.errors import PlainDataError, TopicError, TopicNotFound
 from streamiter.operators.output import Origin
 from streamiter.records import Batch, CheckpointBarrier, Control, DataBatch
@@ -362,13 +363,11 @@ async def restored_records(
         clock=clock,
     )
     reader = await topic.open_reader(request)
-    try:
+    async with closed_after(reader.close):
         while (batch := await reader.read()) is not None:
             for record in _of_ranges(batch, wanted, topic):
                 yield record
             await asyncio.sleep(0)  # A reader that always has records must let other tasks run.
-    finally:
-        await reader.close()
     for each in ranges:
         if each.following.sequence < each.range.stop.sequence:
             raise missing_records_error(each.range, topic, each.following.sequence)

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from streamiter.closing import closed_after
 from streamiter.errors import DecodeError
 from streamiter.field_kinds import BLANK, NUMBER, ReadText, read_text
 from streamiter.field_states import OTHERS_MAX, TEXTS_THAT_DECIDE
@@ -48,7 +49,7 @@ async def sample_of(source: Topic, decoder: Decoder | None = None) -> TopicSampl
     reader = await source.open_reader(ReadRequest(start=start, stop="latest"))
     found: list[tuple[int, Any]] = []
     unreadable: Counter[str] = Counter()
-    try:
+    async with closed_after(reader.close):
         while (batch := await reader.read()) is not None:
             for at in range(len(batch)):
                 one = batch[at : at + 1]
@@ -56,8 +57,6 @@ async def sample_of(source: Topic, decoder: Decoder | None = None) -> TopicSampl
                     found.append((one.timestamps_ms[0], next(iter(decoder.decode(one)))))
                 except DecodeError as error:
                     unreadable[next(iter(error.failures.values()))] += 1
-    finally:
-        await reader.close()
     found.sort(key=lambda each: each[0])
     return TopicSample([record for _, record in found], [time_ms for time_ms, _ in found], dict(unreadable))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from streamiter.checkpoints.flow_record import shortened_name
 from streamiter.checkpoints.keys import decode_keys, encode_each_key, key_groups
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock
+from streamiter.closing import close_now
 from streamiter.deferred import DeferredFiles, LocalFile, PlainValue
 from streamiter.errors import ConfigurationError, InternalError, shortened
 from streamiter.numbers import whole_number
@@ -118,10 +118,7 @@ class RocksJobStates:
         return RocksStates(database, self._plain_data, clock, time_to_live_s, step=step)
 
     def close(self) -> None:
-        with contextlib.ExitStack() as closing:  # each of them, even if others fail to close
-            closing.callback(self._home.close)
-            for database in reversed(self._databases):
-                closing.callback(database.close)
+        close_now([*(database.close for database in self._databases), self._home.close])
 
 
 class _StatesTime:
@@ -413,9 +410,12 @@ class FrozenDatabase(DeferredFiles):
         self._made.result()
 
     def files(self) -> Sequence[LocalFile]:
-        from streamiter.states.database import files_of
+        from streamiter.states.database import explained, files_of
 
-        paths, self._small = files_of(self._folder)
+        try:
+            paths, self._small = files_of(self._folder)
+        except OSError as error:  # Its disk is lost, and not the one to which the checkpoint is written.
+            raise explained(error, f"step {self.name!r}", self._folder) from error
         for name in self._stored.keys() - {path.name for path in paths}:  # RocksDB never uses the name again.
             del self._stored[name]
         return [LocalFile(path.name, path) for path in paths]

@@ -13,6 +13,7 @@ from typing import Final, Literal
 import orjson
 
 from streamiter.clock import Clock
+from streamiter.closing import closed_after
 from streamiter.errors import OffsetOutOfRange, TopicDenied, TopicNotFound
 from streamiter.topics.topic import (
     GroupPositions,
@@ -235,13 +236,11 @@ class BackwardReading:
 
     async def _read(self, start: int, take: Callable[[TopicBatch], None]) -> None:
         reader = await self._topic.open_reader(self._request(start))
-        try:
+        async with closed_after(reader.close):
             while (batch := await reader.read()) is not None:
                 if batch.partition == self.number:  # and not a partition that was just added
                     self._next_offset = max(self._next_offset or 0, batch.next_offset)
                     take(batch)
-        finally:
-            await reader.close()
 
     def _request(self, start: int) -> ReadRequest:
         return ReadRequest(

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final, Literal, Protocol, TypeVar
 
+from streamiter.closing import close_each, note_unclosed
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, ProducerFenced, RecordTooLarge, TopicError
 from streamiter.numbers import whole_number_in
 from streamiter.records import rows_of_table
@@ -542,8 +543,8 @@ async def closed_on_failure(connection: Connection) -> AsyncIterator[Connection]
     """Close the connection where the body fails. Otherwise the object that the body opens owns the connection."""
     try:
         yield connection
-    except BaseException:
-        await connection.close()
+    except BaseException as error:
+        note_unclosed(error, await close_each([connection.close]))
         raise
 
 

@@ -13,7 +13,7 @@ import orjson
 from support.waiting import PATIENCE_S
 from topics.topic_case import patiently, read_to_end
 
-from streamiter import Flow
+from streamiter import Flow, RocksState
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicReader
 
 __all__ = ["KEYS", "Feed", "Topics", "check_committed", "expected", "feeding", "sums_flow", "until_committed", "write"]
@@ -44,9 +44,17 @@ class Topics:
         await self.watched_sums.create()
 
 
-def sums_flow(name: str, topics: Topics, *, stop: Any = None, padding: int = 0, source: str = "numbers") -> Flow:
+def sums_flow(
+    name: str,
+    topics: Topics,
+    *,
+    stop: Any = None,
+    padding: int = 0,
+    source: str = "numbers",
+    state: RocksState | None = None,
+) -> Flow:
     """Return a flow that emits each number with its key's sum; ``padding`` adds twice as many bytes to each output."""
-    flow = Flow(name)
+    flow = Flow(name, state=state)
     numbers = flow.source(topics.numbers, stop=stop, name=source)
 
     def add(total: int, number: int) -> tuple[int, list[Any]]:

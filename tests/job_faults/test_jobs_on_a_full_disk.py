@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -12,9 +13,9 @@ from job_faults.held_store import HeldStore
 from job_faults.service import Serve, Service, checkpoints_in, nothing_unheard, one_line
 from job_faults.sums import Topics, check_committed, feeding, sums_flow, until_committed, write
 
-from streamiter import Checkpoints
+from streamiter import Checkpoints, RocksState
 from streamiter.clock import SystemClock
-from streamiter.errors import JobFailed, StorageFull
+from streamiter.errors import CheckpointError, JobFailed, StorageFull
 from streamiter.topics import topic
 from streamiter.topics.compacted import COMMIT_TOPIC, last_value
 
@@ -200,3 +201,34 @@ async def test_a_last_checkpoint_without_room_is_a_failure(
     await check_committed(topics.sums, feed.count)
     assert isinstance(error.__cause__, StorageFull)
     assert one_line(told.value) == one_line(error)
+
+
+@pytest.mark.parametrize("how", ["full", "gone"])
+async def test_a_disk_without_room_for_state_or_lost_ends_the_job_with_the_step_and_the_cause(
+    serve: Serve, small_disk: SmallDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    """RocksDB's bare exception from closing hid the failure, and the state of the job stayed "running"."""
+    disk, _ = small_disk
+    topics = topics_in(tmp_path / "topics.db")
+    await topics.create()
+    kept, state = checkpoints_in(tmp_path / "kept"), RocksState(disk / "state", memory_bytes=16 << 20)
+    with nothing_unheard(caplog):
+        service = serve(sums_flow("sums", topics, state=state), kept)
+        async with feeding(topics.numbers) as feed:
+            await service.works()
+            if how == "full":
+                filler = fill(disk)
+            else:
+                shutil.rmtree(disk / "state")
+            error = await service.failed(may_have_notes=how == "gone")
+            if how == "full":
+                filler.unlink()
+            again = serve(sums_flow("sums", topics, state=state), kept)
+            await again.works()
+        await until_committed(topics.sums, feed.count)
+        await again.suspended()
+    await check_committed(topics.sums, feed.count)
+    assert service.jobs[-1].statistics().state == "failed"
+    assert isinstance(error, JobFailed)
+    assert type(error.__cause__) is (StorageFull if how == "full" else CheckpointError)
+    assert f"step 'sum': expected {'room for' if how == 'full' else 'to read and write'} its state" in one_line(error)

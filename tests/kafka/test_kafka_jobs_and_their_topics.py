@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from support.kafka_server import KafkaServer
 from support.waiting import PATIENCE_S
 from topics.topic_case import read_to_end
 
+from streamiter import Flow
 from streamiter.errors import JobFailed, OffsetOutOfRange, StreamiterError, TopicNotFound
 from streamiter.topics import Topic, topic
 
@@ -46,6 +48,32 @@ def check_cause(error: StreamiterError, kind: type[Exception], *said: str) -> No
     assert isinstance(error.__cause__, kind)
     for each in said:
         assert each in one_line(error)
+
+
+async def test_finished_jobs_read_on_over_topics_of_transactions(
+    topics: Topics, topic_prefix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The end of a transaction was taken for a record, or the job read nothing from its second night on."""
+
+    async def night() -> list[int]:
+        following = Flow(f"{topic_prefix}following")
+        read = following.source(topics.sums, stop="latest", name="sums").key_by(lambda each: each[0] % KEYS)
+        counted = read.stateful_map(lambda count, each: (count + 1, count + 1), 0, name="count").collect(name="counted")
+        for flow, folder in ((sums_flow(f"{topic_prefix}sums", topics, stop="latest"), "a"), (following, "b")):
+            job = await flow.start(checkpoints=checkpoints_in(tmp_path / folder))
+            assert (await asyncio.wait_for(job.wait(), PATIENCE_S)).state == "finished"
+        return sorted(counted.items)
+
+    by_night = [(6, [1, 1, 1, 2, 2, 2]), (6, [1, 1, 1, 2, 2, 2]), (9, [1, 1, 1, 2, 2, 2, 3, 3, 3])]
+    written = 0
+    for number, (count, counts) in enumerate(by_night):
+        if count > written:
+            await write(topics.numbers, written, count)
+        written = count
+        caplog.clear()
+        assert await night() == counts
+        assert caplog.text.count("nothing is left to do") == (2 if number == 1 else 0)
+    await check_committed(topics.sums, 9)
 
 
 async def test_an_output_that_is_deleted_ends_the_job_and_once_it_exists_again_the_next_one_resumes(

@@ -10,9 +10,21 @@ import sys
 import time
 from pathlib import Path
 
-from streamiter import Flow, LocalProcesses, Operator, OutputTag
+from streamiter import Flow, LocalProcesses, Operator, OutputTag, topic
 from streamiter.learn import train_online
 from streamiter.operators import Context, Output, Source, SourceBatch
+
+NIGHTLY = "TESTS_NIGHTLY"
+"""The variable with the file of the topics of :func:`nightly`."""
+
+
+def nightly() -> Flow:
+    """Return a flow that adds up the numbers that are there, and ends."""
+    numbers, sums = (topic(f"sqlite:///{os.environ[NIGHTLY]}?topic={name}") for name in ("numbers", "sums"))
+    flow = Flow("nightly", parallelism=2)
+    keyed = flow.source(numbers, stop="latest", name="numbers").key_by(lambda number: number % 2)
+    keyed.reduce(lambda total, number: total + number, name="sum").sink(sums, name="sums")
+    return flow
 
 
 class Endless(Source):

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from processes import flows_on_hosts
+from runtime import checkpointed_sums
 from support.fork_server import FORKS_PROCESSES, Forked
 from support.processes import AsyncForked, process
 from support.waiting import PATIENCE_S, until
@@ -29,6 +30,7 @@ from streamiter.processes.supervisor import Supervisor, run_supervised
 from streamiter.runtime.plan import ChannelLimits
 from streamiter.runtime.running import run_in_own_loop, without_figures
 from streamiter.testing import VirtualClock
+from streamiter.topics import OutgoingBatch, Topic
 
 PROGRAM = Path(flows_on_hosts.__file__)
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -82,6 +84,26 @@ def test_a_slow_process_slows_down_the_others_instead_of_filling_their_memory(tm
     assert channel.peak_bytes <= limits.size_bytes
     [grown_mb] = flows_on_hosts.growth.items
     assert grown_mb < 10
+
+
+@pytest.mark.usefixtures("forks")
+def test_a_finished_flow_reads_on_in_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process knew what the others would read, so a nightly flow read nothing from its second night on."""
+    monkeypatch.setenv(flows_on_hosts.NIGHTLY, str(tmp_path / "topics.db"))
+    numbers, sums = (topic(f"sqlite:///{tmp_path}/topics.db?topic={name}") for name in ("numbers", "sums"))
+    asyncio.run(numbers.create(partitions=2))
+    asyncio.run(sums.create())
+    for values in (range(4), range(4, 8)):
+        asyncio.run(write_numbers(numbers, values))
+        on = LocalProcesses(2, flow=f"{PROGRAM}:nightly")
+        flows_on_hosts.nightly().run(on=on, checkpoints=Checkpoints(tmp_path / "kept"))
+    assert sorted(asyncio.run(checkpointed_sums.written(sums))) == sorted(checkpointed_sums.expected(8))
+
+
+async def write_numbers(numbers: Topic, values: range) -> None:
+    writer = await numbers.open_writer()
+    await writer.write(OutgoingBatch([b"%d" % value for value in values], keys=[b"%d" % (n % 2) for n in values]))
+    await writer.close()
 
 
 @pytest.mark.usefixtures("forks")

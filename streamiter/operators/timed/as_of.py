@@ -26,6 +26,7 @@ from streamiter.operators.timed.joining import TimedRecord
 from streamiter.operators.timed.ranges import RangeAggregates
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.timed_states import TimedStates
+from streamiter.times import MAX_TIME
 
 _first: Final = itemgetter(0)
 
@@ -71,9 +72,10 @@ class WaitingRecords(TimedStates[TimedRecord]):
             state = self.states[key]
             time, _, record = state[-1].pop(0)
             self._answer(key, state, time, record)
-            self._prune(key)
-        if self._due.is_more:
-            return False
+            if watermark != MAX_TIME:  # At the end no more records are known to come, but the job may read on.
+                self._prune(key)
+        if self._due.is_more or watermark == MAX_TIME:
+            return not self._due.is_more
         for *_, key in self._stale.until(self.watermark - 1):
             if key in self.states:
                 self._prune(key)

@@ -70,6 +70,8 @@ class JoinOperator(TimedOperator):
 
     def on_event_time_watermark(self, watermark: int, out: Output) -> int:
         """Emit what is complete; hold back the watermark for what may still come."""
+        if watermark == MAX_TIME and self._join.keeps_all_at_end:
+            return watermark
         is_done = self._advance(self._own(watermark), out)
         return self._passed_on(self._own(watermark)) if is_done else MIN_TIME
 
@@ -144,6 +146,10 @@ class JoinByClock(ByClock, JoinSides):
 
     def on_event_time_watermark(self, watermark: int, out: Output) -> int:
         return watermark
+
+    def finish(self, out: Output) -> None:
+        if not self._join.keeps_all_at_end:
+            super().finish(out)
 
     def _emit_results(self, out: Output) -> None:
         out.emit_batch([pair for _, pair in self._join.take_results()])
@@ -352,8 +358,8 @@ class Deduplicate(TimedOperator):
         out.emit(record, event_time=time)
 
     def on_event_time_watermark(self, watermark: int, out: Output) -> int:
-        """Forget the records that do not count any more."""
-        return watermark if self._advance(watermark, out) else MIN_TIME
+        """Forget the records that do not count any more. At the end all count, for the job may read on."""
+        return watermark if watermark == MAX_TIME or self._advance(watermark, out) else MIN_TIME
 
     def _emit_results(self, out: Output) -> None:
         """The records that pass have been emitted."""
@@ -369,3 +375,6 @@ class DeduplicateByClock(ByClock, Deduplicate):
 
     def on_event_time_watermark(self, watermark: int, out: Output) -> int:
         return watermark
+
+    def finish(self, out: Output) -> None:
+        """Keep all: the ids count when the job reads on."""

@@ -81,6 +81,7 @@ class IntervalJoin(TimedStates[TimedRecord]):
         # From the time of a record to those of its partners on the other side.
         self._to_partners = {LEFT: (lower_ms, upper_ms), RIGHT: (-upper_ms, -lower_ms)}
         self._how: JoinHow = how
+        self.keeps_all_at_end = how == "inner"
         self._kept_max = kept_max
         self._in_order = in_order
         self.spans: list[Span] | None = None

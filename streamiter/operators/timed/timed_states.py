@@ -20,6 +20,9 @@ class TimedStates(Generic[Result]):
     event-time watermark or by the clock are loaded by :class:`~streamiter.operators.due.DueItems`.
     """
 
+    keeps_all_at_end: bool = False
+    """Whether the end of the input brings no result, so that all is kept for a job that reads on."""
+
     def __init__(self) -> None:
         self.states: dict[Any, Any] = {}
         """The state of each key that is loaded."""

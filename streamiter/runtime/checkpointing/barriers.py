@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import SnapshotPart, StepState
 from streamiter.clock import Clock
+from streamiter.closing import close_each
 from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError, GraphError
 from streamiter.operators.operator import Service
@@ -404,13 +405,7 @@ class JobServices:
 
     async def close(self, *, went_well: bool) -> list[Exception]:
         """End the services for this job; return the errors. It may be called more than once."""
-        errors: list[Exception] = []
-        for service in self._begun:
-            try:
-                await service.end_job(went_well=went_well)
-            except Exception as error:
-                errors.append(error)
-        return errors
+        return await close_each(partial(service.end_job, went_well=went_well) for service in self._begun)
 
     async def task_ended(self, task: Task) -> None:
         """Let the worker of a task leave, because the task has ended, unless the job is suspended."""

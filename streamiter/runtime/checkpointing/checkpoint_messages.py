@@ -6,9 +6,11 @@ of one process arrive in order:
 
 =====================  =========================================================================================
 to the others          ``restore`` (the run, the checkpoint, steps whose state is dropped), ``unchanged`` (whether all
-                       tasks are as in the snapshot), ``progress`` (if not), ``barrier``, ``abandoned``, ``committed``
-from the others        ``found`` (whether its tasks are as in the snapshot), ``restored`` (where its sources begin),
-                       ``passed`` (a barrier has passed its tasks), ``stored`` (its file)
+                       tasks are as in the snapshot), ``progress`` (if not), ``reads on`` (whether a finished job has
+                       more to read), ``barrier``, ``abandoned``, ``committed``
+from the others        ``found`` (whether its tasks are as in the snapshot), ``more`` (whether a finished job has more
+                       to read there), ``restored`` (where its sources begin), ``passed`` (a barrier has passed its
+                       tasks), ``stored`` (its file)
 =====================  =========================================================================================
 """
 
@@ -48,6 +50,9 @@ class Agreement(Protocol):
     async def progress(self, find: Callable[[], AllProgress]) -> AllProgress:
         """Return the progress of the restored steps, which ``find`` returns in process 0."""
 
+    async def any_has_more(self, found: bool) -> bool:
+        """Return whether a finished job has more to read in any process; ``found``: in this process."""
+
 
 @dataclass
 class _Answers:
@@ -67,7 +72,7 @@ class CheckpointMessages:
         self._messages = messages
         self._own = own
         self._others = range(1, processes) if own == 0 and messages is not None else range(0)
-        self._answers = {question: _Answers() for question in ("found", "restored", "stored")}
+        self._answers = {question: _Answers() for question in ("found", "more", "restored", "stored")}
         self._on_passed: Callable[[str, int, bool], None] = lambda process, checkpoint, runs: None
         if messages is not None and own == 0:
             for question in self._answers:
@@ -113,6 +118,13 @@ class CheckpointMessages:
         found = find()
         self._tell("progress", {step: list(map(list, each)) for step, each in found.items()})
         return found
+
+    async def any_has_more(self, found: bool) -> bool:
+        """Return whether a finished job has more to read in any process, and tell the others."""
+        answers = await self._all("more")
+        has_more = found or any(more for [more] in answers.values())
+        self._tell("reads on", has_more)
+        return has_more
 
     async def positions_at_start(self) -> PositionsByStep:
         """Return where the sources of the other processes begin, after they have restored their tasks."""

@@ -20,6 +20,7 @@ import numpy as np
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState
 from streamiter.checkpoints.store import Checkpoints, CheckpointStore, store_at
+from streamiter.closing import close_all
 from streamiter.errors import GraphError, ProducerFenced, StorageFull, StoreUnavailable, StreamiterError
 from streamiter.operators.operator import JobScope, Operator
 from streamiter.operators.source import Positions
@@ -41,7 +42,6 @@ from streamiter.runtime.checkpointing.committed import (
 )
 from streamiter.runtime.checkpointing.restore import JobRestore
 from streamiter.runtime.checkpointing.task_barriers import TaskStates, release_parts
-from streamiter.runtime.failures import close_each
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.statistics import CheckpointStatistics, Histogram
@@ -395,8 +395,7 @@ class Checkpointer:
         """Abort the open transaction, and close the store. May be called more than once."""
         store, self._store = self._store, None
         owned = (self._job_restore, self._transaction, self._positions, store)
-        if errors := await close_each(each.close for each in owned if each is not None):
-            raise errors[0]
+        await close_all(each.close for each in owned if each is not None)
 
     def statistics(self) -> CheckpointStatistics:
         return self._statistics

@@ -25,6 +25,7 @@ from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import CheckpointId
 from streamiter.clock import Clock
+from streamiter.closing import close_all
 from streamiter.deferred import PlainValue
 from streamiter.errors import (
     CheckpointError,
@@ -40,7 +41,6 @@ from streamiter.records import DataBatch
 from streamiter.runtime.checkpointing.barriers import TakenParts
 from streamiter.runtime.checkpointing.committed import SourcePositions, id_of
 from streamiter.runtime.checkpointing.task_barriers import SERVICE, STEP, PartName, held_in_memory, task_state
-from streamiter.runtime.failures import close_each
 from streamiter.runtime.task import Task
 from streamiter.topics.compacted import ensure_commit_topic, last_value
 from streamiter.topics.connecting import batch_bytes
@@ -269,8 +269,7 @@ class JobTransaction(Outputs):
         """Abort the open transaction, and drop the records that are held back."""
         transactions, self._transactions = self._transactions, None
         closing: list[Callable[[], object]] = [] if transactions is None else [transactions.close]
-        if errors := await close_each([*closing, *(writer.drop for writer in self._writers)]):
-            raise errors[0]
+        await close_all([*closing, *(writer.drop for writer in self._writers)])
 
     @property
     def _opened(self) -> Transactions:

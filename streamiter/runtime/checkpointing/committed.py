@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock
+from streamiter.closing import close_all
 from streamiter.errors import ConfigurationError, GraphError, StorageFull, did_you_mean
 from streamiter.operators.operator import Operator
 from streamiter.runtime.checkpointing.checkpoint_messages import PositionsByStep
@@ -276,5 +277,5 @@ class SourcePositions:
 
     async def close(self) -> None:
         """Close the transactions. May be called more than once."""
-        while self._others:
-            await self._others.popitem()[1].close()
+        others, self._others = self._others, {}
+        await close_all(each.close for each in others.values())

@@ -15,6 +15,7 @@ from streamiter.checkpoints.snapshot import CheckpointId, PartsFile, SnapshotHea
 from streamiter.checkpoints.snapshot_file import StoredSnapshot
 from streamiter.checkpoints.store import Checkpoints, CheckpointStore, store_at
 from streamiter.clock import Clock
+from streamiter.closing import close_all, close_now
 from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError
 from streamiter.operators.source import Positions
@@ -23,6 +24,7 @@ from streamiter.runtime.checkpointing.barriers import Barriers, TakenParts
 from streamiter.runtime.checkpointing.checkpoint_messages import GIVEN_UP, AllProgress, PositionsByStep
 from streamiter.runtime.checkpointing.checkpointer import LagReports
 from streamiter.runtime.checkpointing.old_job import SubtaskProgress
+from streamiter.runtime.checkpointing.reading_on import read_on
 from streamiter.runtime.checkpointing.restore import states_of_tasks
 from streamiter.runtime.checkpointing.task_barriers import TaskStates, release_parts
 from streamiter.runtime.messages import Messages
@@ -30,8 +32,8 @@ from streamiter.runtime.task import Task
 
 _log = logging.getLogger("streamiter.job")
 
-# What process 0 says at a restore, while this process has read nothing of it: restore, unchanged, progress.
-_SAID_AT_START: Final = 3
+# What process 0 says at a restore, while this process has read nothing of it: restore, unchanged, progress, reads on.
+_SAID_AT_START: Final = 4
 
 
 @final
@@ -72,7 +74,7 @@ class FollowingCheckpointer:
         self._failed: asyncio.Queue[BaseException] = asyncio.Queue(1)
         """The first error of state that cannot be taken or stored; it ends the job."""
         self._lag = LagReports(flow, tasks)
-        for kind in ("restore", "unchanged", "progress"):
+        for kind in ("restore", "unchanged", "progress", "reads on"):
             messages.handle(f"checkpoint {kind}", lambda process, *contents: self._said.put_nowait(list(contents)))
         messages.handle("checkpoint barrier", self._begin)
         messages.handle("checkpoint abandoned", self._abandon)
@@ -97,7 +99,7 @@ class FollowingCheckpointer:
         if chosen is None:
             return {}
         self._snapshot = await self._store.open(self._flow, CheckpointId(*chosen))
-        return await states_of_tasks(
+        states = await states_of_tasks(
             self._snapshot,
             self._tasks,
             self._plain_data,
@@ -107,6 +109,9 @@ class FollowingCheckpointer:
             agreement=self,
             tasks_of_all=self._tasks_of_all,
         )
+        if self._snapshot.header.job_ended:
+            await read_on(self._snapshot.header, states, self._tasks, self)
+        return states
 
     async def is_unchanged(self, found: bool) -> bool:
         """Return whether the tasks of all processes are as in the snapshot; ``found``: those of this process."""
@@ -118,6 +123,12 @@ class FollowingCheckpointer:
         """Return the progress that process 0 has found: this process does not have a subtask of each step."""
         [found] = await self._said.get()
         return {step: [SubtaskProgress(*each) for each in of_step] for step, of_step in found.items()}
+
+    async def any_has_more(self, found: bool) -> bool:
+        """Return whether a finished job has more to read in any process; ``found``: in this process."""
+        self._answer("more", 0, found)
+        [has_more] = await self._said.get()
+        return bool(has_more)
 
     async def restored(self) -> None:
         """All tasks have restored their states."""
@@ -201,15 +212,13 @@ class FollowingCheckpointer:
     async def close(self) -> None:
         """Store nothing more. May be called more than once."""
         self._is_closed = True
-        self._close_snapshot()
         self._cancel()
+        store, self._store = self._store, None
+        await close_all([self._close_snapshot, self._have_ended, *([] if store is None else [store.close])])
+
+    async def _have_ended(self) -> None:
         await asyncio.gather(*self._taking, return_exceptions=True)
-        if self._store is not None:
-            store, self._store = self._store, None
-            await store.close()
 
     def _close_snapshot(self) -> None:
-        self._queues.close()
-        if self._snapshot is not None:
-            snapshot, self._snapshot = self._snapshot, None
-            snapshot.close()
+        snapshot, self._snapshot = self._snapshot, None
+        close_now([self._queues.close, *([] if snapshot is None else [snapshot.close])])

@@ -1,7 +1,8 @@
 """A job whose inputs had all ended reads on if its topics have new records, or if its sources do not end any more.
 
 The last checkpoint of such a job says that each task has ended. :func:`read_on` makes it the state of a job that has
-handled all it was given so far: positions and the states of steps stay, and the ends are forgotten.
+handled all it was given so far: positions and the states of steps stay, and the ends are forgotten. What an operator
+has noted of its end, it forgets itself (``Operator.without_end``).
 """
 
 from __future__ import annotations
@@ -9,32 +10,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from streamiter.operators.calls import MapAsync
-from streamiter.operators.event_time import AssignEventTime
-from streamiter.operators.operator import Boundary
+from streamiter.checkpoints.snapshot import SnapshotHeader
+from streamiter.errors import CheckpointError
+from streamiter.operators.event_timers import StepTimes
+from streamiter.runtime.checkpointing.checkpoint_messages import Agreement
 from streamiter.runtime.checkpointing.task_barriers import TaskState, TaskStates
+from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.task import Task
-from streamiter.times import MAX_TIME, MIN_TIME
 from streamiter.topics.source_and_sink import TopicSource
 
 
-async def read_on(states: TaskStates, tasks: Sequence[Task]) -> bool:
-    """Forget the ends in the states of all tasks, if there is something to read; return whether that was so.
+async def read_on(header: SnapshotHeader, states: TaskStates, tasks: Sequence[Task], agreement: Agreement) -> bool:
+    """Forget the ends in the states of all tasks, if any process has something to read; return whether that was so.
 
-    Not in a flow with a loop, or with a step that has an operator for each epoch: their ends are part of their results.
+    Raises CheckpointError if a step cannot go on.
     """
-    if not all(map(_can_go_on, tasks)) or not any([await _has_more(states[task.name], task) for task in tasks]):
-        return False
-    for task in tasks:
-        _forget_ends(states[task.name], task)
-    return True
+    has_more = await agreement.any_has_more(any([await _has_more(states[task.name], task) for task in tasks]))
+    for task in tasks if has_more else ():
+        state = states[task.name]
+        state.update({"ended": False, "interior input ended": False, "watermark": -1, "gate": None})
+        for instance in task.instances:
+            name = instance.step.name
+            try:
+                if (of_step := state["operators"].get(name)) is not None:
+                    state["operators"][name] = _without_end(of_step, instance)
+            except CheckpointError as reason:
+                raise CheckpointError(
+                    f"flow {header.flow!r}: checkpoint {header.id.number} is the last of a job whose inputs had ended. "
+                    f"There are new records, but step {name!r} cannot read on: {reason}; start without state with "
+                    "restore=None, which reads all records again"
+                ) from None
+    return has_more
 
 
-def _can_go_on(task: Task) -> bool:
-    return task.first.step.loop is None and all(
-        isinstance(instance.operator, MapAsync) or not isinstance(instance.operator, Boundary)
-        for instance in task.instances
-    )
+def _without_end(of_step: Any, instance: OperatorInstance) -> dict[str, Any]:
+    loop, times = instance.step.loop, of_step.get("event time")
+    if loop is not None and loop.bounded:
+        raise CheckpointError("the rounds of its bounded iteration, which were about all data, are over")
+    return {
+        **of_step,
+        "operator": instance.operator.without_end(of_step["operator"]),
+        "takes timers": True,
+        "event time": times and StepTimes.without_end(times),
+    }
 
 
 async def _has_more(state: TaskState, task: Task) -> bool:
@@ -46,31 +64,9 @@ async def _has_more(state: TaskState, task: Task) -> bool:
     ends = (await source.topic.describe()).offsets
     if not isinstance(source.stop, str):
         ends = {number: (first, source.stop.get(number, first)) for number, (first, _) in ends.items()}
-    share = {
-        number: end for number, end in ends.items() if number % task.first.context.parallelism == task.first.subtask
-    }
-    return any(end > max(first, state["positions"].get(number, first)) for number, (first, end) in share.items())
-
-
-def _forget_ends(state: TaskState, task: Task) -> None:
-    state.update({"ended": False, "interior input ended": False, "watermark": -1, "gate": None})
-    for instance in task.instances:
-        of_step: Any = state["operators"].get(instance.step.name)
-        if of_step is None:
-            continue
-        if (times := of_step.get("event time")) is not None:
-            of_step["event time"] = {
-                **times,
-                "watermark": _before_end(times["watermark"]),
-                "passed": _before_end(times["passed"]),
-            }
-        if isinstance(instance.operator, MapAsync):
-            of_step["operator"] = {**of_step["operator"], "ends": [], "watermark": -1}
-        elif isinstance(instance.operator, AssignEventTime):
-            kept = of_step["operator"]
-            of_step["operator"] = {**kept, "watermark": _before_end(kept["watermark"])}
-
-
-def _before_end(watermark: int) -> int:
-    """Return a watermark, or none for that of the end; the next one is computed from the greatest timestamps."""
-    return MIN_TIME if watermark == MAX_TIME else watermark
+    context = task.first.context
+    return any(
+        end > max(first, state["positions"].get(number, first))
+        for number, (first, end) in ends.items()
+        if number % context.parallelism == context.subtask_index
+    )

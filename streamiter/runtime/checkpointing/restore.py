@@ -20,6 +20,7 @@ from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepSt
 from streamiter.checkpoints.snapshot_file import StoredSnapshot
 from streamiter.checkpoints.store import CheckpointStore
 from streamiter.clock import Clock
+from streamiter.closing import close_now
 from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError, ConfigurationError, did_you_mean
 from streamiter.operators.definitions import changes
@@ -356,16 +357,13 @@ class JobRestore:
             agreement=self._messages,
             tasks_of_all=tasks_of_all,
         )
-        if snapshot.header.job_ended:
-            # What processes read each is not known here.
-            goes_on = tasks_of_all == len(tasks) and len(states) == len(tasks) and await read_on(states, tasks)
-            if not goes_on:
-                _log.warning(
-                    "flow %r: checkpoint %d is the last of a job whose inputs have all ended, so nothing is left to "
-                    "do; start without state with restore=None",
-                    self._flow,
-                    self.checkpoint.number,
-                )
+        if snapshot.header.job_ended and not await read_on(snapshot.header, states, tasks, self._messages):
+            _log.warning(
+                "flow %r: checkpoint %d is the last of a job whose inputs have all ended, so nothing is left to do; "
+                "start without state with restore=None",
+                self._flow,
+                self.checkpoint.number,
+            )
         return states
 
     async def _last_commit(self, transaction: JobTransaction) -> CommitRecord | None:
@@ -440,7 +438,5 @@ class JobRestore:
 
     async def close(self) -> None:
         """Close the snapshot and the queues. May be called more than once."""
-        self._queues.close()
-        if self._snapshot is not None:
-            snapshot, self._snapshot = self._snapshot, None
-            snapshot.close()
+        snapshot, self._snapshot = self._snapshot, None
+        close_now([self._queues.close, *([] if snapshot is None else [snapshot.close])])

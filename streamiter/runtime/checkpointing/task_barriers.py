@@ -250,7 +250,7 @@ def release_parts(parts: Iterable[SnapshotPart]) -> None:
 def encode_part(name: PartName, state: PlainValue, plain_data: PlainData) -> SnapshotPart:
     try:
         content, deferred = plain_data.encode_state(state, name=f"state of step {name.step!r}")
-    except PlainDataError as error:
+    except (PlainDataError, MemoryError) as error:
         raise RecordFailure(name.step) from error
     return SnapshotPart(str(name), content, deferred)
 
