@@ -18,6 +18,7 @@ import numpy as np
 from streamiter.errors import ConfigurationError, RejectRecords, shortened
 from streamiter.operators.functions import asynchronous_kind
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, Sharing
+from streamiter.operators.output import RecordFailure
 from streamiter.records import (
     Batch,
     BatchOrigin,
@@ -149,6 +150,9 @@ class MapAsync(Boundary):
 
     def open(self, context: Context) -> None:
         self._context = context
+        if (noted := context.noted) is not None:
+            f = self._f
+            self._f = lambda record: noted(f(record))
         self._random = random.Random(f"{self._seed} {context.subtask_index}")  # noqa: S311 (it spreads calls in time)
 
     async def close(self) -> None:
@@ -201,6 +205,8 @@ class MapAsync(Boundary):
                 if has_failed:
                     for call in calls:
                         assert call.error is not None
+                        if isinstance(call.error, RecordFailure):  # It is no error of the record.
+                            raise call.error
                         out.refuse(call.record, call.error, epoch, call.origin)
                 else:
                     out.emit_batch(_results(list(calls)), epoch)
@@ -280,8 +286,8 @@ class MapAsync(Boundary):
         while True:
             try:
                 call.finish(await self._attempt(call.record))
-            except RejectRecords as rejection:  # The record is bad, and will be.
-                call.fail(rejection)
+            except (RejectRecords, RecordFailure) as error:  # The next call would fail as well.
+                call.fail(error)
             except Exception as error:
                 if attempt < self._retries:
                     await self._context.clock.sleep(self._delay_s(attempt))
