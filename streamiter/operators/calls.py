@@ -34,7 +34,7 @@ from streamiter.records import (
     control_to_plain,
     untimed,
 )
-from streamiter.times import MIN_TIME
+from streamiter.times import MIN_TIME, Seconds, in_seconds
 
 _IN_ORDER: Final = (EpochWatermark, EventTimeWatermark, EndOfData, EndOfInput, Idle, ReadToEnd)
 """The control records that keep their place among the records: none overtakes a record in flight."""
@@ -113,10 +113,10 @@ class MapAsync(Boundary):
         concurrency: int = 100,
         *,
         ordered: bool = True,
-        timeout_s: float | None = None,
+        timeout_s: Seconds | None = None,
         retries: int = 0,
-        backoff_s: float = 0.1,
-        backoff_max_s: float = 30.0,
+        backoff_s: Seconds = 0.1,
+        backoff_max_s: Seconds = 30.0,
         seed: int = 0,
     ) -> None:
         if not callable(f) or asynchronous_kind(f) != "coroutine function":
@@ -125,10 +125,10 @@ class MapAsync(Boundary):
         self._concurrency = concurrency
         self._started_max = max(concurrency, _STARTED_MAX)
         self._ordered = ordered
-        self._timeout_s = timeout_s
+        self._timeout_s = in_seconds(timeout_s)
         self._retries = retries
-        self._backoff_s = backoff_s
-        self._backoff_max_s = backoff_max_s
+        self._backoff_s = in_seconds(backoff_s)
+        self._backoff_max_s = in_seconds(backoff_max_s)
         self._seed = seed
         self._waiting: deque[_Call | Control] = deque()
         """What has arrived and was not started: one batch at most, except after a restore."""

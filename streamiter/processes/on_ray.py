@@ -32,6 +32,7 @@ from streamiter.runtime.job import StopMode
 from streamiter.runtime.placement import Placement, fingerprint
 from streamiter.runtime.running import OnInterrupt, WhileRunning, stopping_on_signals
 from streamiter.runtime.statistics import JobStatistics
+from streamiter.times import Seconds, in_seconds
 
 _log = logging.getLogger("streamiter.processes")
 
@@ -84,8 +85,8 @@ class Ray(LossLimits):
     """Whether the processes use many nodes, or few."""
     runtime_env: Mapping[str, Any] | None = None
     """Ray's description of what a process needs, such as {"working_dir": ".", "pip": ["river"]}."""
-    wait_s: float = 60.0
-    """How long the flow waits for room on the cluster, in seconds."""
+    wait_s: Seconds = 60.0
+    """How long the flow waits for room on the cluster, in seconds, or as a ``timedelta``."""
     flow: str | None = None
     """The flow as ``module:name``: each process imports it. None, or ``file.py:name``: it is sent to all processes."""
 
@@ -146,7 +147,7 @@ class Ray(LossLimits):
             self.cpus,
             self.resources or {},
             self.placement.upper(),
-            self.wait_s,
+            in_seconds(self.wait_s),
             self.address is not None,
             runtime_env,
         )

@@ -510,6 +510,14 @@ CHANGES: list[Change] = [
         expected=5,
     ),
     Change(
+        ("`online_k_means`", "`workers`, from a number to another"),
+        clustered(2, workers=2),
+        clustered(2, workers=1),
+        "keep",
+        results=lambda models: models[-1].records,
+        expected=5,
+    ),
+    Change(
         ("`map_async`", "its function and options"),
         lambda inputs: inputs.plain().map_async(unchanged, name="step"),
         lambda inputs: inputs.plain().map_async(unchanged, 2, ordered=False, retries=3, name="step"),
