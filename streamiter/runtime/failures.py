@@ -157,6 +157,15 @@ async def close_each(closing: Iterable[Callable[[], object]]) -> list[Exception]
     return errors
 
 
+def reason_in(flow: str, error: BaseException) -> str:
+    """Return what an error says, without the name of the flow, with which the message around it begins.
+
+    >>> reason_in("f", StreamiterError("flow 'f', checkpoint 3: no space left"))
+    'checkpoint 3: no space left'
+    """
+    return str(error).removeprefix(f"flow {flow!r}: ").removeprefix(f"flow {flow!r}, ")
+
+
 @final
 class Failures:
     """Makes the errors of one job: they name the flow, the step, the line of the user and the process."""
@@ -176,22 +185,22 @@ class Failures:
             return self._error_of_step(failure)
         error: StreamiterError
         if isinstance(failure, StreamiterError):  # the error of a checkpoint, which no step has caused
-            error = JobFailed(f"flow {self._flow!r}{self._process}: {self._reason(failure)}", step="checkpoint")
+            error = JobFailed(
+                f"flow {self._flow!r}{self._process}: {reason_in(self._flow, failure)}", step="checkpoint"
+            )
         else:
             reason = f"{type(failure).__name__}: {failure}; please report this"
             error = InternalError(f"flow {self._flow!r}{self._process}: {reason}")
         error.__cause__ = failure
         return error
 
-    def _reason(self, error: StreamiterError) -> str:
-        """Return what the error says, without the name of the flow, which the error of the job says already."""
-        return str(error).removeprefix(f"flow {self._flow!r}: ").removeprefix(f"flow {self._flow!r}, ")
-
     def _error_of_step(self, failure: RecordFailure) -> JobFailed:
         cause = failure.__cause__ or failure
         step = failure.step
         where = f" ({self._lines[step]})" if step in self._lines else ""
-        what = self._reason(cause) if isinstance(cause, StreamiterError) else f"{type(cause).__name__}: {cause}"
+        what = (
+            reason_in(self._flow, cause) if isinstance(cause, StreamiterError) else f"{type(cause).__name__}: {cause}"
+        )
         message = f"flow {self._flow!r}, step {step!r}{where}{_place(failure)}{self._process}: {what}"
         if self._checkpoints is not None and isinstance(cause, OffsetOutOfRange):
             message += f"; changed_steps=[{step!r}] lets this source begin where its "
