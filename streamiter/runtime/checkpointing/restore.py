@@ -381,8 +381,8 @@ class JobRestore:
             )
             raise CheckpointError(
                 f"flow {self._flow!r}: checkpoint {checkpoint}, from which the run should resume, cannot be read: "
-                f"{reason_in(self._flow, error)}. Give the store that the last run had; {another}or start without state "
-                "with restore=None (outputs that are committed stay)"
+                f"{reason_in(self._flow, error)}. Give the store that the last run had; {another}or start without "
+                "state with restore=None (outputs that are committed stay)"
             ) from error
 
     def _warn(self, header: SnapshotHeader, dropped: Collection[str]) -> None:
