@@ -143,6 +143,8 @@ class MapAsync(Boundary):
         """The number of workers that have made no call yet."""
         self._is_told = False
         """Whether ``CallsFinished`` is posted and not handled."""
+        self._failure: RecordFailure | None = None
+        """What a call has done that is no error of its record."""
         self._watermark = -1
         """The last epoch watermark that has arrived."""
         self._ends: list[Control] = []
@@ -150,9 +152,6 @@ class MapAsync(Boundary):
 
     def open(self, context: Context) -> None:
         self._context = context
-        if (noted := context.noted) is not None:
-            f = self._f
-            self._f = lambda record: noted(f(record))
         self._random = random.Random(f"{self._seed} {context.subtask_index}")  # noqa: S311 (it spreads calls in time)
 
     async def close(self) -> None:
@@ -199,14 +198,14 @@ class MapAsync(Boundary):
 
     async def _continue(self, out: BoundaryOutput) -> None:
         """Emit what may leave, and start calls."""
+        if self._failure is not None:
+            raise self._failure
         self._start_done()
         while True:
             for (epoch, has_failed), calls in groupby(self._leaving(), lambda call: (call.epoch, bool(call.error))):
                 if has_failed:
                     for call in calls:
                         assert call.error is not None
-                        if isinstance(call.error, RecordFailure):  # It is no error of the record.
-                            raise call.error
                         out.refuse(call.record, call.error, epoch, call.origin)
                 else:
                     out.emit_batch(_results(list(calls)), epoch)
@@ -242,7 +241,8 @@ class MapAsync(Boundary):
     def _start_worker(self) -> None:
         if len(self._waiting) > self._beginning and len(self._workers) < self._concurrency:
             self._beginning += 1
-            worker = asyncio.get_running_loop().create_task(self._work(), name=f"calls of {self._context.name}")
+            work = self._work() if self._context.noted is None else self._work_noted(self._context.noted)
+            worker = asyncio.get_running_loop().create_task(work, name=f"calls of {self._context.name}")
             self._workers.add(worker)
 
     async def _work(self) -> None:
@@ -260,6 +260,14 @@ class MapAsync(Boundary):
             call = self._next_call()
         # Not in a callback, which comes later: the next batch must find room for a worker.
         self._workers.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+
+    async def _work_noted(self, noted: Callable[[Awaitable[None]], Awaitable[None]]) -> None:
+        """Do the same where other processes ask which step runs, and where ``sys.exit`` is an error of the step."""
+        try:
+            await noted(self._work())
+        except RecordFailure as failure:
+            self._failure = failure
+            self._tell()
 
     def _next_call(self) -> _Call | None:
         """Start the next record, if there is one and room for its result; its caller must make the call."""
@@ -286,8 +294,8 @@ class MapAsync(Boundary):
         while True:
             try:
                 call.finish(await self._attempt(call.record))
-            except (RejectRecords, RecordFailure) as error:  # The next call would fail as well.
-                call.fail(error)
+            except RejectRecords as rejection:  # The record is bad, and will be.
+                call.fail(rejection)
             except Exception as error:
                 if attempt < self._retries:
                     await self._context.clock.sleep(self._delay_s(attempt))
