@@ -87,8 +87,12 @@ def run(
     silence_s: Annotated[
         float | None,
         typer.Option(
-            "--silence-s", help="Seconds of a process without a sign of life or work before it is lost; 5 by default."
+            "--silence-s", help="Seconds of a process without a sign of life before it is looked at; 5 by default."
         ),
+    ] = None,
+    lock_s: Annotated[
+        float | None,
+        typer.Option("--lock-s", help="Seconds for which a function may hold Python's lock; by default without limit."),
     ] = None,
     losses_max: Annotated[
         int | None,
@@ -106,11 +110,12 @@ def run(
     results so far. A second signal aborts the flow (exit code 130), a third one even if a step does not return.
     """
     options = _checkpoint_options(checkpoints, interval_s, restore, changed_steps or [])
-    limits = {"silence_s": silence_s, "losses_max": losses_max}
+    limits = {"silence_s": silence_s, "lock_s": lock_s, "losses_max": losses_max}
     limits = {option: limit for option, limit in limits.items() if limit is not None}
     if processes is None and (on != "local" or address is not None or limits):
         raise ConfigurationError(
-            "--on, --address, --silence-s and --losses-max: expected --processes N with them, given none; add it"
+            "--on, --address, --silence-s, --lock-s and --losses-max: expected --processes N with them, given none; "
+            "add it"
         )
     host = None if processes is None else _host(on, processes, target, address, limits)
     statistics = run_in_own_loop(run_flow(load_flow(target), on_interrupt, options, host))

@@ -18,7 +18,8 @@ Each module imports only from the modules in the rows below it:
 ``clustering``                           ``KMeans``, ``k_means``: clusters of bounded data
 ``decision_tree``                        ``DecisionTree``
 ``item_sets``                            ``apriori``
-``centroids``                            the arithmetic of k-means; ``online_k_means``
+``centroids``                            the arithmetic of k-means
+``online_centroids``                     ``online_k_means``: clusters of a stream
 ``features``                             ``FeatureHasher``, ``StandardScaler``: from records to features
 ``foreign_models``                       ``ForeignModel``: models of other libraries
 ``training``                             the operators that train: an owner of the parameters, and workers
@@ -38,7 +39,7 @@ Each module imports only from the modules in the rows below it:
 from typing import TYPE_CHECKING
 
 from streamiter.learn.adaptive import AdaptiveLinearModel
-from streamiter.learn.centroids import OnlineKMeans, online_k_means
+from streamiter.learn.centroids import OnlineKMeans
 from streamiter.learn.clustering import KMeans, k_means
 from streamiter.learn.comparison import ComparedMetrics, ComparisonTable, OnlineComparison, compare_online
 from streamiter.learn.decision_tree import DecisionTree
@@ -53,6 +54,7 @@ from streamiter.learn.losses import HingeLoss, HuberLoss, LogLoss, PoissonLoss, 
 from streamiter.learn.model_owner import PublishSchedule
 from streamiter.learn.on_parameter_server import k_means_on_parameter_server, train_on_parameter_server
 from streamiter.learn.online import OnlineTraining, train_online
+from streamiter.learn.online_centroids import online_k_means
 from streamiter.learn.regression import Fit, LinearRegression, LogisticRegression, OfflineTraining, train_offline
 from streamiter.learn.rows import BadRows, Examples
 from streamiter.learn.server_training import ParameterServerTraining, ParameterServerWorker

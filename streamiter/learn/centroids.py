@@ -18,18 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, GraphError, ModelError, StreamiterError
-from streamiter.flow.flow import all_or_nothing, check_stream, connect, step_names
-from streamiter.flow.stream import Stream
 from streamiter.learn.rows import as_points, row_hashes, row_weights
-from streamiter.learn.training import LearnMiniBatches
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import Floats, plain_float, whole_number
 from streamiter.operators.definitions import Definition
-from streamiter.operators.output import Output, RejectionPolicy
-from streamiter.records import Batch
 from streamiter.saved_objects import Savable
-from streamiter.times import Seconds
-from streamiter.topics.topic import Topic
 
 # Measured for 10 clusters of 10 coordinates: with 2,048 points or more, calls cost little compared with the arithmetic;
 # with 8,192 points or more, a chunk and its scores do not fit into the processor's cache.
@@ -274,6 +267,21 @@ def inertia_of(spread: Spread, means: Floats, counts: npt.NDArray[np.int64]) -> 
     return max(0.0, spread["squares"] - between)
 
 
+def offsets_by_cluster(centroids: Floats, points: Floats) -> tuple[Floats, float]:
+    """Return for each centroid the sum of the offsets of its points, and their number; then the sum of all squares.
+
+    >>> offsets_by_cluster(np.array([[0.0], [10.0]]), np.array([[1.0], [9.0], [8.0]]))
+    (array([[ 1.,  1.],
+           [-3.,  2.]]), 6.0)
+    """
+    labels = nearest(scoring_of(centroids), as_columns(points))
+    offsets = points - centroids[labels]
+    sums = np.zeros((len(centroids), centroids.shape[1] + 1))
+    np.add.at(sums[:, :-1], labels, offsets)
+    sums[:, -1] = np.bincount(labels, minlength=len(centroids))
+    return sums, float(np.square(offsets).sum())
+
+
 class OnlineKMeans(Savable):
     """Centroids with weights, which learn from mini-batches of points and forget old points.
 
@@ -370,17 +378,19 @@ class OnlineKMeans(Savable):
         if centroids is None:
             sample = sample_of(rows, sample_size(self._clusters), self._seed)
             centroids = choose_centroids(sample, self._clusters, self._seed, owner="OnlineKMeans")
-        labels = nearest(scoring_of(centroids), as_columns(rows))
-        offsets = rows - centroids[labels]
-        counts = np.bincount(labels, minlength=self._clusters).astype(np.float64)
+        sums, squares = offsets_by_cluster(centroids, rows)
+        self._move(centroids, sums, squares)
+
+    def _move(self, centroids: Floats, sums: Floats, squares: float) -> None:
+        """Move the centroids by the sums of :func:`offsets_by_cluster`."""
+        counts = sums[:, -1]
         weights = self._weights * self._decay + counts
         # The sum of the offsets is n times the offset of the mean, so this is n/w of the way to the mean.
-        sums = np.zeros_like(centroids)
-        np.add.at(sums, labels, offsets)
-        self._centroids = centroids + sums / np.where(counts > 0, weights, 1.0)[:, np.newaxis]
+        self._centroids = centroids + sums[:, :-1] / np.where(counts > 0, weights, 1.0)[:, np.newaxis]
         self._weights = weights
-        self._distance = float(np.square(offsets).sum(axis=1).mean())
-        self._records += len(rows)
+        points = int(counts.sum())
+        self._distance = squares / points
+        self._records += points
         self._version += 1
 
     def definition(self) -> Definition:
@@ -403,100 +413,3 @@ class OnlineKMeans(Savable):
         self._weights = state["weights"].copy()
         self._records, self._version = state["records"], state["version"]
         self._distance = state["distance"]
-
-
-@all_or_nothing
-def online_k_means(
-    points: Stream,
-    *,
-    clusters: int,
-    decay: float = 1.0,
-    mini_batch: int = 1000,
-    timeout_s: Seconds | None = None,
-    initial: Stream | npt.ArrayLike | None = None,
-    weights: npt.ArrayLike | None = None,
-    seed: int = 0,
-    on_error: RejectionPolicy = "fail",
-    dead_letter: Topic | None = None,
-    name: str | None = None,
-) -> Stream:
-    """k-means on a stream: emits a ``ModelSnapshot`` for each mini-batch, for ``publish_model``.
-
-    The centroids follow the points and forget old ones; :class:`OnlineKMeans` describes how a mini-batch of
-    ``mini_batch`` points changes them. A mini-batch is shorter at the end of the input, and if ``timeout_s`` seconds
-    have passed since its first point. One subtask does all the work. If several subtasks send the points, their speed
-    decides which points are in a mini-batch.
-
-    ``initial`` are the initial centroids, and ``weights`` their weights. ``initial`` may also be a stream of one record
-    that contains both, such as ``flow.from_source(initial_model(…))``; None means no centroids. Without initial
-    centroids they are chosen among the points of the first mini-batch. Records that are no points follow ``on_error``
-    or go to ``dead_letter``.
-
-    >>> from streamiter import Flow
-    >>> flow = Flow("follow")
-    >>> points = flow.from_items([[1.0], [9.0], [1.0], [9.0]])
-    >>> models = online_k_means(points, clusters=2, decay=0.5, mini_batch=2, initial=[[0.0], [10.0]], weights=[2, 2])
-    >>> versions = models.collect()
-    >>> flow.run().state, [model.parameters["centroids"].ravel().tolist() for model in versions.items]
-    ('finished', [[0.5, 9.5], [0.75, 9.25]])
-    """
-    check_stream("online_k_means", points, "points")
-    flow = points.flow
-    label = step_names(flow, name)
-    given = None if isinstance(initial, Stream) else initial
-    try:
-        OnlineKMeans(clusters, decay=decay, initial=given, weights=weights, seed=seed)
-    except ModelError as error:
-        raise GraphError(f"online_k_means(initial=): {error}") from None
-    except ConfigurationError as error:
-        raise GraphError(f"online_k_means: {error}") from None
-
-    def make() -> OnlineKMeans:
-        return OnlineKMeans(clusters, decay=decay, initial=given, weights=weights, seed=seed)
-
-    start = initial if isinstance(initial, Stream) else flow.from_items([], name=label("start"), parallelism=1)
-    mini_batches = points.batch(mini_batch, timeout_s, parallelism=1, name=label("mini-batches"))
-    return connect(start=start, points=mini_batches).process(
-        lambda: _LearnFromStart(make()),
-        name=label("centroids"),
-        parallelism=1,
-        on_error=on_error,
-        dead_letter=dead_letter,
-    )
-
-
-class _LearnFromStart(LearnMiniBatches):
-    """Takes over the initial centroids (input ``start``), then learns from each mini-batch (input ``points``)."""
-
-    def __init__(self, model: OnlineKMeans) -> None:
-        super().__init__(model)
-        self._centroids = model
-        self._is_started = False
-
-    def wanted_inputs(self) -> tuple[str, ...] | None:
-        """Read the start before any points."""
-        return None if self._is_started else ("start",)
-
-    def process_start(self, parameters: Any, out: Output) -> None:
-        if self._is_started:
-            raise ConfigurationError(
-                "online_k_means(initial=): expected a stream of one record, given a second; choose the one to "
-                "start from"
-            )
-        self._is_started = True
-        if parameters is not None:
-            self._centroids.start_from(parameters)
-
-    def input_ended(self, name: str, out: Output) -> None:
-        self._is_started = True
-
-    def process_points(self, mini_batch: Batch, out: Output) -> None:
-        """Learn from a mini-batch."""
-        self.process(mini_batch, out)
-
-    def snapshot(self) -> dict[str, object]:
-        return {"model": super().snapshot(), "is started": self._is_started}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state["model"])
-        self._is_started = state["is started"]

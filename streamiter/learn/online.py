@@ -255,7 +255,7 @@ def train_online(
         body = _by_gradients(shared, cast(MakeModel, model), extract)
     start = initial or flow.from_items([None], name=named("start"), parallelism=1)
     if initial is not None or rollbacks is not None:
-        start = start.process(lambda: _OneStart(rollbacks), name=named("initial"), parallelism=1)
+        start = start.process(lambda: OneStart(rollbacks), name=named("initial"), parallelism=1)
     models, predictions, drifts = iterate_unbounded_streams([start], [data], body, config)
     validation = predictions.process(
         lambda: Validate(window=window, report_every=report_every, report_every_s=report_every_s),
@@ -568,14 +568,15 @@ def _never_extracts(mini_batch: object) -> Examples:
     raise NotImplementedError  # A worker with delayed labels makes its examples itself.
 
 
-class _OneStart(Operator):
+class OneStart(Operator):
     """Passes on the one record that training starts from, and refuses any other number of records.
 
     A rollback of the model replaces it: the newest version since then.
     """
 
-    def __init__(self, rollbacks: Rollbacks | None = None) -> None:
+    def __init__(self, rollbacks: Rollbacks | None = None, owner: str = "train_online") -> None:
         self._rollbacks = rollbacks
+        self._owner = owner
         self._passed = 0
 
     def open(self, context: Context) -> None:
@@ -586,7 +587,8 @@ class _OneStart(Operator):
         self._passed += 1
         if self._passed > 1:
             raise ConfigurationError(
-                "train_online(initial=): expected a stream of one record, given a second; choose the one to start from"
+                f"{self._owner}(initial=): expected a stream of one record, given a second; choose the one to start "
+                "from"
             )
         found = None if self._rollbacks is None else await since_rollback(self._rollbacks, self._context)
         out.emit(parameters if found is None else found)
@@ -594,7 +596,7 @@ class _OneStart(Operator):
     def finish(self, out: Output) -> None:
         if not self._passed:
             raise ConfigurationError(
-                "train_online(initial=): expected a stream of one record, given none; to start with the model's own "
+                f"{self._owner}(initial=): expected a stream of one record, given none; to start with the model's own "
                 "parameters, give the record None"
             )
 

@@ -22,6 +22,7 @@ from streamiter.models.documents import Parameters, without_state
 from streamiter.models.reader import ModelUpdates, UpdateStatistics, Wanted
 from streamiter.models.update import NO_RANK, ModelUpdate, check_model_name, shown_rank
 from streamiter.notebooks import html_facts
+from streamiter.times import Seconds, in_seconds
 from streamiter.topics.topic import Topic
 
 _log = logging.getLogger("streamiter.models")
@@ -165,24 +166,24 @@ class ServedModel:
             raise NoModel(f"{self._subject}: {self._why_no_model()}")
         return self._serving
 
-    async def ready(self, *, timeout_s: float = 30.0) -> None:
+    async def ready(self, *, timeout_s: Seconds = 30.0) -> None:
         """Wait for the first model. Raises :class:`~streamiter.models.NoModel` if no model arrives in time."""
         if self._serving is not None:
             return
         if not self._follower.is_started or self._follower.failure is not None:
             raise NoModel(f"{self._subject}: {self._why_no_model()}") from self._follower.failure
-        await self._waiting.wait(timeout_s)
+        await self._waiting.wait(in_seconds(timeout_s))
 
     @property
     def is_searching(self) -> bool:
         """Whether the topic has not been searched for a model yet."""
         return self._follower.is_started and not self._follower.is_searched
 
-    async def searched(self, *, timeout_s: float = 30.0) -> None:
+    async def searched(self, *, timeout_s: Seconds = 30.0) -> None:
         """Wait until the topic was searched for a model, or cannot be followed; at most for this time."""
-        await self._follower.searched(timeout_s)
+        await self._follower.searched(in_seconds(timeout_s))
 
-    async def predict_when_ready(self, x: Any, *, timeout_s: float = 30.0) -> Prediction:
+    async def predict_when_ready(self, x: Any, *, timeout_s: Seconds = 30.0) -> Prediction:
         """Wait for the first model, then :meth:`predict`; it raises the errors of :meth:`ready` and ``predict``."""
         await self.ready(timeout_s=timeout_s)
         return self.predict(x)

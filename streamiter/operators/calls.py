@@ -18,6 +18,7 @@ import numpy as np
 from streamiter.errors import ConfigurationError, RejectRecords, shortened
 from streamiter.operators.functions import asynchronous_kind
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, Sharing
+from streamiter.operators.output import RecordFailure
 from streamiter.origins import BatchOrigin
 from streamiter.records import (
     Batch,
@@ -33,7 +34,7 @@ from streamiter.records import (
     control_to_plain,
     untimed,
 )
-from streamiter.times import MIN_TIME
+from streamiter.times import MIN_TIME, Seconds, in_seconds
 
 _IN_ORDER: Final = (EpochWatermark, EventTimeWatermark, EndOfData, EndOfInput, Idle, ReadToEnd)
 """The control records that keep their place among the records: none overtakes a record in flight."""
@@ -112,10 +113,10 @@ class MapAsync(Boundary):
         concurrency: int = 100,
         *,
         ordered: bool = True,
-        timeout_s: float | None = None,
+        timeout_s: Seconds | None = None,
         retries: int = 0,
-        backoff_s: float = 0.1,
-        backoff_max_s: float = 30.0,
+        backoff_s: Seconds = 0.1,
+        backoff_max_s: Seconds = 30.0,
         seed: int = 0,
     ) -> None:
         if not callable(f) or asynchronous_kind(f) != "coroutine function":
@@ -124,10 +125,10 @@ class MapAsync(Boundary):
         self._concurrency = concurrency
         self._started_max = max(concurrency, _STARTED_MAX)
         self._ordered = ordered
-        self._timeout_s = timeout_s
+        self._timeout_s = in_seconds(timeout_s)
         self._retries = retries
-        self._backoff_s = backoff_s
-        self._backoff_max_s = backoff_max_s
+        self._backoff_s = in_seconds(backoff_s)
+        self._backoff_max_s = in_seconds(backoff_max_s)
         self._seed = seed
         self._waiting: deque[_Call | Control] = deque()
         """What has arrived and was not started: one batch at most, except after a restore."""
@@ -142,6 +143,8 @@ class MapAsync(Boundary):
         """The number of workers that have made no call yet."""
         self._is_told = False
         """Whether ``CallsFinished`` is posted and not handled."""
+        self._failure: RecordFailure | None = None
+        """What a call has done that is no error of its record."""
         self._watermark = -1
         """The last epoch watermark that has arrived."""
         self._ends: list[Control] = []
@@ -199,6 +202,8 @@ class MapAsync(Boundary):
 
     async def _continue(self, out: BoundaryOutput) -> None:
         """Emit what may leave, and start calls."""
+        if self._failure is not None:
+            raise self._failure
         self._start_done()
         while True:
             for (epoch, has_failed), calls in groupby(self._leaving(), lambda call: (call.epoch, bool(call.error))):
@@ -240,7 +245,8 @@ class MapAsync(Boundary):
     def _start_worker(self) -> None:
         if len(self._waiting) > self._beginning and len(self._workers) < self._concurrency:
             self._beginning += 1
-            worker = asyncio.get_running_loop().create_task(self._work(), name=f"calls of {self._context.name}")
+            work = self._work() if self._context.noted is None else self._work_noted(self._context.noted)
+            worker = asyncio.get_running_loop().create_task(work, name=f"calls of {self._context.name}")
             self._workers.add(worker)
 
     async def _work(self) -> None:
@@ -258,6 +264,14 @@ class MapAsync(Boundary):
             call = self._next_call()
         # Not in a callback, which comes later: the next batch must find room for a worker.
         self._workers.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+
+    async def _work_noted(self, noted: Callable[[Awaitable[None]], Awaitable[None]]) -> None:
+        """Do the same where other processes ask which step runs, and where ``sys.exit`` is an error of the step."""
+        try:
+            await noted(self._work())
+        except RecordFailure as failure:
+            self._failure = failure
+            self._tell()
 
     def _next_call(self) -> _Call | None:
         """Start the next record, if there is one and room for its result; its caller must make the call."""

@@ -20,7 +20,7 @@ from streamiter.operators.keyed_state import independent_copy
 from streamiter.operators.operator import Context, IterationListener, Operator, Sharing
 from streamiter.operators.output import Output
 from streamiter.records import Batch, Columns, TimedBatch, can_concatenate, concatenate, slice_batch, take, untimed
-from streamiter.times import MAX_TIME, MIN_TIME
+from streamiter.times import MAX_TIME, MIN_TIME, Seconds, in_seconds
 
 Epoch = int | None
 
@@ -54,9 +54,10 @@ class MiniBatch(Operator, IterationListener):
     needs_epochs = False
     takes_timed_batches = True
 
-    def __init__(self, n: int, timeout_s: float | None = None) -> None:
+    def __init__(self, n: int, timeout_s: Seconds | None = None) -> None:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ConfigurationError(f"MiniBatch(n): expected a whole number above 0, given {n!r}")
+        timeout_s = in_seconds(timeout_s)
         if timeout_s is not None and not timeout_s > 0:
             raise ConfigurationError(
                 f"MiniBatch(timeout_s): expected seconds above 0, or None to wait for ever, given {timeout_s!r}"

@@ -22,6 +22,7 @@ from streamiter.deferred import Deferred, Encode, PlainValue
 from streamiter.errors import InternalError, PlainDataError, shortened
 from streamiter.operators.due import DueHeap, DueItems, Prefetch
 from streamiter.records import Array, Batch, slice_batch
+from streamiter.times import Seconds, in_seconds
 
 # Values of these types cannot change, so they need no copy. numpy's structured scalars can change.
 _IMMUTABLE: Final[frozenset[type[Any]]] = frozenset(
@@ -150,7 +151,7 @@ class KeyedState:
     def __init__(
         self,
         clock: HasMonotonic,
-        time_to_live_s: float | None = None,
+        time_to_live_s: Seconds | None = None,
         *,
         name: str,
         encode: Encode,
@@ -158,7 +159,7 @@ class KeyedState:
     ) -> None:
         """``name`` is the name of the step. ``in_thread``: another thread than the event loop's uses the states."""
         self._clock = clock
-        self._time_to_live_s = time_to_live_s
+        self._time_to_live_s = in_seconds(time_to_live_s)
         self._name = name
         self._encode = encode
         self._in_thread = in_thread

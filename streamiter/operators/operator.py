@@ -197,6 +197,7 @@ class Context:
         times: StepTimes | None = None,
         takes_event_timers: bool = False,
         make_states: MakeStates | None = None,
+        noted: Callable[[Awaitable[Any]], Awaitable[Any]] | None = None,
     ) -> None:
         self.name = name
         self.subtask_index = subtask_index
@@ -212,6 +213,8 @@ class Context:
         self._in_iteration = in_iteration
         self.keyed = keyed
         """For the engine: the states behind ``state``; None in a step without keys."""
+        self.noted = noted
+        """For the engine: awaits code of the step in another task; None if no other process asks which step runs."""
         self._make_states = make_states
         self._times = times
         self.takes_event_timers = takes_event_timers

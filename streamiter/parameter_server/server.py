@@ -35,6 +35,7 @@ from streamiter.parameter_server.requests import (
 from streamiter.parameter_server.rows import MatrixDirectory
 from streamiter.parameter_server.shard import Shard, ShardStatistics
 from streamiter.parameter_server.snapshots import clock_in, in_memory, is_state, merged, thawed
+from streamiter.times import Seconds, in_seconds
 
 R = TypeVar("R")
 
@@ -70,7 +71,7 @@ class ParameterServer:
         *,
         name: str = "parameter server",
         clock: Clock | None = None,
-        heartbeat_timeout_s: float | None = None,
+        heartbeat_timeout_s: Seconds | None = None,
         on: str | None = None,
     ) -> None:
         self._clock = clock or SystemClock()
@@ -82,7 +83,7 @@ class ParameterServer:
         self.name = name
         count = whole_number("ParameterServer(shards=)", shards, 1)
         if heartbeat_timeout_s is not None:
-            heartbeat_timeout_s = positive("ParameterServer(heartbeat_timeout_s=)", heartbeat_timeout_s)
+            heartbeat_timeout_s = positive("ParameterServer(heartbeat_timeout_s=)", in_seconds(heartbeat_timeout_s))
         self._links: list[ShardLink] = [Shard(number) for number in range(count)]
         """All clients share this list. In a flow in several processes, links replace the shards of the others."""
         self._directory = MatrixDirectory(self._links)
@@ -94,7 +95,7 @@ class ParameterServer:
         self._heartbeats: Heartbeats | None = None
         self._silence: SilenceWatch | None = None
         if heartbeat_timeout_s is not None:
-            self._heartbeats = Heartbeats(self._clock, heartbeat_timeout_s)
+            self._heartbeats = Heartbeats(self._clock, in_seconds(heartbeat_timeout_s))
             self._silence = SilenceWatch(self._clock, self._heartbeats, self._remove_silent)
         self._divided: DividedShards | None = None
         """The shards of this process, if several processes run the flow that uses the server."""

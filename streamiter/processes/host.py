@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -22,7 +23,7 @@ from streamiter.processes.link import Address
 from streamiter.processes.silence import SILENCE_S, ProcessLook
 from streamiter.runtime.checkpointing.restore import check_restore_option
 from streamiter.runtime.plan import ChannelLimits, JobOptions
-from streamiter.times import in_seconds
+from streamiter.times import Seconds, in_seconds
 
 SUPERVISOR: Final = -1
 """The number of the supervisor at its links."""
@@ -31,34 +32,37 @@ PULSE_S: Final = 1.0
 """The time between two signs of life; less if five of them would not fit into the limit of silence."""
 
 
-# A loss that comes back has a cause that a restart does not remove. A machine that restarts takes a few minutes.
-LOSSES_MAX: Final = 3
-LOSSES_WITHIN_S: Final = 600.0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossLimits:
+    """When a process is lost, and how many losses end the run: options of each kind of host."""
 
+    silence_s: Seconds = SILENCE_S
+    """How long a process may give no sign of life, in seconds, or as a ``timedelta``. A process that is silent because
+    a function holds Python's lock is not lost, as ``lock_s`` says."""
+    lock_s: Seconds | None = None
+    """How long a function may hold Python's lock, in seconds, or as a ``timedelta``; None: as long as it likes, as in
+    one process. Linux tells whether a silent process exists; elsewhere it is lost after ``silence_s``."""
+    # A loss that comes back has a cause that a restart does not remove. A machine that restarts takes a few minutes.
+    losses_max: int = 3
+    """How often the flow starts again after a loss within ``losses_within_s``; one more loss ends the run."""
+    losses_within_s: Seconds = 600.0
+    """The time in which losses are counted, in seconds, or as a ``timedelta``."""
 
-class LossLimits(msgspec.Struct, frozen=True):
-    """When a process is lost, and how many losses end the run."""
+    def __post_init__(self) -> None:
+        owner = type(self).__name__
+        for name in ("silence_s", "lock_s", "losses_within_s"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, positive(f"{owner}: {name}", in_seconds(value)))
+        whole_number(f"{owner}: losses_max", self.losses_max, 0)
 
-    silence_s: float = SILENCE_S
-    """How long a process that does not work may give no sign of life, in seconds."""
-    losses_max: int = LOSSES_MAX
-    """After how many losses the run starts again, within ``losses_within_s``."""
-    losses_within_s: float = LOSSES_WITHIN_S
-    """The time in which losses are counted, in seconds."""
-
-    @classmethod
-    def of(cls, owner: str, silence_s: object, losses_max: object, losses_within_s: object) -> LossLimits:
-        """Return the limits that a user has given to ``owner``. Raises ConfigurationError for one that is none."""
-        return cls(
-            positive(f"{owner}: silence_s", silence_s),
-            whole_number(f"{owner}: losses_max", losses_max, 0),
-            positive(f"{owner}: losses_within_s", losses_within_s),
-        )
+    def limits(self) -> LossLimits:
+        """For the engine: return these options alone."""
+        return LossLimits(**{each.name: getattr(self, each.name) for each in dataclasses.fields(LossLimits)})
 
     @property
     def pulse_s(self) -> float:
-        """The time between two signs of life."""
-        return min(PULSE_S, self.silence_s / 5)
+        """For the engine: the time between two signs of life."""
+        return min(PULSE_S, in_seconds(self.silence_s) / 5)
 
 
 DEFAULT_LIMITS: Final = LossLimits()

@@ -16,9 +16,9 @@ import msgspec
 from streamiter.errors import ConfigurationError
 from streamiter.flow.flow import Flow
 from streamiter.numbers import whole_number
-from streamiter.processes.host import LOSSES_MAX, LOSSES_WITHIN_S, LossLimits, ProcessSettings, check_topics
+from streamiter.processes.host import LossLimits, ProcessSettings, check_topics
 from streamiter.processes.link import Address
-from streamiter.processes.silence import SILENCE_S, ProcessLook, look_at_process
+from streamiter.processes.silence import ProcessLook, look_at_process
 from streamiter.processes.supervisor import Attempt, run_supervised
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @final
 @dataclass(frozen=True, slots=True)
-class LocalProcesses:
+class LocalProcesses(LossLimits):
     """Runs a flow in several processes of this machine: ``flow.run(on=LocalProcesses(4))``.
 
     Each process imports the module of the flow, and has subtask i of each step if i modulo ``processes`` is its number.
@@ -37,9 +37,9 @@ class LocalProcesses:
     Records that go from one process to another must be plain data.
 
     The process that calls ``run`` only watches the others. A step that fails ends the run, with the same error as in
-    one process. If a process is lost (killed, or silent for ``silence_s`` without work), all are ended; with
-    ``checkpoints`` they start again from the last checkpoint, at most ``losses_max`` times. If the calling process
-    dies, the others end themselves.
+    one process. If a process is lost (killed, or stopped for ``silence_s``), all are ended; with ``checkpoints`` they
+    start again from the last checkpoint, at most ``losses_max`` times. If the calling process dies, the others end
+    themselves.
 
     >>> LocalProcesses(4, silence_s=30).losses_max
     3
@@ -50,20 +50,10 @@ class LocalProcesses:
     flow: str | None = None
     """The flow as ``module:name`` or ``path/to/file.py:name``; the name may be a function without arguments that
     returns the flow. None: it is found among the names of the modules that are imported."""
-    silence_s: float = SILENCE_S
-    """How long a process may give no sign of life, in seconds. A process that is silent because a step holds Python's
-    lock is not lost while the step uses the processor, as Linux tells."""
-    losses_max: int = LOSSES_MAX
-    """How often the flow starts again after a loss within ``losses_within_s``; one more loss ends the run."""
-    losses_within_s: float = LOSSES_WITHIN_S
-    """The time in which losses are counted, in seconds."""
 
     def __post_init__(self) -> None:
         whole_number("LocalProcesses: processes", self.processes, 1)
-        self._limits()
-
-    def _limits(self) -> LossLimits:
-        return LossLimits.of("LocalProcesses", self.silence_s, self.losses_max, self.losses_within_s)
+        LossLimits.__post_init__(self)
 
     async def run(
         self, flow: Flow, options: Mapping[str, Any], first: OnInterrupt, while_running: WhileRunning[Attempt]
@@ -71,8 +61,8 @@ class LocalProcesses:
         """For the engine: run the flow to its end."""
         check_topics(flow, many_machines=False)
         reference = self.flow or reference_to(flow)
-        host, limits = _Local(self.processes), self._limits()
-        return await run_supervised(flow, reference, host, options, first, while_running, limits)
+        host = _Local(self.processes)
+        return await run_supervised(flow, reference, host, options, first, while_running, self.limits())
 
 
 def reference_to(flow: Flow) -> str:

@@ -23,16 +23,16 @@ from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError, ProcessLost
 from streamiter.flow.flow import Flow
 from streamiter.numbers import whole_number
-from streamiter.processes.host import LOSSES_MAX, LOSSES_WITHIN_S, LossLimits, PlainOptions, check_topics
+from streamiter.processes.host import LossLimits, PlainOptions, check_topics
 from streamiter.processes.ray_cluster import RayCluster, Untyped
 from streamiter.processes.ray_host import NodeFacts, RayHost, Room, ShippedFlow
-from streamiter.processes.silence import SILENCE_S
 from streamiter.processes.supervisor import Attempt, CollectedPart, Supervisor, put_collected, run_supervised
 from streamiter.runtime.failures import error_from_plain, error_to_plain
 from streamiter.runtime.job import StopMode
 from streamiter.runtime.placement import Placement, fingerprint
 from streamiter.runtime.running import OnInterrupt, WhileRunning, stopping_on_signals
 from streamiter.runtime.statistics import JobStatistics
+from streamiter.times import Seconds, in_seconds
 
 _log = logging.getLogger("streamiter.processes")
 
@@ -51,7 +51,7 @@ _FLOW_BYTES_MAX: Final = 8 << 20
 
 @final
 @dataclass(frozen=True, slots=True)
-class Ray:
+class Ray(LossLimits):
     """Runs a flow in processes on Ray: ``flow.run(on=Ray(4))``, or ``on=Ray(16, address="auto")`` on a cluster.
 
     The flow is sent in Ray's serialization (functions of the program by value, those of modules by name), so each node
@@ -63,7 +63,7 @@ class Ray:
     ``ray.init`` uses that Ray. On a cluster the flow goes on when the program ends: the next ``run`` of the same flow
     waits for the flow that runs. SIGTERM and Ctrl-C stop it there, as on one machine.
 
-    If a process is lost (killed, its node gone, or silent for ``silence_s`` without work), all are ended; with
+    If a process is lost (killed, its node gone, or stopped for ``silence_s``), all are ended; with
     ``checkpoints`` in a folder or object store that all nodes see they start again from the last checkpoint, at most
     ``losses_max`` times.
 
@@ -85,20 +85,13 @@ class Ray:
     """Whether the processes use many nodes, or few."""
     runtime_env: Mapping[str, Any] | None = None
     """Ray's description of what a process needs, such as {"working_dir": ".", "pip": ["river"]}."""
-    wait_s: float = 60.0
-    """How long the flow waits for room on the cluster, in seconds."""
+    wait_s: Seconds = 60.0
+    """How long the flow waits for room on the cluster, in seconds, or as a ``timedelta``."""
     flow: str | None = None
     """The flow as ``module:name``: each process imports it. None, or ``file.py:name``: it is sent to all processes."""
-    silence_s: float = SILENCE_S
-    """How long a process may give no sign of life, in seconds. A process that is silent because a step holds Python's
-    lock is not lost while the step uses the processor, as Linux tells."""
-    losses_max: int = LOSSES_MAX
-    """How often the flow starts again after a loss within ``losses_within_s``; one more loss ends the run."""
-    losses_within_s: float = LOSSES_WITHIN_S
-    """The time in which losses are counted, in seconds."""
 
     def __post_init__(self) -> None:
-        self._limits()
+        LossLimits.__post_init__(self)
         whole_number("Ray: processes", self.processes, 1)
         if self.min_processes is not None:
             whole_number("Ray: min_processes", self.min_processes, 1, self.processes)
@@ -108,9 +101,6 @@ class Ray:
             raise ConfigurationError(
                 f'Ray: placement expected "spread" or "pack", given {self.placement!r}; choose one of these'
             )
-
-    def _limits(self) -> LossLimits:
-        return LossLimits.of("Ray", self.silence_s, self.losses_max, self.losses_within_s)
 
     def __repr__(self) -> str:
         return (
@@ -134,12 +124,12 @@ class Ray:
             if self.address is None:
                 host = RayHost(cluster.ray, room, shipped, NodeFacts.here())
                 try:
-                    limits = self._limits()
-                    return await run_supervised(flow, self.flow or "", host, options, first, while_running, limits)
+                    given = flow, self.flow or "", host, options, first, while_running, self.limits()
+                    return await run_supervised(*given)
                 finally:
                     host.release()
             run = _ClusterRun(
-                flow.name, fingerprint(flow.name, flow.steps), plain, self._limits(), room, NodeFacts.here()
+                flow.name, fingerprint(flow.name, flow.steps), plain, self.limits(), room, NodeFacts.here()
             )
             outcome = await _on_cluster(cluster.ray, run, shipped, first)
         finally:
@@ -157,7 +147,7 @@ class Ray:
             self.cpus,
             self.resources or {},
             self.placement.upper(),
-            self.wait_s,
+            in_seconds(self.wait_s),
             self.address is not None,
             runtime_env,
         )

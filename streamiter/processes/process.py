@@ -35,7 +35,7 @@ import logging
 import os
 import sys
 import threading
-import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Literal, final
@@ -60,6 +60,9 @@ from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.placement import Placement
 from streamiter.runtime.plan import JobOptions, OwnProcess, first_process
 from streamiter.runtime.statistics import REPORT_EVERY_S
+from streamiter.times import in_seconds
+
+_log = logging.getLogger("streamiter.processes")
 
 _LOST_SUPERVISOR: Final = 3
 """The exit code of a process that has lost its supervisor."""
@@ -67,7 +70,7 @@ _LOST_SUPERVISOR: Final = 3
 
 def identity_of(settings: ProcessSettings, number: int, fingerprint: str = "supervisor") -> LinkIdentity:
     """Return the identity of a process, or of the supervisor, at their links."""
-    silence_s = settings.limits.silence_s
+    silence_s = in_seconds(settings.limits.silence_s)
     return LinkIdentity(number, settings.run, settings.attempt, fingerprint, settings.secret, silence_s)
 
 
@@ -78,6 +81,12 @@ async def run_process(settings: ProcessSettings, load: Callable[[], Flow] | None
     user code may hold the event loop of the job; the process ends if it loses its supervisor.
     """
     note = ProcessNote()
+    if note.place is None and settings.number == settings.attempt == 0:
+        _log.warning(
+            "this system does not tell whether a silent process exists, as Linux does: a step that holds Python's lock "
+            "for more than silence_s=%g s is taken for a lost process",
+            in_seconds(settings.limits.silence_s),
+        )
     is_over = threading.Event()
     threading.Thread(target=_give_signs, args=(settings, is_over), name="signs of life", daemon=True).start()
     await run_part(settings, load or partial(load_referenced, settings.flow), settings.job_options(), note)
@@ -85,7 +94,10 @@ async def run_process(settings: ProcessSettings, load: Callable[[], Flow] | None
 
 
 def _give_signs(settings: ProcessSettings, is_over: threading.Event) -> None:
-    asyncio.run(Pulse(settings, SystemClock()).beat())
+    try:
+        asyncio.run(Pulse(settings, SystemClock()).beat())
+    except Exception:  # A process without signs of life would never be taken for lost.
+        traceback.print_exc()
     if is_over.is_set():
         return
     sys.stderr.write(
@@ -129,7 +141,8 @@ class _Process:
 
     def opened(self, link: ProcessLink) -> None:
         """Begin the conversation."""
-        self._tell("began", None if self._note is None else list(self._note.place))
+        place = None if self._note is None else self._note.place
+        self._tell("began", None if place is None else list(place))
         self._is_open.set()
 
     def received(self, link: ProcessLink, message: PlainValue) -> None:
@@ -318,11 +331,9 @@ class Pulse:
     is dead, or has started other processes. Time in which this thread could not run does not count.
     """
 
-    def __init__(self, settings: ProcessSettings, clock: Clock, cpu_s: Callable[[], float] = time.process_time) -> None:
-        """``cpu_s`` returns the seconds in which this process has used a processor."""
+    def __init__(self, settings: ProcessSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._cpu_s = cpu_s
         self._unanswered = 0
         """How many signs were sent since the last answer."""
         self._link: ProcessLink | None = None
@@ -337,9 +348,9 @@ class Pulse:
         except OSError:
             return
         limits = self._settings.limits
-        while self._unanswered * limits.pulse_s < limits.silence_s and not self._ended.is_set():
+        while self._unanswered * limits.pulse_s < in_seconds(limits.silence_s) and not self._ended.is_set():
             if self._link is not None:
-                link.send_message(["alive", self._cpu_s()])
+                link.send_message(["alive"])
             self._unanswered += 1
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), limits.pulse_s)

@@ -37,12 +37,12 @@ from streamiter.processes.host import (
 )
 from streamiter.processes.link import Address, LinkError, ProcessLink, address_of, listen
 from streamiter.processes.process import identity_of
-from streamiter.processes.silence import WORKS_FROM
 from streamiter.runtime.failures import error_from_plain
 from streamiter.runtime.job import StopMode
 from streamiter.runtime.placement import Placement
 from streamiter.runtime.running import OnInterrupt, TooSlow, WhileRunning, stopping_on_signals, without_figures
 from streamiter.runtime.statistics import JobState, JobStatistics
+from streamiter.times import in_seconds
 
 _log = logging.getLogger("streamiter.processes")
 
@@ -191,7 +191,8 @@ class Supervisor:
         """Raise ProcessLost unless the run starts again after this loss."""
         what = f"flow {self._flow!r}: process {loss.process} of {self._settings.processes} was lost: {loss.reason}"
         limits, now_s = self._settings.limits, self._clock.monotonic_s()
-        self._lost_at_s = [at_s for at_s in self._lost_at_s if now_s - at_s < limits.losses_within_s] + [now_s]
+        within_s = in_seconds(limits.losses_within_s)
+        self._lost_at_s = [at_s for at_s in self._lost_at_s if now_s - at_s < within_s] + [now_s]
         if self._settings.options.checkpoints is None and not attempt.commits:
             raise ProcessLost(
                 f"{what}; the results of this run are incomplete, so run the flow again. With checkpoints= it would "
@@ -201,7 +202,7 @@ class Supervisor:
             raise ProcessLost(f"{what}, while the run was being stopped; the next run resumes from the last checkpoint")
         if len(self._lost_at_s) > limits.losses_max:
             raise ProcessLost(
-                f"{what}; expected at most losses_max={limits.losses_max} losses in {limits.losses_within_s / 60:g} "
+                f"{what}; expected at most losses_max={limits.losses_max} losses in {within_s / 60:g} "
                 "minutes, given one more; find the cause, then run the flow again: it resumes from the last checkpoint"
             )
         _log.warning("%s; starting all processes again from the last checkpoint", what)
@@ -236,13 +237,13 @@ class Attempt:
         self._ends: dict[int, asyncio.Task[str]] = {}
         """Each waits for the end of a process."""
         self._silent_at_s: dict[int, float] = {}
-        """When a process is lost, unless there is a sign of life before."""
-        self._cpu_s: dict[int, float] = {}
-        """How long each process had used a processor at its last sign of life."""
+        """When a process is looked at, unless there is a sign of life before."""
+        self._heard_at_s: dict[int, float] = {}
+        """When each process gave its last sign of life."""
         self._told_busy: set[int] = set()
-        """The silent processes that work, as the log says already."""
+        """The silent processes that exist, as the log says already."""
         self._notes: dict[int, tuple[int, int]] = {}
-        """The id of each process on its machine, and where it notes the step that runs."""
+        """The id of each process on its machine, and where it notes the step that runs; those of Linux tell it."""
         self._placement: bytes | None = None
         self.collected: list[CollectedPart] = []
         self._addresses: dict[int, Address] = {}
@@ -340,8 +341,8 @@ class Attempt:
             await asyncio.gather(*map(self._judge, silent))
 
     async def _judge(self, number: int) -> None:
-        """Lose a silent process, unless its machine says that it works."""
-        silent_at_s, limit_s = self._silent_at_s[number], self._settings.limits.silence_s
+        """Lose a silent process, unless its machine says that it can run, and it may hold Python's lock for so long."""
+        silent_at_s, limits = self._silent_at_s[number], self._settings.limits
         if number not in self._links:
             self._lose(number, f"it has given no sign of life for {_START_S:g} s")
             return
@@ -351,26 +352,24 @@ class Attempt:
                 look = await asyncio.wait_for(self._hosted[number].look(*place), _ANSWER_S)
         if self._silent_at_s[number] != silent_at_s:  # It has given a sign meanwhile.
             return
-        step = "" if look is None or not look.step else f"step {look.step!r}"
-        if look is not None and look.cpu_s - self._cpu_s.get(number, 0.0) >= WORKS_FROM * limit_s:
-            self._cpu_s[number] = look.cpu_s
-            self._silent_at_s[number] = self._clock.monotonic_s() + limit_s
+        now_s = self._clock.monotonic_s()
+        silent_s = now_s - self._heard_at_s[number]
+        reason = f"it has given no sign of life for {in_seconds(limits.silence_s):g} s"
+        step = f" while step {look.step!r} ran" if look is not None and look.step else ""
+        if look is None or look.is_stopped:
+            stopped = "" if look is None else ": a signal has stopped it"
+            remedy = "; give silence_s= if a step may hold Python's lock for longer" if place is None else ""
+            self._lose(number, f"{reason}{step}{stopped}{remedy}")
+        elif limits.lock_s is not None and silent_s > in_seconds(limits.lock_s):
+            reason = f"a function has held Python's lock for {silent_s:.3g} s{step}"
+            self._lose(number, f"{reason}; give lock_s= above {in_seconds(limits.lock_s):g}, or leave it out")
+        else:
+            self._silent_at_s[number] = now_s + in_seconds(limits.silence_s)
             if number not in self._told_busy:
                 self._told_busy.add(number)
-                _log.warning(
-                    "flow %r: process %d has given no sign of life for %g s, but it works: %s holds Python's lock",
-                    self._flow,
-                    number,
-                    limit_s,
-                    step or "a function",
-                )
-            return
-        at_work = "" if look is None else f"{step and f' while {step} ran'}, and has not used the processor"
-        self._lose(
-            number,
-            f"it has given no sign of life for {limit_s:g} s{at_work}; give silence_s= if a step may wait for longer "
-            "while it holds Python's lock",
-        )
+                holds = f"step {look.step!r}" if look.step else "a function"
+                told = "flow %r: process %d: %s, but it exists: %s holds Python's lock"
+                _log.warning(told, self._flow, number, reason, holds)
 
     # -- the conversation ------------------------------------------------------------------------------
 
@@ -414,8 +413,7 @@ class Attempt:
         number = link.peer
         assert number is not None
         match message:
-            case ["alive", float(cpu_s)]:
-                self._cpu_s[number] = cpu_s
+            case ["alive"]:
                 self._hear(number)
                 link.send_message(["alive"])
             case ["began", note]:
@@ -455,7 +453,8 @@ class Attempt:
 
     def _hear(self, number: int) -> None:
         self._told_busy.discard(number)
-        self._silent_at_s[number] = self._clock.monotonic_s() + self._settings.limits.silence_s
+        self._heard_at_s[number] = now_s = self._clock.monotonic_s()
+        self._silent_at_s[number] = now_s + in_seconds(self._settings.limits.silence_s)
 
     def _told(self, statistics: bytes | None) -> None:
         if statistics is not None:

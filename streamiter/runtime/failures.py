@@ -42,8 +42,11 @@ class RemoteError(StreamiterError):
 class StepNote(Protocol):
     """Where a process of several says which step runs, for those who ask while it holds Python's lock."""
 
-    def write(self, step: str) -> str:
-        """Note a step; return the one that was noted before."""
+    running: memoryview
+    """One number: that of the step that runs, 0 for none."""
+
+    def number(self, step: str) -> int:
+        """Return the number of a step."""
 
 
 @final
@@ -81,27 +84,33 @@ def _exit_as_error(ended: SystemExit) -> ConfigurationError:
 @types.coroutine
 def noted(awaitable: Awaitable[T], step: str, note: StepNote | None) -> Generator[Any, Any, T]:
     """Await code of a step. The step is noted whenever the code runs, and not while it waits."""
+    # A coroutine itself, not what its __await__ returns: tools that tell where a task waits follow coroutines.
+    code: Any = awaitable if isinstance(awaitable, types.CoroutineType) else awaitable.__await__()
     if note is None:
-        # A coroutine itself, not what its __await__ returns: tools that tell where a task waits follow coroutines.
-        waits: Any = awaitable if isinstance(awaitable, types.CoroutineType) else awaitable.__await__()
-        result: T = yield from waits
+        result: T = yield from code
         return result
-    code: Any = awaitable.__await__()
-    resume, given = code.send, None
-    while True:
-        before = note.write(step)
-        try:
+    running, number = note.running, note.number(step)
+    before = running[0]
+    resume = send = code.send
+    given = None
+    # This runs at each turn of each coroutine, which may take two microseconds.
+    try:
+        while True:
+            running[0] = number
             waits_for = resume(given)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        except SystemExit as end:
-            raise RecordFailure(step) from _exit_as_error(end)
-        finally:
-            note.write(before)
-        try:
-            resume, given = code.send, (yield waits_for)
-        except BaseException as error:
-            resume, given = code.throw, error
+            running[0] = 0
+            try:
+                given = yield waits_for
+            except BaseException as error:
+                resume, given = code.throw, error
+            else:
+                resume = send
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    except SystemExit as end:
+        raise RecordFailure(step) from _exit_as_error(end)
+    finally:
+        running[0] = before
 
 
 async def unless_cancelled(awaitable: Awaitable[T], step: str) -> T:
@@ -133,6 +142,15 @@ def first_failure(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def reason_in(flow: str, error: BaseException) -> str:
+    """Return what an error says, without the name of the flow, with which the message around it begins.
+
+    >>> reason_in("f", StreamiterError("flow 'f', checkpoint 3: no space left"))
+    'checkpoint 3: no space left'
+    """
+    return str(error).removeprefix(f"flow {flow!r}: ").removeprefix(f"flow {flow!r}, ")
 
 
 @final
@@ -170,7 +188,7 @@ class Failures:
             )
         if not isinstance(error, StreamiterError):
             return f"{type(error).__name__}: {error}"
-        return str(error).removeprefix(f"flow {self._flow!r}: ").removeprefix(f"flow {self._flow!r}, ")
+        return reason_in(self._flow, error)
 
     def _error_of_step(self, failure: RecordFailure) -> JobFailed:
         cause = failure.__cause__ or failure

@@ -143,6 +143,7 @@ class OperatorInstance:
             times=self.times,
             takes_event_timers=hasattr(operator, "on_event_timer"),
             make_states=self._states_of_operator,
+            noted=None if note is None else lambda code: noted(code, step.name, note),
         )
 
     def _make_states(self, time_to_live_s: float | None) -> KeyedStates:
@@ -206,15 +207,14 @@ class OperatorInstance:
         return self._noting(self._counted(make_timed_entry(*timed, self._fire, self._after_batch)))
 
     def async_entry(self, input_name: str) -> AsyncEntry:
-        """Return the same function for an operator whose calls are awaited."""
+        """Return the same function for an operator whose calls are awaited: the first of its task, which notes it."""
         given = self.operator, input_name, self.out, self.context, self._keys.get(input_name)
         if self.times is None:
-            return self._noting_awaited(self._counted(make_async_entry(*given, self.progress)))
+            return self._counted(make_async_entry(*given, self.progress))
         if not isinstance(self.out, TimedOutput):
-            return self._noting_awaited(self._counted(_without_times(make_async_entry(*given, self.progress))))
+            return self._counted(_without_times(make_async_entry(*given, self.progress)))
         timed = self.operator, input_name, self.out, self.context, self._keys.get(input_name), self.times
-        made = make_async_timed_entry(*timed, self._fire_awaited, self._after_batch, self.progress)
-        return self._noting_awaited(self._counted(made))
+        return self._counted(make_async_timed_entry(*timed, self._fire_awaited, self._after_batch, self.progress))
 
     def takes_batches(self, input_name: str) -> bool:
         """Return whether the operator handles whole batches of this input, not single records."""
@@ -242,20 +242,20 @@ class OperatorInstance:
 
     def _noting(self, entry: Entry) -> Entry:
         """Let an entry say which step runs, where others ask for it."""
-        note, step = self.note, self.step.name
+        note = self.note
         if note is None:
             return entry
 
+        running, number = note.running, note.number(self.step.name)
+
         def noting(batch: Batch) -> None:
-            before = note.write(step)
+            before = running[0]
+            running[0] = number
             with self._failures():
                 entry(batch)
-            note.write(before)
+            running[0] = before
 
         return noting
-
-    def _noting_awaited(self, entry: AsyncEntry) -> AsyncEntry:
-        return entry if self.note is None else lambda batch: noted(entry(batch), self.step.name, self.note)
 
     def _failures(self) -> FailuresOf:
         return FailuresOf(self.step.name, self.note)
@@ -276,10 +276,12 @@ class OperatorInstance:
     async def _called(self, method: str, *arguments: Any) -> Any:
         self.progress.handled += 1
         with self._failures():
-            before = "" if self.note is None else self.note.write(self.step.name)
+            if self.note is not None:
+                before = self.note.running[0]
+                self.note.running[0] = self.note.number(self.step.name)
             result = getattr(self.operator, method)(*arguments)
             if self.note is not None:
-                self.note.write(before)
+                self.note.running[0] = before
             if not inspect.isawaitable(result):
                 return result
             return await unless_cancelled(noted(result, self.step.name, self.note), self.step.name)

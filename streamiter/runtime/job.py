@@ -129,7 +129,7 @@ class Job:
         self._state: JobState = "running"
         self._is_aborting = False
         self._is_draining = False
-        self._has_closed = False
+        self._has_begun = self._has_closed = False
         self._started_at_s = options.clock.monotonic_s()
         self._elapsed_s: float | None = None
         self._opening: asyncio.Task[Any] | None = None
@@ -349,7 +349,8 @@ class Job:
         if not self._is_aborting and self._state == "running":
             self._is_aborting = True
             self._others.stop("abort")
-            running = self._supervisor or self._opening
+            # A task that is cancelled before it begins does not close anything; it asks for an abort itself.
+            running = self._opening if self._supervisor is None else self._supervisor if self._has_begun else None
             if running is not None and not self._has_closed:
                 running.cancel()
 
@@ -476,6 +477,7 @@ class Job:
             taking_task.exception()  # marks the error as retrieved: wait() raises it
 
     async def _supervise(self) -> None:
+        self._has_begun = True
         failures: list[BaseException] = []
         try:
             try:

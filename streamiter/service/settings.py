@@ -11,17 +11,28 @@ import operator
 import re
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from streamiter.errors import ConfigurationError
 from streamiter.field_kinds import Kind
+from streamiter.times import in_seconds
 from streamiter.topics.urls import with_secrets
 
 LearningKind = Literal["classification", "regression", "multiclass"]
 FeatureKind = Literal["number", "category", "words", "time", "text", "ignore"]
 """The kind of a field in the file; ``text`` is another name of ``words``."""
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The base of tables with durations in seconds, which a program may also give as a ``timedelta``."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if each.name.endswith("_s"):
+                object.__setattr__(self, each.name, in_seconds(getattr(self, each.name)))
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,7 @@ class InputSettings:
 
 
 @dataclass(frozen=True)
-class LabelSettings:
+class LabelSettings(_Table):
     """The key ``label`` of ``[learn]``: where labels come from.
 
     Without ``event`` each record has its label. With ``event`` the label of a question comes later, in an answer.
@@ -151,7 +162,7 @@ class LearnSettings:
 
 
 @dataclass(frozen=True)
-class PublishSettings:
+class PublishSettings(_Table):
     """The table ``[publish]``: the topic of the model, and when a version is published."""
 
     topic: str
@@ -164,7 +175,7 @@ class PublishSettings:
 
 
 @dataclass(frozen=True)
-class CheckpointSettings:
+class CheckpointSettings(_Table):
     """The table ``[checkpoints]``."""
 
     store: str = "checkpoints"
@@ -175,7 +186,7 @@ class CheckpointSettings:
 
 
 @dataclass(frozen=True)
-class HttpSettings:
+class HttpSettings(_Table):
     """The table ``[http]``: the server."""
 
     address: str = "127.0.0.1:8080"
@@ -253,7 +264,7 @@ def tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
 
 
 @dataclass(frozen=True)
-class HealthSettings:
+class HealthSettings(_Table):
     """The table ``[health]``: the limits of ``/livez`` and ``/readyz``."""
 
     loop_limit_s: float = 10.0
@@ -267,7 +278,7 @@ class HealthSettings:
 
 
 @dataclass(frozen=True)
-class LogSettings:
+class LogSettings(_Table):
     """The table ``[log]``."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"

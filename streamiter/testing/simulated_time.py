@@ -14,6 +14,7 @@ from typing import Final, Never, TypeVar, final
 
 from streamiter.clock import SystemClock
 from streamiter.errors import ConfigurationError, InternalError
+from streamiter.times import Seconds, in_seconds
 
 # The date at which clocks of tests begin: 2023-11-14.
 START_MS: Final = 1_700_000_000_000
@@ -72,10 +73,10 @@ class VirtualClock(TimedCalls):
     ([2.0], 3.0)
     """
 
-    async def sleep(self, delay_s: float) -> None:
+    async def sleep(self, delay_s: Seconds) -> None:
         """Return within the ``advance`` that passes ``delay_s`` seconds from now."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        timer = self.call_later(delay_s, lambda: woken.set_result(None))
+        timer = self.call_later(in_seconds(delay_s), lambda: woken.set_result(None))
         try:
             await woken
         finally:
@@ -86,11 +87,12 @@ class VirtualClock(TimedCalls):
         """The count of calls and sleeps that are not yet due."""
         return sum(not timer.is_cancelled for _, _, timer in self._timers)
 
-    async def advance(self, seconds: float) -> None:
+    async def advance(self, seconds: Seconds) -> None:
         """Let time pass: fire the timers that become due; tasks run before the first and after each of them.
 
         An exception of a callback is raised here; the time is then the one at which that callback was due.
         """
+        seconds = in_seconds(seconds)
         if seconds < 0:
             raise ConfigurationError(
                 f"VirtualClock.advance: expected seconds of at least 0, given {seconds}; time does not go back"

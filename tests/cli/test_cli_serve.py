@@ -64,6 +64,8 @@ def answered(port: int, path: str, row: object = None) -> dict[str, Any]:
         except (OSError, urllib.error.HTTPError) as error:
             if time.monotonic() > until_s:
                 raise AssertionError(getattr(error, "read", str)()) from error
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
 
 
 def test_a_topic_becomes_a_service_in_three_commands(trips: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from support.waiting import until
 
 from streamiter import Columns, Flow
 from streamiter.errors import ConfigurationError, GraphError, JobFailed, ModelError
-from streamiter.learn import BadRows, OnlineKMeans, online_k_means
+from streamiter.learn import BadRows, KMeans, OnlineKMeans, online_k_means
 from streamiter.models import ModelSnapshot, initial_model, last_update
 from streamiter.topics import MemoryBroker
 
@@ -121,7 +121,8 @@ def test_restored_it_resumes_as_if_nothing_had_happened(initial: Any) -> None:
     assert second.to_update().records == 60
 
 
-async def test_a_restored_job_publishes_the_same_as_an_uninterrupted_one() -> None:
+@pytest.mark.parametrize("workers", [None, 2])
+async def test_a_restored_job_publishes_the_same_as_an_uninterrupted_one(workers: int | None) -> None:
     """The restored job must not start again from the initial centroids, and must not count a point twice."""
     points = drifting(90).tolist()
 
@@ -129,7 +130,8 @@ async def test_a_restored_job_publishes_the_same_as_an_uninterrupted_one() -> No
         flow = Flow("follow")
         stream = cut_items(flow, points, seed=3)
         initial = flow.from_items([{"centroids": np.array([[0.0, 0.0], [20.0, 0.0]])}], name="initial")
-        models = online_k_means(stream, clusters=2, mini_batch=10, initial=initial, decay=0.5, name="k")
+        options: dict[str, Any] = {"clusters": 2, "mini_batch": 10, "decay": 0.5, "workers": workers, "name": "k"}
+        models = online_k_means(stream, initial=initial, **options)
         return flow, models.collect()
 
     uninterrupted, expected = flow()
@@ -145,13 +147,15 @@ async def test_a_restored_job_publishes_the_same_as_an_uninterrupted_one() -> No
     assert centroids_of(collected.items) == centroids_of(expected.items)
 
 
-async def test_versions_are_published_and_the_next_run_starts_from_the_last() -> None:
+@pytest.mark.parametrize("workers", [None, 3])
+async def test_versions_are_published_and_the_next_run_starts_from_the_last(workers: int | None) -> None:
     updates = MemoryBroker().topic("updates")
     await updates.create()
     for generation, points in [(1, drifting(40)), (2, drifting(40, seed=1))]:
         flow = Flow("follow")
-        initial = flow.from_source(initial_model(updates, model="places", default=None), parallelism=1)
-        models = online_k_means(flow.from_items(points), clusters=2, mini_batch=10, initial=initial)
+        first = None if workers is None else points[:2]
+        initial = flow.from_source(initial_model(updates, model="places", default=first), parallelism=1)
+        models = online_k_means(flow.from_items(points), clusters=2, mini_batch=10, initial=initial, workers=workers)
         models.publish_model(updates, model="places")
         before = await last_update(updates, "places")
         await ended(await flow.start())
@@ -160,6 +164,47 @@ async def test_versions_are_published_and_the_next_run_starts_from_the_last() ->
         assert (update.generation, update.version) == (generation, 4)
         assert update.parameters["weights"].sum() == 40 * generation
         assert (before is None) == (generation == 1)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3, 1.0])
+def test_any_number_of_workers_has_the_centroids_of_one_subtask(decay: float) -> None:
+    """Each worker had centroids of its own, and the mean of their centroids was that of no cluster."""
+    points: list[Any] = drifting(95).tolist()
+    points[40:40] = ["x", [float("nan"), 1.0]]
+    options = {"clusters": 2, "decay": decay, "initial": [[1.0, 1.0], [15.0, 0.0]], "weights": [2, 0], "mini_batch": 10}
+    expected = followed(points, on_error="skip", **options)
+    for workers in (1, 2, 4):
+        models = followed(points, seed=workers, on_error="skip", workers=workers, **options)
+        assert len(models) == len(expected) == 10
+        for model, given in zip(models, expected, strict=True):
+            assert model.parameters["centroids"] == pytest.approx(given.parameters["centroids"], rel=1e-12)
+            assert model.parameters["weights"] == pytest.approx(given.parameters["weights"], rel=1e-12)
+            assert (model.records, model.metrics) == (given.records, pytest.approx(given.metrics))
+
+
+def test_the_order_of_workers_changes_no_bit() -> None:
+    """The sums were added as they came, and two runs published different models."""
+    points = drifting(200).tolist()
+    options: dict[str, Any] = {"clusters": 2, "initial": [[1.0, 1.0], [15.0, 0.0]], "mini_batch": 20, "workers": 3}
+    expected = centroids_of(followed(points, seed=0, **options))
+    for seed in range(1, 5):
+        assert centroids_of(followed(points, seed=seed, **options)) == expected
+
+
+def test_one_pass_of_workers_comes_near_the_inertia_of_all_rounds() -> None:
+    """Workers that lose sums would still cluster, and only the quality would tell."""
+    generator = np.random.default_rng(0)
+    middles = generator.normal(size=(8, 4)) * 6
+    points = middles[generator.integers(0, 8, 8_000)] + generator.normal(size=(8_000, 4))
+
+    def inertia(centroids: Any) -> float:
+        distances = ((points[:, np.newaxis] - centroids) ** 2).sum(axis=2)
+        return float(distances.min(axis=1).sum())
+
+    initial = KMeans(clusters=8, seed=1).fit(points[:40]).centroids
+    models = followed(points, clusters=8, mini_batch=200, workers=2, initial=initial)
+    best = KMeans(clusters=8, seed=1).fit(points).inertia
+    assert inertia(models[-1].parameters["centroids"]) < 1.01 * best < inertia(initial) / 1.1
 
 
 def test_records_that_are_no_points_are_skipped_and_the_others_count() -> None:
@@ -186,6 +231,9 @@ def test_records_that_are_no_points_are_skipped_and_the_others_count() -> None:
         ({"initial": [[1.0]]}, "expected 2 initial centroids, given 1"),
         ({"initial": [[1.0], [2.0]], "weights": [1]}, "expected 2 sample weights"),
         ({"initial": [[1.0], [2.0]], "weights": [1, -1]}, "expected finite sample weights of 0 or more"),
+        ({"workers": 2}, "expected initial= with it, because no worker knows all points, given none"),
+        ({"workers": 0, "initial": [[1.0], [2.0]]}, "workers=.: expected a whole number of at least 1, given 0"),
+        ({"workers": 2, "initial": [[1.0], [2.0]], "timeout_s": 3}, "expected no time-out together with workers="),
         ({"mini_batch": 0}, "expected a number of records of at least 1, given 0"),
     ],
 )
@@ -204,6 +252,10 @@ def test_an_invalid_start_ends_the_job() -> None:
         online_k_means(flow.from_items(BATCH), clusters=2, initial=flow.from_items(start))
         with pytest.raises(JobFailed, match=message):
             flow.run()
+    flow = Flow("follow")
+    online_k_means(flow.from_items(BATCH), clusters=2, initial=flow.from_items([None]), workers=2)
+    with pytest.raises(JobFailed, match="expected initial centroids, given None in the stream initial="):
+        flow.run()
     flow = Flow("follow")
     online_k_means(flow.from_items([[1.0], [1.0], [1.0]]), clusters=2)
     with pytest.raises(JobFailed, match="expected at least 2 distinct points for 2 clusters, given 1"):

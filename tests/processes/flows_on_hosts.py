@@ -159,8 +159,16 @@ def hold_lock(record: int) -> int:
     return record
 
 
-def hang(record: int) -> int:
+def wait_in_c(record: int) -> int:
+    """Wait for 3 s, as a function in C that keeps Python's lock and uses no processor."""
+    if record == 4:
+        ctypes.PyDLL(None).usleep(3_000_000)
+    return record
+
+
+async def hang(record: int) -> int:
     """Wait for ever, as a function in C that has kept Python's lock."""
+    await asyncio.sleep(0)
     if record == 3:
         ctypes.PyDLL(None).pause()
     return record
@@ -170,6 +178,11 @@ def leave(record: int) -> int:
     if record == 3:
         sys.exit(7)
     return record
+
+
+async def leave_later(record: int) -> int:
+    await asyncio.sleep(0)
+    return leave(record)
 
 
 def debug(record: int) -> int:
@@ -192,11 +205,13 @@ labelled = around.from_items([{"x": n % 7, "y": n % 7 > 3} for n in range(200)])
 training = train_online(labelled, label="y", workers=1)
 validated = training.validation.rebalance().map(dict, name="after").collect()
 busy = Flow("busy", parallelism=2)
-held = busy.from_items(range(8)).rebalance().map(hold_lock, name="hold").collect()
+held = busy.from_items(range(8)).rebalance().map(hold_lock, name="hold").map(wait_in_c, name="wait").collect()
 hanging = Flow("hanging", parallelism=2)
-hanging.from_items(range(8)).rebalance().map(abs).map(hang, name="hang").map(abs).collect()
+hanging.from_items(range(8)).rebalance().map(abs).map_async(hang, name="hang").map(abs).collect()
 leaving = Flow("leaving", parallelism=2)
 leaving.from_items(range(8)).rebalance().map(abs).map(leave, name="leave").map(abs).collect()
+leaving_later = Flow("leaving later", parallelism=2)
+leaving_later.from_items(range(8)).rebalance().map_async(leave_later, name="leave", on_error="skip").collect()
 
 
 def made() -> Flow:

@@ -215,7 +215,9 @@ def centroids(flow: Flow) -> Outputs:
 
 
 def centroids_of_a_stream(flow: Flow) -> Outputs:
-    return [online_k_means(flow.from_items(FEATURES, parallelism=1), clusters=4, mini_batch=40)]
+    points = flow.from_items(FEATURES, parallelism=1)
+    begun = {"clusters": 4, "mini_batch": 40, "initial": FEATURES[:4], "workers": 3, "name": "by workers"}
+    return [online_k_means(points, clusters=4, mini_batch=40), online_k_means(points, **begun)]
 
 
 def scales_of_a_stream(flow: Flow) -> Outputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,17 @@ from learn.frozen_states import frozen
 from learn.online_support import FEATURES, trips
 
 from streamiter import Columns, Flow, Stream
-from streamiter.learn import SGD, Examples, LinearRegression, LogisticRegression, k_means, train_offline, train_online
+from streamiter.learn import (
+    SGD,
+    Examples,
+    ForeignModel,
+    LinearRegression,
+    LogisticRegression,
+    k_means,
+    online_k_means,
+    train_offline,
+    train_online,
+)
 from streamiter.runtime.plan import ChannelLimits
 
 ROWS = np.random.default_rng(7).normal(size=(90, 4))
@@ -51,6 +62,24 @@ LEARNERS: dict[str, Callable[[Flow], Stream]] = {
         train_offline(
             rows(flow), lambda: LogisticRegression(3), extract=examples_of, rounds=15, mini_batch=20, workers=3
         ).models
+    ),
+    "another library": lambda flow: (
+        train_online(
+            flow.from_items([{"x": x, "y": y} for x, y, *_ in ROWS.tolist()], parallelism=1),
+            ForeignModel(
+                make=lambda: [0.0, 0],
+                learn=lambda model, row, label: model.__setitem__(slice(None), [model[0] + label, model[1] + 1]),
+                predict=lambda model, row: model[0] / max(model[1], 1),
+                save=lambda model: repr(model).encode(),
+                load=json.loads,
+                task="regression",
+            ),
+            label="y",
+            mini_batch=9,
+        ).models
+    ),
+    "online k-means": lambda flow: online_k_means(
+        rows(flow), clusters=4, mini_batch=7, decay=0.9, initial=ROWS[:4], workers=3
     ),
     "k-means": lambda flow: k_means(rows(flow), clusters=4, rounds=8),
 }

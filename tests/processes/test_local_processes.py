@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -129,29 +130,33 @@ def test_an_error_of_a_step_is_raised_as_in_one_process() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whether a silent process works")
 @pytest.mark.usefixtures("forks")
 def test_a_step_that_holds_the_lock_of_python_runs_as_in_one_process(caplog: pytest.LogCaptureFixture) -> None:
-    """A sort of a long list took 6 s, and the process was taken for lost, at each restart again."""
+    """A sort of a long list took 6 s, or a function in C waited for a device, and the process was taken for lost, at
+    each restart again.
+    """
     flows_on_hosts.busy.run(on=LocalProcesses(2, silence_s=1))
     assert sorted(flows_on_hosts.held.items) == list(range(8))
-    told = "has given no sign of life for 1 s, but it works: step 'hold' holds Python's lock"
-    assert caplog.text.count(told) == 1
+    for step in ("hold", "wait"):
+        told = f"has given no sign of life for 1 s, but it exists: step '{step}' holds Python's lock"
+        assert caplog.text.count(told) == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whether a silent process works")
 @pytest.mark.usefixtures("forks")
 def test_the_silence_of_a_step_that_hangs_names_the_step() -> None:
     """The error said that a process was silent, and the user had to guess which of twelve steps hung."""
-    expected = "no sign of life for 1 s while step 'hang' ran, and has not used the processor; give silence_s="
+    expected = r"has held Python's lock for [23][.\d]* s while step 'hang' ran; give lock_s= above 1.5, or leave it out"
     with pytest.raises(ProcessLost, match=expected):
-        flows_on_hosts.hanging.run(on=LocalProcesses(2, silence_s=1))
+        flows_on_hosts.hanging.run(on=LocalProcesses(2, silence_s=1, lock_s=timedelta(seconds=1.5)))
 
 
 @pytest.mark.usefixtures("forks")
-def test_a_step_that_exits_names_step_and_line() -> None:
+@pytest.mark.parametrize("leaving", [flows_on_hosts.leaving, flows_on_hosts.leaving_later], ids=["map", "map_async"])
+def test_a_step_that_exits_names_step_and_line(leaving: Flow) -> None:
     """A library called ``sys.exit``, and the process was lost with exit code 7, at each restart again."""
     with pytest.raises(
         JobFailed, match=r"step 'leave' \(.*given sys.exit\(7\) in flows_on_hosts.py:\d+, which"
     ) as raised:
-        flows_on_hosts.leaving.run(on=LocalProcesses(2))
+        leaving.run(on=LocalProcesses(2))
     assert raised.value.step == "leave"
 
 
@@ -235,7 +240,7 @@ def test_the_command_runs_a_flow_in_several_processes() -> None:
 def test_limits_of_losses_are_checked(host: type[LocalProcesses | Ray]) -> None:
     """A limit of 0 s made a loss of each process, and a text failed in the supervisor."""
     assert host(2, silence_s=30, losses_max=0).losses_within_s == 600
-    wrong = {"silence_s": 0, "losses_max": -1, "losses_within_s": "1 h"}
+    wrong = {"silence_s": 0, "lock_s": 0, "losses_max": -1, "losses_within_s": "1 h"}
     for option, value in wrong.items():
         with pytest.raises(ConfigurationError, match=f"{host.__name__}: {option}: expected a .*given {value!r}"):
             host(2, **{option: value})  # type: ignore[arg-type]

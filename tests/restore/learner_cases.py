@@ -43,7 +43,6 @@ from streamiter.learn import (
     train_on_parameter_server,
     train_online,
 )
-from streamiter.learn.centroids import _LearnFromStart
 from streamiter.learn.clustering import _SomePoints
 from streamiter.learn.comparison import Compare
 from streamiter.learn.expert_weights import CrossStatistics, ExpertWeights
@@ -52,7 +51,8 @@ from streamiter.learn.late_labels import LabelJoin
 from streamiter.learn.model_owner import ModelOwner
 from streamiter.learn.model_rows import FirstRows
 from streamiter.learn.offline_workers import KeptExamples, OfflineWorker, ReplayedExamples
-from streamiter.learn.online import _OneStart
+from streamiter.learn.online import OneStart
+from streamiter.learn.online_centroids import _LearnFromStart
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions
 from streamiter.learn.row_reading import LabelFields, NumberMiniBatches, ReadsLabels
 from streamiter.learn.row_training import RowOwner
@@ -456,6 +456,12 @@ def clustering_from_a_start(flow: Flow) -> Stream:
     return online_k_means(fed(flow, table(9)["x"], batch=2), clusters=2, mini_batch=4, initial=start)
 
 
+def clustering_by_two_workers(flow: Flow) -> Stream:
+    start = np.array([[0.0, 0, 0], [1.0, 1, 1]])
+    points = fed(flow, table(14)["x"], batch=3)
+    return online_k_means(points, clusters=2, decay=0.8, mini_batch=4, initial=start, workers=2)
+
+
 # -- bounded ---------------------------------------------------------------------------------------------------
 
 
@@ -573,7 +579,7 @@ CASES = [
     Case(functools.partial(online_training, "synchronous"), (*ONLINE, EpochSteps), turns(6)),
     Case(online_training_by_two_workers, (EpochSteps,), {"cuts": 5}),
     Case(online_training_by_two_workers, (EpochSteps,), turns(6)),
-    Case(online_training_from_a_start, (*ONLINE, _OneStart, BroadcastSteps), {"cuts": 6}),
+    Case(online_training_from_a_start, (*ONLINE, OneStart, BroadcastSteps), {"cuts": 6}),
     Case(online_training_with_delayed_labels, (*ONLINE, DelayedLabelsWorker, LabelJoin)),
     *(
         Case(
@@ -611,6 +617,7 @@ CASES = [
     Case(scaling, (LearnMiniBatches, StandardScaler)),
     Case(clustering, (_LearnFromStart, LearnMiniBatches, OnlineKMeans)),
     Case(clustering_from_a_start, (_LearnFromStart,)),
+    Case(clustering_by_two_workers, (OnlineWorker, EpochSteps, OnlineKMeans), turns(6)),
     Case(functools.partial(offline_training, "synchronous"), (*OFFLINE, KeptExamples, EpochSteps), turns(10)),
     Case(functools.partial(offline_training, "replay"), (*OFFLINE, ReplayedExamples, EpochSteps), turns(10)),
     Case(functools.partial(offline_training, "asynchronous"), (*OFFLINE, KeptExamples, ReplySteps), turns(6)),

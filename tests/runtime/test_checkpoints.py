@@ -253,7 +253,7 @@ async def test_nothing_is_committed_where_its_snapshot_cannot_be_stored(broker: 
     await write(broker.topic("numbers"), range(10))
     job = await summing(broker).start(checkpoints=settings(FullStore(blobs_at(tmp_path))))
     await handled(job, "sink sums", 10)
-    with pytest.raises(StorageFull, match="no room for checkpoint 1"):
+    with pytest.raises(StorageFull, match=r"^flow 'sums of numbers': no room for checkpoint 1$"):
         await job.checkpoint()
     assert await written(broker.topic("sums")) == []
     await job.stop("abort")
@@ -266,7 +266,7 @@ class FullStore(CheckpointStore):
     """A store on a full disk."""
 
     async def save(self, header: SnapshotHeader, parts: Iterable[SnapshotPart]) -> int:
-        raise StorageFull(f"no room for checkpoint {header.id.number}")
+        raise StorageFull(f"flow {header.flow!r}: no room for checkpoint {header.id.number}")  # as files do
 
 
 class LateStore(CheckpointStore):

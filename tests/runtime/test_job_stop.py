@@ -16,7 +16,8 @@ from streamiter.errors import ConfigurationError, JobFailed
 from streamiter.operators import Output
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Source, SourceBatch
-from streamiter.runtime.plan import ChannelLimits
+from streamiter.runtime.job import Job
+from streamiter.runtime.plan import ChannelLimits, JobOptions
 from streamiter.topics.memory import MemoryBroker
 
 Mode = Literal["suspend", "drain", "abort"]
@@ -178,6 +179,28 @@ async def test_stop_while_blocked_by_backpressure_waits_for_the_slow_step(mode: 
     opened.set()
     assert (await stopping).state == STATES[mode]
     assert got.items == list(range(fed.brought))
+
+
+async def test_an_abort_before_the_first_turn_of_a_job_closes_its_steps() -> None:
+    """Another process told of its end in the turn in which a job began, and the job ended with CancelledError."""
+    life, jobs, loop = Life(), list[Job](), asyncio.get_running_loop()
+
+    def begin(loop: asyncio.AbstractEventLoop, code: Any, **options: Any) -> asyncio.Task[Any]:
+        if "_supervise" in repr(code):
+            loop.call_soon(jobs[0]._abort)  # as a message of process 0 does
+        return asyncio.Task(code, loop=loop, **options)
+
+    flow = Flow("f")
+    flow.from_source(lambda: ProbeSource(life), name="in").process(lambda: Probe(life, "step"), name="step")
+    jobs.append(flow.job(JobOptions()))
+    loop.set_task_factory(begin)
+    try:
+        await jobs[0].start()
+        statistics = await jobs[0].wait()
+    finally:
+        loop.set_task_factory(None)
+    assert statistics.state == "aborted"
+    assert tasks_left() == life.opened_but_not_closed_once() == []
 
 
 async def test_abort_ends_a_job_whose_step_hangs() -> None:

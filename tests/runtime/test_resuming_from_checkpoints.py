@@ -61,8 +61,9 @@ async def test_a_committed_checkpoint_that_the_store_does_not_have_is_an_error(
     await job.stop("suspend")
     with pytest.raises(
         CheckpointError, match=r"checkpoint 1 of .* cannot be read: .*Give the store that the last run had"
-    ):
+    ) as raised:
         await summing(broker).start(checkpoints=settings(tmp_path / "b"))
+    assert str(raised.value).count("flow 'sums of numbers'") == 1
 
 
 async def test_a_chosen_checkpoint_is_resumed_from(broker: MemoryBroker, tmp_path: Path) -> None:
@@ -170,8 +171,9 @@ async def test_a_damaged_checkpoint_is_reported_as_damaged(broker: MemoryBroker,
     await job.checkpoint()
     await job.stop("suspend")
     cut_off_the_last(tmp_path)
-    with pytest.raises(CheckpointError, match=r"checkpoint 2 .* cannot be read: .*damaged.*there is 1"):
+    with pytest.raises(CheckpointError, match=r"checkpoint 2 .* cannot be read: .*damaged.*there is 1") as raised:
         await summing(broker).start(checkpoints=settings(tmp_path))
+    assert str(raised.value).count("flow 'sums of numbers'") == 1
     job = await summing(broker).start(checkpoints=settings(tmp_path), restore=1)
     await job.stop("abort")
 

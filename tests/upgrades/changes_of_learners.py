@@ -170,6 +170,13 @@ OF_LEARNERS: list[Change] = [
         **records_of(5),
     ),
     Change(
+        ("`online_k_means`", "`workers`, from a number to another"),
+        clustered(2, workers=2),
+        clustered(2, workers=1),
+        "keep",
+        **records_of(5),
+    ),
+    Change(
         ("`online_standard_scaler`", "`window`"),
         lambda inputs: online_standard_scaler(inputs.plain().map(lambda one: [float(one["v"])]), name="step"),
         lambda inputs: online_standard_scaler(inputs.plain().map(lambda one: [float(one["v"])]), window=2, name="step"),

@@ -19,11 +19,11 @@ from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartiti
 from streamiter.parameter_server.psf.function import (
     Checked,
     ColumnsOrAll,
-    ComparedByContent,
     GetFunction,
     NotNegative,
     Part,
     Row,
+    SentInParts,
     aligned,
     same_numbers,
     without_default,
@@ -184,8 +184,8 @@ class Equal(_Reduction, merge=np.all):
 # -- pulls -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Pull(ComparedByContent, Checked, GetFunction):
+@dataclass(frozen=True)
+class Pull(SentInParts, Checked, GetFunction):
     """Return a row, or some of its ``columns`` in the given order: an array of the matrix's dtype.
 
     >>> Pull("w", row=0, columns=[5, 2])

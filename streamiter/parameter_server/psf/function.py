@@ -11,7 +11,7 @@ import abc
 import math
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache, partial, reduce
 from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias, cast, get_type_hints
 
@@ -96,6 +96,23 @@ class PartitionFunction(abc.ABC):
     only_stored: ClassVar[bool] = False
     """True: it needs no columns that a sparse row does not store, so the default of the row may be drawn."""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # That of a dataclass fails for arrays, and since Python 3.13 no NaN is equal to itself there.
+        for name in ("__eq__", "__hash__"):
+            if name not in vars(cls):
+                setattr(cls, name, getattr(PartitionFunction, name))
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are of one class, and all their settings, arrays included, are equal."""
+        if type(other) is not type(self):
+            return NotImplemented
+        names = [each.name for each in fields(self)] if is_dataclass(self) else vars(self)
+        return all(_are_equal(getattr(self, name), getattr(other, name)) for name in names)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.matrix))
+
     @property
     def name(self) -> str:
         """The name in errors and statistics."""
@@ -126,6 +143,11 @@ class PartitionFunction(abc.ABC):
         rows = self.rows(matrix)
         blocks = partitioning.blocks_of_row(rows[0]) if rows else partitioning.blocks
         return [(block, None) for block in blocks]
+
+
+def _are_equal(mine: object, others: object) -> bool:
+    first, second = np.asarray(mine), np.asarray(others)
+    return np.array_equal(first, second, equal_nan=first.dtype.kind == second.dtype.kind == "f")
 
 
 class UpdateFunction(PartitionFunction):
@@ -343,19 +365,8 @@ class Checked(PartitionFunction):
             _check_fits_dtype(self, matrix, field)
 
 
-class ComparedByContent:
-    """A psf with arrays among its settings: two are equal if all numbers are."""
-
-    matrix: str
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
-            return NotImplemented
-        mine, others = vars(self), vars(other)
-        return all(value is others[field] or np.array_equal(value, others[field]) for field, value in mine.items())
-
-    def __hash__(self) -> int:
-        return hash((type(self), self.matrix))
+class SentInParts:
+    """A psf with arrays among its settings, of which ``split`` gives each block its part."""
 
     def without_arrays(self) -> Self:
         """Return a copy with empty arrays: each block has its part of them already."""

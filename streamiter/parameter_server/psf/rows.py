@@ -23,9 +23,9 @@ from streamiter.parameter_server.psf.function import (
     Checked,
     ColumnNumbers,
     ColumnsOrAll,
-    ComparedByContent,
     Number,
     Part,
+    SentInParts,
     UpdateFunction,
     Values,
     as_number,
@@ -44,7 +44,7 @@ from streamiter.parameter_server.storage.block import Block, Columns, Numbers, S
 # -- a row and an array ----------------------------------------------------------------------------------------
 
 
-class _OfWholeRow(ComparedByContent, Checked, UpdateFunction):
+class _OfWholeRow(SentInParts, Checked, UpdateFunction):
     """Row = ``ufunc(row, array)``; the array is as wide as the matrix, and each block receives its part of it."""
 
     row: ChangedRow
@@ -115,7 +115,7 @@ class _OfRowOrColumns(_OfWholeRow):
         """Change some columns of the row."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Increment(_OfRowOrColumns, ufunc=np.add):
     """Row += ``delta``, or some of its ``columns`` += ``delta``; a column that is named twice gets both.
 
@@ -151,7 +151,7 @@ def _split_columns(
 _POINTS: Final = {8: np.int8, 16: np.int16, 32: np.int32}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class CompressUpdate(_OfWholeRow, ufunc=np.add):
     """Row += ``delta``, which is sent to the shards in 8, 16 or 32 ``bits`` a number. Not for int64.
 
@@ -205,7 +205,7 @@ def _put(values: Numbers, given: Numbers, out: Numbers | None = None) -> Numbers
     return out
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Put(_OfRowOrColumns, ufunc=_put):
     """Row = ``values``, as many as the matrix has columns; or some ``columns`` = ``values``, and others stay.
 
@@ -229,7 +229,7 @@ class Push(Put):
     """
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _WithOther(_OfWholeRow):
     matrix: str
     row: ChangedRow
@@ -244,8 +244,8 @@ class MinA(_WithOther, ufunc=np.minimum):
     """Row = the smaller of each of its numbers and the number of ``other``; NaN if one is NaN."""
 
 
-@dataclass(frozen=True, eq=False)
-class SparsePush(ComparedByContent, Checked, UpdateFunction):
+@dataclass(frozen=True)
+class SparsePush(SentInParts, Checked, UpdateFunction):
     """Row = ``values`` in ``columns``, and 0 in all others; a column that is named twice gets the last value.
 
     >>> SparsePush("w", row=0, columns=[3, 7], values=[1.0, 2.0])
@@ -337,8 +337,8 @@ class _FillsRows(Checked, UpdateFunction):
                 _fill(block, (row,), value)
 
 
-@dataclass(frozen=True, eq=False)
-class Fill(ComparedByContent, _FillsRows):
+@dataclass(frozen=True)
+class Fill(_FillsRows):
     """Every number of the row = ``value``; ``value`` becomes the default of a sparse row.
 
     ``row`` may be a sequence of rows; ``value`` is then one number for all of them, or one for each.
@@ -413,8 +413,8 @@ class Eye(UpdateFunction):
         _fill_diagonal(block, part)
 
 
-@dataclass(frozen=True, eq=False)
-class Diag(ComparedByContent, Checked, UpdateFunction):
+@dataclass(frozen=True)
+class Diag(SentInParts, Checked, UpdateFunction):
     """The matrix = ``values`` on the diagonal, 0 elsewhere; as many values as rows or columns, whichever are fewer."""
 
     matrix: str

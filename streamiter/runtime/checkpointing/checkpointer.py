@@ -42,6 +42,7 @@ from streamiter.runtime.checkpointing.committed import (
 )
 from streamiter.runtime.checkpointing.restore import JobRestore
 from streamiter.runtime.checkpointing.task_barriers import TaskStates, release_parts
+from streamiter.runtime.failures import reason_in
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.statistics import CheckpointStatistics, Histogram
@@ -296,7 +297,7 @@ class Checkpointer:
                     self._has_failed.set()
             elif self._transaction is not None:
                 await self._transaction.checkpoint_over()
-            return type(error)(f"flow {self._flow!r}: {error}")
+            return type(error)(f"flow {self._flow!r}: {reason_in(self._flow, error)}")
 
     async def _take(self, *, suspend: bool, is_last: bool) -> int:
         began_s = self._clock.monotonic_s()
@@ -376,7 +377,7 @@ class Checkpointer:
         except (StorageFull, StoreUnavailable) as error:
             if not is_committed:
                 raise
-            _log.warning("flow %r: %s", self._flow, error)
+            _log.warning("flow %r: %s", self._flow, reason_in(self._flow, error))
 
     # -- end -------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from streamiter.runtime.checkpointing.old_job import OldJob, RepeatedFrames
 from streamiter.runtime.checkpointing.reading_on import read_on
 from streamiter.runtime.checkpointing.redistribute import fetch_topic_batches, has_same_tasks, redistribute_states
 from streamiter.runtime.checkpointing.task_barriers import SERVICE, STEP, TASK, PartName, TaskStates, task_state
+from streamiter.runtime.failures import reason_in
 from streamiter.runtime.task import Task
 from streamiter.states.stored import StoredDatabase
 
@@ -373,7 +374,7 @@ class JobRestore:
         except CheckpointError as error:
             if self._restore == "last":
                 raise
-            _log.warning("flow %r: %s", self._flow, error)
+            _log.warning("flow %r: %s", self._flow, reason_in(self._flow, error))
             return None
 
     async def _claimed(self) -> CommitPointer | None:
@@ -382,7 +383,7 @@ class JobRestore:
         except CheckpointError as error:
             if self._restore is not None:
                 raise
-            _log.warning("flow %r: %s", self._flow, error)
+            _log.warning("flow %r: %s", self._flow, reason_in(self._flow, error))
             return await self._store.claim(self._flow, self._run_id, forget_committed=True)
 
     async def _opened(self, checkpoint: CheckpointId, stored: Sequence[SnapshotHeader]) -> StoredSnapshot:
@@ -399,8 +400,8 @@ class JobRestore:
             )
             raise CheckpointError(
                 f"flow {self._flow!r}: checkpoint {checkpoint}, from which the run should resume, cannot be read: "
-                f"{error}. Give the store that the last run had; {another}or start without state with restore=None "
-                "(outputs that are committed stay)"
+                f"{reason_in(self._flow, error)}. Give the store that the last run had; {another}or start without "
+                "state with restore=None (outputs that are committed stay)"
             ) from error
 
     def _warn(self, header: SnapshotHeader, dropped: Collection[str]) -> None:

@@ -43,6 +43,7 @@ from streamiter.testing.restore.driving import (
     run_in_steps,
 )
 from streamiter.testing.restore.process import RestoreProcess, restored_run
+from streamiter.times import Seconds, in_seconds
 
 Factory = Callable[[], Operator] | Callable[[], Source] | str
 """An operator or source class, a callable that makes one, or the ``"module:name"`` of such."""
@@ -53,11 +54,11 @@ def check_restore(
     records: Batch | Mapping[str, Batch] | None = None,
     *,
     key: Callable[[Any], Any] | None = None,
-    time_to_live_s: float | None = None,
+    time_to_live_s: Seconds | None = None,
     epochs: int | None = None,
     tags: Sequence[str | OutputTag] = (),
     batch: int = 1,
-    interval_s: float = 1.0,
+    interval_s: Seconds = 1.0,
     cuts: int | None = None,
     seed: int = 0,
     compare: Literal["all", "outputs"] = "all",
@@ -150,7 +151,7 @@ def check_flow_restore(
     cuts: int | None = None,
     ordered: bool = True,
     compare_state: bool = True,
-    interval_s: float = 1.0,
+    interval_s: Seconds = 1.0,
     seed: int = 0,
     structs: Sequence[type[msgspec.Struct]] = (),
     fresh_process: bool = True,
@@ -219,7 +220,8 @@ def _inputs(records: Any) -> dict[str, Batch]:
     return {name: listed_items(f"check_restore(records=): input {name!r}", batch) for name, batch in inputs.items()}
 
 
-def _positive(interval_s: float) -> float:
+def _positive(given: Seconds) -> float:
+    interval_s = in_seconds(given)
     if not interval_s > 0:
         raise ConfigurationError(
             f"check_restore(interval_s=): expected seconds above 0, given {interval_s!r}; otherwise timers never fire"
@@ -448,7 +450,7 @@ def operator_flow(
     name: str,
     inputs: Mapping[str, Batch],
     key: Callable[[Any], Any] | None,
-    time_to_live_s: float | None,
+    time_to_live_s: Seconds | None,
     epochs: int | None,
     batch: int,
     tags: Sequence[str],
@@ -480,7 +482,7 @@ def _handled(
     factory: OperatorFactory,
     name: str,
     key: Callable[[Any], Any] | None,
-    time_to_live_s: float | None,
+    time_to_live_s: Seconds | None,
 ) -> Stream:
     if list(streams) != [SINGLE_INPUT]:
         return connect(**streams).process(factory, name=name, parallelism=1)

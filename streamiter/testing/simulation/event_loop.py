@@ -20,12 +20,13 @@ d
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import inspect
 import random
 import sys
 import warnings
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor
 from contextvars import Context
 from dataclasses import dataclass
@@ -96,18 +97,16 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
 
         Raises :class:`Deadlock` if no task is ready and no timer is set.
         """
-        around = asyncio._get_running_loop()
-        asyncio._set_running_loop(self)
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(finalizer=self._close_generator)
         self._is_running = True
         try:
-            while not until():
-                self._turn()
+            with _instead_of_the_running(self):
+                while not until():
+                    self._turn()
         finally:
             self._is_running = False
             sys.set_asyncgen_hooks(*hooks)
-            asyncio._set_running_loop(around)
 
     def _turn(self) -> None:
         time = self._simulated_time
@@ -290,16 +289,29 @@ def drop_all(loop: SimulatedEventLoop) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # Code that asks for a loop meanwhile gets this closed one, not a new one that is never closed.
-        around = asyncio._get_running_loop()
-        asyncio._set_running_loop(loop)
-        try:
+        with _instead_of_the_running(loop):
             for task in reversed(unfinished):
                 task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own way to drop the warning
                 coroutine = task.get_coro()
                 if inspect.iscoroutine(coroutine):
                     unwind(coroutine)
-        finally:
-            asyncio._set_running_loop(around)
+
+
+@contextlib.contextmanager
+def _instead_of_the_running(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Make a loop the running one of this thread, also in a task of another loop."""
+    around, task = asyncio._get_running_loop(), None
+    if (
+        sys.version_info >= (3, 14) and around is not None
+    ):  # A thread has one current task there, not one for each loop.
+        task = asyncio.tasks._swap_current_task(around, None)
+    asyncio._set_running_loop(loop)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(around)
+        if sys.version_info >= (3, 14) and task is not None:
+            asyncio.tasks._swap_current_task(around, task)
 
 
 @dataclass(frozen=True, slots=True)

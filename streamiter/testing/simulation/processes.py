@@ -173,7 +173,7 @@ class SimulatedHost:
         shuffle = replace(self._shuffle, seed=self._shuffle.seed + 2 * len(self.clusters) + 2)
         part = PartOfAttempt(self, settings, SimulatedProcess(self._world, name, shuffle))
         part.main = part.process.start(self._run(settings, part.process), name)
-        part.signs = part.process.start(Pulse(settings, self._clock, lambda: 0.0).beat(), f"signs of life of {name}")
+        part.signs = part.process.start(Pulse(settings, self._clock).beat(), f"signs of life of {name}")
         for task in (part.main, part.signs):
             task.add_done_callback(lambda _: self._change())
         self.alive.append(part)

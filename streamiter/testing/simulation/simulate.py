@@ -18,6 +18,7 @@ from streamiter.testing.simulation.event_loop import Deadlock, Shuffle
 from streamiter.testing.simulation.life import CALM_SETTINGS, Ending, Life, LifeSettings
 from streamiter.testing.simulation.network import CALM, UNDISTURBED, Faults, drawn_levels
 from streamiter.testing.simulation.world import Check, MakeFlow, Outputs, World
+from streamiter.times import Seconds, in_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,8 @@ def simulate(
     processes: int = 1,
     faults: Faults | None = None,
     check: Check | None = None,
-    within_s: float = 600.0,
-    settle_s: float = 0.0,
+    within_s: Seconds = 600.0,
+    settle_s: Seconds = 0.0,
     has_store: bool = True,
     undisturbed: Undisturbed | None = None,
 ) -> SimulationResult:
@@ -101,7 +102,7 @@ def simulate(
     """
     whole_number("simulate: seed", seed, 0)
     whole_number("simulate: processes", processes, 1)
-    positive("simulate: within_s", within_s)
+    within_s, settle_s = positive("simulate: within_s", in_seconds(within_s)), in_seconds(settle_s)
     name = getattr(flow, "__name__", type(flow).__name__)
     if undisturbed is None:
         undisturbed = _undisturbed(flow, name, seed, check, within_s=within_s, settle_s=settle_s, has_store=has_store)

@@ -21,6 +21,7 @@ from streamiter.numbers import whole_number
 from streamiter.testing.simulated_time import SimulatedTime, Trace, at_once, generator
 from streamiter.testing.simulation.network import Levels, SimulatedNetwork, SimulatedTopic, SimulatedTopics
 from streamiter.testing.simulation.sockets import SimulatedSockets
+from streamiter.times import Seconds, in_seconds
 from streamiter.topics.memory import MemoryBroker
 from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicRecord
 
@@ -73,7 +74,7 @@ class Simulation:
         *,
         partitions: int = 1,
         key: KeyOf | None = None,
-        over_s: float = 0.0,
+        over_s: Seconds = 0.0,
     ) -> Topic:
         """Return a topic to read from. ``records`` are bytes, or values for JSON.
 
@@ -83,7 +84,7 @@ class Simulation:
         self._take_name(name)
         whole_number("Simulation.input: partitions", partitions, 1)
         if name not in self._world.inputs:
-            self._world.feed(Input(name, records, partitions=partitions, key=key, over_s=over_s))
+            self._world.feed(Input(name, records, partitions=partitions, key=key, over_s=in_seconds(over_s)))
         return SimulatedTopic(self._cluster, name)
 
     def output(

@@ -275,6 +275,30 @@ def test_psfs_are_compared_by_their_settings() -> None:
     assert psf.Add("w", 0, 1, 2) != psf.Sub("w", 0, 1, 2)
 
 
+@dataclass(frozen=True)
+class _Shift(psf.UpdateFunction):
+    matrix: str
+    by: Any
+
+    def partition_update(self, block: Any, part: Any) -> None:
+        block.put(0, None, block.get(0, None) + self.by)
+
+
+def test_psfs_with_the_same_nan_or_array_are_equal() -> None:
+    """With Python 3.13 a psf with a NaN was not equal to itself, and one of a user with an array failed to compare."""
+    for made in (
+        partial(psf.Fill, "w", 0),
+        partial(psf.FullFill, "w"),
+        partial(psf.AddS, "w", 0, 1),
+        partial(_Shift, "w"),
+    ):
+        assert made(float("nan")) == made(float("nan"))
+        assert made(float("nan")) != made(1.0)
+    assert _Shift("w", np.array([1.0, math.nan])) == _Shift("w", np.array([1.0, math.nan]))
+    assert _Shift("w", np.array([1.0, 2.0])) != _Shift("w", np.array([1.0, math.nan]))
+    assert len({_Shift("w", np.zeros(2)), _Shift("w", np.zeros(2))}) == 1
+
+
 def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
@@ -296,7 +320,8 @@ def test_every_psf_can_be_sent_to_another_process() -> None:
     for case in ALL_CASES:
         sent = case.function.require_importable()
         assert all(not callable(value) for value in vars(sent).values())
-        assert repr(pickle.loads(pickle.dumps(sent))) == repr(sent)
+        received = pickle.loads(pickle.dumps(sent))
+        assert (received, repr(received)) == (sent, repr(sent))
     assert psf.Map("w", 0, 1, np.exp).require_importable() == psf.Map("w", 0, 1, "numpy:exp")
     by_name = psf.Map("w", 0, 1, user_functions.twice_plus_one).require_importable()
     assert by_name == psf.Map("w", 0, 1, "parameter_server.psf.user_functions:twice_plus_one")
