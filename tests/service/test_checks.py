@@ -45,7 +45,7 @@ class Case:
         self, label: str = '{ field = "late" }', features: str = '"all"', more: str = "", **changes: Any
     ) -> Findings:
         given = {"url": self.url, "folder": self.folder / "checkpoints", "label": label, "features": features}
-        given |= {"answers": ""} | changes
+        given |= {"answers": "", **changes}
         return await SettingsCheck(*read_document(FILE.format(**given) + more)).run()
 
     async def refused(self, **given: Any) -> list[str]:
@@ -192,7 +192,11 @@ async def test_a_server_that_does_not_answer_is_told_for_each_topic(case: Case) 
     [port] = free_ports(1)
     options = "?give_up_after_s=0.5&request_timeout_s=0.5"
     text = FILE.format(
-        url=f"kafka://127.0.0.1:{port}/x{options}", folder=case.folder, label='{ field = "late" }', features='"all"'
+        url=f"kafka://127.0.0.1:{port}/x{options}",
+        folder=case.folder,
+        label='{ field = "late" }',
+        features='"all"',
+        answers="",
     ).replace(f"{options}-updates", f"-updates{options}")
     with pytest.raises(SettingsError) as caught:
         await SettingsCheck(*read_document(text)).run()

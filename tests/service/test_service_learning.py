@@ -126,7 +126,7 @@ async def test_no_answer_in_time_is_a_label_where_the_file_says_so() -> None:
 def test_answers_may_have_a_topic_of_their_own() -> None:
     """Views and clicks were in two topics, as usual, and a program of one's own had to bring them into one."""
     views = [{"view": n, "km": n % 7, "at": START_S + n} for n in range(300)]
-    clicks = [{"view": n, "at": START_S + n + 30} for n in range(0, 300, 3)]
+    clicks = [{"view": n, "at": START_S + n + 30.5} for n in range(0, 300, 3)]
     label = LabelSettings(
         FieldComparison("input.answers", "==", "answer"),
         event="answer",
