@@ -156,9 +156,9 @@ def test_answers_may_have_a_topic_of_their_own() -> None:
     (labels, model), (expected, of_one) = found
     assert labels.tolist() == expected.tolist()
     assert labels.sum() == 100
-    assert {name: np.asarray(value).tolist() for name, value in model.items()} == {
-        name: np.asarray(value).tolist() for name, value in of_one.items()
-    }
+    # The state counts mini-batches, too, and these depend on timing.
+    for name in model.keys() - {"state"}:
+        assert np.asarray(model[name]).tolist() == np.asarray(of_one[name]).tolist()
 
 
 async def test_a_time_in_the_future_is_refused() -> None:
