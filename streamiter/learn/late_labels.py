@@ -180,7 +180,8 @@ class LabelJoin:
         if watermark <= join.watermark:
             return []
         join.advance(watermark)
-        self._forget_settled()
+        if self._settled:
+            self._forget_settled()
         ended: list[tuple[int, int, Outcome]] = []
         for _, (waiting, answer) in join.take_results() if join.results else ():
             if waiting is None:
