@@ -14,11 +14,12 @@ text can be (``Readings``), and ``streamiter.known_fields`` decides in the order
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import tzinfo
 from functools import cache
 from itertools import chain, compress
-from operator import methodcaller
+from operator import itemgetter, methodcaller
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -87,7 +88,7 @@ _HASHED_TOGETHER: Final = 32
 # One long text makes an array of texts large; such texts are hashed one by one.
 _ARRAY_BYTES_MAX: Final = 4_096
 
-_NUMBERS: Final = frozenset({int, float, bool, np.bool_})
+_NUMBERS: Final = frozenset({int, float, bool, np.bool_, np.float64, np.int64, np.float32, np.int32})
 
 
 class _RefusesRows(Protocol):
@@ -310,7 +311,8 @@ class FieldReader:
 
     def _columns_of_dicts(self, records: list[Any]) -> dict[str, Array | list[Any]]:
         bad: list[int] = []
-        if set(map(type, records)) != {dict}:  # Python is slow to ask each record whether it is a Mapping.
+        are_dicts = set(map(type, records)) == {dict}
+        if not are_dicts:  # Python is slow to ask each record whether it is a Mapping.
             bad = [row for row, record in enumerate(records) if not isinstance(record, Mapping)]
         if bad:
             raise self._refuse(
@@ -327,6 +329,10 @@ class FieldReader:
                     name: list(column) for name, column in zip(first, columns, strict=True) if self._is_wanted(name)
                 }
             names = tuple(filter(self._is_wanted, dict.fromkeys(chain.from_iterable(records))))
+        elif are_dicts and len(names) > 1 and records[0].keys() >= set(names):
+            with suppress(KeyError):  # A record need not name all fields.
+                columns = zip(*map(itemgetter(*names), records), strict=True)
+                return {name: list(column) for name, column in zip(names, columns, strict=True)}
         return {name: [record.get(name, _UNNAMED) for record in records] for name in names}
 
     # ---- values of a column

@@ -70,7 +70,8 @@ def training_flow() -> Flow:
 
 def report(metrics: dict[str, float]) -> None:
     """Log the quality of the last predictions; each was made before the model learned from its flight."""
-    quality = "AUC {window_auc:.3f}, log loss {window_loss:.3f}".format_map(metrics)
+    quality = "AUC {window_auc:.3f}, log loss {window_loss:.3f}, always the share {window_baseline_loss:.3f}"
+    quality = quality.format_map(metrics)
     log.info("the last %d flights: %s", REPORT_EVERY, quality)
 
 

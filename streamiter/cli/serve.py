@@ -13,6 +13,7 @@ from streamiter.cli.figures import errors_of_output, print_fields, say
 from streamiter.cli.topics import lasting_topic, with_topic
 from streamiter.errors import ConfigurationError
 from streamiter.runtime.running import run_in_own_loop
+from streamiter.topics import Topic
 
 
 def serve(
@@ -26,6 +27,15 @@ def serve(
             "--init",
             metavar="URL",
             help="Write FILE for this topic, with what its newest records tell.",
+            show_default=False,
+        ),
+    ] = None,
+    answers: Annotated[
+        str | None,
+        typer.Option(
+            "--answers",
+            metavar="URL",
+            help="With --init: the topic of the labels, if they come later, in a topic of their own.",
             show_default=False,
         ),
     ] = None,
@@ -45,8 +55,10 @@ def serve(
     """
     if check and init is not None:
         raise typer.BadParameter("expected one of --check and --init, given both", param_hint="'--init'")
+    if answers is not None and init is None:
+        raise typer.BadParameter("expected --answers with --init, given it alone", param_hint="'--answers'")
     if init is not None:
-        _init(file, init)
+        _init(file, init, answers)
     elif check:
         _check(file)
     else:
@@ -66,7 +78,7 @@ def _check(file: Path) -> None:
     say(f"{file} is right; start it with: streamiter serve {shlex.quote(str(file))}", err=True)
 
 
-def _init(file: Path, url: str) -> None:
+def _init(file: Path, url: str, answers: str | None) -> None:
     from streamiter.service.proposal import proposal_of, sample_of
     from streamiter.service.settings_file import read_settings, topic_url_of
     from streamiter.service.toml_document import WrongValue
@@ -76,29 +88,38 @@ def _init(file: Path, url: str) -> None:
             f"--init: expected a new file, given {str(file)!r}, which exists; name another: streamiter serve "
             "OTHER.toml --init URL"
         )
-    try:
-        topic_url_of(url)
-    except WrongValue as wrong:
-        raise ConfigurationError(f"--init: expected {wrong.expected}, given {wrong.given}; {wrong.remedy}") from None
+    for option, given in (("--init", url), ("--answers", answers)):
+        try:
+            topic_url_of(url if given is None else given)
+        except WrongValue as wrong:
+            text = f"{option}: expected {wrong.expected}, given {wrong.given}; {wrong.remedy}"
+            raise ConfigurationError(text) from None
     source = lasting_topic(url)
     sample = run_in_own_loop(sample_of(source))
+    if answers is not None:
+        sample = sample.with_answers(run_in_own_loop(sample_of(lasting_topic(answers))))
     proposal = proposal_of(
         sample,
         name=_NO_NAME.sub("-", source.name).strip("-._")[:_NAME_CHARACTERS] or "service",
         topic=url,
         updates=with_topic(url, f"{source.name}-model-updates"),
         dead_letters=with_topic(url, f"{source.name}-dead-letters"),
+        answers=answers,
     )
     settings = read_settings(proposal.text)  # A proposal is never a file with errors.
     with errors_of_output("--init", file):
         file.write_text(proposal.text, encoding="utf-8")
-    say(f"Wrote {file} from {len(sample.records):,} records of {source.url}. Read it, and correct it:")
+    say(f"Wrote {file} from {len(sample.records):,} records of {_places(source, answers)}. Read it, and correct it:")
     for note in proposal.notes:
         say(f"- {note}", hanging=2)
     typer.echo("Then create its topics, and check it:")
     for created in (settings.publish.topic, settings.input.dead_letter):
         typer.echo(f"  streamiter topics create {shlex.quote(str(created))}")
     typer.echo(f"  streamiter serve --check {shlex.quote(str(file))}")
+
+
+def _places(source: Topic, answers: str | None) -> str:
+    return source.url if answers is None else f"{source.url} and {lasting_topic(answers).url}"
 
 
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")

@@ -198,7 +198,7 @@ def foreign_reader(
             weights = row_weights("train_online", values_of(mini_batch, weight, "weight"), len(mini_batch))
         if callable(features):
             return features(mini_batch), labels, weights
-        made_of = label.fields if isinstance(label, LabelFields) else ()
+        made_of = label.left_out if isinstance(label, LabelFields) else ()
         return fields_of(mini_batch, features, [*without, *made_of]), labels, weights
 
     return read

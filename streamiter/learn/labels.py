@@ -274,6 +274,9 @@ class LabelReader:
         width = len(reading.names) + self.has_open_class if reading.kind == "classes" else 1
         readings = [*self.earlier, reading]
         found = np.zeros((len(predictions), width))
+        if not self.earlier and all(len(prediction) == width for prediction in predictions):
+            found = np.array(predictions, dtype=np.float64).reshape(-1, width)  # Nothing has changed, as nearly always.
+            predictions = scores = []
         for row, (prediction, given) in enumerate(zip(predictions, scores, strict=True)):
             if given and given[0] < len(self.earlier):
                 told = np.array(prediction)

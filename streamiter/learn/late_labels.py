@@ -7,6 +7,7 @@ Predictions are made where the model is, so the join is there, too: :class:`Labe
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from heapq import heappop, heappush
 from typing import Any, Final, Literal, NamedTuple, TypedDict, final
@@ -112,6 +113,9 @@ class _Waiting:
 # The limit of a question that waits without end: the end of the stream.
 _TO_THE_END: Final = MAX_TIME
 
+# What is delivered twice comes again within seconds or minutes. Each is in every checkpoint: so many take some 10 ms.
+_KNOWN_AGAIN_MAX: Final = 100_000
+
 
 class LabelJoin:
     """Joins the questions that an operator has predicted with their answers, and ends their waits. Pure data, no I/O.
@@ -131,6 +135,8 @@ class LabelJoin:
         self._join = OneToOneJoin(0, upper_ms, "full", kept_max=labels.waiting_max, in_order=not is_timed)
         self._answered: list[tuple[int, int, _Waiting, Any]] = []
         """The questions that wait with their answers: limit, number, question and answer."""
+        self._settled: OrderedDict[Hashable, int] = OrderedDict()
+        """By key the time of a question that has got its answer, in this order, until its wait would be over."""
         self._asked = 0
         self._restored: list[Outcome] = []
         """What a restore has led to, because waits are longer now, or fewer questions may wait."""
@@ -174,6 +180,8 @@ class LabelJoin:
         if watermark <= join.watermark:
             return []
         join.advance(watermark)
+        if self._settled:
+            self._forget_settled()
         ended: list[tuple[int, int, Outcome]] = []
         for _, (waiting, answer) in join.take_results() if join.results else ():
             if waiting is None:
@@ -192,30 +200,49 @@ class LabelJoin:
         return _TO_THE_END if self._within_ms is None else waiting.time + self._within_ms
 
     def ask(self, key: Hashable, time: int | None, question: Any) -> list[Outcome]:
-        """Add a question; ``time`` None is that of the clock. A late one counts as at the watermark."""
+        """Add a question; ``time`` None is that of the clock. A late one counts as at the watermark.
+
+        One of the key and the time of a question that has got its answer is this question again, and is forgotten.
+        """
+        if time is not None and self._settled.get(key) == time:
+            return [Outcome(question, None, "forgotten")]
         time = self._time(time)
         self._asked += 1
         self._join.add(LEFT, key, time, _Waiting(question, time, self._asked))
-        return self._outcomes() if self._join.results else []
+        return self._outcomes(key) if self._join.results else []
 
     def answer(self, key: Hashable, time: int | None, answer: Any) -> list[Outcome]:
         """Add an answer. A late one counts as at the watermark: its question may still wait."""
         self._join.add(RIGHT, key, self._time(time), answer)
-        return self._outcomes() if self._join.results else []
+        return self._outcomes(key) if self._join.results else []
 
     def _time(self, time: int | None) -> int:
         reached = self._join.watermark
         return reached if time is None or time < reached else time
 
-    def _outcomes(self) -> list[Outcome]:
-        """Return what the last event has led to."""
+    def _forget_settled(self) -> None:
+        """Forget the settled questions whose wait would be over, and the oldest if there are too many."""
+        settled, within_ms = self._settled, self._within_ms
+        while settled and (
+            len(settled) > _KNOWN_AGAIN_MAX
+            or (within_ms is not None and next(iter(settled.values())) + within_ms <= self._join.watermark)
+        ):
+            settled.popitem(last=False)
+
+    def _outcomes(self, key: Hashable = None) -> list[Outcome]:
+        """Return what the last event has led to, which had this key; None: more than one."""
         outcomes: list[Outcome] = []
         for _, (waiting, answer) in self._join.take_results():
             if waiting is None:
                 outcomes.append(Outcome(None, answer, "over"))
-            elif answer is None:
+                continue
+            if answer is None:
                 outcomes.append(Outcome(waiting.question, None, "forgotten"))
-            elif self.schedule != "end":
+                continue
+            if self.is_timed and key is not None and not self._ignores_unknown:
+                self._settled[key] = waiting.time
+                self._settled.move_to_end(key)
+            if self.schedule != "end":
                 outcomes.append(Outcome(waiting.question, answer, "answered"))
             else:
                 heappush(self._answered, (self._limit(waiting), waiting.number, waiting, answer))
@@ -268,6 +295,7 @@ class LabelJoin:
         return {
             "watermark": self._join.watermark if self.is_timed else MIN_TIME,
             "asked": self._asked,
+            "settled": [list(self._settled), list(self._settled.values())],
             "waiting": [(side, key, record[TIME], *plain(side, record[RECORD])) for side, key, record in waiting],
             "answered": [
                 (each.time, each.number, question_to_record(each.question), answer_to_record(answer))
@@ -287,6 +315,7 @@ class LabelJoin:
     ) -> None:
         """Resume from what :meth:`snapshot` returned. Questions wait for as long as ``within_s`` says now."""
         self._asked = state["asked"]
+        self._settled = OrderedDict(zip(*state.get("settled", ((), ())), strict=True))
         for side, key, time, number, event in state["waiting"]:
             is_question = side == LEFT
             event = _Waiting(question_from_record(event), time, number) if is_question else answer_from_record(event)
@@ -321,6 +350,9 @@ class LabelJoin:
         return {
             "watermark": min(state["watermark"] for state in states),
             "asked": many * (1 + max(state["asked"] for state in states)),
+            "settled": [
+                [item for state in states for item in state.get("settled", ((), ()))[part]] for part in range(2)
+            ],
             "waiting": [
                 (*event[:3], event[3] * many + place, event[4])
                 for place, state in enumerate(states)

@@ -116,7 +116,7 @@ def train_online(
 
     ``label`` is the field of the label, or a function that returns the label of a record. ``features`` are the fields
     to learn from, or a function that returns a matrix or ``SparseRows`` for a mini-batch of records. None: all fields
-    but label and weight, and but those that a function of the label reads of the first 1,000 records.
+    but label and weight, and but those that a function of the label names, or reads of the first 1,000 records.
     ``weight`` is the field, or the function, of the sample weight. Instead of these, ``extract(mini_batch)`` may return
     the :class:`Examples` of a mini-batch, or ``labels`` says how to read labels that come later than their questions.
 

@@ -6,8 +6,14 @@ Records of all kinds become plain data that travels to the owner: named rows or 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dis import get_instructions
+from functools import partial
+from inspect import getattr_static
+from itertools import chain, islice, pairwise
+from os.path import dirname
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, NotRequired, Protocol, TypedDict, final
 
 import numpy as np
@@ -136,7 +142,7 @@ def features_reader(
 
         def rows(mini_batch: Batch) -> NamedRows:
             if made_of is not None:
-                reader.leave_out(made_of.fields)
+                reader.leave_out(made_of.left_out)
             return reader.rows(mini_batch)
 
         return rows
@@ -199,9 +205,10 @@ class UnnamedFields:
 
 
 class LabelFields:
-    """Calls the user's function of a label, and notes the fields that it reads of the first records.
+    """Calls the user's function of a label, and notes the fields that it reads of the first records, or may read.
 
-    It warns once, in the log ``streamiter.learn``, where it cannot tell them.
+    It may read a field that its code names, in a branch that has not run so far. A warning tells once, in the log
+    ``streamiter.learn``, where the fields cannot be told.
 
     >>> made_of = LabelFields(lambda trip: trip["delay"] > 15)
     >>> made_of({"km": 3.5, "delay": 20}), made_of.fields
@@ -211,8 +218,9 @@ class LabelFields:
     def __init__(self, label: Callable[[Any], Label], step: str = "read") -> None:
         self._label = label
         self.step = step
+        self._named = texts_in(label)
         self.fields: list[str] = []
-        """The fields that were read so far."""
+        """The fields of the records so far that were read, or that its code names."""
         self._left = FIRST_LABELS
         """So many records more are looked at."""
         self._is_told = False
@@ -221,6 +229,11 @@ class LabelFields:
     def of(cls, label: str | Callable[[Any], Label], features: object) -> LabelFields | None:
         """Return what notes the fields of a label where all other fields are features; None: they need not be known."""
         return cls(label) if features is None and callable(label) else None
+
+    @property
+    def left_out(self) -> frozenset[str]:
+        """The fields that are no features, of all records."""
+        return self._named.union(self.fields)
 
     def __call__(self, record: Any) -> Label:
         if not self._left:
@@ -232,7 +245,8 @@ class LabelFields:
             return self._label(record if observed is None else observed)
         finally:
             read = {} if observed is None else observed.fields_read
-            self.fields += [field for field in read if field not in self.fields]
+            named = self._named.intersection(record if isinstance(record, Mapping) else ())
+            self.fields += [field for field in (*read, *sorted(named.difference(read))) if field not in self.fields]
             if not self._is_told and (observed is None or observed.is_read_as_a_whole or not read):
                 self._is_told = True
                 _log.warning(
@@ -243,10 +257,13 @@ class LabelFields:
                 )
 
     def state(self) -> dict[str, Any]:
-        return {"fields": list(self.fields), "left": self._left, "is told": self._is_told}
+        named = sorted(self._named)
+        return {"fields": list(self.fields), "left": self._left, "is told": self._is_told, "named": named}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.fields, self._left, self._is_told = list(state["fields"]), state["left"], state["is told"]
+        if set(state.get("named", ())) != self._named:  # It is another function.
+            self._left = FIRST_LABELS
 
     @staticmethod
     def merged(states: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
@@ -256,7 +273,73 @@ class LabelFields:
             return None
         fields = dict.fromkeys(chain.from_iterable(state["fields"] for state in given))
         left, is_told = min(state["left"] for state in given), any(state["is told"] for state in given)
-        return {"fields": list(fields), "left": left, "is told": is_told}
+        return {"fields": list(fields), "left": left, "is told": is_told, "named": given[0].get("named", ())}
+
+
+def texts_in(function: object) -> frozenset[str]:
+    """Return the texts that may be names of fields in a function, and in the functions of its folder that it calls.
+
+    They are in its code, its defaults and closure, in the arguments of a ``partial``, and in attributes and globals
+    that it names; not those that it compares with a value, or returns. A computed name is not found.
+
+    >>> sorted(texts_in(lambda trip: trip["delay"] > 15 or trip.get("state") == "late"))
+    ['delay', 'state']
+    """
+    found: set[str] = set()
+    _add_texts(function, None, found, [])
+    return frozenset(found)
+
+
+# A longer sequence of texts is data.
+_NAMES_IN_A_SEQUENCE: Final = 1_000
+_USES_A_VALUE: Final = frozenset({"COMPARE_OP", "CONTAINS_OP", "CALL_KW", "RETURN_VALUE"})
+
+
+def _add_texts(one: object, owner: object, found: set[str], seen: list[FunctionType]) -> None:
+    """Add the texts of a function, or of what it refers to, to those that are found; a method has an ``owner``."""
+    if isinstance(one, str):
+        found.add(one)
+    elif isinstance(one, (tuple, list, set, frozenset)):
+        found.update(each for each in islice(one, _NAMES_IN_A_SEQUENCE) if isinstance(each, str))
+    elif isinstance(one, (MethodType, staticmethod, classmethod)):
+        _add_texts(one.__func__, getattr(one, "__self__", owner), found, seen)
+    elif isinstance(one, partial):
+        for part in (one.func, *one.args, *one.keywords.values()):
+            _add_texts(part, owner, found, seen)
+    elif isinstance(one, FunctionType):
+        if one not in seen and (not seen or _folder(one) == _folder(seen[0])):
+            seen.append(one)
+            for part in _parts_of(one, owner):
+                _add_texts(part, owner, found, seen)
+    elif isinstance(call := getattr_static(type(one), "__call__", None), FunctionType):
+        _add_texts(call, one, found, seen)
+
+
+def _folder(function: FunctionType) -> str:
+    return dirname(function.__code__.co_filename)
+
+
+def _parts_of(function: FunctionType, owner: object) -> Iterator[object]:
+    """Yield what the code of a function refers to: constants, and objects by their names."""
+    codes = [function.__code__]
+    for code in codes:
+        for instruction, following in pairwise(get_instructions(code)):
+            if isinstance(instruction.argval, CodeType):
+                codes.append(instruction.argval)
+            elif instruction.opname == "LOAD_CONST" and following.opname not in _USES_A_VALUE:
+                yield instruction.argval
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # It has no value so far.
+            yield cell.cell_contents
+    names = {name for code in codes for name in code.co_names}
+    spaces = [getattr(owner, "__dict__", {}), *map(vars, type(owner).__mro__), function.__globals__]
+    known = [space[name] for space in spaces for name in names if name in space]
+    yield from known
+    for space in known:
+        if isinstance(space, (ModuleType, type)):
+            yield from (vars(space)[name] for name in names if name in vars(space))
 
 
 def _noting_field(method: Callable[..., Any]) -> Any:

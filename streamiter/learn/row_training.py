@@ -286,20 +286,24 @@ class RowOwner(ModelOwner, KeepsRecords):
             return 1.0 if weights is None else float(weights[event])
 
         for event, (key, number) in enumerate(zip(given["keys"], numbers, strict=True)):
-            if before is not None:
-                refused += plan.settle(join.reach(before[event]), number)
+            outcomes = [] if before is None else join.reach(before[event])
+            if outcomes:
+                refused += plan.settle(outcomes, number)
+                outcomes = []
             time = None if times is None else times[event]
             if event in plan.row_of_question:
                 prior = None if self._model.records else self._answers.ask(is_answered=join.otherwise is None)
                 question = plan.ask(event, number, prior)
                 if labels[event] is not None:
                     question.label = Answer(labels[event], given["records"][event], weight_of(event))
-                refused += plan.settle(join.ask(key, time, question), number)
+                outcomes = join.ask(key, time, question)
             elif given["is_answer"][event]:
                 answer = Answer(labels[event], given["records"][event], weight_of(event))
                 if not self._model.records:
                     self._answers.add(answer.label)
-                refused += plan.settle(join.answer(key, time, answer), number)
+                outcomes = join.answer(key, time, answer)
+            if outcomes:
+                refused += plan.settle(outcomes, number)
         for answer in refused:
             join.refuse(answer.record, out)
         self._forgotten += plan.forgotten

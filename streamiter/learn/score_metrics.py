@@ -207,4 +207,5 @@ def hits(predictions: Floats, classes: Indices) -> tuple[Floats, Floats]:
 
 def as_lists(predictions: Floats) -> list[list[float]]:
     """Return the numbers of each prediction."""
-    return [np.atleast_1d(prediction).tolist() for prediction in predictions]
+    found: list[list[float]] = (predictions[:, np.newaxis] if predictions.ndim == 1 else predictions).tolist()
+    return found

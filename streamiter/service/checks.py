@@ -19,7 +19,14 @@ from streamiter.service.features import FeatureRows
 from streamiter.service.labels import label_of, shares_of_labels, task_of
 from streamiter.service.learning import decoder_of
 from streamiter.service.proposal import TopicSample, sample_of
-from streamiter.service.settings import HttpSettings, LearnSettings, ServiceSettings, http_secret, tls_context
+from streamiter.service.settings import (
+    HttpSettings,
+    InputSettings,
+    LearnSettings,
+    ServiceSettings,
+    http_secret,
+    tls_context,
+)
 from streamiter.service.toml_document import KeyPath, TomlDocument
 from streamiter.topics import topic
 
@@ -42,18 +49,26 @@ class SettingsCheck:
         """Check everything, and return what was found."""
         given = self._settings.input
         urls = {("input", "topic"): given.topic, ("publish", "topic"): self._settings.publish.topic}
-        if given.dead_letter is not None:
-            urls["input", "dead_letter"] = given.dead_letter
+        for name in ("answers", "dead_letter"):
+            if (url := getattr(given, name)) is not None:
+                urls["input", name] = url
         # Together: a server that does not answer is waited for only once.
         are_there = await asyncio.gather(*(self._check_topic(path, url) for path, url in urls.items()))
         store = self._settings.checkpoints.store
         await asyncio.to_thread(self._try, ("checkpoints", "store"), lambda: checked_store(store))
         self._check_http(self._settings.http)
         self._try(("input", "decoder"), partial(decoder_of, given.decoder))
-        if are_there[0] and not self._document.is_wrong(("input", "decoder")):
-            self._check_records(await sample_of(topic(given.topic), decoder_of(given.decoder)))
+        is_read = dict(zip(urls, are_there, strict=True))
+        is_read["input", "decoder"] = not self._document.is_wrong(("input", "decoder"))
+        if all(is_read.get(("input", name), True) for name in ("topic", "answers", "decoder")):
+            self._check_records(await self._sample(given))
         self._document.check()
         return {key: self._found[key] for key in sorted(self._found)}
+
+    async def _sample(self, given: InputSettings) -> TopicSample:
+        decoder = decoder_of(given.decoder)
+        sample = await sample_of(topic(given.topic), decoder)
+        return sample if given.answers is None else sample.with_answers(await sample_of(topic(given.answers), decoder))
 
     def _try(self, path: KeyPath, check: Callable[[], Any]) -> Any:
         """Return the result of a check; a text is what was found."""
@@ -117,8 +132,12 @@ class SettingsCheck:
             for record in records
             if (kind := record.get(label.event_field)) != label.event and (wanted is None or kind == wanted)
         ]
+        if self._settings.input.answers is not None:
+            for noun, events in (("answers", answers), ("questions", questions)):
+                if not events:
+                    self._found["learn"] = f"no {noun} to look at: whether label and features fit is not known"
         for part, events in (("event", answers), ("question", questions)):
-            if not events:
+            if not events and self._settings.input.answers is None:
                 kinds = sorted({str(record.get(label.event_field)) for record in records})[:10]
                 given = f"the field {label.event_field!r} has {', '.join(kinds)}"
                 self._document.refuse(("learn", "label", part), f"expected such events among the newest, and {given}")

@@ -15,7 +15,14 @@ from streamiter.learn import DelayedLabels
 from streamiter.learn.labels import Task
 from streamiter.numbers import is_number, plain_float
 from streamiter.records import Batch
-from streamiter.service.settings import FieldComparison, LabelSettings, LearningKind, LearnSettings
+from streamiter.service.settings import (
+    ANSWER,
+    ANSWERS_FIELD,
+    FieldComparison,
+    LabelSettings,
+    LearningKind,
+    LearnSettings,
+)
 
 Record = Mapping[str, Any]
 """A decoded event; its values are the user's."""
@@ -113,27 +120,44 @@ _AHEAD_S: Final = 24 * 3600
 _QUIET_S: Final = 5.0
 
 
-def questions_and_answers(events: Stream, label: LabelSettings, rejections: Mapping[str, Any]) -> Stream:
-    """Return the events that are questions or answers, in event time: that of their field, or else of the topic."""
-    if label.time is None and all(map(is_behind_topic, events.outlets)):
-        events = events.event_time(
-            idle_after_s=_QUIET_S, when_idle="advance", max_ahead_s=_AHEAD_S, name="times", **rejections
-        )
-    if label.question is not None:
-        kinds = (label.event, label.question)
-        events = events.filter(
-            lambda event: event.get(label.event_field) in kinds, name="questions and answers", **rejections
-        )
-    if label.time is None:
-        return events
-    return events.event_time(
-        lambda event: milliseconds_of(event[label.time]),
-        unit="ms",
-        check_unit=False,
-        max_ahead_s=_AHEAD_S,
-        name="times",
-        **rejections,
+def as_answer(record: Any) -> Record:
+    """Return a record of ``input.answers`` as an answer among questions."""
+    if not isinstance(record, Mapping):
+        raise TypeError(f"expected an answer with fields, given {shortened(record)}")
+    return {**record, ANSWERS_FIELD: ANSWER}
+
+
+def questions_and_answers(
+    events: Stream, answers: Stream | None, label: LabelSettings, rejections: Mapping[str, Any]
+) -> Stream:
+    """Return the events that are questions or answers, in event time: that of their field, or else of the topic.
+
+    ``answers`` are in a topic of their own. The training merges both by time, however far each has been read.
+    """
+    if answers is not None:
+        answers = _timed(answers, label, "times of answers", rejections)
+        answers = answers.map(as_answer, name="mark answers", **rejections)
+        return _timed(events, label, "times", rejections).union(answers)
+    if label.question is None:
+        return _timed(events, label, "times", rejections)
+    # The times of a topic are known right behind it; events of other kinds need no field of time.
+    events = events if label.time is not None else _timed(events, label, "times", rejections)
+    kinds = (label.event, label.question)
+    events = events.filter(
+        lambda event: event.get(label.event_field) in kinds, name="questions and answers", **rejections
     )
+    return events if label.time is None else _timed(events, label, "times", rejections)
+
+
+def _timed(events: Stream, label: LabelSettings, name: str, rejections: Mapping[str, Any]) -> Stream:
+    options: dict[str, Any] = {"max_ahead_s": _AHEAD_S, "name": name, **rejections}
+    if label.time is not None:
+        return events.event_time(
+            lambda event: milliseconds_of(event[label.time]), unit="ms", check_unit=False, **options
+        )
+    if all(map(is_behind_topic, events.outlets)):
+        return events.event_time(idle_after_s=_QUIET_S, when_idle="advance", **options)
+    return events
 
 
 def milliseconds_of(time: object) -> int:

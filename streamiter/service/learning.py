@@ -51,15 +51,19 @@ class ServiceLearning:
         self._rate = None if rate is None else ChangeableRate(rate)
 
     def train(
-        self, events: Stream, rollbacks: Rollbacks | None = None, initial: Stream | None = None
+        self,
+        events: Stream,
+        rollbacks: Rollbacks | None = None,
+        initial: Stream | None = None,
+        answers: Stream | None = None,
     ) -> OnlineTraining:
-        """Add the training to the flow."""
+        """Add the training to the flow; ``answers`` are those of a topic of their own."""
         learn = self._settings.learn
         rejections = rejections_of(self._settings.input)
         detectors = {"adwin": ADWIN, "page-hinkley": PageHinkley}
         options: dict[str, Any] = {"label": label_of(learn), "features": self.features, "weight": learn.weight}
         if learn.label.event is not None:
-            events = questions_and_answers(events, learn.label, rejections)
+            events = questions_and_answers(events, answers, learn.label, rejections)
             options = {"labels": delayed_labels_of(learn, self.features)}
         return train_online(
             events,

@@ -21,12 +21,14 @@ from streamiter.field_kinds import BLANK, NUMBER, ReadText, read_text
 from streamiter.field_states import OTHERS_MAX, TEXTS_THAT_DECIDE
 from streamiter.numbers import is_number
 from streamiter.service.labels import milliseconds_of
-from streamiter.service.settings import FeatureKind, FieldComparison, LearningKind
+from streamiter.service.settings import ANSWER, ANSWERS_FIELD, FeatureKind, FieldComparison, LearningKind
 from streamiter.topics import Decoder, Json, ReadRequest, Topic
 from streamiter.topics.connecting import last_records
 
 SAMPLE: Final = 2_000
 """The number of records that are looked at."""
+
+QUESTION: Final = "question"
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,22 @@ class TopicSample:
     """The time stamp of each record."""
     unreadable: dict[str, int] = field(default_factory=dict)
     """How many records could not be decoded, by reason."""
+
+    def with_answers(self, answers: TopicSample) -> TopicSample:
+        """Return questions and answers of two topics, each marked, in the order of their time stamps.
+
+        Answers come more rarely, so the newest ones reach further back: those before all of the questions are left out.
+        """
+        first = min(self.times_ms, default=0)
+        marked = [
+            (time_ms, {**record, ANSWERS_FIELD: mark} if isinstance(record, dict) else record)
+            for sample, mark in ((self, QUESTION), (answers, ANSWER))
+            for time_ms, record in zip(sample.times_ms, sample.records, strict=True)
+            if mark == QUESTION or time_ms >= first
+        ]
+        marked.sort(key=lambda each: each[0])
+        unreadable = Counter(self.unreadable) + Counter(answers.unreadable)
+        return TopicSample([record for _, record in marked], [time_ms for time_ms, _ in marked], dict(unreadable))
 
 
 async def sample_of(source: Topic, decoder: Decoder | None = None) -> TopicSample:
@@ -227,6 +245,9 @@ class DelayedLabelFound(NamedTuple):
     """The longest time from a question to its answer."""
 
 
+_EXAMPLE: Final = DelayedLabelFound(ANSWERS_FIELD, ANSWER, QUESTION, "id", None, None, 0.0)
+
+
 class SampledEvent(NamedTuple):
     """A record with fields: its number in the sample, the time stamp of the record, and the fields."""
 
@@ -241,8 +262,11 @@ class SampledEvent(NamedTuple):
         return milliseconds_of(self.row[time]) if _is_time(self.row.get(time)) else math.nan
 
 
-def find_delayed_label(sample: TopicSample) -> DelayedLabelFound | None:
-    """Find two kinds of events of which the later one has the key of the earlier one, and a field more."""
+def find_delayed_label(sample: TopicSample, told_by: str | None = None) -> DelayedLabelFound | None:
+    """Find two kinds of events of which the later one has the key of the earlier one, and a field more.
+
+    ``told_by`` is the field that tells the kind of an event; None: any.
+    """
     rows = [
         SampledEvent(number, time_ms, row)
         for number, (time_ms, row) in enumerate(zip(sample.times_ms, sample.records, strict=True))
@@ -250,7 +274,8 @@ def find_delayed_label(sample: TopicSample) -> DelayedLabelFound | None:
     ]
     profiles = _profiles(event.row for event in rows)
     for event_field, profile in profiles.items():
-        if not profile.are_texts or len(profile.values) < len(rows) or not 2 <= profile.distinct <= _EVENTS_MAX:
+        is_asked = told_by in (None, event_field) and len(profile.values) == len(rows)
+        if not is_asked or not profile.are_texts or not 2 <= profile.distinct <= _EVENTS_MAX:
             continue
         by_event: dict[str, list[SampledEvent]] = {}
         for event in rows:
@@ -351,15 +376,23 @@ class Proposal:
     notes: list[str]
 
 
-def proposal_of(sample: TopicSample, name: str, topic: str, updates: str, dead_letters: str) -> Proposal:
-    """Return a file for the topic ``topic``, whose other topics are ``updates`` and ``dead_letters``; all are URLs."""
+def proposal_of(
+    sample: TopicSample, name: str, topic: str, updates: str, dead_letters: str, answers: str | None = None
+) -> Proposal:
+    """Return a file for the topic ``topic``, whose other topics are ``updates`` and ``dead_letters``; all are URLs.
+
+    With the topic ``answers``, the sample is one :meth:`~TopicSample.with_answers`.
+    """
     rows = [row for row in sample.records if isinstance(row, dict)]
     notes = [f"{count:,} records are not read: {reason}" for reason, count in sample.unreadable.items()]
     if len(rows) < len(sample.records):
         notes.append(f"{len(sample.records) - len(rows):,} records are no JSON objects, and are not learned from")
     if not rows:
         notes.append("the topic has no record to look at: label and features are examples")
-    delayed = find_delayed_label(sample)
+    delayed = find_delayed_label(sample, None if answers is None else ANSWERS_FIELD)
+    if answers is not None and delayed is None:
+        notes.append("no answer has the key of a question before it in the newest records: key and within are examples")
+        delayed = _EXAMPLE
     questions = rows if delayed is None else [row for row in rows if row.get(delayed.event_field) == delayed.question]
     profiles = _profiles(questions)
     if delayed is None:
@@ -372,6 +405,7 @@ def proposal_of(sample: TopicSample, name: str, topic: str, updates: str, dead_l
         name=_toml(name),
         records=f"{len(rows):,}",
         topic=_toml(topic),
+        answers="" if answers is None else f"answers = {_toml(answers)} # the labels, which come later\n",
         updates=_toml(updates),
         dead_letters=_toml(dead_letters),
         kind=_toml(kind),
@@ -421,7 +455,9 @@ def _delayed_label(
     events = {row.get(found.event_field) for row in rows}
     value = _is_event(found.event_field, found.answer) if found.value is None else found.value
     keys: dict[str, Any] = {"event": found.answer, "key": found.key, "value": value}
-    if found.event_field != "event":
+    if found.event_field == ANSWERS_FIELD:
+        keys = {"key": found.key} | ({} if found.value is None else {"value": found.value})
+    elif found.event_field != "event":
         keys["event_field"] = found.event_field
     if len(events) > 2:
         keys["question"] = found.question
@@ -439,9 +475,13 @@ def _delayed_label(
         middle = f"{found.value} > {sorted(values.values)[len(values.values) // 2]:g}"
         label = f'# For a class: kind = "classification" and value = {_toml(middle)}\n{label}'
     longest = _within(found.longest_s)
-    notes.append(f"the longest wait for an answer was {longest}; a later answer than {keys['within']} does not count")
+    if found is not _EXAMPLE:
+        notes.append(
+            f"the longest wait for an answer was {longest}; a later answer than {keys['within']} does not count"
+        )
     if found.value is None:
-        notes.append(f"the label is whether a {found.answer!r} comes in time; without one it is false")
+        answer = "an answer" if found.event_field == ANSWERS_FIELD else f"a {found.answer!r}"
+        notes.append(f"the label is whether {answer} comes in time; without one it is false")
     return kind, label, {found.event_field, found.key, value}
 
 
@@ -490,7 +530,7 @@ name = {name} # the name of the model, of its flow and its checkpoints
 
 [input]
 topic = {topic}
-start = "earliest" # or "latest"; it counts in the first run only
+{answers}start = "earliest" # or "latest"; it counts in the first run only
 dead_letter = {dead_letters} # for records that cannot be learned from
 
 # From {records} records of the topic. Correct what is wrong here.

@@ -92,23 +92,19 @@ class OnlineLearningService:
             self.name, limits=settings.health, checkpoint_interval_s=settings.checkpoints.interval_s, clock=self._clock
         )
         """All that is known about the service."""
-        given, self._updates = settings.input, topic(settings.publish.topic)
+        self._updates = topic(settings.publish.topic)
         self.learning = ServiceLearning(settings)
         self.observations.texts_at = self.learning.features.reader.texts_at
-        self.events: Stream = self.flow.source(
-            topic(given.topic),
-            decode=decoder_of(given.decoder),
-            start=given.start,
-            on_lost=given.on_lost,
-            name="events",
-            **rejections_of(given),
-        )
-        """The decoded records of the input."""
+        self.events: Stream = self._read(settings.input.topic, "events")
+        """The decoded records of the input; without answers that have a topic of their own."""
+        of_answers = settings.input.answers
+        self.answers: Stream | None = None if of_answers is None else self._read(of_answers, "answers")
+        """The decoded records of the topic of answers; None if there is none."""
         # A run without a checkpoint starts from the last version.
         last = initial_model(self._updates, model=self.name, default=None)
         newest = self.flow.from_source(last, name="last version", parallelism=1)
         rollbacks = Rollbacks(self._updates, self.name)
-        self.training: OnlineTraining = self.learning.train(self.events, rollbacks, newest)
+        self.training: OnlineTraining = self.learning.train(self.events, rollbacks, newest, self.answers)
         """The streams of the training: models, validation, predictions, drifts."""
         self.training.models.publish_model(self._updates, model=self.name, name="publish")
         self.training.validation.map(self.observations.validated, name="observe validation")
@@ -122,6 +118,17 @@ class OnlineLearningService:
         self._is_ending = False
         self._ended_by: Literal["stall", "time"] | None = None
         """Why the service has aborted the job: no progress, or no last checkpoint in time."""
+
+    def _read(self, url: str, name: str) -> Stream:
+        given = self.settings.input
+        return self.flow.source(
+            topic(url),
+            decode=decoder_of(given.decoder),
+            start=given.start,
+            on_lost=given.on_lost,
+            name=name,
+            **rejections_of(given),
+        )
 
     # -- the run -----------------------------------------------------------------------------------------
 

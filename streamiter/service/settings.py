@@ -86,6 +86,8 @@ class InputSettings:
 
     topic: str
     """The URL of the topic."""
+    answers: str | None = None
+    """The URL of the topic of the answers, if labels come later, and in a topic of their own."""
     start: Literal["earliest", "latest"] = "earliest"
     """Where the first run begins to read; later runs resume from their checkpoint."""
     decoder: str = "default"
@@ -96,6 +98,11 @@ class InputSettings:
     """The effect of a position that the topic no longer has: by retention, or because it is another topic."""
     dead_letter: str | None = None
     """The URL of the topic for such records."""
+
+
+# Records of ``input.answers`` get this field with this value, so that they are known among the questions.
+ANSWERS_FIELD: Final = "input.answers"
+ANSWER: Final = "answer"
 
 
 @dataclass(frozen=True)

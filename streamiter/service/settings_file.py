@@ -20,7 +20,15 @@ from streamiter.errors import ConfigurationError
 from streamiter.field_kinds import PARTS, TREND, part_of, time_zone_of
 from streamiter.numbers import plain_float
 from streamiter.optimizers import FTRL, SGD, AdaDelta, AdaGrad, Adam, Momentum, Optimizer, RMSProp
-from streamiter.service.settings import FeatureKind, FieldComparison, HttpSettings, LabelSettings, ServiceSettings
+from streamiter.service.settings import (
+    ANSWER,
+    ANSWERS_FIELD,
+    FeatureKind,
+    FieldComparison,
+    HttpSettings,
+    LabelSettings,
+    ServiceSettings,
+)
 from streamiter.service.toml_document import (
     Key,
     Parser,
@@ -216,7 +224,7 @@ _PARSERS: Final[Mapping[type, Parser]] = {bool: flag_of, str: text_of, int: whol
 
 # The type of these fields does not tell their parsers.
 _OWN_PARSERS: Final[Mapping[str, Mapping[str, Parser]]] = {
-    "input": {"topic": topic_url_of, "decoder": _decoder_of, "dead_letter": topic_url_of},
+    "input": {"topic": topic_url_of, "answers": topic_url_of, "decoder": _decoder_of, "dead_letter": topic_url_of},
     "learn": {
         "label": lambda value: value,
         "features": _features_of,
@@ -271,7 +279,7 @@ def read_document(given: str | os.PathLike[str] | Mapping[str, object]) -> tuple
     document = _document(given)
     document.table((), {name: Key(lambda value: value) for name in TABLES})
     tables = {name: document.table((name,), keys) for name, (_, keys) in TABLES.items()}
-    _check_learn(document, tables["learn"])
+    _check_learn(document, tables["learn"], has_answers="answers" in tables["input"])
     _check_publish(document, tables["publish"])
     _check_http(document, tables["http"])
     _check_topics(document, tables)
@@ -303,9 +311,9 @@ def _document(given: str | os.PathLike[str] | Mapping[str, object]) -> TomlDocum
         raise ConfigurationError(f"{expected} in UTF-8, given other bytes in line {line}; save it as UTF-8") from None
 
 
-def _check_learn(document: TomlDocument, learn: dict[str, Any]) -> None:
+def _check_learn(document: TomlDocument, learn: dict[str, Any], *, has_answers: bool) -> None:
     if "label" in learn:
-        learn["label"] = _label(document, learn["label"], learn.get("kind"))
+        learn["label"] = _label(document, learn["label"], learn.get("kind"), has_answers=has_answers)
     label, learner = learn.get("label"), learn.get("learner", "default")
     if label is not None and label.event is not None and "weight" in learn:
         wrong = WrongValue("no weight with label.event", "leave one of them out")
@@ -420,27 +428,36 @@ _DEFAULT_KEYS: Final = {
 }
 
 
-def _label(document: TomlDocument, given: Any, kind: str | None) -> LabelSettings | None:
-    """Return the settings of the label; None if it has problems."""
+def _label(document: TomlDocument, given: Any, kind: str | None, *, has_answers: bool) -> LabelSettings | None:
+    """Return the settings of the label; None if it has problems. ``has_answers``: in a topic of their own."""
     path = ("learn", "label")
     if not isinstance(given, Mapping):
         document.refuse_value(path, WrongValue("a table", 'write { field = "late" }, or { value = "delay > 15" }'))
         return None
     label = document.table(path, _LABEL_KEYS)
-    if len([name for name in ("field", "value") if name in given]) != 1:
+    if has_answers:
+        for name in ("event", "event_field", "question"):
+            if name in given:
+                wrong = WrongValue("it without input.answers only", "leave it out: the topic tells what is an answer")
+                document.refuse_value((*path, name), wrong)
+        label |= {"event": ANSWER, "event_field": ANSWERS_FIELD}
+    is_answered = "event" in label and kind == "classification" and label.get("otherwise") is False
+    if is_answered and "field" not in given and "value" not in given:
+        label["value"] = FieldComparison(label.get("event_field", "event"), "==", label["event"])
+    elif len([name for name in ("field", "value") if name in given]) != 1:
         both = "both" if "field" in given else "none"
         document.refuse_value(path, WrongValue("field or value", 'write { field = "late" }', given=both))
     if kind == "regression" and isinstance(label.get("value"), FieldComparison):
         expected = "a field for a regression"
         document.refuse_value((*path, "value"), WrongValue(expected, 'write kind = "classification", or the field'))
-    if ("event" in given) != ("key" in given):
+    if ("event" in label) != ("key" in given):
         missing = "event" if "key" in given else "key"
         remedy = "event says which records are answers, and key which field they share with their question"
         document.refuse_value((*path, missing), WrongValue("event and key together", remedy, given=f"no {missing}"))
     needs = {"event_field": "event", "question": "event", "within": "event", "time": "within", "otherwise": "within"}
     needs |= {"schedule": "within"}
     for name, needed in needs.items():
-        if name in given and needed not in given:
+        if name in given and needed not in given and needed not in label:
             wrong = WrongValue(f"it with {needed} only", f"leave it out, or add {needed}", given=f"no {needed}")
             document.refuse_value((*path, name), wrong)
     if "positive" in given and (kind != "classification" or "field" not in given):
@@ -490,17 +507,18 @@ def _check_http(document: TomlDocument, http: dict[str, Any]) -> None:
 
 def _check_topics(document: TomlDocument, given: dict[str, dict[str, Any]]) -> None:
     """Refuse URLs that no connector takes, and to write to the topic that is read."""
-    read = given["input"].get("topic")
-    for path in (("input", "topic"), ("publish", "topic"), ("input", "dead_letter")):
+    read = [given["input"].get(name) for name in ("topic", "answers")]
+    for path in (("input", "topic"), ("input", "answers"), ("publish", "topic"), ("input", "dead_letter")):
         if (url := given[path[0]].get(path[1])) is None:
             continue
         try:
             topic(url)
         except ConfigurationError as error:
             document.refuse(path, str(error))
-        if url == read and path != ("input", "topic"):
-            wrong = WrongValue("another topic than input.topic", "choose one of its own", given="the same")
-            document.refuse_value(path, wrong)
+        for other, name in zip(read, ("topic", "answers"), strict=True):
+            if url == other and path != ("input", "topic") and path != ("input", name):
+                wrong = WrongValue(f"another topic than input.{name}", "choose one of its own", given="the same")
+                document.refuse_value(path, wrong)
 
 
 def _check_store(document: TomlDocument, given: dict[str, dict[str, Any]]) -> None:
@@ -585,9 +603,10 @@ _NEEDS: Final[Mapping[str, str]] = dict.fromkeys(
 ) | {
     "learn.settings.crosses": _WHAT_FITS,
     "learn.settings.bits": _WHAT_FITS,
-    "input.topic": (
+    **dict.fromkeys(
+        ("input.topic", "input.answers"),
         'it applies after a restart with on_lost = "skip" in [input], which keeps the model and all other state, and '
-        "reads the new topic from its start on"
+        "reads the new topic from its start on",
     ),
     "service.name": "the flow, its checkpoints and its model have this name; with another one it is another service",
     "input.start": "it counts in the first run only, and later runs resume from their checkpoint",

@@ -112,6 +112,35 @@ def test_a_topic_becomes_a_service_in_three_commands(trips: str, tmp_path: Path)
         assert program.wait(PATIENCE_S) == 0
 
 
+def test_questions_and_answers_in_two_topics_become_a_service(trips: str, tmp_path: Path) -> None:
+    """--init looked at one topic, and proposed that each question has its label."""
+    questions, answers = trips + "-begins", trips + "-ends"
+
+    async def divide() -> None:
+        for url, kind in ((questions, "begin"), (answers, "end")):
+            await topic(url).create()
+            writer = await topic(url).open_writer()
+            rows = [{name: trip[name] for name in trip if name != "event"} for trip in TRIPS if trip["event"] == kind]
+            await writer.write(OutgoingBatch([json.dumps(row).encode() for row in rows]))
+            await writer.close()
+
+    asyncio.run(divide())
+    made = streamiter("serve", "--init", questions, "--answers", answers, cwd=tmp_path)
+    assert (made.returncode, made.stderr) == (0, "")
+    assert made.stdout.startswith(f"Wrote service.toml from 600 records of {questions} and {answers}.")
+    created(questions, "-model-updates", "-dead-letters")
+    [port] = free_ports(1)
+    file = tmp_path / "service.toml"
+    file.write_text(file.read_text().replace("127.0.0.1:8080", f"127.0.0.1:{port}"))
+    checked = streamiter("serve", "--check", cwd=tmp_path)
+    assert f"input.answers\t{answers}: 1 partition, 297 records\n" in checked.stdout
+    with started("serve", "service.toml", cwd=tmp_path) as program:
+        prediction = answered(port, "/predict", {"km": 3, "sky": "wet"})
+        assert 0 < prediction["predictions"][0]["probability"] < 1
+        program.send_signal(signal.SIGINT)
+        assert program.wait(PATIENCE_S) == 0
+
+
 def test_a_file_that_does_not_fit_its_topic_is_told_with_lines(trips: str, tmp_path: Path) -> None:
     """A misspelt feature was missing in each row, and the model learned without it for months."""
     created(trips, "-updates")

@@ -95,6 +95,7 @@ def test_the_readme_says_what_its_first_example_prints(tmp_path: Path) -> None:
 def test_examples_that_learn_print_their_quality_beside_the_baseline() -> None:
     """An example printed how many rows it had learned from, and hid that always predicting the share was better."""
     codes = {block.id: block.values[0]["code"] for block in blocks("python")}  # type: ignore[attr-defined]
+    codes |= {str(path): path.read_text(encoding="utf-8") for path in (ROOT / "examples").rglob("*.py")}
     learns = {name: code for name, code in codes.items() if "train_online(" in code and ".validation" in code}
     assert len(learns) > 10
     silent = [name for name, code in learns.items() if not re.search("always|baseline|of the mean", code)]

@@ -6,7 +6,9 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from learn.online_support import Record, trained
 from streamiter import Columns, Flow
 from streamiter.errors import GraphError
 from streamiter.learn import DelayedLabels, ForeignModel, train_online
+from streamiter.learn.row_reading import LabelFields, texts_in
 from streamiter.models import LinearPredictor
 
 
@@ -91,12 +94,84 @@ def test_cuts_workers_and_columns_change_no_feature() -> None:
         assert found.last == expected
 
 
+THE_FIELD = "delay"
+
+
+class Judge:
+    """A label with settings; it names no field that is none."""
+
+    field = "delay"
+
+    def __init__(self) -> None:
+        self.features = ["km"]
+
+    def late(self, trip: Any, *, is_rare: bool) -> bool:
+        return is_rare and is_late(trip[self.field])
+
+    def __call__(self, trip: Any) -> bool:
+        return self.late(trip, is_rare=trip["n"] > 1_000)
+
+
+def of_field(field: str) -> Callable[[Any], bool]:
+    return lambda trip: trip["n"] > 1_000 and is_late(trip[field])
+
+
+RARE: list[Callable[[Any], Any]] = [
+    lambda trip: trip["n"] > 1_000 and late(trip),
+    lambda trip: trip["n"] > 1_000 and any(is_late(trip[name]) for name in ["delay"]),
+    lambda trip: trip["n"] > 1_000 and is_late(trip[THE_FIELD]),
+    lambda trip, field="delay": trip["n"] > 1_000 and is_late(trip[field]),
+    partial(lambda field, trip: trip["n"] > 1_000 and is_late(trip[field]), "delay"),
+    of_field("delay"),
+    Judge(),
+    Judge().__call__,
+    lambda trip: trip["n"] > 1_000 and trip.get("sky") != "km" and max(0, trip["delay"], key=is_late) > 15,
+]
+
+
+@pytest.mark.parametrize("label", RARE)
+def test_a_field_of_a_branch_that_never_ran_is_no_feature_from_the_start(label: Callable[[Any], Any]) -> None:
+    """A branch ran after the first 1,000 records for the first time: its field was a feature, and stayed one."""
+    rows = [trip | {"n": n, "key": 1.0} for n, trip in enumerate(TRIPS)]
+    named = texts_in(label)
+    assert "delay" in named
+    assert not {"km", "key", "features"} & named
+    models = trained(rows[:20], label=label, mini_batch=1, workers=1).models
+    assert [model.parameters["fields"] for model in (models[0], models[-1])] == [["km", "key"]] * 2
+
+
+def test_a_changed_function_of_the_label_is_watched_again_after_a_restart() -> None:
+    """The fields that the first run had noted were those of another function."""
+    before, after = LabelFields(lambda trip: trip["km"] > 0), LabelFields(late)
+    for trip in TRIPS:
+        before(trip)
+    after.restore(before.state())
+    after(TRIPS[0])
+    assert after.fields == ["km", "delay"]
+
+
+def test_fields_of_a_weight_stay_features_as_long_as_the_label_is_not_made_of_them() -> None:
+    """A weight by a price says nothing against the price as a feature; one by the label has fields of the label."""
+
+    def weight(trip: Any) -> float:
+        return 2.0 if is_late(trip["delay"]) else 1.0 + abs(trip["km"])
+
+    assert trained(TRIPS[:50], label=late, weight=weight).models[-1].parameters["fields"] == ["km"]
+    rows = [{**trip, "late": late(trip)} for trip in TRIPS[:50]]
+    assert trained(rows, label="late", weight="delay").models[-1].parameters["fields"] == ["km"]
+
+
 def test_a_field_that_is_read_of_later_rows_first_is_left_out_from_there_on() -> None:
-    """The branch of a function that runs for the twentieth row reads another field, which had been learned by then."""
+    """The branch of a function that runs for the twentieth row reads another field, which had been learned by then.
+
+    Its code does not name the field.
+    """
+    start = "wa"
     rows = [trip | {"wait": trip["delay"], "when": "2024-05-01T07:00", "note": "x"} for trip in TRIPS[:200]]
 
     def label(row: Any) -> bool:
-        return is_late(row["delay"] if row["km"] < 0 or row["sky"] == "r" else row["wait"]) or not row["when"]
+        read = row["delay"] if row["km"] < 0 or row["sky"] == "r" else row[start + "it"]
+        return is_late(read) or not row["".join(["w", "hen"])]
 
     rows[0]["km"] = -1.0
     model = trained(rows, label=label, mini_batch=1).models[-1].parameters
@@ -113,22 +188,26 @@ def test_values_of_the_label_that_are_no_features_refuse_no_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "kind"),
+    ("label", "kind", "fields"),
     [
-        (lambda trip: is_late(dict(**trip)["delay"]), dict),
-        (lambda trip: is_late(json.loads(json.dumps(trip))["delay"]), dict),
-        (lambda trip: is_late((trip | {})["delay"]), dict),
-        (lambda trip: is_late(trip.copy()["delay"]), dict),
-        (late, OrderedDict),
-        (lambda trip: len(trip) == 3, dict),
+        (lambda trip: is_late(SimpleNamespace(**trip).delay), dict, ["km", "delay"]),
+        (lambda trip: is_late(list(trip.values())[-1]), dict, ["km", "delay"]),
+        (lambda trip: len(trip) == 3, dict, ["km", "delay"]),
+        (lambda trip: is_late(json.loads(json.dumps(trip))["delay"]), dict, ["km"]),
+        (lambda trip: is_late((trip | {})["delay"]), dict, ["km"]),
+        (lambda trip: is_late(trip.copy()["delay"]), dict, ["km"]),
+        (late, OrderedDict, ["km"]),
     ],
 )
 def test_a_function_whose_fields_cannot_be_told_is_warned_of_once(
-    label: Callable[[Any], Any], kind: type[dict[str, Any]], caplog: pytest.LogCaptureFixture
+    label: Callable[[Any], Any], kind: type[dict[str, Any]], fields: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A function that makes an object of the whole record, or reads none: nothing told that the label was learned."""
+    """A function that makes an object of the whole record, or reads none: nothing told that the label was learned.
+
+    A field that its code names is left out nevertheless.
+    """
     found = trained([kind(trip) for trip in TRIPS[:100]], label=label, mini_batch=10, workers=1)
-    assert found.models[-1].parameters["fields"] == ["km", "delay"]
+    assert found.models[-1].parameters["fields"] == fields
     [warning] = lines(caplog, "cannot be told")
     assert warning.startswith("step 'read': expected a label= that reads fields of the record by their names")
     assert warning.endswith("give features=, so that the label is not learned from itself")

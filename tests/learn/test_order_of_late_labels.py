@@ -366,7 +366,7 @@ def test_several_subtasks_and_hidden_partitions_keep_the_order() -> None:
 
 
 @pytest.mark.parametrize("model", [None, lambda: LogisticRegression(2, optimizer=SGD(0.2))], ids=["rows", "gradients"])
-@pytest.mark.parametrize("lost", ["none", "bad", "raises", "asked again", "too many"])
+@pytest.mark.parametrize("lost", ["none", "bad", "raises", "asked again", "delivered again", "too many"])
 def test_a_question_without_a_label_leaves_no_trace(lost: str, model: Any) -> None:
     """With weights, a question that never got a label stayed learned as False: predictions were half of the share."""
     draw, given = Random(3), []
@@ -377,7 +377,10 @@ def test_a_question_without_a_label_leaves_no_trace(lost: str, model: Any) -> No
         has_no_label = lost in ("none", "bad", "raises") and n % 2
         label: Any = {"none": None, "bad": "maybe", "raises": [1]}[lost] if has_no_label else draw.random() < 0.6
         given.append({"id": n, "at": 100 * n + 1_050, "label": label})
-    given.sort(key=itemgetter("at"))
+        if lost == "delivered again":
+            # Behind the answer, as a producer that starts again with what it has not confirmed sends it.
+            given.append({**given[-2], "sent": 100 * n + 1_300})
+    given.sort(key=lambda event: event.get("sent", event["at"]))
 
     def target_of(answer: Record) -> Any:
         return answer["label"] if lost != "raises" else answer["label"] + 0
@@ -394,6 +397,27 @@ def test_a_question_without_a_label_leaves_no_trace(lost: str, model: Any) -> No
     if not lost_all:
         assert abs(found.predictions[half:].mean() - found.targets[half:].mean()) < 0.08
         assert abs(found.targets[half:].mean() - 0.6) < 0.08
+
+
+@pytest.mark.parametrize("schedule", ["end", "at once"])
+def test_a_question_that_is_delivered_again_after_its_answer_is_learned_once(schedule: Any) -> None:
+    """A producer sent its last records again: a view that was clicked was learned once more, as one without a click.
+
+    So it is in each schedule, across a checkpoint, and for as long as the first one would have waited. A question with
+    another time is another one.
+    """
+    labels, first = replace(LABELS, schedule=schedule), [("a", 0, "first"), ("b", 10, "first of b")]
+    join = LabelJoin(labels, is_timed=True)
+    outcomes = [*join.ask(*first[0]), *join.ask(*first[1]), *join.answer("a", 1_000, "yes")]
+    assert outcomes == [] if schedule == "end" else [("first", "yes", "answered")]
+    again = LabelJoin(labels, is_timed=True)
+    again.restore(LabelJoin.merged([join.snapshot(str, str)]), str, str)
+    for each in (join, again):
+        assert each.ask("a", 0, "again") == [("again", None, "forgotten")]
+        assert each.ask("a", 1_000, "another") == []
+        assert each.answer("a", 1_001, "no") == outcomes[:0] if schedule == "end" else [("another", "no", "answered")]
+        assert ("again", None, "over") not in each.reach(20_000)
+        assert each.ask("a", 1_000, "after its wait") == []
 
 
 def test_longer_waits_bring_together_what_a_checkpoint_kept_apart() -> None:

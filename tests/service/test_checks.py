@@ -17,7 +17,7 @@ from streamiter.topics import OutgoingBatch, topic
 
 FILE = """\
 service.name = "s"
-input.topic = "{url}"
+input.topic = "{url}"{answers}
 publish.topic = "{url}-updates"
 checkpoints.store = "{folder}"
 [learn]
@@ -44,7 +44,8 @@ class Case:
     async def found(
         self, label: str = '{ field = "late" }', features: str = '"all"', more: str = "", **changes: Any
     ) -> Findings:
-        given = {"url": self.url, "folder": self.folder / "checkpoints", "label": label, "features": features} | changes
+        given = {"url": self.url, "folder": self.folder / "checkpoints", "label": label, "features": features}
+        given |= {"answers": "", **changes}
         return await SettingsCheck(*read_document(FILE.format(**given) + more)).run()
 
     async def refused(self, **given: Any) -> list[str]:
@@ -71,6 +72,26 @@ async def test_what_fits_is_told_with_figures(case: Case) -> None:
         "learn.label": "40 labels in the newest 42 records; 2 have none (no field 'late'), 25.0% are true",
         "publish.topic": f"{case.url}-updates: 1 partition, 0 records",
     }
+
+
+async def test_answers_in_a_topic_of_their_own_are_checked_with_the_questions(case: Case) -> None:
+    """Only one of two topics was looked at, so that a wrong key was found after a day."""
+    await case.write(*({"id": n, "km": n, "at": 1_700_000_000 + n} for n in range(40)))
+    url, label = case.url + "-answers", '{ key = "id", within = "1h", otherwise = false }'
+    given: Any = {"answers": f'\ninput.answers = "{url}"', "label": label}
+    [said] = await case.refused(**given)
+    assert "input.answers: expected a topic that exists" in said
+    await topic(url).create()
+    found = await case.found(**given)
+    assert found["learn"] == "no answers to look at: whether label and features fit is not known"
+    writer = await topic(url).open_writer()
+    await writer.write(OutgoingBatch([orjson.dumps({"id": n, "at": 1_700_000_030 + n}) for n in range(7)]))
+    await writer.close()
+    found = await case.found(**given)
+    assert found["input.answers"] == f"{url}: 1 partition, 7 records"
+    labels = "7 labels in the newest 7 answers, all are true, and questions without an answer False"
+    assert found["learn.label"] == labels
+    assert found["learn.features"] == "2 fields: at, km"
 
 
 @pytest.mark.parametrize(
@@ -171,7 +192,11 @@ async def test_a_server_that_does_not_answer_is_told_for_each_topic(case: Case) 
     [port] = free_ports(1)
     options = "?give_up_after_s=0.5&request_timeout_s=0.5"
     text = FILE.format(
-        url=f"kafka://127.0.0.1:{port}/x{options}", folder=case.folder, label='{ field = "late" }', features='"all"'
+        url=f"kafka://127.0.0.1:{port}/x{options}",
+        folder=case.folder,
+        label='{ field = "late" }',
+        features='"all"',
+        answers="",
     ).replace(f"{options}-updates", f"-updates{options}")
     with pytest.raises(SettingsError) as caught:
         await SettingsCheck(*read_document(text)).run()

@@ -120,6 +120,37 @@ def test_clicks_on_views_are_a_late_label_with_other_events_beside_them() -> Non
     assert learn["features"] == {"price": "number"}
 
 
+@pytest.mark.parametrize(
+    ("answer", "label", "note"),
+    [
+        (
+            {},
+            {"key": "view", "within": "60min", "time": "at", "otherwise": False},
+            "the label is whether an answer comes",
+        ),
+        ({"rating": 3}, {"key": "view", "value": "rating", "within": "60min", "time": "at"}, "the longest wait"),
+        ({"view": None}, {"key": "id", "within": "60min", "otherwise": False}, "key and within are examples"),
+    ],
+)
+def test_answers_of_a_topic_of_their_own_are_found(answer: Any, label: dict[str, Any], note: str) -> None:
+    """Views and clicks were in two topics, and --init proposed that each view has its label."""
+    views = [{"view": f"v{n}", "kind": "ab"[n % 2], "km": n % 7, "at": 1_700_000_000 + n} for n in range(100)]
+    # Answers are rare, so that their newest ones are older than all of the questions.
+    clicks = [{"view": f"v{n}", "kind": "c", "at": 1_700_000_030 + n} | answer for n in range(-500, 100, 3)]
+    clicks = [click | {"rating": n % 5} if "rating" in click else click for n, click in enumerate(clicks)]
+    samples = [TopicSample(events, [1_000 * event["at"] for event in events]) for events in (views, clicks)]
+    urls = ("memory://clicks", "memory://updates", "memory://dead-letters", "memory://answers")
+    proposal = proposal_of(samples[0].with_answers(samples[1]), "clicks", *urls)
+    settings = read_settings(proposal.text)
+    assert settings.input.answers == "memory://answers"
+    assert settings.learn.label.event_field == "input.answers"
+    learn = tomllib.loads(proposal.text)["learn"]
+    assert learn["label"] == label
+    assert learn["features"].items() >= {"kind": "category", "km": "number"}.items()
+    assert not learn["features"].keys() & {"input.answers", "rating"}
+    assert any(note in said for said in proposal.notes)
+
+
 @pytest.mark.parametrize("has_event", [True, False])
 def test_answers_that_are_the_label_themselves_are_found(has_event: bool) -> None:
     """A click has no field but the view: each record was to have a label, which no record had."""

@@ -123,6 +123,44 @@ async def test_no_answer_in_time_is_a_label_where_the_file_says_so() -> None:
         assert learning.refused == 0
 
 
+def test_answers_may_have_a_topic_of_their_own() -> None:
+    """Views and clicks were in two topics, as usual, and a program of one's own had to bring them into one."""
+    views = [{"view": n, "km": n % 7, "at": START_S + n} for n in range(300)]
+    clicks = [{"view": n, "at": START_S + n + 30.5} for n in range(0, 300, 3)]
+    label = LabelSettings(
+        FieldComparison("input.answers", "==", "answer"),
+        event="answer",
+        event_field="input.answers",
+        key="view",
+        within_s=60.0,
+        time="at",
+        otherwise=False,
+    )
+    found = []
+    for settings in (label, replace(CLICKS, question=None)):
+        is_apart = settings is label
+        learn = LearnSettings("classification", settings, {"km": "number"})
+        source = InputSettings("memory://in", on_error="skip")
+        learning = ServiceLearning(ServiceSettings("s", source, learn, PublishSettings("memory://out", None, 1)))
+        flow = Flow("f")
+        # All of the views, then all of the clicks, or both in their order.
+        given = [*views, *({"event": "click", **click} for click in clicks)]
+        events = views if is_apart else sorted(given, key=lambda event: event["at"])
+        answers = flow.from_items([*clicks, 7], name="answers") if is_apart else None
+        training = learning.train(flow.from_items(events), answers=answers)
+        predicted, models = training.predictions.collect(), training.models.collect()
+        statistics = flow.run()
+        found.append((np.concatenate([rows["targets"] for rows in predicted.items]), models.items[-1].parameters))
+        refused = sum(step.counts.rejected for task in statistics.tasks for step in task.steps)
+        assert refused == is_apart
+    (labels, model), (expected, of_one) = found
+    assert labels.tolist() == expected.tolist()
+    assert labels.sum() == 100
+    # The state counts mini-batches, too, and these depend on timing.
+    for name in model.keys() - {"state"}:
+        assert np.asarray(model[name]).tolist() == np.asarray(of_one[name]).tolist()
+
+
 async def test_a_time_in_the_future_is_refused() -> None:
     """A clock of a sender was wrong by years, and from then on no view without a click was an example."""
     async with Learning(CLICKS) as learning:

@@ -112,7 +112,9 @@ PLANTED = [
     Planted('start = "earliest"', 'strat = "earliest"', "input.strat", "did you mean 'start'?"),
     Planted('start = "earliest"', "start = [1]", "input.start", "given the array [1]"),
     Planted('decoder = "json"', 'decoder = "avro"', "input.decoder", 'as "module:name", given "avro"'),
-    Planted('decoder = "json"', "xyzzy = 1979-05-27T07:32:00Z", "input.xyzzy", "the keys are topic, start, decoder"),
+    Planted(
+        'decoder = "json"', "xyzzy = 1979-05-27T07:32:00Z", "input.xyzzy", "the keys are topic, answers, start, decoder"
+    ),
     Planted(
         'topic = "kafka://127.0.0.1:9092/flights"',
         'topic = "kafka://ann:hush@127.0.0.1:9092/flights"',
@@ -462,6 +464,7 @@ label = {{ field = "late" }}
         ('{ field = "late", value = "x" }', "classification", "expected field or value, given both"),
         ("{ }", "classification", "expected field or value, given none"),
         ('{ value = "delay > 15" }', "regression", "expected a field for a regression"),
+        ('{ event = "e", key = "k", within = "1h" }', "classification", "expected field or value, given none"),
         ('{ field = "late", key = "k" }', "classification", "given no event"),
         ('{ field = "late", event = "e", key = "k", otherwise = false }', "classification", "it with within only"),
         (
