@@ -25,7 +25,7 @@ from streamiter.learn.labels import Label, Labels
 from streamiter.learn.late_labels import WAIT_IS_OVER, Answers, EventsToLearn, LabelJoin, Outcome, no_events
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.model_rows import ModelRows, RowSteps
-from streamiter.learn.question_steps import Answer, EventPlan, Question
+from streamiter.learn.question_steps import Answer, EventPlan, Question, is_truth
 from streamiter.learn.row_reading import RowsToLearn, features_of_record, missing_values_of
 from streamiter.learn.rows import BadRows, without
 from streamiter.learn.score_metrics import as_lists, hits, widened
@@ -297,6 +297,8 @@ class RowOwner(ModelOwner, KeepsRecords):
                 refused += plan.settle(join.ask(key, time, question), number)
             elif given["is_answer"][event]:
                 answer = Answer(labels[event], given["records"][event], weight_of(event))
+                if not (answer.label is None or is_truth(answer.label)):
+                    join.may_assume = False
                 if not self._model.records:
                     self._answers.add(answer.label)
                 refused += plan.settle(join.answer(key, time, answer), number)
