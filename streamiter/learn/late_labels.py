@@ -126,7 +126,7 @@ _QUESTIONS: Final = 10_000
 _GOLDEN: Final = 2_654_435_769
 
 
-class _Delays:
+class AnswerDelays:
     """How long answers take, and how many questions have none: when does a question count as one without an answer?
 
     Let F(a) be the share of answers that take at most ``a``, and u the share of questions without one. If every such
@@ -220,7 +220,7 @@ class LabelJoin:
         self._answered: list[tuple[int, int, _Waiting, Any]] = []
         """The questions that wait with their answers: limit, number, question and answer."""
         self._asked = 0
-        self._delays = _Delays()
+        self._delays = AnswerDelays()
         self.may_assume = self.schedule == "expected"
         """Whether a question may count as one without an answer; the owner of the model forbids it."""
         self._assumed: list[tuple[int, int, _Waiting]] = []
@@ -450,7 +450,7 @@ class LabelJoin:
                 for time, number, question, answer in state["answered"]
             ],
             "restored": [outcome for state in states for outcome in state["restored"]],
-            "answers": _Delays.merged([state["delays"] for state in states]),
+            "answers": AnswerDelays.merged([state["delays"] for state in states]),
             "may assume": all(state["may assume"] for state in states),
         }
 

@@ -244,7 +244,7 @@ def test_the_section_of_late_labels_is_measured_alone(tmp_path: Path, monkeypatc
     assert "an old figure" not in text
     for learner in ("as late for all", *(f"streamiter, {schedule}" for schedule in SCHEDULES)):
         assert text.count(f"| threshold, short | {learner} | ") == 1
-    assert "The default, *end*, misses a bound on: " in text
+    assert "The default, *expected*, misses a bound on: " in text
     assert text.count(" | same bits" * 3 + " |\n") == len(SCHEDULES)
     with pytest.raises(SystemExit):
         learning.main(["--only", "late", "flights, labels at arrival"])
