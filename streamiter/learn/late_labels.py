@@ -221,8 +221,8 @@ class LabelJoin:
         """The questions that wait with their answers: limit, number, question and answer."""
         self._asked = 0
         self._delays = AnswerDelays()
-        self.may_assume = self.schedule == "expected"
-        """Whether a question may count as one without an answer; the owner of the model forbids it."""
+        self._may_assume = self.schedule == "expected"
+        """Whether questions count as ones without an answer, once enough delays of answers are known."""
         self._assumed: list[tuple[int, int, _Waiting]] = []
         """When questions count as ones without an answer: time, number and question; also questions with an answer."""
         self._restored: list[Outcome] = []
@@ -297,11 +297,18 @@ class LabelJoin:
         time = self._time(time)
         self._asked += 1
         waiting = _Waiting(question, time, self._asked, None)
-        if self.may_assume and self._delays.are_known():
+        if self._may_assume and self._delays.are_known():
             age = self._delays.age_of(self._asked)
             self._assume(waiting, MAX_TIME if age is None else time + age)
         self._join.add(LEFT, key, time, waiting)
         return self._outcomes() if self._join.results else []
+
+    def never_assume(self) -> None:
+        """A label has come that is neither True nor False: it may be one of several classes, or a number.
+
+        No effect once so many labels have come that the model refuses such a label.
+        """
+        self._may_assume = self._may_assume and self._delays.are_known()
 
     def _assume(self, waiting: _Waiting, when: int | None) -> None:
         waiting.when = when
@@ -325,7 +332,7 @@ class LabelJoin:
                 outcomes.append(Outcome(None, answer, "over"))
                 continue
             waiting.is_open = False
-            if answer is not None and self.may_assume:
+            if answer is not None and self._may_assume:
                 self._delays.answered(time - waiting.time)
             if answer is None:
                 outcomes.append(Outcome(waiting.question, None, "forgotten"))
@@ -394,7 +401,7 @@ class LabelJoin:
                 for question, answer, kind in self._restored
             ],
             "delays": self._delays.snapshot(),
-            "may assume": self.may_assume,
+            "may assume": self._may_assume,
         }
 
     def restore(
@@ -406,7 +413,7 @@ class LabelJoin:
         """Resume from what :meth:`snapshot` returned. Questions wait for as long as ``within_s`` says now."""
         self._asked = state["asked"]
         self._delays.restore(state["delays"])
-        self.may_assume = state["may assume"]
+        self._may_assume = state["may assume"]
         for side, key, time, number, event, when in state["waiting"]:
             if side == LEFT:
                 waiting = _Waiting(question_from_record(event), time, number, None)

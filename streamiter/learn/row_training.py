@@ -21,7 +21,7 @@ import numpy as np
 from streamiter.errors import ModelError
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.expert_weights import ExpertWeights
-from streamiter.learn.labels import Label, Labels
+from streamiter.learn.labels import Label, Labels, is_label
 from streamiter.learn.late_labels import WAIT_IS_OVER, Answers, EventsToLearn, LabelJoin, Outcome, no_events
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.model_rows import ModelRows, RowSteps
@@ -297,8 +297,8 @@ class RowOwner(ModelOwner, KeepsRecords):
                 refused += plan.settle(join.ask(key, time, question), number)
             elif given["is_answer"][event]:
                 answer = Answer(labels[event], given["records"][event], weight_of(event))
-                if not (answer.label is None or is_truth(answer.label)):
-                    join.may_assume = False
+                if is_label(answer.label) and not is_truth(answer.label):
+                    join.never_assume()
                 if not self._model.records:
                     self._answers.add(answer.label)
                 refused += plan.settle(join.answer(key, time, answer), number)
