@@ -82,7 +82,7 @@ def order(stream: LateStream, schedule: Schedule) -> Iterator[Happened]:
     due: deque[int] = deque()  # Questions come by time, and all wait equally long.
 
     def assume(row: int, event: int) -> Iterator[Happened]:
-        if row in waiting:
+        if row in waiting and (schedule == "weighted" or delays.takes_next()):
             assumed.add(row)
             yield Happened("assume", row, event)
 

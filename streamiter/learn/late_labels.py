@@ -122,6 +122,9 @@ _TO_THE_END: Final = MAX_TIME
 _ANSWERS_MIN: Final = 100
 _ANSWERS: Final = 1_000
 _QUESTIONS: Final = 10_000
+# Between two answers some questions are taken as ones without an answer, u / (1 − u) in the mean, and five times as
+# many once in 150 times; more of them say that answers fail to come.
+_MEANS_WITHOUT_ANSWER: Final = 5.0
 # Multiples of it are spread evenly between 0 and 2**32, of any numbers in a row (Knuth, 6.4).
 _GOLDEN: Final = 2_654_435_769
 
@@ -144,8 +147,11 @@ class AnswerDelays:
         self._counted = 0
         self._unanswered = 0.0
         """The share of the last questions that have no answer."""
+        self._taken = 0
+        """The number of questions that have reached their age since the last answer."""
 
     def answered(self, delay: int) -> None:
+        self._taken = 0
         self._delays.append(delay)
         insort(self._sorted, delay)
         if len(self._delays) > _ANSWERS:
@@ -176,8 +182,14 @@ class AnswerDelays:
             drawn = 1.0 - left
         return self._sorted[min(int(drawn * len(self._sorted)), len(self._sorted) - 1)] + 1
 
+    def takes_next(self) -> bool:
+        """Whether the next question that reaches its age counts as one without an answer: if answers still come."""
+        self._taken += 1
+        return self._taken * (1.0 - self._unanswered) <= _MEANS_WITHOUT_ANSWER
+
     def snapshot(self) -> dict[str, Any]:
         return {
+            "taken": self._taken,
             "delays": list(self._delays),
             "ended": self._ended,
             "counted": self._counted,
@@ -185,7 +197,7 @@ class AnswerDelays:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._delays, self._sorted = deque(state["delays"]), sorted(state["delays"])
+        self._taken, self._delays, self._sorted = state["taken"], deque(state["delays"]), sorted(state["delays"])
         self._ended, self._counted, self._unanswered = state["ended"], state["counted"], state["unanswered"]
 
     @staticmethod
@@ -193,6 +205,7 @@ class AnswerDelays:
         """Return what several have counted."""
         counted = sum(state["counted"] for state in states)
         return {
+            "taken": max(state["taken"] for state in states),
             "delays": [delay for state in states for delay in state["delays"]][-_ANSWERS:],
             "ended": sum(state["ended"] for state in states),
             "counted": min(counted, _QUESTIONS),
@@ -268,26 +281,33 @@ class LabelJoin:
         if watermark <= join.watermark:
             return []
         join.advance(watermark)
-        ended: list[tuple[int, int, Outcome]] = []
+        ended: list[tuple[int, int, Outcome, bool]] = []
         while self._assumed and self._assumed[0][0] <= watermark:
             when, number, waiting = heappop(self._assumed)
             if waiting.is_open and when < self._limit(waiting):
                 waiting.when = MAX_TIME
-                ended.append((when, number, Outcome(waiting.question, None, "assumed")))
+                ended.append((when, number, Outcome(waiting.question, None, "assumed"), False))
         for _, (waiting, answer) in join.take_results() if join.results else ():
             if waiting is None:
-                ended.append((MIN_TIME, 0, Outcome(None, answer, "over")))
+                ended.append((MIN_TIME, 0, Outcome(None, answer, "over"), True))
             else:
                 limit, waiting.is_open = self._limit(waiting), False
-                self._delays.ended(is_answered=False)
-                ended.append((limit, waiting.number, Outcome(waiting.question, None, "over")))
+                ended.append((limit, waiting.number, Outcome(waiting.question, None, "over"), False))
         while self._answered and self._answered[0][0] <= watermark:
             limit, number, waiting, answer = heappop(self._answered)
-            self._delays.ended(is_answered=True)
-            ended.append((limit, number, Outcome(waiting.question, answer, "over")))
+            ended.append((limit, number, Outcome(waiting.question, answer, "over"), True))
         if len(ended) > 1:
             ended.sort(key=_by_limit)
-        return [outcome for _, _, outcome in ended]
+        # In this order, wherever it is cut.
+        return [outcome for _, _, outcome, is_answered in ended if self._is_counted(outcome, is_answered=is_answered)]
+
+    def _is_counted(self, outcome: Outcome, *, is_answered: bool) -> bool:
+        """Count an end of a wait; return False for a question that is not to be assumed, and waits further."""
+        if outcome.kind == "assumed":
+            return self._delays.takes_next()
+        if outcome.question is not None:
+            self._delays.ended(is_answered=is_answered)
+        return True
 
     def _limit(self, waiting: _Waiting) -> int:
         return _TO_THE_END if self._within_ms is None else waiting.time + self._within_ms
@@ -466,7 +486,7 @@ class LabelJoin:
         return MAX_TIME if due is None else due - 1
 
 
-def _by_limit(ended: tuple[int, int, Outcome]) -> tuple[int, int]:
+def _by_limit(ended: tuple[int, int, Outcome, bool]) -> tuple[int, int]:
     return ended[:2]
 
 

@@ -66,10 +66,16 @@ class Expected:
         self.delays: list[int] = []
         self.ended = 0
         self.share, self.counted = 0.0, 0
+        self.since_answer = 0
 
     def count(self, *, is_unanswered: bool) -> None:
         self.counted = min(self.counted + 1, 10_000)
         self.share += (is_unanswered - self.share) / self.counted
+
+    def takes_next(self) -> bool:
+        """Return whether so many questions without an answer, one after the other, are still what is to be expected."""
+        self.since_answer += 1
+        return self.since_answer <= 5.0 / (1.0 - self.share)
 
     def age(self, number: int) -> float:
         """Return at which age the probability to be taken, added up, reaches the number that is drawn."""
@@ -101,7 +107,7 @@ def one_by_one(given: Sequence[Record], within_ms: int, bound_ms: int, schedule:
         while (ages and ages[0][0] <= watermark) or (due and due[0][0] <= watermark):
             if ages and ages[0] < due[0]:
                 _, _, key = heapq.heappop(ages)
-                if key in waiting:
+                if key in waiting and expected.takes_next():
                     yield Handled("assumed", key)
                 continue
             _, _, key = heapq.heappop(due)
@@ -118,6 +124,7 @@ def one_by_one(given: Sequence[Record], within_ms: int, bound_ms: int, schedule:
 
     def settle(key: int, label: bool, at: float) -> Iterator[Handled]:
         expected.delays.append(int(at) - waiting.pop(key))
+        expected.since_answer = 0
         if expected.ended:
             expected.count(is_unanswered=False)
         if key not in at_once:
@@ -230,6 +237,7 @@ class Trained:
         self.records = models.items[-1].records
         self.predictions = np.concatenate([rows["predictions"] for rows in predictions.items])
         self.targets = np.concatenate([rows["targets"] for rows in predictions.items])
+        self.questions = np.concatenate([rows["questions"] for rows in predictions.items])
         self.metrics: dict[str, float] = metrics.items[-1]
         self.late = statistics.step("learn" if options.get("model") is None else "train").rejected
 

@@ -228,6 +228,20 @@ def test_the_default_waits_no_longer_than_answers_take() -> None:
     assert found[None] < found["end"] - 0.03
 
 
+def test_an_outage_of_answers_is_no_sign_of_false() -> None:
+    """While no answers came, all questions were learned as False, and predictions fell to nothing."""
+    draw, given = Random(6), []
+    for n in range(4_000):
+        given.append({"id": n, "at": 1_000 * n, "kind": "a", "x": 0.5})
+        if draw.random() < 0.3:
+            at = 1_000 * n + draw.randrange(20_000)
+            given.append({"id": n, "at": max(at, 3_100_000) if at > 3_000_000 else at, "label": True})
+    given.sort(key=itemgetter("at"))
+    labels = replace(LABELS, within_s=200.0, features=["kind"])
+    found = Trained(labels, lambda flow: timed(flow.from_items(given, parallelism=1)))
+    assert abs(found.predictions[found.questions.argsort()][3_020:3_100].mean() - 0.3) < 0.1
+
+
 async def test_a_restart_in_the_middle_keeps_what_is_known_of_delays(tmp_path: Path) -> None:
     """After a restart questions would wait as if nothing was known of answers: another model than without it."""
     given = events(1_500)
