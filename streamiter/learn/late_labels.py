@@ -477,7 +477,7 @@ class LabelJoin:
                 for time, number, question, answer in state["answered"]
             ],
             "restored": [outcome for state in states for outcome in state["restored"]],
-            "answers": AnswerDelays.merged([state["delays"] for state in states]),
+            "delays": AnswerDelays.merged([state["delays"] for state in states]),
             "may assume": all(state["may assume"] for state in states),
         }
 
