@@ -99,27 +99,29 @@ def ours(stream: LateStream, schedule: Schedule) -> Followed:
 def river(stream: LateStream, schedule: Schedule, *, has_weights_of_ktena: bool = False) -> Followed:
     """Learn with river's logistic regression, record by record.
 
-    With "weighted" a True answer is learned, and the slope with which its question was learned is taken back, as in
+    A True answer to a question that was learned as False is learned, and the slope for False is taken back, as in
     streamiter; or both steps have the weights of Ktena et al. (2019). The scaler counts each question once.
     """
     learner = River(stream.rows)
     happened = list(order(stream, schedule))
     predictions = np.empty(len(stream))
+    assumed: dict[int, float] = {}
     with Stopwatch() as watch:
         for kind, row, _ in happened:
             if kind == "predict":
                 predictions[row] = learner.predict(row)
             elif kind == "assume":
-                weight = 1.0 - learner.predict(row) ** 2 if has_weights_of_ktena else 1.0
+                assumed[row] = learner.predict(row)
+                weight = 1.0 - assumed[row] ** 2 if has_weights_of_ktena else 1.0
                 learner.learn_weighted(row, label=False, weight=weight, is_new=True)
-            elif kind == "learn" and schedule != "weighted":
+            elif kind == "learn" and row not in assumed:
                 learner.learn(row)
             elif kind == "learn":
                 weight = 1.0 + learner.predict(row) if has_weights_of_ktena else 1.0
                 learner.learn_weighted(row, label=True, weight=weight, is_new=False)
                 if not has_weights_of_ktena:
                     # The slope for False is the prediction.
-                    taken_back = -float(predictions[row]) / learner.predict(row)
+                    taken_back = -assumed[row] / learner.predict(row)
                     learner.learn_weighted(row, label=False, weight=taken_back, is_new=False)
     return Followed(predictions, len(stream) / watch.cpu_seconds)
 
@@ -234,13 +236,14 @@ TITLE: Final = "## Labels that come later\n"
 _ABOUT: Final = """\
 Questions come in the order of event time; a question is predicted when it comes, and its label is True or False by an
 answer that comes later, or False at the end of its wait. All losses and means are of these predictions, for all
-questions, also those from before the first label. streamiter learns with `train_online(labels=…)` and one of its three
-[schedules](learning.md#labels-that-arrive-later); *end* is the default here. The others, record by record:
+questions, also those from before the first label. streamiter learns with `train_online(labels=…)` and one of its four
+[schedules](learning.md#labels-that-arrive-later); *expected* is the default here. The others, record by record:
 
 - *river*: its logistic regression behind `StandardScaler` and `OneHotEncoder`, in the order of events that each
-  schedule says. With *weighted* it learns False at the question; a True answer then learns True, and takes back the
-  slope with which its question was learned. *Ktena* is *weighted* with the weights (1 − p)(1 + p) at the question and
-  1 + p for a True answer, p the prediction at that moment (Ktena et al., 2019, arXiv 1907.06558).
+  schedule says. With *weighted* it learns False at the question, with *expected* at an age at which answers come; a
+  True answer then learns True, and takes back the slope with which its question was learned. *Ktena* is *weighted* with
+  the weights (1 − p)(1 + p) at the question and 1 + p for a True answer, p the prediction at that moment (Ktena et al.,
+  2019, arXiv 1907.06558).
 - *share so far*: the share of True of the questions whose wait is over; before the first one a half.
 - *best possible*: the chance of True with which the stream was made.
 - *label at once*: streamiter's model, which learns each label right after the prediction, as nobody can.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
@@ -16,14 +17,15 @@ import numpy.typing as npt
 
 from benchmarks.learning_streams import LearningStream, flights_as_events
 from streamiter import Columns
+from streamiter.learn.late_labels import AnswerDelays
 
 __all__ = ["LATE_STREAMS", "SCHEDULES", "Happened", "LateStream", "Schedule", "order"]
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 
-Schedule = Literal["end", "weighted", "at once"]
-SCHEDULES: Final[tuple[Schedule, ...]] = ("end", "weighted", "at once")
+Schedule = Literal["expected", "end", "weighted", "at once"]
+SCHEDULES: Final[tuple[Schedule, ...]] = ("expected", "end", "weighted", "at once")
 """The first one is the default, where a question without an answer has a label."""
 
 _SEED: Final = 7
@@ -60,8 +62,8 @@ class Happened(NamedTuple):
     """One step of the order: what happened to a row, and the number of the event before or with which it did."""
 
     kind: Literal["predict", "assume", "learn", "confirm", "late"]
-    """``assume``: False is learned at the question. ``learn``: the label is. ``confirm``: the assumed False was right.
-    ``late``: an answer without a question that waits."""
+    """``assume``: False is learned before the label is known. ``learn``: the label is. ``confirm``: the assumed False
+    was right. ``late``: an answer without a question that waits."""
     row: int
     event: int
 
@@ -73,35 +75,56 @@ def order(stream: LateStream, schedule: Schedule) -> Iterator[Happened]:
     labels = stream.rows.labels.tolist()
     waiting: set[int] = set()
     answered: set[int] = set()
+    assumed: set[int] = set()
+    with_age: set[int] = set()
+    ages: list[tuple[int, int]] = []
+    delays = AnswerDelays()
     due: deque[int] = deque()  # Questions come by time, and all wait equally long.
 
-    def over(row: int, event: int) -> Iterator[Happened]:
-        if row in waiting:
-            yield Happened("confirm" if schedule == "weighted" else "learn", row, event)
+    def assume(row: int, event: int) -> Iterator[Happened]:
+        if row in waiting and (schedule == "weighted" or delays.takes_next()):
+            assumed.add(row)
+            yield Happened("assume", row, event)
+
+    def known(row: int, event: int, *, label: bool) -> Iterator[Happened]:
+        waiting.discard(row)
+        yield Happened("confirm" if row in assumed and not label else "learn", row, event)
+
+    def over(reached: float, event: int) -> Iterator[Happened]:
+        while due and asked[due[0]] + within <= reached:
+            row = due.popleft()
+            while ages and ages[0] < (asked[row] + within, row):
+                yield from assume(heappop(ages)[1], event)
+            if row in waiting:
+                delays.ended(is_answered=row in answered)
+                yield from known(row, event, label=row in answered and labels[row])
+        while ages and ages[0][0] <= reached:
+            yield from assume(heappop(ages)[1], event)
 
     reached = -1
     for number, (event, time) in enumerate(zip(events, times, strict=True)):
-        while due and asked[due[0]] + within <= reached:
-            row = due.popleft()
-            yield from over(row, number)
-            waiting.discard(row)
+        yield from over(reached, number)
         row, is_answer = divmod(event, 2)
         if not is_answer:
             yield Happened("predict", row, number)
-            if schedule == "weighted":
-                yield Happened("assume", row, number)
             waiting.add(row)
             due.append(row)
+            if schedule == "weighted":
+                yield from assume(row, number)
+            elif schedule == "expected" and delays.are_known():
+                with_age.add(row)
+                if (age := delays.age_of(row + 1)) is not None and age < within:
+                    heappush(ages, (time + age, row))
         elif row not in waiting or row in answered or time >= asked[row] + within:
             yield Happened("late", row, number)
-        elif schedule == "end":
-            answered.add(row)
         else:
-            waiting.discard(row)
-            yield Happened("confirm" if schedule == "weighted" and not labels[row] else "learn", row, number)
+            delays.answered(time - asked[row])
+            if schedule == "end" or (schedule == "expected" and row not in with_age):
+                answered.add(row)
+            else:
+                yield from known(row, number, label=labels[row])
         reached = time
-    for row in due:
-        yield from over(row, len(events))
+    yield from over(float("inf"), len(events))
 
 
 # ---- the streams

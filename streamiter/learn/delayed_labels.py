@@ -24,7 +24,7 @@ from streamiter.operators.timed.in_order import InOrder, SpansInOrder
 from streamiter.runtime.graph import SINGLE_INPUT, comes_one_way
 from streamiter.times import Seconds
 
-Schedule = Literal["end", "weighted", "at once"]
+Schedule = Literal["expected", "end", "weighted", "at once"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,8 @@ class DelayedLabels:
     otherwise: Label = None
     """The label of a question whose wait is over, also by the end of the stream; None: the question is forgotten."""
     weight_of: Callable[[Any], float] | None = None
-    """``weight_of(answer)`` returns the sample weight of its row; None: 1. Not with the schedule ``"weighted"``."""
+    """``weight_of(answer)`` returns the sample weight of its row; None: 1. Not with the schedules ``"expected"`` and
+    ``"weighted"``."""
     unknown: Literal["report", "refuse", "skip"] = "report"
     """What happens to an answer without a question that waits. "report": it becomes a dead letter if the training has a
     topic for these, else it is skipped. "refuse": it follows the policy of the training, which may end the job. It is
@@ -63,13 +64,18 @@ class DelayedLabels:
     schedule: Schedule | None = None
     """When a question is learned from.
 
+    - ``"expected"``: with ``otherwise=False``, when its answer comes, or as False at an age at which answers come; a
+      True answer after that learns True, and takes back what was learned. So all labels are learned as soon as those of
+      answered questions, without bias. Until 1,000 waits have ended, and 100 answers have come, as ``"end"``.
     - ``"end"``: at the end of its wait, with its answer or ``otherwise``. Unbiased; nothing is learned in the first
       wait.
     - ``"weighted"``: with ``otherwise=False``, as False at once; an answer True then learns True, and takes back what
       was learned at the question. It learns from the first question on, and is unbiased while traffic is steady.
     - ``"at once"``: when its answer comes, or with ``otherwise`` at the end of its wait. With ``otherwise`` the model
       is biased until the first wait is over, and when traffic changes.
-    - None: ``"end"`` with ``within_s`` and ``otherwise``, else ``"at once"``.
+    - None: without ``within_s`` or ``otherwise`` ``"at once"``; ``"expected"`` where it can be, else ``"end"``. It can
+      be with ``otherwise=False``, labels that are True or False, a model that predicts the probability of
+      True, and no ``weight_of``.
     """
     time: Literal["event", "processing"] | None = None
     """The time that counts: that of the events, or the clock when they arrive. None: event time if the stream has it or
@@ -84,7 +90,9 @@ class DelayedLabels:
         """Return the schedule, or the default."""
         if self.schedule is not None:
             return self.schedule
-        return "at once" if self.otherwise is None or self.within_s is None else "end"
+        if self.otherwise is None or self.within_s is None:
+            return "at once"
+        return "expected" if self.otherwise is False and self.weight_of is None else "end"
 
 
 def labels_of_rows(
@@ -104,7 +112,7 @@ def _is_given(event: Any) -> Any:
 
 _CHOICES: Final[Mapping[str, tuple[str | None, ...]]] = {
     "unknown": ("report", "refuse", "skip"),
-    "schedule": ("end", "weighted", "at once", None),
+    "schedule": ("expected", "end", "weighted", "at once", None),
     "time": ("event", "processing", None),
 }
 
@@ -135,20 +143,23 @@ def with_schedule(labels: DelayedLabels, model: Any) -> DelayedLabels:
         is_binary = model.task != "regression" and not is_of_classes
     else:
         is_binary = isinstance(model.loss, LogLoss)
-    if schedule == "weighted" and not (is_binary and labels.otherwise is not None and not labels.otherwise):
+    assumes = schedule in ("expected", "weighted")
+    if labels.schedule is None and schedule == "expected" and not is_binary:
+        schedule = "end"
+    elif assumes and not (is_binary and labels.otherwise is not None and not labels.otherwise):
         raise GraphError(
-            'DelayedLabels(schedule="weighted"): expected otherwise=False and a model that predicts the probability of '
-            f'True, given otherwise={labels.otherwise!r} and {type(model).__name__}; write schedule="end"'
+            f'DelayedLabels(schedule="{schedule}"): expected otherwise=False and a model that predicts the probability '
+            f'of True, given otherwise={labels.otherwise!r} and {type(model).__name__}; write schedule="end"'
         )
-    if schedule == "weighted" and labels.weight_of is not None:
+    elif assumes and labels.weight_of is not None:
         raise GraphError(
-            'DelayedLabels(schedule="weighted"): expected no weight_of=, since a question is learned before its answer '
-            'tells its weight, given one; write schedule="end"'
+            f'DelayedLabels(schedule="{schedule}"): expected no weight_of=, since a question is learned before its '
+            'answer tells its weight, given one; write schedule="end"'
         )
-    if schedule == "end" and labels.within_s is None:
+    if schedule in ("expected", "end") and labels.within_s is None:
         raise GraphError(
-            'DelayedLabels(schedule="end"): expected within_s=, since a question is learned at the end of its wait, '
-            'given none; say how long labels may take, or write schedule="at once"'
+            f'DelayedLabels(schedule="{schedule}"): expected within_s=, since a question is learned at the end of its '
+            'wait, given none; say how long labels may take, or write schedule="at once"'
         )
     return replace(labels, schedule=schedule)
 

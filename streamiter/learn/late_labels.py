@@ -7,8 +7,9 @@ Predictions are made where the model is, so the join is there, too: :class:`Labe
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from bisect import bisect_left, insort
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any, Final, Literal, NamedTuple, TypedDict, final
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from streamiter.errors import ModelError
 from streamiter.learn.delayed_labels import DelayedLabels
-from streamiter.learn.labels import Label
+from streamiter.learn.labels import FIRST_LABELS, Label
 from streamiter.learn.row_reading import (
     LabelFields,
     NamedRecord,
@@ -95,19 +96,23 @@ class Outcome(NamedTuple):
     """The question, or None: the answer has no question."""
     answer: Any
     """The answer, or None."""
-    kind: Literal["answered", "over", "forgotten"]
-    """Whether the question has got its answer, its wait is over, or it is forgotten."""
+    kind: Literal["answered", "over", "forgotten", "assumed"]
+    """Whether the question has got its answer, its wait is over, it is forgotten, or it waits further and counts as one
+    without an answer."""
 
 
 class _Waiting:
     """A question that waits."""
 
-    __slots__ = ("number", "question", "time")
+    __slots__ = ("is_open", "number", "question", "time", "when")
 
-    def __init__(self, question: Any, time: int, number: int) -> None:
+    def __init__(self, question: Any, time: int, number: int, when: int | None) -> None:
         self.question = question
         self.time = time
         self.number = number
+        self.when = when
+        """When it counts as one without an answer, ``MAX_TIME`` for never; None: it is learned at its end."""
+        self.is_open = True
 
 
 # The limit of a question that waits without end: the end of the stream.
@@ -115,12 +120,106 @@ _TO_THE_END: Final = MAX_TIME
 
 # What is delivered twice comes again within seconds or minutes. Each is in every checkpoint: so many take some 10 ms.
 _KNOWN_AGAIN_MAX: Final = 100_000
+# Of fewer answers nobody knows how long the longest of a hundred takes.
+_ANSWERS_MIN: Final = 100
+_ANSWERS: Final = 1_000
+_QUESTIONS: Final = 10_000
+# Between two answers some questions are taken as ones without an answer, u / (1 − u) in the mean, and five times as
+# many once in 150 times; more of them say that answers fail to come.
+_MEANS_WITHOUT_ANSWER: Final = 5.0
+# Multiples of it are spread evenly between 0 and 2**32, of any numbers in a row (Knuth, 6.4).
+_GOLDEN: Final = 2_654_435_769
+
+
+class AnswerDelays:
+    """How long answers take, and how many questions have none: when does a question count as one without an answer?
+
+    Let F(a) be the share of answers that take at most ``a``, and u the share of questions without one. If every such
+    question is learned at the age of an answer, no label is fresher than another, and the model has no bias while
+    traffic changes. But a question of age a, without an answer so far, is one of those only with the probability
+    u / (u + (1 − u)(1 − F(a))). So questions are drawn: the chance that one is taken at an age is that of an answer at
+    this age, times this probability. The rest, u · ln(1/u) / (1 − u) less than all, waits to the end.
+    """
+
+    def __init__(self) -> None:
+        self._delays: deque[int] = deque()
+        self._sorted: list[int] = []
+        self._ended = 0
+        """The number of waits that have ended; until the first one, answers say nothing of those that have none."""
+        self._counted = 0
+        self._unanswered = 0.0
+        """The share of the last questions that have no answer."""
+        self._taken = 0
+        """The number of questions that have reached their age since the last answer."""
+
+    def answered(self, delay: int) -> None:
+        self._taken = 0
+        self._delays.append(delay)
+        insort(self._sorted, delay)
+        if len(self._delays) > _ANSWERS:
+            del self._sorted[bisect_left(self._sorted, self._delays.popleft())]
+        if self._ended:
+            self._count(0.0)
+
+    def ended(self, *, is_answered: bool) -> None:
+        self._ended += 1
+        if not is_answered:
+            self._count(1.0)
+
+    def _count(self, is_unanswered: float) -> None:
+        self._counted = min(self._counted + 1, _QUESTIONS)
+        self._unanswered += (is_unanswered - self._unanswered) / self._counted
+
+    def are_known(self) -> bool:
+        """Whether enough answers have come, and the model has read so many labels that their kind will not change."""
+        return len(self._sorted) >= _ANSWERS_MIN and self._ended >= FIRST_LABELS
+
+    def age_of(self, number: int) -> int | None:
+        """Return the age at which question ``number`` counts as one without an answer; None: at the end of its wait."""
+        share, drawn = self._unanswered, (number * _GOLDEN % 2**32) / 2**32
+        if share < 1.0:
+            left = (math.exp(-drawn * (1.0 - share) / share) - share) / (1.0 - share) if share else 0.0
+            if left <= 0.0:
+                return None
+            drawn = 1.0 - left
+        return self._sorted[min(int(drawn * len(self._sorted)), len(self._sorted) - 1)] + 1
+
+    def takes_next(self) -> bool:
+        """Whether the next question that reaches its age counts as one without an answer: if answers still come."""
+        self._taken += 1
+        return self._taken * (1.0 - self._unanswered) <= _MEANS_WITHOUT_ANSWER
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "taken": self._taken,
+            "delays": list(self._delays),
+            "ended": self._ended,
+            "counted": self._counted,
+            "unanswered": self._unanswered,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._taken, self._delays, self._sorted = state["taken"], deque(state["delays"]), sorted(state["delays"])
+        self._ended, self._counted, self._unanswered = state["ended"], state["counted"], state["unanswered"]
+
+    @staticmethod
+    def merged(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return what several have counted."""
+        counted = sum(state["counted"] for state in states)
+        return {
+            "taken": max(state["taken"] for state in states),
+            "delays": [delay for state in states for delay in state["delays"]][-_ANSWERS:],
+            "ended": sum(state["ended"] for state in states),
+            "counted": min(counted, _QUESTIONS),
+            "unanswered": sum(state["unanswered"] * state["counted"] for state in states) / max(counted, 1),
+        }
 
 
 class LabelJoin:
     """Joins the questions that an operator has predicted with their answers, and ends their waits. Pure data, no I/O.
 
-    With ``schedule="end"`` a question that has its answer waits further, to the end of its wait.
+    With ``schedule="end"`` a question that has its answer waits further, to the end of its wait. With ``"expected"``,
+    too, until enough delays of answers are known.
     """
 
     def __init__(self, labels: DelayedLabels, *, is_timed: bool) -> None:
@@ -138,6 +237,11 @@ class LabelJoin:
         self._settled: OrderedDict[Hashable, int] = OrderedDict()
         """By key the time of a question that has got its answer, in this order, until its wait would be over."""
         self._asked = 0
+        self._delays = AnswerDelays()
+        self._may_assume = self.schedule == "expected"
+        """Whether questions count as ones without an answer, once enough delays of answers are known."""
+        self._assumed: list[tuple[int, int, _Waiting]] = []
+        """When questions count as ones without an answer: time, number and question; also questions with an answer."""
         self._restored: list[Outcome] = []
         """What a restore has led to, because waits are longer now, or fewer questions may wait."""
         self._timer_at = MAX_TIME
@@ -153,7 +257,8 @@ class LabelJoin:
 
         Call :meth:`heard` and this when it fires.
         """
-        due = min(self._join.next_due() or MAX_TIME, self._answered[0][0] if self._answered else MAX_TIME)
+        first = (entries[0][0] for entries in (self._answered, self._assumed) if entries)
+        due = min(self._join.next_due() or MAX_TIME, *first, MAX_TIME)
         if not self.is_timed and (self.otherwise is not None or self._answered) and due < self._timer_at:
             self._timer_at = due
             self._context.set_timer(max(0, due - self._context.clock.now_ms()) / 1000, WAIT_IS_OVER)
@@ -182,19 +287,33 @@ class LabelJoin:
         join.advance(watermark)
         if self._settled:
             self._forget_settled()
-        ended: list[tuple[int, int, Outcome]] = []
+        ended: list[tuple[int, int, Outcome, bool]] = []
+        while self._assumed and self._assumed[0][0] <= watermark:
+            when, number, waiting = heappop(self._assumed)
+            if waiting.is_open and when < self._limit(waiting):
+                waiting.when = MAX_TIME
+                ended.append((when, number, Outcome(waiting.question, None, "assumed"), False))
         for _, (waiting, answer) in join.take_results() if join.results else ():
             if waiting is None:
-                ended.append((MIN_TIME, 0, Outcome(None, answer, "over")))
+                ended.append((MIN_TIME, 0, Outcome(None, answer, "over"), True))
             else:
-                limit = self._limit(waiting)
-                ended.append((limit, waiting.number, Outcome(waiting.question, None, "over")))
+                limit, waiting.is_open = self._limit(waiting), False
+                ended.append((limit, waiting.number, Outcome(waiting.question, None, "over"), False))
         while self._answered and self._answered[0][0] <= watermark:
             limit, number, waiting, answer = heappop(self._answered)
-            ended.append((limit, number, Outcome(waiting.question, answer, "over")))
+            ended.append((limit, number, Outcome(waiting.question, answer, "over"), True))
         if len(ended) > 1:
             ended.sort(key=_by_limit)
-        return [outcome for _, _, outcome in ended]
+        # In this order, wherever it is cut.
+        return [outcome for _, _, outcome, is_answered in ended if self._is_counted(outcome, is_answered=is_answered)]
+
+    def _is_counted(self, outcome: Outcome, *, is_answered: bool) -> bool:
+        """Count an end of a wait; return False for a question that is not to be assumed, and waits further."""
+        if outcome.kind == "assumed":
+            return self._delays.takes_next()
+        if outcome.question is not None:
+            self._delays.ended(is_answered=is_answered)
+        return True
 
     def _limit(self, waiting: _Waiting) -> int:
         return _TO_THE_END if self._within_ms is None else waiting.time + self._within_ms
@@ -208,8 +327,24 @@ class LabelJoin:
             return [Outcome(question, None, "forgotten")]
         time = self._time(time)
         self._asked += 1
-        self._join.add(LEFT, key, time, _Waiting(question, time, self._asked))
+        waiting = _Waiting(question, time, self._asked, None)
+        if self._may_assume and self._delays.are_known():
+            age = self._delays.age_of(self._asked)
+            self._assume(waiting, MAX_TIME if age is None else time + age)
+        self._join.add(LEFT, key, time, waiting)
         return self._outcomes(key) if self._join.results else []
+
+    def never_assume(self) -> None:
+        """A label has come that is neither True nor False: it may be one of several classes, or a number.
+
+        No effect once so many labels have come that the model refuses such a label.
+        """
+        self._may_assume = self._may_assume and self._delays.are_known()
+
+    def _assume(self, waiting: _Waiting, when: int | None) -> None:
+        waiting.when = when
+        if when is not None and when < self._limit(waiting):
+            heappush(self._assumed, (when, waiting.number, waiting))
 
     def answer(self, key: Hashable, time: int | None, answer: Any) -> list[Outcome]:
         """Add an answer. A late one counts as at the watermark: its question may still wait."""
@@ -232,17 +367,20 @@ class LabelJoin:
     def _outcomes(self, key: Hashable = None) -> list[Outcome]:
         """Return what the last event has led to, which had this key; None: more than one."""
         outcomes: list[Outcome] = []
-        for _, (waiting, answer) in self._join.take_results():
+        for time, (waiting, answer) in self._join.take_results():
             if waiting is None:
                 outcomes.append(Outcome(None, answer, "over"))
                 continue
+            waiting.is_open = False
             if answer is None:
                 outcomes.append(Outcome(waiting.question, None, "forgotten"))
                 continue
+            if self._may_assume:
+                self._delays.answered(time - waiting.time)
             if self.is_timed and key is not None and not self._ignores_unknown:
                 self._settled[key] = waiting.time
                 self._settled.move_to_end(key)
-            if self.schedule != "end":
+            if waiting.when is not None or self.schedule not in ("end", "expected"):
                 outcomes.append(Outcome(waiting.question, answer, "answered"))
             else:
                 heappush(self._answered, (self._limit(waiting), waiting.number, waiting, answer))
@@ -288,8 +426,10 @@ class LabelJoin:
     ) -> dict[str, Any]:
         """Return all that waits as plain data, in the order of arrival: times, not limits, which may change."""
 
-        def plain(side: Side, event: Any) -> tuple[int, Any]:
-            return (event.number, question_to_record(event.question)) if side == LEFT else (0, answer_to_record(event))
+        def plain(side: Side, event: Any) -> tuple[int, Any, int | None]:
+            if side == LEFT:
+                return event.number, question_to_record(event.question), event.when
+            return 0, answer_to_record(event), None
 
         waiting = sorted(self._join.waiting(), key=lambda each: each[2][ARRIVAL])
         return {
@@ -305,6 +445,8 @@ class LabelJoin:
                 (question and question_to_record(question), answer and answer_to_record(answer), kind)
                 for question, answer, kind in self._restored
             ],
+            "delays": self._delays.snapshot(),
+            "may assume": self._may_assume,
         }
 
     def restore(
@@ -316,12 +458,17 @@ class LabelJoin:
         """Resume from what :meth:`snapshot` returned. Questions wait for as long as ``within_s`` says now."""
         self._asked = state["asked"]
         self._settled = OrderedDict(zip(*state.get("settled", ((), ())), strict=True))
-        for side, key, time, number, event in state["waiting"]:
-            is_question = side == LEFT
-            event = _Waiting(question_from_record(event), time, number) if is_question else answer_from_record(event)
-            self._join.add(side, key, time, event)
+        self._delays.restore(state["delays"])
+        self._may_assume = state["may assume"]
+        for side, key, time, number, event, when in state["waiting"]:
+            if side == LEFT:
+                waiting = _Waiting(question_from_record(event), time, number, None)
+                self._assume(waiting, when)
+                self._join.add(side, key, time, waiting)
+            else:
+                self._join.add(side, key, time, answer_from_record(event))
         for time, number, question, answer in state["answered"]:
-            waiting = _Waiting(question_from_record(question), time, number)
+            waiting = _Waiting(question_from_record(question), time, number, None)
             heappush(self._answered, (self._limit(waiting), number, waiting, answer_from_record(answer)))
         if self.is_timed:
             # A wait that has become shorter, and is over, ends with the next event.
@@ -354,7 +501,7 @@ class LabelJoin:
                 [item for state in states for item in state.get("settled", ((), ()))[part]] for part in range(2)
             ],
             "waiting": [
-                (*event[:3], event[3] * many + place, event[4])
+                (*event[:3], event[3] * many + place, *event[4:])
                 for place, state in enumerate(states)
                 for event in state["waiting"]
             ],
@@ -364,6 +511,8 @@ class LabelJoin:
                 for time, number, question, answer in state["answered"]
             ],
             "restored": [outcome for state in states for outcome in state["restored"]],
+            "delays": AnswerDelays.merged([state["delays"] for state in states]),
+            "may assume": all(state["may assume"] for state in states),
         }
 
     def _before_first_due(self) -> int:
@@ -371,7 +520,7 @@ class LabelJoin:
         return MAX_TIME if due is None else due - 1
 
 
-def _by_limit(ended: tuple[int, int, Outcome]) -> tuple[int, int]:
+def _by_limit(ended: tuple[int, int, Outcome, bool]) -> tuple[int, int]:
     return ended[:2]
 
 

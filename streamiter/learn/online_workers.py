@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -179,13 +180,19 @@ class OnlineWorker(GradientWorker):
 _Row = tuple[list[int], list[float]]
 
 
-class _Question(NamedTuple):
+@dataclass(slots=True)
+class _Question:
     """A question that waits for its label."""
 
     row: _Row
     prediction: float
     number: int
     """The number of its event in the stream."""
+    assumed: float | None = None
+    """The prediction with which it was learned as False, before its label was known; None: it was not."""
+
+    def to_record(self) -> tuple[Any, ...]:
+        return self.row, self.prediction, self.number, self.assumed
 
 
 class _Labelled(NamedTuple):
@@ -277,6 +284,7 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
                 self._settle(join.answer(key, time, event), number, labelled, out)
             elif (question := next(predicted)) is not None:
                 if join.schedule == "weighted":
+                    question.assumed = math.nan  # Predicted with the others.
                     labelled.append(_Labelled(event, question, 0.0, number, "plain", is_settled=False))
                 self._settle(join.ask(key, time, question), number, labelled, out)
 
@@ -296,6 +304,10 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
             if question is None:
                 self._join.refuse(answer, out)
                 continue
+            if kind == "assumed":
+                question.assumed = math.nan  # Predicted with the others.
+                labelled.append(_Labelled(None, question, 0.0, number, "plain", is_settled=False))
+                continue
             label = None
             if kind != "forgotten":
                 try:
@@ -306,12 +318,13 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
                     label = None
             if label is not None:
                 record = {"otherwise": label} if answer is None else answer
-                labelled.append(_Labelled(record, question, label, number, self._learns(label)))
-            elif self._join.schedule == "weighted":
+                labelled.append(_Labelled(record, question, label, number, self._learns(question, label)))
+            elif question.assumed is not None:
                 labelled.append(_Labelled(answer, question, 0.0, number, "withdrawn", is_settled=False))
 
-    def _learns(self, target: float) -> Literal["no", "plain", "corrected"]:
-        if self._join.schedule != "weighted":
+    @staticmethod
+    def _learns(question: _Question, target: float) -> Literal["no", "plain", "corrected"]:
+        if question.assumed is None:
             return "plain"
         return "corrected" if target else "no"
 
@@ -335,6 +348,9 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
         """Report the gradient of all that is learned, then emit the predictions of all questions with labels."""
         refused: list[_Labelled] = []
         sums = GradientSum()
+        if assumed := [each for each in labelled if not each.is_settled and each.learns == "plain"]:
+            for each, now in zip(assumed, self._model.predict(self._examples(assumed).features).tolist(), strict=True):
+                each.question.assumed = now
         for learns in ("plain", "corrected"):
             group = [each for each in labelled if each.learns == learns]
             refused += self._add_gradient(sums, group, out)
@@ -357,6 +373,7 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
         while group:
             examples = self._examples(group)
             predictions = np.array([each.question.prediction for each in group])
+            assumed_before = np.array([each.question.assumed or 0.0 for each in group])
             try:
                 gradient = self._model.gradient(examples.features, examples.targets)
             except BadRows as bad:
@@ -367,7 +384,7 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
             if group[0].learns != "plain":
                 # Without the gradient for False, as it was when these questions were learned as False.
                 now = np.maximum(self._model.predict(examples.features), _PROBABILITY_MIN)
-                assumed = self._model.gradient(examples.features, np.zeros(len(now)), predictions / now).scaled(-1.0)
+                assumed = self._model.gradient(examples.features, np.zeros(len(now)), assumed_before / now).scaled(-1.0)
                 total = assumed if group[0].learns == "withdrawn" else gradient + assumed
                 gradient = replace(total, weight=gradient.weight, records=0, moments=None)
             loss = self._model.loss.values(predictions, np.asarray(examples.targets)).sum()
@@ -380,7 +397,7 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
         return Examples(rows, np.array([each.target for each in labelled]))
 
     def snapshot(self) -> dict[str, object]:
-        return super().snapshot() | {"waiting": self._join.snapshot(tuple, _same)}
+        return super().snapshot() | {"waiting": self._join.snapshot(_Question.to_record, _same)}
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)

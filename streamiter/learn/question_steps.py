@@ -26,7 +26,7 @@ class Predicted(NamedTuple):
     prediction: list[float]
     """The probability of True or the number, or the probability of each class; NaN before the first label."""
     scores: list[float]
-    """The scores of the experts; empty before the first label."""
+    """The scores of the experts when it was asked, or learned as False; empty before the first label."""
     prior: Prior | None = None
     """Before the first label, what to count in place of a prediction."""
 
@@ -106,6 +106,8 @@ class EventPlan:
         self.priors: dict[int, Prior] = {}
         """By step of a question: what the answers so far suggest, while the model knows nothing."""
         self._is_weighted, self._otherwise = labels.schedule == "weighted", labels.otherwise
+        self._assumed_at: dict[Question, int] = {}
+        """The steps in which questions that wait are learned as False."""
         self._answers: dict[int, tuple[Question, Answer]] = {}
         """Question and answer of each step that learns a label."""
         self._withdrawn: set[int] = set()
@@ -117,7 +119,9 @@ class EventPlan:
         self._rows: list[int] = []
         """The row of each step."""
         self._asks: list[bool] = []
-        """Whether each step is a question."""
+        """Whether each step makes a prediction."""
+        self._assumes: list[bool] = []
+        """Whether each step learns its row as False, before the label is known."""
 
     def ask(self, event: int, number: int, prior: Prior | None) -> Question:
         """Predict a question; with weights, learn from it as if it had no answer."""
@@ -126,8 +130,14 @@ class EventPlan:
         self.asked[question.step] = question
         if prior is not None:
             self.priors[question.step] = prior
-        self._add(question.row, False if self._is_weighted else None, asks=True)
+        self._add(question.row, False if self._is_weighted else None, asks=True, assumes=self._is_weighted)
         return question
+
+    def _assume(self, question: Question) -> None:
+        """Learn from a question that waits as if it had no answer, and keep the scores with which it was learned."""
+        question.is_assumed = True
+        self._assumed_at[question] = len(self._rows)
+        self._add(self._row_of(question), False, asks=True, assumes=True)
 
     def settle(self, outcomes: list[Outcome], number: int) -> list[Answer]:
         """Learn from the questions whose labels are known before, or with, the event ``number``.
@@ -138,6 +148,9 @@ class EventPlan:
         for question, answer, kind in outcomes:
             if question is None:
                 late.append(answer)
+                continue
+            if kind == "assumed":
+                self._assume(question)
                 continue
             self.asked.pop(question.step, None)
             if question.label is not None:
@@ -155,18 +168,22 @@ class EventPlan:
 
     def _learn(self, question: Question, answer: Answer) -> int:
         """Learn from the row of a question; return the step."""
-        row, step = question.row, len(self._rows)
-        if question.predicted is not None:
-            row = self._own.length + len(self._earlier)
-            self._earlier.append(question.predicted)
+        step = len(self._rows)
         self._answers[step] = question, answer
-        self._add(row, answer.label, asks=False)
+        self._add(self._row_of(question), answer.label, asks=False)
         return step
 
-    def _add(self, row: int, label: Label, *, asks: bool) -> None:
+    def _row_of(self, question: Question) -> int:
+        if question.predicted is None:
+            return question.row
+        self._earlier.append(question.predicted)
+        return self._own.length + len(self._earlier) - 1
+
+    def _add(self, row: int, label: Label, *, asks: bool, assumes: bool = False) -> None:
         self._rows.append(row)
         self.labels.append(label)
         self._asks.append(asks)
+        self._assumes.append(assumes)
 
     def skipped(self, step: int) -> Any:
         """Learn no label in this step; return the record of the answer."""
@@ -197,18 +214,23 @@ class EventPlan:
         """Return the steps: questions are predicted, answers are learned from."""
         count, answered = len(self._rows), list(self._answers)
         asks = np.array(self._asks, dtype=np.bool_)
-        learns = asks & self._is_weighted
+        learns = np.array(self._assumes, dtype=np.bool_)
         learns[answered] = True
-        assumed = np.where(learns, ASSUMED, 0).astype(np.uint8)
+        assumed = np.array(self._assumes, dtype=np.uint8) * ASSUMED
         assumed[answered] = [self._kind_of(step, question) for step, (question, _) in self._answers.items()]
         questions = np.arange(count)
+        for question, step in self._assumed_at.items():
+            questions[step] = self._number_of(question, step)
         for step, (question, _) in self._answers.items():
-            if question.predicted is None:
-                questions[step] = question.step
+            questions[step] = self._number_of(question, step)
         rows = np.array(self._rows, dtype=np.intp)
         weights = np.ones(count)
         weights[answered] = [answer.weight for _, answer in self._answers.values()]
         return RowSteps(rows, asks, learns, weights, questions, assumed if assumed.any() else None)
+
+    def _number_of(self, question: Question, step: int) -> int:
+        """Return under which number a step of the question finds its scores: that of the step that made them."""
+        return question.step if question.predicted is None else self._assumed_at.get(question, step)
 
     def _kind_of(self, step: int, question: Question) -> int:
         """Return what a step does with an assumption; 0 if there is none."""
@@ -216,18 +238,21 @@ class EventPlan:
             return 0
         if step in self._withdrawn:
             return WITHDRAWN
-        return CONFIRMED if _is_false(self.labels[step]) else CORRECTED
+        return CONFIRMED if is_truth(self.labels[step]) and not self.labels[step] else CORRECTED
 
     def earlier_scores(self) -> dict[int, list[float]]:
-        """Return the experts' scores of earlier questions, by the step of the answer."""
+        """Return the experts' scores of earlier questions, by the step of the answer; none if a step makes them."""
         return {
             step: question.predicted.scores
             for step, (question, _) in self._answers.items()
-            if question.predicted is not None
+            if question.predicted is not None and question not in self._assumed_at
         }
 
     def keep_waiting(self, predictions: list[list[float]], scores: dict[int, list[float]]) -> None:
-        """Keep rows and predictions in the questions of this mini-batch that wait for a label."""
+        """Keep rows, predictions and scores in the questions that wait for a label."""
+        for question, step in self._assumed_at.items():
+            if question.predicted is not None:
+                question.predicted = question.predicted._replace(scores=scores.get(step, []))
         if not self.asked:
             return
         places = np.flatnonzero(~is_missing(self._own.values))
@@ -259,5 +284,6 @@ class EventPlan:
         return [mean if model.task == "regression" else NOTHING_KNOWN if model.scores > 1 else share], []
 
 
-def _is_false(label: Label) -> bool:
-    return isinstance(label, (bool, int, float, np.number, np.bool_)) and label == 0
+def is_truth(label: Label) -> bool:
+    """Whether a label is True or False, or 1 or 0."""
+    return isinstance(label, (bool, int, float, np.number, np.bool_)) and label in (0, 1)

@@ -21,11 +21,11 @@ import numpy as np
 from streamiter.errors import ModelError
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.expert_weights import ExpertWeights
-from streamiter.learn.labels import Label, Labels
+from streamiter.learn.labels import Label, Labels, is_label
 from streamiter.learn.late_labels import WAIT_IS_OVER, Answers, EventsToLearn, LabelJoin, Outcome, no_events
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.model_rows import ModelRows, RowSteps
-from streamiter.learn.question_steps import Answer, EventPlan, Question
+from streamiter.learn.question_steps import Answer, EventPlan, Question, is_truth
 from streamiter.learn.row_reading import RowsToLearn, features_of_record, missing_values_of
 from streamiter.learn.rows import BadRows, without
 from streamiter.learn.score_metrics import as_lists, hits, widened
@@ -299,6 +299,8 @@ class RowOwner(ModelOwner, KeepsRecords):
                 outcomes = join.ask(key, time, question)
             elif given["is_answer"][event]:
                 answer = Answer(labels[event], given["records"][event], weight_of(event))
+                if is_label(answer.label) and not is_truth(answer.label):
+                    join.never_assume()
                 if not self._model.records:
                     self._answers.add(answer.label)
                 outcomes = join.answer(key, time, answer)

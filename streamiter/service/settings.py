@@ -128,7 +128,7 @@ class LabelSettings(_Table):
     """The value of ``event_field`` of questions. None: each record that is no answer is a question."""
     time: str | None = None
     """The field with the time of an event; None: the time is that of the topic, or else of the clock."""
-    schedule: Literal["end", "weighted", "at once"] | None = None
+    schedule: Literal["expected", "end", "weighted", "at once"] | None = None
     """When a question is learned from, see ``DelayedLabels``; None: the default of ``DelayedLabels``."""
     positive: str | None = None
     """Of two texts, the label whose probability is predicted; None: the later one in alphabetical order."""

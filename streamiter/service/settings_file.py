@@ -195,7 +195,7 @@ _LABEL_KEYS: Final[Mapping[str, Key]] = {
     "otherwise": Key(lambda value: value),
     "question": Key(text_of),
     "time": Key(text_of),
-    "schedule": Key(choice_of("end", "weighted", "at once")),
+    "schedule": Key(choice_of("expected", "end", "weighted", "at once")),
 }
 
 

@@ -48,7 +48,10 @@ def events(count: int, seed: int = 1, *, disorder_ms: int = 0, every_ms: int = 5
 
 
 class Handled(NamedTuple):
-    """One event of the oracle: a question, the label of a question, or an answer that is late."""
+    """One event of the oracle: a question, the label of a question, or an answer that is late.
+
+    Or "assumed": a question that waits is learned as False.
+    """
 
     kind: str
     key: int
@@ -56,28 +59,75 @@ class Handled(NamedTuple):
     is_answered: bool = False
 
 
-def one_by_one(given: Sequence[Record], within_ms: int, bound_ms: int, *, waits_for_all: bool) -> Iterator[Handled]:
-    """Yield what happens, event by event. ``waits_for_all``: answered questions wait to the end, too."""
+class Expected:
+    """When questions count as ones without an answer, by all answers and ends of waits so far."""
+
+    def __init__(self) -> None:
+        self.delays: list[int] = []
+        self.ended = 0
+        self.share, self.counted = 0.0, 0
+        self.since_answer = 0
+
+    def count(self, *, is_unanswered: bool) -> None:
+        self.counted = min(self.counted + 1, 10_000)
+        self.share += (is_unanswered - self.share) / self.counted
+
+    def takes_next(self) -> bool:
+        """Return whether so many questions without an answer, one after the other, are still what is to be expected."""
+        self.since_answer += 1
+        return self.since_answer <= 5.0 / (1.0 - self.share)
+
+    def age(self, number: int) -> float:
+        """Return at which age the probability to be taken, added up, reaches the number that is drawn."""
+        drawn, share = (number * 2_654_435_769 % 2**32) / 2**32, self.share
+        delays = sorted(self.delays[-1_000:])
+        if share == 0.0:
+            return math.inf
+        for place, delay in enumerate(delays):
+            left = 1.0 - (place + 1) / len(delays)
+            taken = (
+                share * math.log(1.0 / (share + (1.0 - share) * left)) / (1.0 - share) if share < 1.0 else 1.0 - left
+            )
+            if drawn < taken:
+                return delay + 1
+        return math.inf
+
+
+def one_by_one(given: Sequence[Record], within_ms: int, bound_ms: int, schedule: str) -> Iterator[Handled]:
+    """Yield what happens, event by event. With "end" answered questions wait to the end, too."""
     waiting: dict[int, int] = {}
     early: dict[int, Record] = {}
     answered: dict[int, bool] = {}
-    due: list[tuple[int, int, int]] = []
-    latest = -math.inf
+    due: list[tuple[float, int, int]] = []
+    ages: list[tuple[float, int, int]] = []
+    at_once = set() if schedule in ("expected", "end") else {event["id"] for event in given}
+    expected, asked, latest = Expected(), 0, -math.inf
 
     def over(watermark: float) -> Iterator[Handled]:
-        while due and due[0][0] <= watermark:
+        while (ages and ages[0][0] <= watermark) or (due and due[0][0] <= watermark):
+            if ages and ages[0] < due[0]:
+                _, _, key = heapq.heappop(ages)
+                if key in waiting and expected.takes_next():
+                    yield Handled("assumed", key)
+                continue
             _, _, key = heapq.heappop(due)
             if key in answered:
+                expected.ended += 1
                 yield Handled("label", key, answered.pop(key), is_answered=True)
             elif waiting.pop(key, None) is not None:
+                expected.ended += 1
+                expected.count(is_unanswered=True)
                 yield Handled("label", key, None)
         for key in [key for key, answer in early.items() if answer["at"] < watermark]:
             del early[key]
             yield Handled("late", key)
 
-    def settle(key: int, label: bool) -> Iterator[Handled]:
-        del waiting[key]
-        if waits_for_all:
+    def settle(key: int, label: bool, at: float) -> Iterator[Handled]:
+        expected.delays.append(int(at) - waiting.pop(key))
+        expected.since_answer = 0
+        if expected.ended:
+            expected.count(is_unanswered=False)
+        if key not in at_once:
             answered[key] = label
         else:
             yield Handled("label", key, label, is_answered=True)
@@ -88,12 +138,17 @@ def one_by_one(given: Sequence[Record], within_ms: int, bound_ms: int, *, waits_
         key, at = event["id"], max(event["at"], watermark)
         if "label" not in event:
             yield Handled("question", key)
-            waiting[key] = int(at)
+            waiting[key], asked = int(at), asked + 1
             heapq.heappush(due, (int(at) + within_ms, arrival, key))
+            if schedule == "expected" and len(expected.delays) >= 100 and expected.ended >= 1_000:
+                at_once.add(key)
+                if (age := expected.age(asked)) < within_ms:
+                    heapq.heappush(ages, (at + age, arrival, key))
             if key in early:
-                yield from settle(key, early.pop(key)["label"])
+                answer = early.pop(key)
+                yield from settle(key, answer["label"], answer["at"])
         elif key in waiting and waiting[key] <= at < waiting[key] + within_ms:
-            yield from settle(key, event["label"])
+            yield from settle(key, event["label"], at)
         else:
             first = early.get(key)
             if first is None or first["at"] <= event["at"]:
@@ -117,10 +172,14 @@ class Loop:
         self.late = 0
         asked: dict[int, Any] = {}
         is_weighted = schedule == "weighted"
-        handled = one_by_one(given, round(within_s * 1000), bound_ms, waits_for_all=schedule == "end")
-        for kind, key, label, _ in handled:
+        self.assumed = {event["id"] for event in given} if is_weighted else set()
+        for kind, key, label, _ in one_by_one(given, round(within_s * 1000), bound_ms, schedule):
             if kind == "late":
                 self.late += 1
+            elif kind == "assumed":
+                row, scores, _ = asked[key]
+                self.assumed.add(key)
+                self.model.step(row, self._steps(asks=True, learns=True, assumed=ASSUMED), [False], scores)
             elif kind == "question":
                 row, scores = self.model.rows([rows[key]]), {}
                 steps = self._steps(asks=True, learns=is_weighted, assumed=ASSUMED if is_weighted else None)
@@ -129,7 +188,7 @@ class Loop:
             else:
                 row, scores, prediction = asked.pop(key)
                 label = bool(label)
-                assumed = (CORRECTED if label else CONFIRMED) if is_weighted else None
+                assumed = (CORRECTED if label else CONFIRMED) if key in self.assumed else None
                 self.model.step(row, self._steps(asks=False, learns=True, assumed=assumed), [label], scores)
                 self.predictions.append(float(prediction))
                 self.labels.append(label)
@@ -178,6 +237,7 @@ class Trained:
         self.records = models.items[-1].records
         self.predictions = np.concatenate([rows["predictions"] for rows in predictions.items])
         self.targets = np.concatenate([rows["targets"] for rows in predictions.items])
+        self.questions = np.concatenate([rows["questions"] for rows in predictions.items])
         self.metrics: dict[str, float] = metrics.items[-1]
         self.late = statistics.step("learn" if options.get("model") is None else "train").rejected
 

@@ -32,16 +32,18 @@ from streamiter.testing import VirtualClock
 from streamiter.times import MAX_TIME
 from streamiter.topics import MemoryBroker, OutgoingBatch
 
-SCHEDULES = ["end", "weighted", "at once"]
+SCHEDULES = ["expected", "end", "weighted", "at once"]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("bound_ms", [0, 700])
 def test_events_are_learned_one_by_one_whatever_the_batches_are(schedule: Any, bound_ms: int) -> None:
     """Waits ended once for each transport batch: on a backlog thousands of equal labels were learned at a time."""
-    given = events(300, disorder_ms=bound_ms)
+    count = 1_500 if schedule == "expected" else 300  # It begins after 1,000 questions.
+    given = events(count, disorder_ms=bound_ms)
     loop = Loop(given, schedule, bound_ms=bound_ms)
     assert min(loop.late, len(given) - loop.late) > 30
+    assert (len(loop.assumed) > 100) == (schedule in ("expected", "weighted"))
     labels = replace(LABELS, schedule=schedule)
 
     def check(found: Trained) -> None:
@@ -49,14 +51,14 @@ def test_events_are_learned_one_by_one_whatever_the_batches_are(schedule: Any, b
         assert found.targets.tolist() == [float(label) for label in loop.labels]
         known = [not math.isnan(prediction) for prediction in loop.predictions]
         assert np.array_equal(found.predictions[known], np.array(loop.predictions)[known])
-        assert found.metrics["count"] == len(loop.labels) == 300
-        assert (found.late, found.records) == (loop.late, 300)
+        assert found.metrics["count"] == len(loop.labels) == count
+        assert (found.late, found.records) == (loop.late, count)
 
-    for rows in (1, 7, 200, len(given)):
+    for rows in (1, 7, 200, len(given)) if count == 300 else (20, len(given)):
         check(Trained(labels, lambda flow, n=rows: timed(flow.from_source(source_of(given, n)), bound_ms)))
-    for seed, options in enumerate(
-        [{"mini_batch": 1}, {"mini_batch": 13, "workers": 3}, {"mini_batch": 50, "mode": "synchronous", "workers": 2}]
-    ):
+    cuts: list[dict[str, Any]] = [{"mini_batch": 1}] if count == 300 else []
+    cuts += [{"mini_batch": 13, "workers": 3}, {"mini_batch": 50, "mode": "synchronous", "workers": 2}]
+    for seed, options in enumerate(cuts):
         check(
             Trained(labels, lambda flow, s=seed: timed(cut_items(flow, given, seed=s), bound_ms), seed=seed, **options)
         )
@@ -214,6 +216,75 @@ def test_rows_before_the_first_label_are_validated() -> None:
         assert Counter(found.targets.tolist()) == {0.0: 25, 1.0: 25}
 
 
+def test_the_default_waits_no_longer_than_answers_take() -> None:
+    """Each question was learned a day later, since labels may take a day, where most answers came within minutes."""
+    shares, found = {"a": 0.5, "b": 0.1}, {}
+    given = start_of(shares, (1, 40), 6_000)
+    # The kinds change places every 1,000 questions.
+    given = [e | ({"kind": "ab"[e["kind"] == "a"]} if "kind" in e and e["id"] // 1_000 % 2 else {}) for e in given]
+    for schedule in (None, "end"):
+        labels = replace(LABELS, within_s=900.0, schedule=schedule, features=["kind"])
+        found[schedule] = Trained(labels, lambda flow: timed(flow.from_items(given, parallelism=1))).metrics["loss"]
+    assert found[None] < found["end"] - 0.03
+
+
+def test_an_outage_of_answers_is_no_sign_of_false() -> None:
+    """While no answers came, all questions were learned as False, and predictions fell to nothing."""
+    draw, given = Random(6), []
+    for n in range(4_000):
+        given.append({"id": n, "at": 1_000 * n, "kind": "a", "x": 0.5})
+        if draw.random() < 0.3:
+            at = 1_000 * n + draw.randrange(20_000)
+            given.append({"id": n, "at": max(at, 3_100_000) if at > 3_000_000 else at, "label": True})
+    given.sort(key=itemgetter("at"))
+    labels = replace(LABELS, within_s=200.0, features=["kind"])
+    found = Trained(labels, lambda flow: timed(flow.from_items(given, parallelism=1)))
+    assert abs(found.predictions[found.questions.argsort()][3_020:3_100].mean() - 0.3) < 0.1
+
+
+async def test_a_restart_in_the_middle_keeps_what_is_known_of_delays(tmp_path: Path) -> None:
+    """After a restart questions would wait as if nothing was known of answers: another model than without it."""
+    given = events(1_500)
+    source = MemoryBroker().topic("events")
+    await source.create()
+    parameters: Any = None
+    for part, stop in ((given[:2_100], None), (given[2_100:], "latest")):
+        writer = await source.open_writer()
+        await writer.write(OutgoingBatch([orjson.dumps(event) for event in part]))
+        await writer.close()
+        flow = Flow("f")
+        stream = timed(flow.source(source, stop=stop, name="events"), name="times")
+        models = train_online(stream, labels=LABELS, report_every=10**6, name="late").models.collect(name="models")
+        job = await flow.start(checkpoints=Checkpoints(tmp_path, interval_s=3_600))
+        if stop is None:
+            await until(lambda job=job: job.statistics().step("late: in order").records_in == 2_100)
+            await job.stop("suspend")
+        else:
+            await job.wait()
+            parameters = models.items[-1].parameters
+    loop = Loop(given, "expected")
+    assert loop.assumed
+    assert frozen(parameters) == frozen(loop.model.parameters(state=False))
+
+
+@pytest.mark.parametrize("model", [None, lambda: LogisticRegression(2, optimizer=SGD(0.2))], ids=["rows", "gradients"])
+def test_an_assumed_question_that_has_no_label_is_taken_back(model: Any) -> None:
+    """Questions that were learned as False, and then had no label, made predictions too low."""
+    draw, given = Random(4), []
+    for n in range(4_000):
+        given.append({"id": n, "at": 100 * n, "kind": "a", "x": 0.5})
+        at, is_true = 100 * n + draw.randrange(3_500), draw.random() < 0.4
+        if is_true or draw.random() < 0.5:
+            given.append({"id": n, "at": at, "label": is_true if is_true or n < 1_500 else None})
+    labels, options = replace(LABELS, schedule="expected"), {}
+    if model is not None:
+        labels = replace(labels, features=lambda rows: SparseRows.from_dense([[0.5, 1.0]] * len(rows)))
+        options = {"model": model, "workers": 1, "mini_batch": 50}
+    given.sort(key=itemgetter("at"))
+    found = Trained(labels, lambda flow: timed(flow.from_items(given, parallelism=1)), **options)
+    assert abs(found.predictions[-1_000:].mean() - 0.4 / 0.7) < 0.06
+
+
 @pytest.mark.parametrize("kind", ["number", "classes"])
 def test_numbers_and_classes_are_learned_at_the_end_of_the_wait(kind: str) -> None:
     """A fake label False was learned for questions whose label is a number or a text."""
@@ -222,15 +293,27 @@ def test_numbers_and_classes_are_learned_at_the_end_of_the_wait(kind: str) -> No
     ]
     labels = replace(LABELS, otherwise=0.0 if kind == "number" else "no")
     assert labels.chosen_schedule() == "end"
+    assert replace(LABELS, weight_of=lambda answer: 2.0).chosen_schedule() == "end"
     task: Any = "regression" if kind == "number" else None
     found = Trained(labels, lambda flow: timed(flow.from_items(given, parallelism=1)), task=task)
     assert found.metrics["count"] == found.records == 300
 
 
+def test_a_schedule_for_true_and_false_takes_other_numbers() -> None:
+    """A model that had found numbers was told to learn a question as False, which ended the job."""
+    given = [event | ({"label": 1.5 + event["id"] % 3} if "label" in event else {}) for event in events(1_500)]
+    labels = replace(LABELS, schedule="expected", otherwise=0)
+    found = Trained(labels, lambda flow: timed(flow.from_items(given, parallelism=1)))
+    assert found.metrics["count"] == found.records == 1_500
+
+
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (replace(LABELS, schedule="soon"), r"DelayedLabels\(schedule=\): expected 'end' or 'weighted' or 'at once'"),
+        (
+            replace(LABELS, schedule="soon"),
+            r"DelayedLabels\(schedule=\): expected 'expected' or 'end' or 'weighted' or 'at once'",
+        ),
         (replace(LABELS, time="topic"), r"DelayedLabels\(time=\): expected 'event' or 'processing'"),
         (replace(LABELS, schedule="end", within_s=None), r'schedule="end"\): expected within_s='),
         (replace(LABELS, schedule="weighted", otherwise="no"), r'schedule="weighted"\): expected otherwise=False'),
@@ -430,7 +513,7 @@ def test_longer_waits_bring_together_what_a_checkpoint_kept_apart() -> None:
         long.restore(short.snapshot(str, str), str, str)
         again = LabelJoin(replace(labels, within_s=20.0), is_timed=True)
         again.restore(long.snapshot(str, str), str, str)
-        kind = "over" if schedule == "end" else "answered"
+        kind = "over" if schedule in ("expected", "end") else "answered"
         assert [*again.reach(11_000), *again.reach(MAX_TIME)] == [("question", "answer", kind)]
 
 
