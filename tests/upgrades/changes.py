@@ -455,7 +455,7 @@ CHANGES: list[Change] = [
         trained_later(),
         trained_later(schedule="weighted"),
         "refuse",
-        "schedule was end, now weighted",
+        "schedule was expected, now weighted",
         has_remedy=False,
         step="step: ",
     ),
