@@ -128,7 +128,7 @@ OF_LEARNERS: list[Change] = [
         trained_later(),
         trained_later(schedule="weighted"),
         "refuse",
-        "schedule was end, now weighted",
+        "schedule was expected, now weighted",
     ),
     online(
         "`labels`: `within_s`, `otherwise`, `waiting_max`",
