@@ -50,8 +50,12 @@ class Agreement(Protocol):
     async def progress(self, find: Callable[[], AllProgress]) -> AllProgress:
         """Return the progress of the restored steps, which ``find`` returns in process 0."""
 
-    async def any_has_more(self, found: bool) -> bool:
-        """Return whether a finished job has more to read in any process; ``found``: in this process."""
+    async def has_more(self, found: int, least: int) -> bool:
+        """Return whether a finished job has more to read in any process.
+
+        ``found`` is 2 for records in this process, 1 for a source that does not end, 0 for neither. ``least`` is how
+        much is needed, as process 0 says.
+        """
 
 
 @dataclass
@@ -119,10 +123,10 @@ class CheckpointMessages:
         self._tell("progress", {step: list(map(list, each)) for step, each in found.items()})
         return found
 
-    async def any_has_more(self, found: bool) -> bool:
+    async def has_more(self, found: int, least: int) -> bool:
         """Return whether a finished job has more to read in any process, and tell the others."""
         answers = await self._all("more")
-        has_more = found or any(more for [more] in answers.values())
+        has_more = found >= least or any(more >= least for [more] in answers.values())
         self._tell("reads on", has_more)
         return has_more
 

@@ -124,8 +124,8 @@ class FollowingCheckpointer:
         [found] = await self._said.get()
         return {step: [SubtaskProgress(*each) for each in of_step] for step, of_step in found.items()}
 
-    async def any_has_more(self, found: bool) -> bool:
-        """Return whether a finished job has more to read in any process; ``found``: in this process."""
+    async def has_more(self, found: int, least: int) -> bool:
+        """Return whether a finished job has more to read in any process, as process 0 has decided."""
         self._answer("more", 0, found)
         [has_more] = await self._said.get()
         return bool(has_more)

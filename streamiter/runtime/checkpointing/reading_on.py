@@ -7,7 +7,7 @@ has noted of its end, it forgets itself (``Operator.without_end``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamiter.checkpoints.snapshot import SnapshotHeader
@@ -25,7 +25,12 @@ async def read_on(header: SnapshotHeader, states: TaskStates, tasks: Sequence[Ta
 
     Raises CheckpointError if a step cannot go on.
     """
-    has_more = await agreement.any_has_more(any([await _has_more(states[task.name], task) for task in tasks]))
+    found = max([await _has_more(states[task.name], task) for task in tasks], default=_NOTHING)
+    # Each end of a loop has results of its own, as has that of a training: without records there must be no second one.
+    in_loop = any(
+        each.step.loop is not None or each.step.service is not None for task in tasks for each in task.instances
+    )
+    has_more = await agreement.has_more(found, _RECORDS if in_loop else _ENDLESS)
     for task in tasks if has_more else ():
         state = states[task.name]
         state.update({"ended": False, "interior input ended": False, "watermark": -1, "gate": None})
@@ -55,18 +60,20 @@ def _without_end(of_step: Any, instance: OperatorInstance) -> dict[str, Any]:
     }
 
 
-async def _has_more(state: TaskState, task: Task) -> bool:
+_NOTHING, _ENDLESS, _RECORDS = range(3)
+
+
+async def _has_more(state: TaskState, task: Task) -> int:
     source = None if task.feeder is None else task.feeder.source
     if not isinstance(source, TopicSource):
-        return False
-    if source.stop is None:
-        return True
+        return _NOTHING
     ends = (await source.topic.describe()).offsets
-    if not isinstance(source.stop, str):
+    if isinstance(source.stop, Mapping):
         ends = {number: (first, source.stop.get(number, first)) for number, (first, _) in ends.items()}
     context = task.first.context
-    return any(
+    has_records = any(
         end > max(first, state["positions"].get(number, first))
         for number, (first, end) in ends.items()
         if number % context.parallelism == context.subtask_index
     )
+    return _RECORDS if has_records else _ENDLESS if source.stop is None else _NOTHING
