@@ -179,8 +179,8 @@ class _SharedCentroids(OnlineKMeans):
         """Count points that another model has learned from."""
         self._records += records
 
-    def parameters(self) -> dict[str, Any]:
-        """Return copies of the centroids and their weights, before the start nothing."""
+    def parameters(self, *, state: bool = True) -> dict[str, Any]:
+        """Return copies of the centroids and their weights, which are the whole ``state``; before the start nothing."""
         return {} if self._centroids is None else super().parameters()
 
     def follow(self, parameters: Mapping[str, Any] | npt.ArrayLike) -> None:
