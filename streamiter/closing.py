@@ -17,7 +17,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import final
 
 Close = Callable[[], object]
 """Closes something. Its result may be awaitable."""
@@ -57,15 +59,27 @@ def close_now(closing: Iterable[Close]) -> None:
     _raise_first(errors)
 
 
-@contextlib.asynccontextmanager
-async def closed_after(*closing: Close) -> AsyncIterator[None]:
-    """Close all when the body ends; an error of the body is the one that is raised."""
-    try:
-        yield
-    except BaseException as error:
-        note_unclosed(error, await close_each(closing))
-        raise
-    await close_all(closing)
+@final
+class closed_after(contextlib.AbstractAsyncContextManager[None]):  # noqa: N801 (used like a function)
+    """Close all when the body ends; an error of the body is the one that is raised.
+
+    It is no generator: at its end, an event loop closes all asynchronous generators at the same time, also one that
+    waits for another.
+    """
+
+    def __init__(self, *closing: Close) -> None:
+        self._closing = closing
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            await close_all(self._closing)
+        else:
+            note_unclosed(error, await close_each(self._closing))
 
 
 def _raise_first(errors: Sequence[Exception]) -> None:

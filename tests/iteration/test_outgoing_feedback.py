@@ -66,8 +66,16 @@ class Fed:
         return writer
 
     async def write_all(self) -> None:
-        self.pump.finish()
-        await self.pump.run()
+        await self.stop_when_written(asyncio.create_task(self.pump.run()))
+
+    @staticmethod
+    async def stop_when_written(running: asyncio.Task[None]) -> None:
+        """Stop the pump when it waits for new items: nothing in memory needs so many turns of the event loop."""
+        for _ in range(1_000):
+            await asyncio.sleep(0)
+        assert not running.done()
+        running.cancel()
+        await asyncio.wait([running])
 
     async def written(self) -> dict[tuple[int, int], list[tuple[Message, Batch]]]:
         """Return the headers and records in the topic by producer and head, without the starts."""
@@ -133,8 +141,7 @@ async def test_batches_that_arrive_during_a_write_are_joined(fed: Fed) -> None:
         outlet.channel.put(DataBatch([number], 1))
         await asyncio.sleep(0)
     stored.set()
-    fed.pump.finish()
-    await running
+    await fed.stop_when_written(running)
     [entries] = (await fed.written()).values()
     assert [records for _, records in entries] == [[0], list(range(1, 500))]
 
