@@ -1,8 +1,7 @@
 """Epochs at a gate: the watermark, the ends of data, and records of later epochs.
 
-:class:`WatermarkTracker` computes the watermark of a task from those of its channels. :class:`GateEpochs` turns what
-the ports bring into control records for the task. If an operator handles epochs in order,
-:class:`EpochsAside` keeps records of later epochs until the turn of their epoch comes.
+:class:`GateEpochs` turns what the ports bring into control records for the task. If an operator handles epochs in
+order, :class:`EpochsAside` keeps records of later epochs until the turn of their epoch comes.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from streamiter.channels import LIMIT_BYTES
 from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
 from streamiter.deferred import Deferred, PlainValue
 from streamiter.errors import InternalError
+from streamiter.operators.frontier import Frontier
 from streamiter.records import Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, Idle, estimated_bytes
 from streamiter.runtime.port import Port
 
@@ -43,75 +43,6 @@ BEFORE_ALL_EPOCHS: Final = -1
 """The watermark of a channel that has brought none."""
 
 
-class WatermarkTracker:
-    """The watermark of an operator: the minimum over its channels. Pure data, no I/O.
-
-    Watermarks of channels only grow. Invariant: ``watermark`` is the least watermark of the unfinished channels,
-    and never decreases. When all channels are finished, it is the greatest of all watermarks.
-
-    >>> tracker = WatermarkTracker(2)
-    >>> tracker.advance(0, 0), tracker.advance(1, 0)
-    (None, 0)
-    >>> tracker.advance(0, 5), tracker.finish(1)
-    (None, 5)
-    >>> tracker.finish(0)
-    """
-
-    def __init__(self, channels: int) -> None:
-        self._watermarks = [BEFORE_ALL_EPOCHS] * channels
-        self._finished = [False] * channels
-        self.slowest = 0 if channels else None
-        """The unfinished channel with the lowest watermark, the first of several; None if all are finished."""
-        self.watermark = BEFORE_ALL_EPOCHS
-
-    @property
-    def all_finished(self) -> bool:
-        return all(self._finished)
-
-    def has_finished(self, channel: int) -> bool:
-        return self._finished[channel]
-
-    def reached(self, channel: int) -> int:
-        return self._watermarks[channel]
-
-    def advance(self, channel: int, epoch: int) -> int | None:
-        """Note a watermark of ``channel``; return the operator's new watermark if it has changed, or None."""
-        if epoch < (before := self._watermarks[channel]):
-            raise InternalError(f"channel {channel}: expected watermarks that only grow, given {epoch} after {before}")
-        self._watermarks[channel] = epoch
-        return self._moved()
-
-    def finish(self, channel: int, at_least: int = BEFORE_ALL_EPOCHS) -> int | None:
-        """Note that ``channel`` brings no more data; return the operator's new watermark if it has changed, or None.
-
-        ``at_least`` is an epoch that is complete on this channel now.
-        """
-        self._watermarks[channel] = max(self._watermarks[channel], at_least)
-        self._finished[channel] = True
-        return self._moved()
-
-    def _moved(self) -> int | None:
-        watermarks, slowest = self._watermarks, None
-        for channel, has_finished in enumerate(self._finished):
-            if not has_finished and (slowest is None or watermarks[channel] < watermarks[slowest]):
-                slowest = channel
-        self.slowest = slowest
-        least = max(watermarks, default=self.watermark) if slowest is None else watermarks[slowest]
-        if least <= self.watermark:
-            return None
-        self.watermark = least
-        return least
-
-    def snapshot(self) -> dict[str, list[int]]:
-        return {"watermarks": list(self._watermarks), "finished": [int(done) for done in self._finished]}
-
-    def restore(self, state: dict[str, list[int]]) -> None:
-        self._watermarks = list(state["watermarks"])
-        self._finished = [bool(done) for done in state["finished"]]
-        self.watermark = BEFORE_ALL_EPOCHS
-        self._moved()
-
-
 class GateEpochs:
     """Follows the epochs of all ports, and decides which control records the task gets.
 
@@ -128,7 +59,7 @@ class GateEpochs:
         on_data_ended: Callable[[], None],
     ) -> None:
         """``on_held`` is called with a port that has records to handle again, ``on_data_ended`` when data has ended."""
-        self.tracker = WatermarkTracker(len(ports))
+        self.frontier = Frontier(range(len(ports)), BEFORE_ALL_EPOCHS)
         self._ports = ports
         self._aside = aside
         self._on_held = on_held
@@ -146,7 +77,7 @@ class GateEpochs:
 
     def is_early(self, batch: DataBatch) -> bool:
         """Return whether the turn of the batch's epoch has not come."""
-        return self._aside is not None and batch.epoch > self.tracker.watermark + 1
+        return self._aside is not None and batch.epoch > self.frontier.value + 1
 
     def set_aside(self, port: Port, batch: DataBatch) -> None:
         assert self._aside is not None
@@ -164,7 +95,7 @@ class GateEpochs:
     @property
     def turn(self) -> int:
         """The epoch whose turn it is, if epochs are handled in order."""
-        return self.tracker.watermark + 1 if self._last_turn is None else self._last_turn
+        return self.frontier.value + 1 if self._last_turn is None else self._last_turn
 
     def start_last_turn(self, epoch: int) -> None:
         self._last_turn = epoch
@@ -211,11 +142,11 @@ class GateEpochs:
     def is_complete(self, port: Port, epoch: int) -> bool:
         """Return whether all records of this port up to this epoch have been handled."""
         lowest = self.lowest_pending(port)
-        has_come = self.data_has_ended(port) or port.has_ended or self.tracker.reached(port.index) >= epoch
+        has_come = self.data_has_ended(port) or port.has_ended or self.frontier.reached(port.index) >= epoch
         return has_come and (lowest is None or lowest > epoch)
 
     def data_has_ended(self, port: Port) -> bool:
-        return self.tracker.has_finished(port.index)
+        return self.frontier.has_ended(port.index)
 
     @property
     def records_aside(self) -> int:
@@ -227,7 +158,7 @@ class GateEpochs:
         if self.lowest_pending(port) is not None:
             self._withheld[port.index] = epoch
             return self.settle(port)
-        return self._moved(self.tracker.advance(port.index, epoch))
+        return self._reach(port.index, epoch)
 
     def settle(self, port: Port) -> list[Control]:
         """Count the withheld watermark of a port as far as its records have been handled."""
@@ -239,9 +170,9 @@ class GateEpochs:
             self._withheld[port.index] = None
             if withheld == math.inf:
                 return self.finish_data(port)
-            return self._moved(self.tracker.advance(port.index, int(withheld)))
+            return self._reach(port.index, int(withheld))
         reached = int(min(withheld, lowest - 1))
-        return self._moved(self.tracker.advance(port.index, reached))
+        return self._reach(port.index, reached)
 
     def bring_end_of_data(self, port: Port, epoch: int | None = None) -> list[Control]:
         """Note that a port has brought the end of its data, which completes ``epoch``."""
@@ -260,10 +191,11 @@ class GateEpochs:
         events: list[Control] = []
         if all(map(self.data_has_ended, others)):
             events.append(InputEnded(port.input_name))
-        moved = self._moved(self.tracker.finish(port.index, self._data_epochs[port.index]))
+        self.frontier.end(port.index, self._data_epochs[port.index])
+        moved = self._moved()
         # At the end of an iteration the end of input follows. Operators emit at that end, so the data has not ended.
-        only_data = self.tracker.all_finished and not self.ends_with_input(port)
-        events += [EndOfData(self.tracker.watermark)] if only_data else moved
+        only_data = self.frontier.all_ended and not self.ends_with_input(port)
+        events += [EndOfData(self.frontier.value)] if only_data else moved
         events += self._all_idle()
         self._on_data_ended()
         return events
@@ -281,17 +213,24 @@ class GateEpochs:
         unfinished = {port.index for port in self._ports if not self.data_has_ended(port)}
         return [Idle()] if unfinished and unfinished <= self.idle else []
 
-    def _moved(self, watermark: int | None) -> list[Control]:
-        if watermark is None:
+    def _reach(self, port: int, epoch: int) -> list[Control]:
+        if epoch < (before := self.frontier.reached(port)):
+            name = self._ports[port].channel.name
+            raise InternalError(f"{name}: expected watermarks that only grow, given {epoch} after {before}")
+        self.frontier.reach(port, epoch)
+        return self._moved()
+
+    def _moved(self) -> list[Control]:
+        if not self.frontier.settle():
             return []
         self.report_due()
-        return [EpochWatermark(watermark)]
+        return [EpochWatermark(self.frontier.value)]
 
     # -- state ---------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, PlainValue]:
         return {
-            "watermarks": self.tracker.snapshot(),
+            "watermarks": [self.frontier.reached(port.index) for port in self._ports],
             "aside": [] if self._aside is None else self._aside.snapshot(),
             "data_ended": [int(self.data_has_ended(port)) for port in self._ports],
             "data_epochs": list(self._data_epochs),
@@ -299,7 +238,11 @@ class GateEpochs:
         }
 
     def restore(self, state: dict[str, PlainValue]) -> None:
-        self.tracker.restore(state["watermarks"])
+        for port, (reached, ended) in enumerate(zip(state["watermarks"], state["data_ended"], strict=True)):
+            self.frontier.reach(port, reached)
+            if ended:
+                self.frontier.end(port)
+        self.frontier.settle()
         self._data_epochs = list(state["data_epochs"])
         self._withheld = list(state["deferred"])
         if self._aside is not None:

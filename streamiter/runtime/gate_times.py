@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple, final
 
-from streamiter.operators.event_time import PartTimes
+from streamiter.operators.frontier import Frontier
 from streamiter.records import EventTimeWatermark
 from streamiter.times import MAX_TIME, MIN_TIME
 
@@ -41,16 +41,14 @@ class GateTimes:
 
     def __init__(self, ports: Iterable[int]) -> None:
         self._ports = frozenset(ports)
-        self._parts = PartTimes(sorted(self._ports))
+        self._parts = Frontier(sorted(self._ports), MIN_TIME)
         self._told = MIN_TIME, False
         self._withheld: dict[int, list[WithheldTime]] = {}
 
     @property
     def slowest(self) -> int | None:
         """The port that holds back the watermark."""
-        slowest = self._parts.slowest
-        assert slowest is None or isinstance(slowest, int)
-        return slowest
+        return self._parts.slowest
 
     def bring(
         self, port: int, watermark: EventTimeWatermark, *, pending: int | None = None, is_behind_epoch: bool = False
@@ -96,15 +94,15 @@ class GateTimes:
 
     def _count(self, port: int, watermark: EventTimeWatermark) -> None:
         if watermark.time == MAX_TIME:
-            self._parts.end(port)
+            self._parts.end(port, MAX_TIME)
         else:
             self._parts.reach(port, watermark.time)
             if watermark.is_idle:
-                self._parts.set_idle(port)
+                self._parts.idle(port)
 
     def _changed(self) -> list[EventTimeWatermark]:
         self._parts.settle()
-        now = self._parts.watermark, self._parts.is_idle
+        now = self._parts.value, self._parts.is_idle
         if now == self._told:
             return []
         self._told = now

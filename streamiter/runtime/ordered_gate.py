@@ -53,13 +53,13 @@ class OrderedEpochs(GateEpochs):
         callback of that epoch has a fixed place. If no input is wanted, a record that waits keeps its turn.
         """
         if wanted is None:
-            slowest = self.tracker.slowest
+            slowest = self.frontier.slowest
             return None if slowest is None else self._ports[slowest]
         following, lowest = None, (math.inf, True, 0)
         for port in self._ports:
             if self.data_has_ended(port):
                 continue
-            reached = self.tracker.reached(port.index)
+            reached = self.frontier.reached(port.index)
             is_wanted = port.input_name in wanted
             place = reached, not is_wanted, port.index
             if place < lowest and (is_wanted or not wanted or self.lowest_pending(port) != reached + 1):
@@ -68,7 +68,7 @@ class OrderedEpochs(GateEpochs):
 
     def turn_of(self, port: Port) -> int:
         """Return the epoch of the records of this port that have their turn when the port is next."""
-        return self.tracker.reached(port.index) + 1 if self._last_turn is None else self._last_turn
+        return self.frontier.reached(port.index) + 1 if self._last_turn is None else self._last_turn
 
     def set_aside(self, port: Port, batch: DataBatch) -> None:
         super().set_aside(port, batch)
@@ -92,7 +92,7 @@ class OrderedEpochs(GateEpochs):
     def is_complete(self, port: Port, epoch: int) -> bool:
         """Return whether all records of this port up to this epoch have been handled; an end must have had its turn."""
         lowest = self.lowest_pending(port)
-        has_come = self.data_has_ended(port) or self.tracker.reached(port.index) >= epoch
+        has_come = self.data_has_ended(port) or self.frontier.reached(port.index) >= epoch
         return has_come and (lowest is None or lowest > epoch)
 
     # -- control records of ports --------------------------------------------------------------------------
@@ -101,13 +101,13 @@ class OrderedEpochs(GateEpochs):
         """Count what waits until the records of a port have been handled; the end of data still waits for its turn."""
         if port.index not in self.waiting_ends:
             return super().settle(port)
-        reached, withheld = self.tracker.reached(port.index), self._withheld[port.index]
+        reached, withheld = self.frontier.reached(port.index), self._withheld[port.index]
         if (lowest := self.lowest_pending(port)) is not None:
             reached = lowest - 1
         elif withheld is not None:
             self._withheld[port.index] = None
             reached = max(reached, int(withheld))
-        return self._moved(self.tracker.advance(port.index, reached))
+        return self._reach(port.index, reached)
 
     def bring_end_of_data(self, port: Port, epoch: int | None = None) -> list[Control]:
         if epoch is not None:
@@ -194,7 +194,7 @@ class OrderedGate(Gate):
         # If only some inputs are wanted, records that were set aside now may change which port is next.
         if self._wanted.names is not None and (polled := self._poll_next()) is not None:
             return polled
-        if self._ending is not None and self._ordered.tracker.all_finished:
+        if self._ending is not None and self._ordered.frontier.all_ended:
             return self._poll_rest(*self._ending)
         return None
 
@@ -217,7 +217,7 @@ class OrderedGate(Gate):
             message = port.peek()
             if isinstance(message, DataBatch):
                 is_wanted = wanted is None or port.input_name in wanted
-                has_turn = is_wanted and message.epoch == epochs.tracker.reached(index) + 1
+                has_turn = is_wanted and message.epoch == epochs.frontier.reached(index) + 1
                 return (port, self._take_batch(port)) if has_turn else None
             if message is None:
                 return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
@@ -14,8 +14,9 @@ from operators.operator_harness import stored
 from support.examples import random_examples
 
 from streamiter.errors import ConfigurationError
-from streamiter.operators.event_time import PartTimes, WatermarkGenerator
+from streamiter.operators.event_time import WatermarkGenerator
 from streamiter.operators.event_timers import StepTimes, checked_time
+from streamiter.operators.frontier import Frontier
 from streamiter.operators.keyed_state import KeyedStates
 from streamiter.records import EventTimeWatermark
 from streamiter.runtime.gate_times import GateTimes
@@ -49,20 +50,27 @@ def test_the_watermark_follows_the_partitions(name: str) -> None:
             assert told.pop() == event
             continue
         assert not told, f"a watermark that is not expected before {event}"
-        before = generator.parts.watermark
+        before = generator.parts.value
         _apply(generator, event)
         generator.parts.settle()
-        if (now := generator.parts.watermark) != before:
+        if (now := generator.parts.value) != before:
             told.append(f">w={'MAX' if now == MAX_TIME else now}")
     assert not told
+
+
+_CHANGES: dict[str, Callable[[WatermarkGenerator, int], None]] = {
+    "idle": lambda generator, partition: generator.parts.idle(partition),
+    "new": lambda generator, partition: generator.add(partition),
+    "end": lambda generator, partition: generator.parts.end(partition, MAX_TIME),
+}
 
 
 def _apply(generator: WatermarkGenerator, event: str) -> None:
     if event == "END":
         for partition in (0, 1):
-            generator.parts.end(partition)
+            generator.parts.end(partition, MAX_TIME)
     elif match := re.fullmatch(r"(idle|new|end)/(\d)", event):
-        {"idle": generator.parts.set_idle, "new": generator.add, "end": generator.parts.end}[match[1]](int(match[2]))
+        _CHANGES[match[1]](generator, int(match[2]))
     else:
         time, _, partition = event.removeprefix("a@").partition("/")
         number = int(partition or 0)
@@ -102,8 +110,8 @@ def test_watermarks_are_as_if_sent_after_every_record(example: tuple[int, list[t
             if piece.watermark is not None:
                 assert piece.watermark == running > sent
                 sent = piece.watermark
-        assert sent == running == generator.parts.watermark
-    assert restored_as(generator, bound_ms + 5).parts.watermark == running, "a larger bound takes no watermark back"
+        assert sent == running == generator.parts.value
+    assert restored_as(generator, bound_ms + 5).parts.value == running, "a larger bound takes no watermark back"
 
 
 def restored_as(generator: WatermarkGenerator, bound_ms: int) -> WatermarkGenerator:
@@ -139,7 +147,7 @@ def changes(random: Random) -> list[tuple[str, int, int]]:
 @random_examples(changes)
 def test_the_watermark_of_a_gate_is_that_of_its_definition(example: list[tuple[str, int, int]]) -> None:
     parts, reached, idle, ended, watermark = (
-        PartTimes(range(3)),
+        Frontier(range(3), MIN_TIME),
         dict.fromkeys(range(3), MIN_TIME),
         set(),
         set(),
@@ -147,15 +155,15 @@ def test_the_watermark_of_a_gate_is_that_of_its_definition(example: list[tuple[s
     )
     for what, part, time in example:
         if what == "reach":
-            parts.reach(part, time)
+            (parts.add if part in ended else parts.reach)(part, time)
             reached[part] = max(time, reached[part]) if part not in ended else time
             idle.discard(part)
             ended.discard(part)
         elif what == "idle":
-            parts.set_idle(part)
+            parts.idle(part)
             idle |= {part} - ended
         else:
-            parts.end(part)
+            parts.end(part, MAX_TIME)
             idle.discard(part)
             ended.add(part)
         active = [reached[part] for part in reached if part not in idle | ended]
@@ -164,7 +172,7 @@ def test_the_watermark_of_a_gate_is_that_of_its_definition(example: list[tuple[s
         has_grown = parts.settle()
         assert has_grown is (least > watermark)
         watermark = max(watermark, least)
-        assert parts.watermark == watermark
+        assert parts.value == watermark
         assert parts.is_idle is (not active and bool(asleep))
 
 

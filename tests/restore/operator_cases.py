@@ -35,7 +35,7 @@ from streamiter.operators.keyed_state import KeyedState
 from streamiter.operators.source import Collect
 from streamiter.operators.timed.steps import TimedOperator
 from streamiter.runtime.gate import Gate
-from streamiter.runtime.gate_epochs import GateEpochs, WatermarkTracker
+from streamiter.runtime.gate_epochs import GateEpochs
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.task import Task
 from streamiter.states.rocks_state import RocksStates
@@ -383,7 +383,7 @@ CASES = [
     Case(keyed_reduce, (KeyedOperator,)),
     Case(keyed_reduce_batch, (KeyedOperator,)),
     Case(stateful_map, (KeyedOperator,)),
-    Case(keyed_process, (KeyedState, OperatorInstance, Task, Gate, GateEpochs, WatermarkTracker)),
+    Case(keyed_process, (KeyedState, OperatorInstance, Task, Gate, GateEpochs)),
     Case(keyed_process_with_time_to_live, (KeyedState,)),
     Case(keyed_over_two_subtasks, (KeyedState,), {"cuts": 4}),
     Case(keyed_reduce_batch_on_disk, (RocksStates,), {"cuts": 4}),

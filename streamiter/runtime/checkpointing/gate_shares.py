@@ -224,7 +224,7 @@ class GateShares:
         """Return the state of the gate of one subtask, and the feedback that its feedback ports start with."""
         begin = self._begin(subtask)
         state: dict[str, PlainValue] = {
-            "watermarks": {"watermarks": [begin] * len(ports), "finished": [0] * len(ports)},
+            "watermarks": [begin] * len(ports),
             "aside": [],
             "data_ended": [0] * len(ports),
             "data_epochs": [BEFORE_ALL_EPOCHS] * len(ports),
@@ -255,7 +255,7 @@ class GateShares:
             return
         port_end = self._port_end(edge, origin, subtask, begin)
         index = port.index
-        state["data_ended"][index] = state["watermarks"]["finished"][index] = int(port_end.data_end_heard)
+        state["data_ended"][index] = int(port_end.data_end_heard)
         state["ended"][index] = int(port_end.end_heard)
         batches = functools.partial(self._batches, edge, origin.subtask, subtask)
         if port.is_feedback:
@@ -276,8 +276,8 @@ class GateShares:
     def _fill_from_topic(self, state: dict[str, PlainValue], logged: Logged, port: Port, before: OldPort) -> None:
         """Keep feedback that is in a topic as it was; it goes to the same subtasks."""
         index = port.index
-        state["watermarks"]["watermarks"][index] = before.watermark
-        state["data_ended"][index] = state["watermarks"]["finished"][index] = int(before.data_ended)
+        state["watermarks"][index] = before.watermark
+        state["data_ended"][index] = int(before.data_ended)
         state["data_epochs"][index] = before.data_epoch
         logged.append((index, before.logged))
 

@@ -22,7 +22,7 @@ from streamiter.errors import CheckpointError
 from streamiter.records import Batch, DataBatch, EndOfInput, EpochWatermark
 from streamiter.runtime.checkpointing.task_barriers import FEEDBACK, STEP, TASK, PartName
 from streamiter.runtime.feedback import TopicRange
-from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS, WatermarkTracker
+from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
 from streamiter.runtime.output import Broadcast, Forward, Partitioning
 from streamiter.runtime.port import PortOrigin
 
@@ -287,7 +287,7 @@ def old_ports(task: OldTask) -> list[OldPort]:
         OldPort(
             task.subtask,
             PortOrigin(*origin),
-            gate["watermarks"]["watermarks"][index],
+            gate["watermarks"][index],
             bool(gate["data_ended"][index]),
             bool(gate["ended"][index]) and bool(gate["data_ended"][index]) and not is_ending,
             gate["data_epochs"][index],
@@ -305,7 +305,7 @@ def origins(task: OldTask) -> list[PortOrigin | None]:
 
 
 def gate_watermark(task: OldTask) -> int:
-    state = task.state["gate"]["watermarks"]
-    tracker = WatermarkTracker(len(state["watermarks"]))
-    tracker.restore(state)
-    return tracker.watermark
+    gate = task.state["gate"]
+    reached, ended = gate["watermarks"], gate["data_ended"]
+    unfinished = [epoch for epoch, has_ended in zip(reached, ended, strict=True) if not has_ended]
+    return min(unfinished, default=max(reached, default=BEFORE_ALL_EPOCHS))
