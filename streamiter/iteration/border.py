@@ -29,7 +29,8 @@ from streamiter.iteration.progress import EpochCounts
 from streamiter.operators.operator import BoundaryOutput, Context, Sharing
 from streamiter.records import Batch, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, EventTimeWatermark
 from streamiter.runtime.feedback import AttachedBoundary, FeedbackStatistics
-from streamiter.runtime.gate_epochs import EpochsAside, InputEnded
+from streamiter.runtime.inbox import InputEnded
+from streamiter.runtime.port_log import LaterEpochs
 
 INITIAL = "initial"
 """The input of a head for the initial variables."""
@@ -204,7 +205,8 @@ class Head(ReceivingHead):
     def __init__(self, join: Join, max_epochs_ahead: int | None) -> None:
         super().__init__(join)
         self._max_epochs_ahead = max_epochs_ahead
-        self._held: EpochsAside | None = None
+        self._held: dict[int, LaterEpochs] = {}
+        """By port: the feedback that waits for the release of its epoch."""
         self._released = -1
         self._advanced = -1
         self._passed_watermark = -1
@@ -217,8 +219,6 @@ class Head(ReceivingHead):
 
     def open(self, context: Context) -> None:
         super().open(context)
-        if self._max_epochs_ahead is not None:
-            self._held = EpochsAside(self.surroundings.make_spill_queue)
         for channel in self.surroundings.feedback_channels:
             channel.call_at_limit(self._report_overload)
 
@@ -230,7 +230,7 @@ class Head(ReceivingHead):
 
     def statistics(self) -> Mapping[str, int]:
         waiting = [channel.statistics() for channel in self.surroundings.feedback_channels]
-        held = [] if self._held is None else self._held.statistics()
+        held = [each for of_port in self._held.values() for each in of_port.statistics()]
         queues: list[FeedbackStatistics | SpillStatistics] = [*waiting, *held]
         return {
             "epoch_reached": max((channel.last_epoch for channel in waiting), default=0),
@@ -261,9 +261,9 @@ class Head(ReceivingHead):
             self._handled = (self._handled + 1) % FEEDBACK_FOR_ONE_INPUT
             if not self._handled:
                 self.reports.handled(self.number)
-        if self._held is not None and epoch > self._released + (self._max_epochs_ahead or 0):
+        if self._max_epochs_ahead is not None and epoch > self._released + self._max_epochs_ahead:
             # Queues by channel give the feedback of an epoch an order that does not depend on the speed of tasks.
-            self._held.put(out.port, DataBatch(records, epoch))
+            self._held_of(out.port).put(DataBatch(records, epoch))
         else:
             out.emit_batch(records, epoch)
 
@@ -274,14 +274,18 @@ class Head(ReceivingHead):
 
     async def _emit_held(self, up_to_epoch: int, out: BoundaryOutput) -> None:
         """Emit held batches one by one as there is room: all together may need far more memory than the limit."""
-        held = self._held
-        if held is None:
-            return
-        while (first := held.first()) is not None and first[0] <= up_to_epoch:
-            epoch, port = first
-            for batch in held.take_next(port, epoch):
+        while waiting := [(min(later.counts), port) for port, later in self._held.items() if later]:
+            epoch, port = min(waiting)
+            if epoch > up_to_epoch:
+                return
+            for batch in self._held[port].take_next(epoch):
                 out.emit_batch(batch.records, batch.epoch)
                 await out.room()
+
+    def _held_of(self, port: int) -> LaterEpochs:
+        if port not in self._held:
+            self._held[port] = LaterEpochs(self.surroundings.make_spill_queue)
+        return self._held[port]
 
     # -- control records ---------------------------------------------------------------------------------
 
@@ -325,8 +329,8 @@ class Head(ReceivingHead):
         await self._emit_held(epoch, out)
 
     def close(self) -> None:
-        if self._held is not None:
-            self._held.close()
+        for later in self._held.values():
+            later.close()
 
     # -- state -------------------------------------------------------------------------------------------
 
@@ -339,7 +343,7 @@ class Head(ReceivingHead):
             "initial ended": self._initial_ended,
             "feedback ended": self._feedback_ended,
             "ended in": self.ended_in,
-            "held": [] if self._held is None else self._held.snapshot(),
+            "held": [(port, *state) for port, later in self._held.items() if (state := later.snapshot()) is not None],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -350,8 +354,8 @@ class Head(ReceivingHead):
         self._initial_ended = state["initial ended"]
         self._feedback_ended = state["feedback ended"]
         self.ended_in = state["ended in"]
-        if self._held is not None:
-            self._held.restore(state["held"])
+        for port, frames, counts in state["held"]:
+            self._held_of(port).restore(frames, counts)
         complete = state.get("complete", self._advanced)
         self.received.report_restored(RestoredMember(self.ended_in, self._advanced, complete, self._released))
 
@@ -432,7 +436,7 @@ class Entrance(LoopMember):
         self._stamped = stamped
         self._max_epochs_ahead = max_epochs_ahead
         # While a batch is too far ahead, no channel is read. So all channels must have brought the epochs before it. In
-        # a synchronous loop the gate merges in order, and sees to that itself.
+        # a synchronous loop the inbox merges in order, and sees to that itself.
         self.epochs_in_order = stamped and bool(max_epochs_ahead)
         self.last_complete = -1
         self._arrived_watermark = -1

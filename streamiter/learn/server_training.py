@@ -30,8 +30,8 @@ from streamiter.parameter_server.matrix import DTYPES, DType
 from streamiter.parameter_server.server import ParameterServer
 from streamiter.records import Batch, Control, EndOfInput, OutputTag, slice_batch
 from streamiter.runtime.feedback import AttachedBoundary
-from streamiter.runtime.gate_epochs import InputEnded
 from streamiter.runtime.graph import SINGLE_INPUT
+from streamiter.runtime.inbox import InputEnded
 from streamiter.runtime.instance import DrainInput
 from streamiter.topics.topic import Topic
 

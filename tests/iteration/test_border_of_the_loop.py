@@ -20,7 +20,7 @@ from streamiter.iteration.progress import Completed, Ended, LoopProgress, Releas
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Progress
 from streamiter.records import Control, EndOfInput, EpochWatermark
 from streamiter.runtime.feedback import Surroundings
-from streamiter.runtime.gate_epochs import InputEnded
+from streamiter.runtime.inbox import InputEnded
 
 
 class Passed(BoundaryOutput):

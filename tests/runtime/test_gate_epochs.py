@@ -12,7 +12,7 @@ from support.examples import random_examples
 from streamiter.errors import InternalError
 from streamiter.operators.frontier import Frontier
 from streamiter.records import CheckpointBarrier, EndOfData, EndOfInput, EpochWatermark
-from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
+from streamiter.runtime.order import BEFORE_ALL_EPOCHS
 
 Steps = list[tuple[int, int | None]]
 
@@ -50,8 +50,8 @@ def test_the_watermark_is_the_least_of_the_unfinished_channels_and_never_decreas
 def test_a_task_without_channels_is_restored() -> None:
     """The restore of a source failed, because a task without channels has no greatest watermark."""
     source, restored = GateRun([]), GateRun([])
-    restored.gate.restore(source.gate.snapshot())
-    assert restored.gate.poll() is None
+    restored.inbox.restore(source.inbox.snapshot())
+    assert restored.inbox.poll() is None
 
 
 def test_a_watermark_that_decreases_is_an_internal_error() -> None:
@@ -174,7 +174,7 @@ def test_while_no_input_is_wanted_an_ordered_gate_reads_nothing() -> None:
         run.put_all(port, data(port), data(port + 10, epoch=1))
     run.run()
     assert [channel.records for channel in run.channels] == [2, 2]
-    assert (run.records(), run.gate.held_records) == ([], 0)
+    assert (run.records(), run.inbox.held_records) == ([], 0)
 
 
 def test_each_callback_comes_between_the_records_of_two_epochs() -> None:
@@ -197,8 +197,8 @@ def test_a_watermark_comes_before_a_barrier_that_was_posted_while_its_records_we
     run.put_all(1, EpochWatermark(1))
     while not run.records():
         run.step()
-    run.gate.post(CheckpointBarrier(1))
-    polled = run.gate.poll()
+    run.inbox.post(CheckpointBarrier(1))
+    polled = run.inbox.poll()
     assert polled is not None
     assert isinstance(polled[1], EpochWatermark)
 

@@ -28,14 +28,14 @@ from streamiter.runtime.checkpointing.old_job import (
     batches_for,
     deal,
     entry_of,
-    gate_watermark,
+    inbox_watermark,
     old_ports,
     waiting_batches,
 )
-from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_key, leaves_loop
+from streamiter.runtime.order import BEFORE_ALL_EPOCHS
 from streamiter.runtime.output import Broadcast, Forward, Partitioning
-from streamiter.runtime.port import Port, PortOrigin
+from streamiter.runtime.port_log import Port, PortOrigin
 
 Queue = tuple[int, RepeatedFrames, list[tuple[int, int]]]
 """The batches of later epochs at a port: the number of the port, the batches, and the number of batches by epoch."""
@@ -221,29 +221,35 @@ class GateShares:
     # -- one gate ------------------------------------------------------------------------------------------
 
     def state_of(self, subtask: int, ports: Sequence[Port]) -> tuple[dict[str, PlainValue], Logged]:
-        """Return the state of the gate of one subtask, and the feedback that its feedback ports start with."""
+        """Return the state of the inbox of one subtask, and the feedback that its feedback ports start with."""
         begin = self._begin(subtask)
-        state: dict[str, PlainValue] = {
-            "watermarks": [begin] * len(ports),
-            "aside": [],
-            "data_ended": [0] * len(ports),
-            "data_epochs": [BEFORE_ALL_EPOCHS] * len(ports),
-            "deferred": [None] * len(ports),
-            "held": [],
-            "ended": [0] * len(ports),
-        }
+        states: list[dict[str, PlainValue]] = [
+            {
+                "origin": None if port.origin is None else tuple(port.origin),
+                "held": [],
+                "later": None,
+                "marks": [],
+                "arrived": begin,
+                "reached": begin,
+                "end waits": False,
+                "data epoch": BEFORE_ALL_EPOCHS,
+                "data ended": False,
+                "ended": False,
+            }
+            for port in ports
+        ]
         logged: Logged = []
-        for port in ports:
+        for port, state in zip(ports, states, strict=True):
             if port.origin is not None:
                 self._fill(state, logged, port, port.origin, subtask, begin)
-        return state, logged
+        return {"ports": states, "end": None}, logged
 
     def _begin(self, subtask: int) -> int:
         if not self._tasks:
             return self._progress[self._step.name][subtask].watermark
         if self._is_same:
-            return gate_watermark(self._tasks[subtask])
-        return min(map(gate_watermark, self._tasks))
+            return inbox_watermark(self._tasks[subtask])
+        return min(map(inbox_watermark, self._tasks))
 
     def _fill(
         self, state: dict[str, PlainValue], logged: Logged, port: Port, origin: PortOrigin, subtask: int, begin: int
@@ -255,8 +261,7 @@ class GateShares:
             return
         port_end = self._port_end(edge, origin, subtask, begin)
         index = port.index
-        state["data_ended"][index] = int(port_end.data_end_heard)
-        state["ended"][index] = int(port_end.end_heard)
+        state["data ended"], state["ended"] = port_end.data_end_heard, port_end.end_heard
         batches = functools.partial(self._batches, edge, origin.subtask, subtask)
         if port.is_feedback:
             frames = RepeatedFrames(
@@ -267,19 +272,16 @@ class GateShares:
             return
         held = batches()
         if self._sets_aside:
-            queue = queue_of(index, batches, self._plain_data)
-            state["aside"] += [] if queue is None else [queue]
+            if (queue := queue_of(index, batches, self._plain_data)) is not None:
+                state["later"] = queue[1:]
             held = iter(())
-        items = self._items(held, begin, port_end, is_feedback=False)
-        state["held"] += [(index, *item) for item in items]
+        state["held"] = list(self._items(held, begin, port_end, is_feedback=False))
 
     def _fill_from_topic(self, state: dict[str, PlainValue], logged: Logged, port: Port, before: OldPort) -> None:
         """Keep feedback that is in a topic as it was; it goes to the same subtasks."""
-        index = port.index
-        state["watermarks"][index] = before.watermark
-        state["data_ended"][index] = int(before.data_ended)
-        state["data_epochs"][index] = before.data_epoch
-        logged.append((index, before.logged))
+        state["reached"] = state["arrived"] = before.watermark
+        state["data ended"], state["data epoch"] = before.data_ended, before.data_epoch
+        logged.append((port.index, before.logged))
 
     def _port_end(self, edge: Edge, origin: PortOrigin, subtask: int, begin: int) -> _PortEnd:
         said = self._said(edge, origin.subtask, begin)

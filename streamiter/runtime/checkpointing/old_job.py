@@ -22,9 +22,9 @@ from streamiter.errors import CheckpointError
 from streamiter.records import Batch, DataBatch, EndOfInput, EpochWatermark
 from streamiter.runtime.checkpointing.task_barriers import FEEDBACK, STEP, TASK, PartName
 from streamiter.runtime.feedback import TopicRange
-from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
+from streamiter.runtime.order import BEFORE_ALL_EPOCHS
 from streamiter.runtime.output import Broadcast, Forward, Partitioning
-from streamiter.runtime.port import PortOrigin
+from streamiter.runtime.port_log import PortOrigin
 
 
 class SubtaskProgress(NamedTuple):
@@ -81,7 +81,7 @@ class WaitingBatch(NamedTuple):
 
 
 def waiting_batches(entries: Iterable[PlainValue], level: int, reader: int) -> Iterator[WaitingBatch]:
-    """Give the batches that a gate held of one port, or those of a queue; control records may be between them."""
+    """Give the batches that an inbox held of one port, or those of a queue; control records may be between them."""
     for kind, *rest in entries:
         if kind == DataBatch.kind:
             epoch, size, content = rest
@@ -244,7 +244,7 @@ class OldPort:
     ended: bool
     """Whether the subtask has been told of its end."""
     data_epoch: int
-    """The last epoch of its data, in the state of the gate."""
+    """The last epoch of its data, in the state of the inbox."""
     held: list[PlainValue]
     """The items that were taken from the channel."""
     later_epochs: Iterable[PlainValue]
@@ -273,39 +273,30 @@ class OldPort:
 
 def old_ports(task: OldTask) -> list[OldPort]:
     """Return the ports of a task; a source has none."""
-    gate = task.state["gate"]
-    aside = {port: frames for port, frames, _ in gate["aside"]}
-    logged = dict(task.logged)
-    held: dict[int, list[PlainValue]] = {}
-    for port, *item in gate["held"]:
-        held.setdefault(port, []).append(item)
-    is_ending = gate.get("ending") is not None
-    if is_ending:
-        port, *item = gate["ending"]
-        held.setdefault(port, []).append(item)
+    inbox, logged = task.state["inbox"], dict(task.logged)
     return [
         OldPort(
             task.subtask,
-            PortOrigin(*origin),
-            gate["watermarks"][index],
-            bool(gate["data_ended"][index]),
-            bool(gate["ended"][index]) and bool(gate["data_ended"][index]) and not is_ending,
-            gate["data_epochs"][index],
-            held.get(index, []),
-            aside.get(index, ()),
+            PortOrigin(*port["origin"]),
+            port["reached"],
+            bool(port["data ended"]),
+            bool(port["ended"] and port["data ended"]) and inbox["end"] is None,
+            port["data epoch"],
+            [*port["held"], *([inbox["end"]] if port["ended"] and inbox["end"] is not None else [])],
+            () if port["later"] is None else port["later"][0],
             logged.get(index, ()),
         )
-        for index, origin in enumerate(gate["ports"])
-        if origin is not None
+        for index, port in enumerate(inbox["ports"])
+        if port["origin"] is not None
     ]
 
 
 def origins(task: OldTask) -> list[PortOrigin | None]:
-    return [None if origin is None else PortOrigin(*origin) for origin in task.state["gate"]["ports"]]
+    origins = [port["origin"] for port in task.state["inbox"]["ports"]]
+    return [None if origin is None else PortOrigin(*origin) for origin in origins]
 
 
-def gate_watermark(task: OldTask) -> int:
-    gate = task.state["gate"]
-    reached, ended = gate["watermarks"], gate["data_ended"]
-    unfinished = [epoch for epoch, has_ended in zip(reached, ended, strict=True) if not has_ended]
-    return min(unfinished, default=max(reached, default=BEFORE_ALL_EPOCHS))
+def inbox_watermark(task: OldTask) -> int:
+    ports = task.state["inbox"]["ports"]
+    unfinished = [port["reached"] for port in ports if not port["data ended"]]
+    return min(unfinished, default=max((port["reached"] for port in ports), default=BEFORE_ALL_EPOCHS))

@@ -53,7 +53,7 @@ async def _has_more(state: TaskState, task: Task) -> bool:
 
 
 def _forget_ends(state: TaskState, task: Task) -> None:
-    state.update({"ended": False, "interior input ended": False, "watermark": -1, "gate": None})
+    state.update({"ended": False, "interior input ended": False, "watermark": -1, "inbox": None})
     for instance in task.instances:
         of_step: Any = state["operators"].get(instance.step.name)
         if of_step is None:
