@@ -30,8 +30,8 @@ from streamiter.operators import Output
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.runtime.checkpointing.commit import JobSnapshot
-from streamiter.runtime.checkpointing.old_job import OldJob
 from streamiter.runtime.checkpointing.redistribute import redistribute_states
+from streamiter.runtime.checkpointing.shares import OldJob
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import JobOptions
 from streamiter.topics import MemoryBroker

@@ -3,7 +3,7 @@
 :func:`redistribute_states` returns the state of each new task of this process. The state of a key goes to the subtask
 that owns the key now; operators without keys share out their state themselves (``redistribute`` or ``share_out``), as
 do sources with their positions; waiting batches go the way of their edge
-(:mod:`~streamiter.runtime.checkpointing.gate_shares`). The progress of a step is one value for all its new subtasks: if
+(:mod:`~streamiter.runtime.checkpointing.shares`). The progress of a step is one value for all its new subtasks: if
 the old values differ and the difference matters, the restart is refused. Before that, :func:`fetch_topic_batches` reads
 feedback out of topics whose heads have changed.
 """
@@ -28,9 +28,10 @@ from streamiter.operators.keyed_state import StateFrame
 from streamiter.operators.operator import Boundary, Operator, Sharing
 from streamiter.runtime.chain import is_per_round
 from streamiter.runtime.checkpointing.checkpoint_messages import Agreement, AllProgress
-from streamiter.runtime.checkpointing.gate_shares import EdgeSharing, GateShares
-from streamiter.runtime.checkpointing.old_job import (
+from streamiter.runtime.checkpointing.shares import (
     NO_PROGRESS,
+    EdgeSharing,
+    InboxShares,
     OldJob,
     OldTask,
     RepeatedFrames,
@@ -272,7 +273,7 @@ async def _with_batches(
         origin = origins(task)[port]
         topic = None if origin is None else topics.get(origin[:4])
         ranges = [found for entry in entries_of(frames) if (found := TopicRange.from_plain(entry)) is not None]
-        # Feedback in another topic is refused later, by GateShares.
+        # Feedback in another topic is refused later, by InboxShares.
         if topic is None or {topic_range.topic for topic_range in ranges} != {topic.name}:
             logged.append((port, frames))
             continue
@@ -411,7 +412,7 @@ class _Redistribution:
         positions: Sequence[PlainValue] = [None if is_new_source else {}] * step.parallelism
         if not is_new_source and (feeder := tasks[0].feeder) is not None:
             positions = redistribute_positions(self._old, step, feeder, [task.state["positions"] for task in before])
-        inboxes = GateShares(
+        inboxes = InboxShares(
             self._old, step, first.operator, self.progress, self._plain_data, sets_aside=tasks[0].inbox.sets_aside
         )
         states: TaskStates = {}
@@ -432,7 +433,7 @@ class _Redistribution:
             }
         return states
 
-    def _inbox(self, inboxes: GateShares, task: Task) -> tuple[PlainValue, PlainValue]:
+    def _inbox(self, inboxes: InboxShares, task: Task) -> tuple[PlainValue, PlainValue]:
         """Return the inbox of a task and its logged feedback: unchanged if the steps before it are unchanged."""
         step, subtask = task.first.step, task.first.subtask
         before = self._old.tasks.get(step.name, [])

@@ -1,8 +1,10 @@
-"""Redistribution of the batches that waited at the gates of a step, and in its operators.
+"""The inputs of a job that restarts with another parallelism, or with other chains.
 
-A *gate* is the input side of a task; a *port* is one of its channels. :class:`GateShares` makes the gates of the new
-tasks of one step. :class:`EdgeSharing` shares out batches that an operator itself had kept of its inputs. Both share
-out batches as the edge shares out records.
+The state of an input is what was not handled, in order, and how far each channel had come. The log of a new port is the
+merge of the logs of the old ports, filtered by the partitioning of the edge. :class:`OldJob` has a snapshot by its
+steps and tasks, :class:`OldPort` one input of an old task, :class:`SubtaskProgress` the epochs and ends that a subtask
+had passed on. :class:`InboxShares` makes the states of the new inboxes of a step, and :class:`EdgeSharing` shares out
+what an operator itself had kept of its inputs.
 """
 
 from __future__ import annotations
@@ -10,35 +12,280 @@ from __future__ import annotations
 import functools
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from itertools import chain
+from typing import NamedTuple, final
 
 from streamiter.checkpoints.plain_data import PlainData
+from streamiter.checkpoints.snapshot import SnapshotHeader
 from streamiter.deferred import PlainValue, entries_of
 from streamiter.errors import CheckpointError
 from streamiter.operators.operator import Boundary, Operator
 from streamiter.records import Batch, DataBatch, EndOfData, EndOfInput, EpochWatermark, control_to_plain
-from streamiter.runtime.checkpointing.old_job import (
-    OldJob,
-    OldPort,
-    RepeatedFrames,
-    SubtaskProgress,
-    WaitingBatch,
-    batches_for,
-    deal,
-    entry_of,
-    inbox_watermark,
-    old_ports,
-    waiting_batches,
-)
+from streamiter.runtime.checkpointing.task_barriers import FEEDBACK, STEP, TASK, PartName
+from streamiter.runtime.feedback import TopicRange
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_key, leaves_loop
 from streamiter.runtime.order import BEFORE_ALL_EPOCHS
 from streamiter.runtime.output import Broadcast, Forward, Partitioning
 from streamiter.runtime.port_log import Port, PortOrigin
 
-Queue = tuple[int, RepeatedFrames, list[tuple[int, int]]]
-"""The batches of later epochs at a port: the number of the port, the batches, and the number of batches by epoch."""
+
+class SubtaskProgress(NamedTuple):
+    """The epochs and ends that a subtask has passed on."""
+
+    watermark: int
+    """The last epoch watermark."""
+    data_ended: bool
+    """Whether it has passed on the end of the data."""
+    ended: bool
+    """Whether it has ended."""
+
+    def behind_loop(self, watermark: int) -> SubtaskProgress:
+        """Return the progress that a reader outside the subtask's iteration sees: the end only, and no epochs."""
+        return SubtaskProgress(watermark, self.ended, self.ended)
+
+
+NO_PROGRESS = SubtaskProgress(BEFORE_ALL_EPOCHS, data_ended=False, ended=False)
+
+
+def join_progress(all_progress: Collection[SubtaskProgress]) -> SubtaskProgress:
+    """Return the progress that all new subtasks start with; it omits nothing that an old subtask had yet to pass on.
+
+    >>> ended = SubtaskProgress(1, data_ended=True, ended=True)
+    >>> join_progress([SubtaskProgress(3, False, False), SubtaskProgress(4, False, False), ended])
+    SubtaskProgress(watermark=3, data_ended=False, ended=False)
+    """
+    unfinished = [progress for progress in all_progress if not progress.data_ended]
+    furthest = max(progress.watermark for progress in all_progress)
+    return SubtaskProgress(
+        min((progress.watermark for progress in unfinished), default=furthest),
+        all(progress.data_ended for progress in all_progress),
+        all(progress.ended for progress in all_progress),
+    )
+
+
+class WaitingBatch(NamedTuple):
+    """A batch that waited before a task."""
+
+    level: int
+    """The watermark before it on its channel: all its records have a later epoch."""
+    epoch: int
+    """Its epoch."""
+    reader: int
+    """The subtask before which it waited."""
+    size: int
+    """Records in it."""
+    content: Batch | bytes
+    """The batch itself, or its encoding."""
+
+    def records(self, plain_data: PlainData) -> Batch:
+        """Return the batch, decoded if necessary."""
+        return plain_data.decode_batch(self.content) if isinstance(self.content, bytes) else self.content
+
+
+def waiting_batches(entries: Iterable[PlainValue], level: int, reader: int) -> Iterator[WaitingBatch]:
+    """Give the batches that an inbox held of one port, or those of a queue; control records may be between them."""
+    for kind, *rest in entries:
+        if kind == DataBatch.kind:
+            epoch, size, content = rest
+            yield WaitingBatch(level, epoch, reader, size, content)
+        elif kind == EpochWatermark.kind:
+            [level] = rest
+
+
+def entry_of(waiting: WaitingBatch, plain_data: PlainData) -> tuple[PlainValue, ...]:
+    """Return a batch as an entry of a queue's snapshot."""
+    content = waiting.content
+    if not isinstance(content, bytes):
+        content = plain_data.encode_batch(content)
+    return (DataBatch.kind, waiting.epoch, waiting.size, content)
+
+
+@final
+class RepeatedFrames:
+    """The decoded frames of a deferred piece; they are made again in each iteration."""
+
+    def __init__(self, make: Callable[[], Iterator[PlainValue]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[PlainValue]:
+        return self._make()
+
+
+def deal(
+    waiting: Iterable[WaitingBatch], partitioning: Partitioning, subtasks: int, plain_data: PlainData
+) -> Iterator[tuple[int, WaitingBatch]]:
+    """Give each waiting batch, or its parts, with the new subtask that gets it. A batch is decoded only if it is split.
+
+    Records are shared out by the partitioning of their edge. Without a rule, they go to the subtasks in
+    turn, from the first one on. After forward partitioning (from subtask i to subtask i) they go to subtask i modulo
+    the new number. After a broadcast, each subtask gets them once.
+
+    >>> from streamiter.runtime.output import Rebalance
+    >>> def dealt(partitioning: Partitioning, *batches: list[str]) -> list[tuple[int, str]]:
+    ...     waiting = [WaitingBatch(0, 0, reader, len(batch), batch) for reader, batch in enumerate(batches)]
+    ...     return [(owner, "".join(each.content)) for owner, each in deal(waiting, partitioning, 2, PlainData())]
+    >>> dealt(Rebalance(), ["a", "b"], ["c"]), dealt(Forward(), ["a"], [], ["b"]), dealt(Broadcast(), ["a"], ["a"])
+    ([(0, 'a'), (1, 'b'), (0, 'c')], [(0, 'a'), (1, ''), (0, 'b')], [(0, 'a'), (1, 'a')])
+    """
+    split = None if isinstance(partitioning, (Forward, Broadcast)) else partitioning.splitter(0, subtasks)
+    for each in waiting:
+        if isinstance(partitioning, Broadcast):
+            if each.reader == 0:
+                yield from ((subtask, each) for subtask in range(subtasks))
+        elif split is None or subtasks == 1:
+            yield each.reader % subtasks, each
+        else:
+            parts: Sequence[tuple[int, Batch]] = list(split(each.records(plain_data)))
+            yield from ((owner, each._replace(size=len(part), content=part)) for owner, part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class OldTask:
+    """One task of the old job."""
+
+    subtask: int
+    """Its number among the tasks of its step."""
+    state: Mapping[str, PlainValue]
+    """Its state in the snapshot."""
+    logged: Iterable[tuple[int, Iterable[PlainValue]]]
+    """The feedback between its barrier and the return of the barrier, by port."""
+
+    @property
+    def progress(self) -> SubtaskProgress:
+        """The progress of all its steps."""
+        state = self.state
+        return SubtaskProgress(state["watermark"], bool(state["interior input ended"]), bool(state["ended"]))
+
+
+@dataclass(frozen=True, slots=True)
+class OldJob:
+    """A snapshot by the steps and tasks of its job. Deferred pieces in the states can be read more than once."""
+
+    where: str
+    """The flow and the checkpoint, for error messages."""
+    tasks: Mapping[str, list[OldTask]]
+    """The tasks by the step at their head, in the order of subtasks."""
+    instances: Mapping[str, list[PlainValue]]
+    """The states of the operators by step, in the order of subtasks."""
+    heads: Mapping[str, str]
+    """For each step, the step at the head of its task."""
+
+    @classmethod
+    def from_states(cls, header: SnapshotHeader, states: Mapping[str, PlainValue]) -> OldJob:
+        """Return the job of a snapshot; ``states`` are by the names of their parts."""
+        kinds: dict[str, dict[str, dict[int, PlainValue]]] = {STEP: {}, TASK: {}, FEEDBACK: {}}
+        for name, state in states.items():
+            part = PartName.of(name)
+            kinds[part.kind].setdefault(part.step, {})[part.subtask] = state
+        tasks: dict[str, list[OldTask]] = {}
+        heads: dict[str, str] = {}
+        for head, by_subtask in kinds[TASK].items():
+            logs = kinds[FEEDBACK].get(head, {})
+            tasks[head] = [OldTask(each, state, logs.get(each, ())) for each, state in sorted(by_subtask.items())]
+            heads.update(dict.fromkeys(tasks[head][0].state["steps"], head))
+        instances = {
+            step: [state for _, state in sorted(by_subtask.items())] for step, by_subtask in kinds[STEP].items()
+        }
+        return cls(f"flow {header.flow!r}, checkpoint {header.id.number}", tasks, instances, heads)
+
+    def progress_of(self, step: str) -> list[SubtaskProgress] | None:
+        """Return the progress of each subtask of a step; None for a new step."""
+        head = self.heads.get(step)
+        return None if head is None else [task.progress for task in self.tasks[head]]
+
+    def refusal(self, step: str, why: str) -> CheckpointError:
+        return CheckpointError(f"{self.where}, step {step!r}: {why}")
+
+    def refusal_at_this_point(self, step: str, parallelism: int, what: str) -> CheckpointError:
+        """Return the error for state that cannot be redistributed in this checkpoint, but could be in another."""
+        return self.refusal(
+            step,
+            f"its {self.parallelism(step)} subtasks cannot become {parallelism} here: {what}; start it with "
+            f'parallelism={self.parallelism(step)} as it was, and take another checkpoint, as stop("suspend") does',
+        )
+
+    def parallelism(self, step: str) -> int:
+        head = self.heads.get(step)
+        return len(self.instances.get(step, ())) if head is None else len(self.tasks[head])
+
+
+@dataclass(frozen=True, slots=True)
+class OldPort:
+    """A port of an old task: one of its inputs, with the batches that waited there."""
+
+    reader: int
+    """The subtask that the port belongs to."""
+    origin: PortOrigin
+    """The step and the subtask that its records come from."""
+    watermark: int
+    """The last epoch watermark before its unhandled records."""
+    data_ended: bool
+    """Whether the subtask has been told of the end of its data."""
+    ended: bool
+    """Whether the subtask has been told of its end."""
+    data_epoch: int
+    """The last epoch of its data, in the state of the inbox."""
+    held: list[PlainValue]
+    """The items that were taken from the channel."""
+    later_epochs: Iterable[PlainValue]
+    """The frames of batches that waited for the turn of their epoch."""
+    logged: Iterable[PlainValue]
+    """The frames of the feedback before the return of the barrier."""
+
+    def batches(self) -> Iterator[WaitingBatch]:
+        """Give all waiting batches, in order."""
+        entries = chain(self.held, entries_of(self.later_epochs), entries_of(self.logged))
+        return waiting_batches(entries, self.watermark, self.reader)
+
+    @property
+    def in_topic(self) -> str | None:
+        """The name of the topic that has its feedback; None if the snapshot has it."""
+        for entry in entries_of(self.logged):
+            if (topic_range := TopicRange.from_plain(entry)) is not None:
+                return topic_range.topic
+        return None
+
+    @property
+    def end_epoch(self) -> int | None:
+        """The epoch of its end, if that waited; None otherwise."""
+        return next((rest[0] for kind, *rest in self.held if kind == EndOfInput.kind), None)
+
+
+def old_ports(task: OldTask) -> list[OldPort]:
+    """Return the ports of a task; a source has none."""
+    inbox, logged = task.state["inbox"], dict(task.logged)
+    return [
+        OldPort(
+            task.subtask,
+            PortOrigin(*port["origin"]),
+            port["reached"],
+            bool(port["data ended"]),
+            bool(port["ended"] and port["data ended"]) and inbox["end"] is None,
+            port["data epoch"],
+            [*port["held"], *([inbox["end"]] if port["ended"] and inbox["end"] is not None else [])],
+            () if port["later"] is None else port["later"][0],
+            logged.get(index, ()),
+        )
+        for index, port in enumerate(inbox["ports"])
+        if port["origin"] is not None
+    ]
+
+
+def origins(task: OldTask) -> list[PortOrigin | None]:
+    origins = [port["origin"] for port in task.state["inbox"]["ports"]]
+    return [None if origin is None else PortOrigin(*origin) for origin in origins]
+
+
+def inbox_watermark(task: OldTask) -> int:
+    ports = task.state["inbox"]["ports"]
+    unfinished = [port["reached"] for port in ports if not port["data ended"]]
+    return min(unfinished, default=max((port["reached"] for port in ports), default=BEFORE_ALL_EPOCHS))
+
+
+Queue = tuple[RepeatedFrames, list[tuple[int, int]]]
+"""The batches of later epochs at a port, and their number by epoch: the state of ``LaterEpochs``."""
 
 
 @final
@@ -55,16 +302,14 @@ class EdgeSharing:
 
     def records(self, input_name: str, batches: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
         """Share out batches; see :class:`~streamiter.operators.operator.Sharing`."""
-        dealt: list[list[Batch]] = [[] for _ in range(self.parallelism)]
-        kept = [(subtask, batch) for subtask, of_subtask in enumerate(batches) for batch in of_subtask]
         partitioning = self._partitioning(input_name)
-        if isinstance(partitioning, Broadcast):
-            counts = [sum(map(len, of_subtask)) for of_subtask in batches]
-            if len(set(counts)) > 1:
-                raise _different_records(input_name)
-        for subtask, batch in deal(kept, partitioning, self.parallelism):
-            if len(batch):
-                dealt[subtask].append(batch)
+        if isinstance(partitioning, Broadcast) and len({sum(map(len, of_subtask)) for of_subtask in batches}) > 1:
+            raise _different_records(input_name)
+        kept = (WaitingBatch(0, 0, reader, len(each), each) for reader, of_one in enumerate(batches) for each in of_one)
+        dealt: list[list[Batch]] = [[] for _ in range(self.parallelism)]
+        for subtask, waiting in deal(kept, partitioning, self.parallelism, self._plain_data):
+            if waiting.size:
+                dealt[subtask].append(waiting.records(self._plain_data))
         return dealt
 
     def queues(self, input_name: str, waiting: Sequence[PlainValue]) -> list[PlainValue]:
@@ -79,13 +324,11 @@ class EdgeSharing:
         if isinstance(partitioning, Broadcast) and not have_same_records(batches(), range(len(waiting))):
             raise _different_records(input_name)
 
-        def dealt(subtask: int) -> Iterator[WaitingBatch]:
-            return batches_for(subtask, batches(), partitioning, self.parallelism, self._plain_data)
+        def make(subtask: int) -> Iterator[WaitingBatch]:
+            return _of_subtask(subtask, batches(), partitioning, self.parallelism, self._plain_data)
 
-        queues = [
-            queue_of(0, functools.partial(dealt, subtask), self._plain_data) for subtask in range(self.parallelism)
-        ]
-        return [[] if queue is None else [queue] for queue in queues]
+        queues = [queue_of(functools.partial(make, subtask), self._plain_data) for subtask in range(self.parallelism)]
+        return [[] if queue is None else [(0, *queue)] for queue in queues]
 
     def _partitioning(self, input_name: str) -> Partitioning:
         edges = [edge for edge in self._step.inputs if edge.input_name in (input_name, SINGLE_INPUT)]
@@ -97,6 +340,12 @@ class EdgeSharing:
         return first
 
 
+def _of_subtask(
+    subtask: int, waiting: Iterable[WaitingBatch], partitioning: Partitioning, subtasks: int, plain_data: PlainData
+) -> Iterator[WaitingBatch]:
+    return (each for owner, each in deal(waiting, partitioning, subtasks, plain_data) if owner == subtask)
+
+
 def have_same_records(waiting: Iterable[WaitingBatch], readers: Iterable[int]) -> bool:
     """Return whether all readers of a broadcast have the same waiting records: as many of each epoch."""
     counts: dict[int, Counter[int]] = {reader: Counter() for reader in readers}
@@ -106,7 +355,7 @@ def have_same_records(waiting: Iterable[WaitingBatch], readers: Iterable[int]) -
     return all(other == first for other in others)
 
 
-def queue_of(port: int, make: Callable[[], Iterable[WaitingBatch]], plain_data: PlainData) -> Queue | None:
+def queue_of(make: Callable[[], Iterable[WaitingBatch]], plain_data: PlainData) -> Queue | None:
     """Return the queue of a port's batches of later epochs; None if there are none. ``make()`` gives the batches."""
     counts: Counter[int] = Counter()
     for each in make():
@@ -114,7 +363,7 @@ def queue_of(port: int, make: Callable[[], Iterable[WaitingBatch]], plain_data: 
     if not counts:
         return None
     frames = RepeatedFrames(lambda: ([entry_of(each, plain_data)] for each in make()))
-    return port, frames, sorted(counts.items())
+    return frames, sorted(counts.items())
 
 
 def _different_records(input_name: str) -> CheckpointError:
@@ -138,8 +387,8 @@ class _PortEnd:
     """The epoch of the end, if the end waited."""
 
 
-class GateShares:
-    """Makes the gates of the new tasks whose first step is ``step``.
+class InboxShares:
+    """Makes the inboxes of the new tasks whose first step is ``step``.
 
     All ports start at the last epoch watermark of the step. Batches that were not handled are given again, in the order
     of the watermarks between them; then these watermarks; and last the progress of the step upstream, where its new
@@ -218,7 +467,7 @@ class GateShares:
                         f"each of them has handled other records of those that all get from {edge.upstream.name!r}",
                     )
 
-    # -- one gate ------------------------------------------------------------------------------------------
+    # -- one inbox ------------------------------------------------------------------------------------------
 
     def state_of(self, subtask: int, ports: Sequence[Port]) -> tuple[dict[str, PlainValue], Logged]:
         """Return the state of the inbox of one subtask, and the feedback that its feedback ports start with."""
@@ -260,7 +509,6 @@ class GateShares:
             self._fill_from_topic(state, logged, port, known[0])
             return
         port_end = self._port_end(edge, origin, subtask, begin)
-        index = port.index
         state["data ended"], state["ended"] = port_end.data_end_heard, port_end.end_heard
         batches = functools.partial(self._batches, edge, origin.subtask, subtask)
         if port.is_feedback:
@@ -268,12 +516,12 @@ class GateShares:
                 lambda: ([item] for item in self._items(batches(), begin, port_end, is_feedback=True))
             )
             if any(True for _ in frames):
-                logged.append((index, frames))
+                logged.append((port.index, frames))
             return
         held = batches()
         if self._sets_aside:
-            if (queue := queue_of(index, batches, self._plain_data)) is not None:
-                state["later"] = queue[1:]
+            if (queue := queue_of(batches, self._plain_data)) is not None:
+                state["later"] = queue
             held = iter(())
         state["held"] = list(self._items(held, begin, port_end, is_feedback=False))
 
@@ -331,7 +579,7 @@ class GateShares:
         if self._is_same:
             yield from merged
         else:
-            yield from batches_for(subtask, merged, edge.partitioning, self._step.parallelism, self._plain_data)
+            yield from _of_subtask(subtask, merged, edge.partitioning, self._step.parallelism, self._plain_data)
 
     def _items(
         self, batches: Iterator[WaitingBatch], begin: int, port_end: _PortEnd, *, is_feedback: bool
