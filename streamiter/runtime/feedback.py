@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
-from streamiter.checkpoints.disk_queue import SpillQueue
+from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
 from streamiter.checkpoints.replay_cache import ReplayCache
 from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError, GraphError
@@ -327,14 +327,25 @@ def spill_queue(name: str, limits: FeedbackLimits, plain_data: PlainData) -> Spi
     )
 
 
+class BorderInbox(Protocol):
+    """The inbox of an operator at the border of a loop, which decides how far data and feedback may run ahead."""
+
+    def set_feedback_aside(self, received: Callable[[int, int], object]) -> None: ...
+    def admit_up_to(self, epoch: int) -> None: ...
+    def take_aside(self, up_to_epoch: int) -> DataBatch | None: ...
+    def aside(self) -> list[SpillStatistics]: ...
+    @property
+    def is_ahead(self) -> bool: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What the plan of a job gives to a boundary operator, before the operator is opened."""
 
     feedback_channels: Sequence[FeedbackChannel]
     """The feedback channels that its task reads."""
-    make_spill_queue: Callable[[], SpillQueue]
-    """Makes a queue with the limits of the loop's feedback."""
+    inbox: BorderInbox
+    """The inbox of its task."""
     make_replay_cache: Callable[[int], ReplayCache]
     """Makes a cache with so many bytes in memory, and the limits of the loop on disk."""
     member: int

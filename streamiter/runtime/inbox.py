@@ -9,6 +9,7 @@ A port is *parked* while it has records, but its input is not wanted.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
@@ -51,7 +52,7 @@ from streamiter.runtime.turn import ReadyPorts
 from streamiter.times import MAX_TIME, MIN_TIME
 
 if TYPE_CHECKING:
-    from streamiter.checkpoints.disk_queue import SpillQueue
+    from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
 
 
 @final
@@ -111,6 +112,7 @@ class Inbox:
         """The event time of the ports; None if none brings any. Others only read it."""
         self.sets_aside = order.sets_aside
         self._order = order
+        self._make_queue = make_queue
         self._by_port = order.by_port
         self._in_order = epochs_in_order
         self._ready = ReadyPorts(len(self.ports))
@@ -126,6 +128,10 @@ class Inbox:
         self._barriers = BarrierAlignment(self.ports)
         self._tables = TableAlignment(self.ports, awaited_input) if reads_to_end else None
         self._reads = _ALL
+        self._admitted: float = math.inf
+        """At the border of a loop: the last epoch whose records the operator receives now."""
+        self._on_aside: Callable[[int, int], object] | None = None
+        """Takes the epoch and the number of records of feedback that is set aside."""
         self._served: Port | None = None
         """The port of the data that the task handles now, if something waits for that data."""
         self._end: EndOfInput | None = None
@@ -173,7 +179,7 @@ class Inbox:
                 return port, item
             elif (
                 isinstance(item, SourceBatch)
-                or (self._wanted.names is None and not sets_aside)
+                or (self._wanted.names is None and not sets_aside and item.epoch <= self._admitted)
                 or (fate := self._fate(port, item.epoch)) is NOW
             ):
                 return port, self._take_batch(port)
@@ -185,6 +191,8 @@ class Inbox:
         return self._poll_rest(self._end) if self._end is not None and self._epochs.all_ended else None
 
     def _fate(self, port: Port, epoch: int) -> Fate:
+        if epoch > self._admitted:
+            return ASIDE if port.is_feedback or self._barriers.is_due else STAYS
         return self._order.fate(port, epoch, self._wanted.names, self._epochs, barrier_is_due=self._barriers.is_due)
 
     def _leave(self, port: Port, fate: Fate) -> Polled | None:
@@ -217,6 +225,8 @@ class Inbox:
             port.take_behind()
             port.set_aside(item)
             self._idle.discard(port.index)
+            if port.is_feedback and self._on_aside is not None:
+                self._on_aside(item.epoch, len(item.records))
         if item is None:
             return None
         assert isinstance(item, Control)
@@ -254,7 +264,8 @@ class Inbox:
         epochs, wanted = self._epochs, self._wanted.names
         while (port := self._order.next(self.ports, wanted, epochs)) is not None:
             turn = epochs.reached(port.index) + 1
-            port.load(turn)
+            if not port.is_feedback:
+                port.load(turn)
             if port.end_waits and port.lowest is None:
                 self._posted.extend(self._end_data(port))
                 self._ready.add(port)  # Records of the end of the iteration may follow.
@@ -266,7 +277,8 @@ class Inbox:
                 return None
             item = port.peek()
             if isinstance(item, DataBatch):
-                has_turn = item.epoch == turn and (wanted is None or port.input_name in wanted)
+                is_wanted = item.epoch <= self._admitted and (wanted is None or port.input_name in wanted)
+                has_turn = item.epoch == turn and is_wanted and not port.is_feedback
                 return (port, self._take_batch(port)) if has_turn else None
             if item is None:
                 return None
@@ -318,6 +330,46 @@ class Inbox:
             # They come first: a snapshot at a barrier that is posted already has the watermark that they bring.
             self._posted.extendleft(reversed(self._settle(served)))
             self.reconsider_wanted()
+
+    # -- at the border of a loop -----------------------------------------------------------------------
+
+    def set_feedback_aside(self, received: Callable[[int, int], object]) -> None:
+        """Set feedback aside that is not admitted; ``received`` is told its epoch, and the number of its records.
+
+        Control records of feedback pass it: the loop must know that an epoch was received before it is admitted.
+        """
+        self._on_aside = received
+        for port in self._feedback.ports:
+            assert self._make_queue is not None
+            port.set_aside_by_epoch(self._make_queue)
+
+    def admit_up_to(self, epoch: int) -> None:
+        """Let the operator receive data of the epochs up to this one."""
+        self._admitted = epoch
+        self._unpark()
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a port has data next that is not admitted."""
+        items = (port.peek() for port in self.ports)
+        return any(isinstance(item, DataBatch) and item.epoch > self._admitted for item in items)
+
+    def take_aside(self, up_to_epoch: int) -> DataBatch | None:
+        """Take the next feedback of these epochs that was set aside, by (epoch, port); None if there is none."""
+        ports = [port for port in self._feedback.ports if port.later or port.held]
+        waiting = [(epoch, port.index) for port in ports if (epoch := port.first_epoch) is not None]
+        if not waiting or min(waiting)[0] > up_to_epoch:
+            return None
+        epoch, index = min(waiting)
+        port = self.ports[index]
+        port.load(epoch)
+        batch = port.take()
+        assert isinstance(batch, DataBatch)
+        return batch
+
+    def aside(self) -> list[SpillStatistics]:
+        """Return the queues of feedback that was set aside."""
+        return [each for port in self._feedback.ports if port.later is not None for each in port.later.statistics()]
 
     async def wait(self) -> None:
         """Wait until ``poll`` may return something."""
@@ -420,7 +472,9 @@ class Inbox:
     @property
     def has_parked(self) -> bool:
         """Whether it has input that the task does not get now."""
-        return bool(self._ready.parked) or (self._by_port and any(port.later for port in self.ports))
+        return bool(self._ready.parked) or (
+            self._by_port and any(port.later and not port.is_feedback for port in self.ports)
+        )
 
     def waits_for(self) -> str | None:
         """Return in words what the records that are not read wait for; None if they only are not wanted."""

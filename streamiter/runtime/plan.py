@@ -331,7 +331,7 @@ class Planner:
             input_names = [SINGLE_INPUT]
         inbox = self._make_inbox(head, name, ports)
         feedback = [port.channel for port in ports if isinstance(port.channel, FeedbackChannel)]
-        self._attach(head, subtask, name, feedback)
+        self._attach(head, subtask, name, feedback, inbox)
         progress = Progress()
         instances = self._instances(head, subtask, progress, inbox)
         rounds = None
@@ -388,13 +388,13 @@ class Planner:
             return []
         return [port.index for port in ports if port.origin is not None and port.origin[:4] in edges]
 
-    def _attach(self, head: Step, subtask: int, name: str, feedback: Sequence[FeedbackChannel]) -> None:
+    def _attach(self, head: Step, subtask: int, name: str, feedback: Sequence[FeedbackChannel], inbox: Inbox) -> None:
         operator = self._operators[head][subtask]
         if isinstance(operator, AttachedBoundary):
             operator.attach(
                 Surroundings(
                     feedback,
-                    make_spill_queue=lambda: spill_queue(name, head.limits, self.plain_data),
+                    inbox,
                     make_replay_cache=lambda memory: self._replay_cache(name, memory, head.limits),
                     member=self._placed[head].first_member + subtask,
                 )

@@ -200,7 +200,15 @@ class Port:
 
     @property
     def lowest(self) -> int | None:
-        """The lowest epoch of the records that were set aside, if epochs are handled in order; None without any."""
+        """The lowest epoch of the records that were set aside, and that control records wait for; None without any.
+
+        Nothing waits for feedback: a loop must know what it has received before it may continue.
+        """
+        return None if self.later is None or self.is_feedback else self.first_epoch
+
+    @property
+    def first_epoch(self) -> int | None:
+        """The lowest epoch of the records that were set aside by epoch; None without any."""
         if self.later is None or not (self.held or self.later):
             return None
         return min([*self._held_epochs(), *self.later.counts], default=None)

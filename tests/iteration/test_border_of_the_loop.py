@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from operators.operator_harness import stored
+from runtime.gate_run import spill_queue
 
-from streamiter.checkpoints.disk_queue import SpillQueue
+from streamiter.channels import Channel
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.replay_cache import ReplayCache
 from streamiter.clock import SystemClock
@@ -18,9 +19,10 @@ from streamiter.iteration.coordinator import Advance, LoopCoordinator, LoopRepor
 from streamiter.iteration.marked_streams import Replayer
 from streamiter.iteration.progress import Completed, Ended, LoopProgress, ReleasedEpoch
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Progress
-from streamiter.records import Control, EndOfInput, EpochWatermark
+from streamiter.records import Control, DataBatch, EndOfInput, EpochWatermark
 from streamiter.runtime.feedback import Surroundings
-from streamiter.runtime.inbox import InputEnded
+from streamiter.runtime.inbox import Inbox, InputEnded
+from streamiter.runtime.port_log import Port
 
 
 class Passed(BoundaryOutput):
@@ -45,12 +47,12 @@ class Passed(BoundaryOutput):
         return taken
 
 
-OPENED: list[Boundary] = []
+OPENED: list[Boundary | Inbox] = []
 
 
 @pytest.fixture(autouse=True)
 def _closed() -> Iterator[None]:
-    """Close the files of the operators, as a task would."""
+    """Close the files of the operators and inboxes, as a task would."""
     yield
     while OPENED:
         OPENED.pop().close()
@@ -64,18 +66,14 @@ class Bench:
         self.coordinator = coordinator
         self.out = Passed()
         self.posted: list[Control] = []
-        OPENED.append(operator)
+        self.feedback = Channel("tail → head")
+        self.inbox = Inbox([Port(0, FEEDBACK, self.feedback, is_feedback=True)], make_queue=spill_queue)
+        OPENED.extend((operator, self.inbox))
         operator.attach(
             Surroundings(
                 member=0,
                 feedback_channels=[],
-                make_spill_queue=lambda: SpillQueue(
-                    name="bench",
-                    plain_data=PlainData(),
-                    memory_limit_bytes=1 << 20,
-                    disk_limit_bytes=1 << 30,
-                    directory=tempfile.gettempdir(),
-                ),
+                inbox=self.inbox,
                 make_replay_cache=lambda memory_bytes: ReplayCache(
                     name="bench",
                     memory_limit_bytes=memory_bytes,
@@ -103,7 +101,13 @@ class Bench:
 
     async def feed(self, input_name: str, *records: Any, epoch: int = 0) -> None:
         """Pass records of one epoch to the operator."""
-        await self.operator.on_batch(input_name, list(records), epoch, self.out)
+        if input_name != FEEDBACK:
+            await self.operator.on_batch(input_name, list(records), epoch, self.out)
+            return
+        self.feedback.try_put(DataBatch(list(records), epoch))
+        while (polled := self.inbox.poll()) is not None:
+            assert isinstance(polled[1], DataBatch)
+            await self.operator.on_batch(input_name, polled[1].records, polled[1].epoch, self.out)
 
     async def control(self, control: Control) -> None:
         """Pass a control record to the operator."""
@@ -183,9 +187,11 @@ async def test_a_restored_head_receives_logged_feedback_again_and_counts_all_fee
     await first.feed(FEEDBACK, 100, epoch=5)
     assert await first.settle() == ([(100, 5)] if ahead is None else [])
     state = stored(first.operator.snapshot())()
+    aside = stored(first.inbox.snapshot())()
 
     second = head(ahead)
     second.operator.restore(state)
+    second.inbox.restore(aside)
     assert complete(second.coordinator) == 4
     await second.feed(FEEDBACK, 101, 102, epoch=5)
     await second.feed(FEEDBACK, 103, epoch=6)

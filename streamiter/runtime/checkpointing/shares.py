@@ -211,6 +211,10 @@ class OldJob:
         return len(self.instances.get(step, ())) if head is None else len(self.tasks[head])
 
 
+Queue = tuple[Iterable[PlainValue], list[tuple[int, int]]]
+"""The batches of later epochs at a port, and their number by epoch: the state of ``LaterEpochs``."""
+
+
 @dataclass(frozen=True, slots=True)
 class OldPort:
     """A port of an old task: one of its inputs, with the batches that waited there."""
@@ -229,15 +233,21 @@ class OldPort:
     """The last epoch of its data, in the state of the inbox."""
     held: list[PlainValue]
     """The items that were taken from the channel."""
-    later_epochs: Iterable[PlainValue]
-    """The frames of batches that waited for the turn of their epoch."""
+    later: Queue | None
+    """The batches that waited for the turn of their epoch."""
     logged: Iterable[PlainValue]
     """The frames of the feedback before the return of the barrier."""
 
     def batches(self) -> Iterator[WaitingBatch]:
         """Give all waiting batches, in order."""
-        entries = chain(self.held, entries_of(self.later_epochs), entries_of(self.logged))
-        return waiting_batches(entries, self.watermark, self.reader)
+        return chain(self.arrived_early(), self.others())
+
+    def arrived_early(self) -> Iterator[WaitingBatch]:
+        """Give the batches that waited for the turn of their epoch."""
+        return waiting_batches(entries_of(self.later[0] if self.later else ()), self.watermark, self.reader)
+
+    def others(self) -> Iterator[WaitingBatch]:
+        return waiting_batches(chain(self.held, entries_of(self.logged)), self.watermark, self.reader)
 
     @property
     def in_topic(self) -> str | None:
@@ -265,7 +275,7 @@ def old_ports(task: OldTask) -> list[OldPort]:
             bool(port["ended"] and port["data ended"]) and inbox["end"] is None,
             port["data epoch"],
             [*port["held"], *([inbox["end"]] if port["ended"] and inbox["end"] is not None else [])],
-            () if port["later"] is None else port["later"][0],
+            port["later"],
             logged.get(index, ()),
         )
         for index, port in enumerate(inbox["ports"])
@@ -282,10 +292,6 @@ def inbox_watermark(task: OldTask) -> int:
     ports = task.state["inbox"]["ports"]
     unfinished = [port["reached"] for port in ports if not port["data ended"]]
     return min(unfinished, default=max((port["reached"] for port in ports), default=BEFORE_ALL_EPOCHS))
-
-
-Queue = tuple[RepeatedFrames, list[tuple[int, int]]]
-"""The batches of later epochs at a port, and their number by epoch: the state of ``LaterEpochs``."""
 
 
 @final
@@ -311,24 +317,6 @@ class EdgeSharing:
             if waiting.size:
                 dealt[subtask].append(waiting.records(self._plain_data))
         return dealt
-
-    def queues(self, input_name: str, waiting: Sequence[PlainValue]) -> list[PlainValue]:
-        """Share out queues of batches; see :class:`~streamiter.operators.operator.Sharing`."""
-        partitioning = self._partitioning(input_name)
-
-        def batches() -> Iterator[WaitingBatch]:
-            for reader, queues in enumerate(waiting):
-                for _, frames, _ in queues:
-                    yield from waiting_batches(entries_of(frames), BEFORE_ALL_EPOCHS, reader)
-
-        if isinstance(partitioning, Broadcast) and not have_same_records(batches(), range(len(waiting))):
-            raise _different_records(input_name)
-
-        def make(subtask: int) -> Iterator[WaitingBatch]:
-            return _of_subtask(subtask, batches(), partitioning, self.parallelism, self._plain_data)
-
-        queues = [queue_of(functools.partial(make, subtask), self._plain_data) for subtask in range(self.parallelism)]
-        return [[] if queue is None else [(0, *queue)] for queue in queues]
 
     def _partitioning(self, input_name: str) -> Partitioning:
         edges = [edge for edge in self._step.inputs if edge.input_name in (input_name, SINGLE_INPUT)]
@@ -512,23 +500,23 @@ class InboxShares:
         state["data ended"], state["ended"] = port_end.data_end_heard, port_end.end_heard
         batches = functools.partial(self._batches, edge, origin.subtask, subtask)
         if port.is_feedback:
+            state["later"] = queue_of(functools.partial(batches, OldPort.arrived_early), self._plain_data)
             frames = RepeatedFrames(
-                lambda: ([item] for item in self._items(batches(), begin, port_end, is_feedback=True))
+                lambda: ([item] for item in self._items(batches(OldPort.others), begin, port_end, is_feedback=True))
             )
             if any(True for _ in frames):
                 logged.append((port.index, frames))
             return
-        held = batches()
+        held = batches(OldPort.batches)
         if self._sets_aside:
-            if (queue := queue_of(batches, self._plain_data)) is not None:
-                state["later"] = queue
+            state["later"] = queue_of(functools.partial(batches, OldPort.batches), self._plain_data)
             held = iter(())
         state["held"] = list(self._items(held, begin, port_end, is_feedback=False))
 
     def _fill_from_topic(self, state: dict[str, PlainValue], logged: Logged, port: Port, before: OldPort) -> None:
         """Keep feedback that is in a topic as it was; it goes to the same subtasks."""
         state["reached"] = state["arrived"] = before.watermark
-        state["data ended"], state["data epoch"] = before.data_ended, before.data_epoch
+        state["data ended"], state["data epoch"], state["later"] = before.data_ended, before.data_epoch, before.later
         logged.append((port.index, before.logged))
 
     def _port_end(self, edge: Edge, origin: PortOrigin, subtask: int, begin: int) -> _PortEnd:
@@ -567,15 +555,17 @@ class InboxShares:
 
     # -- waiting batches ---------------------------------------------------------------------------------------
 
-    def _batches(self, edge: Edge, upstream_subtask: int, subtask: int) -> Iterator[WaitingBatch]:
-        """Give the waiting batches of one channel of a new subtask."""
+    def _batches(
+        self, edge: Edge, upstream_subtask: int, subtask: int, of: Callable[[OldPort], Iterator[WaitingBatch]]
+    ) -> Iterator[WaitingBatch]:
+        """Give the waiting batches of one channel of a new subtask; ``of`` gives those of an old port."""
         ports = [port for port in self._ports_of(edge) if not self._is_same or port.reader == subtask]
         straight = isinstance(edge.partitioning, Forward) and not self._is_same
         if self._keeps(edge.upstream) and not straight:
             ports = [port for port in ports if port.origin.subtask == upstream_subtask]
         elif not straight and upstream_subtask != 0:
             return
-        merged = heapq.merge(*(port.batches() for port in ports), key=lambda waiting: waiting.level)
+        merged = heapq.merge(*(of(port) for port in ports), key=lambda waiting: waiting.level)
         if self._is_same:
             yield from merged
         else:
