@@ -117,9 +117,12 @@ class Frontier(Generic[Part]):
         """Count the changes; return whether the frontier has grown."""
         reached, idle = self._reached, self._idle
         if len(idle) < len(reached):
-            active = [part for part in reached if part not in idle] if idle else reached
-            self.slowest = slowest = min(active, key=reached.__getitem__)
-            least = reached[slowest]
+            active = {part: value for part, value in reached.items() if part not in idle} if idle else reached
+            least = min(active.values())
+            for part, value in active.items():
+                if value == least:
+                    self.slowest = part
+                    break
         else:
             self.slowest = None
             least = max((reached or self._ended).values(), default=self._start)

@@ -219,7 +219,7 @@ class Inbox:
         while isinstance(item := port.peek_behind(), DataBatch):
             if port.end_waits and self._by_port:
                 return None
-            if self._fate(port, item.epoch) is NOW:
+            if not self._by_port and self._fate(port, item.epoch) is NOW:
                 self._ready.add(port)
                 return None
             port.take_behind()
@@ -264,7 +264,7 @@ class Inbox:
         epochs, wanted = self._epochs, self._wanted.names
         while (port := self._order.next(self.ports, wanted, epochs)) is not None:
             turn = epochs.reached(port.index) + 1
-            if not port.is_feedback:
+            if port.later is not None and port.later.counts and not port.is_feedback:
                 port.load(turn)
             if port.end_waits and port.lowest is None:
                 self._posted.extend(self._end_data(port))
@@ -317,7 +317,7 @@ class Inbox:
         if self._idle:
             self._idle.discard(port.index)
         batch = port.take_batch()
-        if port.has_in_hand or (self.sets_aside and (port.end_waits or port.marks)):
+        if port.has_in_hand or (self.sets_aside and (port.end_waits or port.marks.waiting)):
             self._served = port
         self._ready.add(port)
         return batch
@@ -326,7 +326,7 @@ class Inbox:
         """Free the room of the records that the task has handled, and let what waited behind them act."""
         self._served = None
         served.release()
-        if served.end_waits or served.marks:
+        if served.end_waits or served.marks.waiting:
             # They come first: a snapshot at a barrier that is posted already has the watermark that they bring.
             self._posted.extendleft(reversed(self._settle(served)))
             self.reconsider_wanted()

@@ -218,17 +218,15 @@ class Marks:
     """
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[int, Control]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+        self.waiting: list[tuple[int, Control]] = []
+        """The marks with their epochs. Others only read it."""
 
     def add(self, mark: Control, highest: int) -> None:
         """Add a mark behind the records that wait; ``highest`` is their highest epoch.
 
         A watermark replaces one of its kind if nothing is between the two.
         """
-        waiting = self._waiting
+        waiting = self.waiting
         epoch = max([highest, *(before for before, _ in waiting[-1:])])
         if isinstance(mark, EpochWatermark):
             epoch = mark.epoch
@@ -240,13 +238,13 @@ class Marks:
 
     def take(self, lowest: int | None) -> Control | None:
         """Take the first mark that acts now; ``lowest`` is the lowest epoch of the records that wait."""
-        if self._waiting and (lowest is None or self._waiting[0][0] < lowest):
-            return self._waiting.pop(0)[1]
+        if self.waiting and (lowest is None or self.waiting[0][0] < lowest):
+            return self.waiting.pop(0)[1]
         return None
 
     def epochs(self) -> list[EpochWatermark]:
         """Return the epoch watermarks, for a snapshot: each step announces its event time again."""
-        return [mark for _, mark in self._waiting if isinstance(mark, EpochWatermark)]
+        return [mark for _, mark in self.waiting if isinstance(mark, EpochWatermark)]
 
 
 @final

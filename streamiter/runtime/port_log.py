@@ -162,10 +162,10 @@ class Port:
         return self.channel.peek() if self.restored is None else self._peek_restored(self.restored)
 
     def take_behind(self) -> Item:
-        """Take the next item that was not set aside."""
-        held, self.held = self.held, deque()
-        item = self.take()
-        self.held = held
+        """Take the next item that was not set aside, as ``take`` does."""
+        item = self.channel.take() if self.restored is None else self.restored.take()
+        if self.log is not None:
+            self._log(self.log, item)
         return item
 
     @staticmethod
@@ -191,7 +191,7 @@ class Port:
 
     def load(self, epoch: int) -> None:
         """Hold the next records of this epoch that were set aside: as many as a channel holds."""
-        if self.held or not self.later:
+        if self.held or self.later is None or not self.later.counts:
             return
         size_bytes = 0
         while size_bytes < LIMIT_BYTES and (batches := self.later.take_next(epoch)):
@@ -204,7 +204,8 @@ class Port:
 
         Nothing waits for feedback: a loop must know what it has received before it may continue.
         """
-        return None if self.later is None or self.is_feedback else self.first_epoch
+        later = self.later
+        return None if later is None or self.is_feedback or not (self.held or later.counts) else self.first_epoch
 
     @property
     def first_epoch(self) -> int | None:
