@@ -29,7 +29,7 @@ from streamiter.iteration.progress import EpochCounts
 from streamiter.operators.operator import BoundaryOutput, Context
 from streamiter.records import Batch, Control, EndOfData, EndOfInput, EpochWatermark
 from streamiter.runtime.feedback import AttachedBoundary, FeedbackStatistics
-from streamiter.runtime.inbox import InputEnded
+from streamiter.runtime.port_progress import InputEnded
 
 INITIAL = "initial"
 """The input of a head for the initial variables."""

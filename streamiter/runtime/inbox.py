@@ -17,7 +17,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 from streamiter.deferred import PlainValue
-from streamiter.errors import InternalError
 from streamiter.operators.frontier import Frontier
 from streamiter.operators.source import SourceBatch
 from streamiter.records import (
@@ -36,33 +35,13 @@ from streamiter.records import (
     control_to_plain,
 )
 from streamiter.runtime.alignment import BarrierAlignment, BarrierReturned, FeedbackLog, TableAlignment
-from streamiter.runtime.order import (
-    ARRIVAL,
-    ASIDE,
-    BEFORE_ALL_EPOCHS,
-    NOW,
-    STAYS,
-    Arrival,
-    Fate,
-    WantedInputs,
-    next_of_rest,
-)
+from streamiter.runtime.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs, next_of_rest
 from streamiter.runtime.port_log import Port
+from streamiter.runtime.port_progress import InputEnded, PortProgress
 from streamiter.runtime.turn import ReadyPorts
-from streamiter.times import MAX_TIME, MIN_TIME
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
-
-
-@final
-class InputEnded(Control):
-    """No channel of this input brings data any more."""
-
-    __slots__ = ("input_name",)
-
-    def __init__(self, input_name: str) -> None:
-        self.input_name = input_name
 
 
 class Reads(Enum):
@@ -108,8 +87,6 @@ class Inbox:
         ``awaited_input`` have brought it.
         """
         self.ports = list(ports)
-        self.times = Frontier(timed_ports, MIN_TIME) if timed_ports else None
-        """The event time of the ports; None if none brings any. Others only read it."""
         self.sets_aside = order.sets_aside
         self._order = order
         self._make_queue = make_queue
@@ -119,12 +96,11 @@ class Inbox:
         self._posted: deque[Control] = deque()
         self._wanted = WantedInputs(self.ports, self._has_ended)
         self._feedback = FeedbackLog(self.ports, make_feedback_queue)
-        indices = range(len(self.ports))
-        self._epochs = Frontier(indices, BEFORE_ALL_EPOCHS)
-        """By port: the last epoch that it has brought and that the task has handled."""
-        self._idle: set[int] = set()
-        """The ports that have brought ``Idle`` and no data since, by index."""
-        self._told_time = MIN_TIME, False
+        self._progress = PortProgress(
+            self.ports, timed_ports, by_port=order.by_port, on_due=self._ready.add, on_data_ended=self.reconsider_wanted
+        )
+        self._epochs = self._progress.epochs
+        self._idle = self._progress.idle
         self._barriers = BarrierAlignment(self.ports)
         self._tables = TableAlignment(self.ports, awaited_input) if reads_to_end else None
         self._reads = _ALL
@@ -267,7 +243,7 @@ class Inbox:
             if port.later is not None and port.later.counts and not port.is_feedback:
                 port.load(turn)
             if port.end_waits and port.lowest is None:
-                self._posted.extend(self._end_data(port))
+                self._posted.extend(self._progress.end_data(port))
                 self._ready.add(port)  # Records of the end of the iteration may follow.
                 if self._posted:
                     return None, self._posted.popleft()
@@ -292,7 +268,7 @@ class Inbox:
         """Return the records in the logs after all inputs have ended, and then the end."""
         if (first := next_of_rest(self.ports, None)) is None:
             self._end = None
-            ended = [event for port in self.ports for event in self._end_data(port)]
+            ended = [event for port in self.ports for event in self._progress.end_data(port)]
             self._posted += [*(event for event in ended if isinstance(event, InputEnded)), end]
             return None, self._posted.popleft()
         _, self._rest = first
@@ -328,7 +304,7 @@ class Inbox:
         served.release()
         if served.end_waits or served.marks.waiting:
             # They come first: a snapshot at a barrier that is posted already has the watermark that they bring.
-            self._posted.extendleft(reversed(self._settle(served)))
+            self._posted.extendleft(reversed(self._progress.settle(served)))
             self.reconsider_wanted()
 
     # -- at the border of a loop -----------------------------------------------------------------------
@@ -423,6 +399,11 @@ class Inbox:
         return not self._by_port or self._order.next(self.ports, self._wanted.names, self._epochs) in (port, None)
 
     @property
+    def times(self) -> Frontier[int] | None:
+        """The event time of the ports; None if none brings any."""
+        return self._progress.times
+
+    @property
     def stands_still(self) -> bool:
         return self._reads is _BARRIERS
 
@@ -447,17 +428,10 @@ class Inbox:
         names, is_open = dict.fromkeys(port.input_name for port in self.ports), False
         ports = sorted(self.ports, key=lambda port: self._by_port and not self.is_wanted(port.input_name))
         for port in ports:
-            is_open = (is_open and self._by_port) or not self._is_complete(port, epoch)
+            is_open = (is_open and self._by_port) or not self._progress.is_complete(port, epoch)
             if is_open:
                 names.pop(port.input_name, None)
         return list(names)
-
-    def _is_complete(self, port: Port, epoch: int) -> bool:
-        """Return whether all records of a port up to this epoch have been handled; its end must have had its turn."""
-        lowest = port.lowest
-        has_ended = self._epochs.has_ended(port.index) or (port.has_ended and not self._by_port)
-        has_come = has_ended or self._epochs.reached(port.index) >= epoch
-        return has_come and (lowest is None or lowest > epoch)
 
     def _has_ended(self, port: Port) -> bool:
         """Return whether a port brings nothing more, or nothing more of the current epoch if epochs are in order."""
@@ -465,7 +439,9 @@ class Inbox:
             return True
         if self._tables is not None and self._tables.is_over_for(port):
             return True
-        return self._in_order and self._is_complete(port, self._epochs.value + 1 if self._rest is None else self._rest)
+        return self._in_order and self._progress.is_complete(
+            port, self._epochs.value + 1 if self._rest is None else self._rest
+        )
 
     # -- for statistics and the watchdog -------------------------------------------------------------
 
@@ -501,18 +477,12 @@ class Inbox:
     def accept(self, port: Port, control: Control) -> list[Control]:
         """Note a control record that was taken from a port; return what the task must handle now, in order."""
         if isinstance(control, EpochWatermark):
-            if control.epoch < port.arrived:
-                raise InternalError(
-                    f"{port.channel.name}: expected watermarks that only grow, given {control.epoch} after "
-                    f"{port.arrived}"
-                )
-            port.arrived = control.epoch
-            events = self._bring(port, control)
+            events = self._progress.bring_watermark(port, control)
             if self._in_order:
                 self.reconsider_wanted()
             return events
         if isinstance(control, EventTimeWatermark):
-            return self._bring(port, control)
+            return self._progress.bring(port, control)
         if isinstance(control, CheckpointBarrier):
             if not port.is_feedback:
                 return self._align(port, control)
@@ -520,16 +490,15 @@ class Inbox:
             return self._returned()
         if isinstance(control, EndOfData):
             port.data_epoch = control.epoch
-            return [*self._end_time(port), *self._bring_end_of_data(port)]
+            return [*self._progress.end_time(port), *self._progress.bring_end_of_data(port)]
         if isinstance(control, EndOfInput):
-            events = [*self._end_port(port), *self._end_time(port), *self._bring_end(port, control)]
+            events = [*self._end_port(port), *self._progress.end_time(port), *self._bring_end(port, control)]
             if port.is_feedback:  # A task before it was told of the iteration's end earlier than this one.
                 self._feedback.ended(port)
                 events += self._returned()
             return events
         if isinstance(control, Idle):
-            self._idle.add(port.index)
-            return self._all_idle()
+            return self._progress.bring_idle(port)
         if isinstance(control, ReadToEnd):
             if self._tables is None:
                 return []
@@ -538,101 +507,11 @@ class Inbox:
             return [ReadToEnd()] if is_due else []
         raise TypeError(f"inbox: expected a control record of a channel, given {control!r}")
 
-    def _bring(self, port: Port, mark: EpochWatermark | EventTimeWatermark) -> list[Control]:
-        """Let a mark act, or wait in the log of its port for the records in front of it."""
-        if port.lowest is None:
-            return self._act(port, mark)
-        port.marks.add(mark, port.highest)
-        return self._settle(port)
-
-    def _act(self, port: Port, mark: Control) -> list[Control]:
-        if isinstance(mark, EpochWatermark):
-            self._epochs.reach(port.index, mark.epoch)
-            return self._moved()
-        assert isinstance(mark, EventTimeWatermark)
-        times = self.times
-        if times is None or port.index not in times:
-            return []
-        if mark.time == MAX_TIME:
-            times.end(port.index, MAX_TIME)
-        else:
-            times.reach(port.index, mark.time)
-            if mark.is_idle:
-                times.idle(port.index)
-        times.settle()
-        now = times.value, times.is_idle
-        if now == self._told_time:
-            return []
-        self._told_time = now
-        return [EventTimeWatermark(*now)]
-
-    def _settle(self, port: Port) -> list[Control]:
-        """Let the marks of a port act as far as the records in front of them have been handled.
-
-        The port has reached the epoch before that of its first record, if no earlier records follow.
-        """
-        events: list[Control] = []
-        lowest = port.lowest
-        while (mark := port.marks.take(lowest)) is not None:
-            events += self._act(port, mark)
-        if lowest is not None:
-            self._epochs.reach(port.index, lowest - 1 if port.end_waits else min(port.arrived, lowest - 1))
-            events += self._moved()
-        elif port.end_waits and not self._by_port:
-            events += self._end_data(port)
-        return events
-
-    def _moved(self) -> list[Control]:
-        """Return the watermark of the task, if it has grown."""
-        if not self._epochs.settle():
-            return []
-        if self.sets_aside and not self._by_port:
-            for port in self.ports:
-                if port.later is not None and self._epochs.value + 1 in port.later.counts:
-                    self._ready.add(port)
-        return [EpochWatermark(self._epochs.value)]
-
-    def _end_time(self, port: Port) -> list[Control]:
-        return [] if self.times is None else self._bring(port, EventTimeWatermark(MAX_TIME))
-
-    def _bring_end_of_data(self, port: Port) -> list[Control]:
-        if self._epochs.has_ended(port.index):
-            return []
-        port.end_waits = True
-        events = self._settle(port)
-        self.reconsider_wanted()  # The current epoch may have ended for an input.
-        return events
-
-    def _end_data(self, port: Port) -> list[Control]:
-        """Note that the data of a port has ended and been handled."""
-        epochs = self._epochs
-        port.end_waits = False
-        if epochs.has_ended(port.index):
-            return []
-        events: list[Control] = []
-        others = (each for each in self.ports if each.input_name == port.input_name and each is not port)
-        if all(epochs.has_ended(other.index) for other in others):
-            events.append(InputEnded(port.input_name))
-        epochs.end(port.index, port.data_epoch)
-        moved = self._moved()
-        # At the end of an iteration the end of input follows. Operators emit at that end, so the data has not ended. In
-        # a fixed order of ports, the end of input may have arrived before the turn of the end of data.
-        ends_with_input = port.data_epoch == BEFORE_ALL_EPOCHS if self._by_port else port.has_ended
-        events += [EndOfData(epochs.value)] if epochs.all_ended and not ends_with_input else moved
-        events += self._all_idle()
-        self.reconsider_wanted()
-        return events
-
-    def _all_idle(self) -> list[Control]:
-        """Return ``Idle`` if a channel is idle and no other channel brings data."""
-        unfinished = {port.index for port in self.ports if not self._epochs.has_ended(port.index)}
-        return [Idle()] if unfinished and unfinished <= self._idle else []
-
     def _bring_end(self, port: Port, end: EndOfInput) -> list[Control]:
         events: list[Control] = []
         # Epochs after the end of an iteration have no callback. Records that remain wait for the end.
         if self._by_port or end.epoch is None or port.lowest is None:
-            events = self._bring_end_of_data(port)
+            events = self._progress.bring_end_of_data(port)
         if self._all_ended():
             triggered = self._barriers.inputs_ended()
             if triggered is not None:
@@ -722,13 +601,9 @@ class Inbox:
 
     def snapshot(self) -> dict[str, PlainValue]:
         """Return plain data: how far the ports have come, and what waits in their logs outside of the channels."""
-        epochs = self._epochs
         return {
             "by port": self._by_port,
-            "ports": [
-                port.snapshot() | {"reached": epochs.reached(port.index), "data ended": epochs.has_ended(port.index)}
-                for port in self.ports
-            ],
+            "ports": self._progress.snapshot(),
             "end": None if self._end is None else control_to_plain(self._end),
         }
 
@@ -738,16 +613,12 @@ class Inbox:
 
     def restore(self, state: dict[str, PlainValue], logged: Iterable[tuple[int, Iterable[PlainValue]]] = ()) -> None:
         """Restore what ``snapshot`` returned. ``logged``: the feedback log of each port, as decoded frames."""
-        for port, of_port in zip(self.ports, state["ports"], strict=True):
-            port.restore(of_port)
-            self._epochs.reach(port.index, of_port["reached"])
-            if of_port["data ended"]:
-                self._epochs.end(port.index)
+        self._progress.restore(state["ports"])
+        for port in self.ports:
             if port.has_ended:
                 self._end_port(port)
             elif port.brings_no_barrier:
                 self._barriers.end(port)
-        self._epochs.settle()
         self._feedback.restore(logged)
         for port in self.ports:
             if port.later or port.peek() is not None:
@@ -758,7 +629,7 @@ class Inbox:
             self._end = end
         for port in self.ports:
             if port.has_ended:  # The other ports are told of event time again.
-                self._posted.extend(self._end_time(port))
+                self._posted.extend(self._progress.end_time(port))
 
     def close(self) -> None:
         self._feedback.close()

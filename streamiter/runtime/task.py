@@ -49,10 +49,11 @@ from streamiter.runtime.entries import AsyncEntry, Entry
 from streamiter.runtime.failures import close_each
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.feeder import Feeder
-from streamiter.runtime.inbox import Inbox, InputEnded
+from streamiter.runtime.inbox import Inbox
 from streamiter.runtime.instance import DrainInput, OperatorInstance, TimerDue
 from streamiter.runtime.output import Writer, restore_turns, turns_of
 from streamiter.runtime.port_log import Port
+from streamiter.runtime.port_progress import InputEnded
 from streamiter.runtime.turn import TURN_S
 
 # The number of batches after which a task gives way to other tasks. With some 100 µs for a batch, the other tasks wait

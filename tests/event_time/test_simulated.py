@@ -18,7 +18,7 @@ from streamiter import Flow
 from streamiter.operators.event_timers import StepTimes
 from streamiter.operators.holding import MiniBatch
 from streamiter.records import EventTimeWatermark
-from streamiter.runtime.inbox import Inbox
+from streamiter.runtime.port_progress import PortProgress
 from streamiter.testing import Faults, Simulation, SimulationFailed, simulate
 from streamiter.testing.simulation.simulate import Undisturbed
 
@@ -46,12 +46,12 @@ def test_soak_of_event_time(flow: MakeFlow, for_each_soak_seed: ForEachSeed) -> 
 
 
 def ignore_what_is_set_aside(patch: pytest.MonkeyPatch) -> None:
-    bring = Inbox._bring
+    bring = PortProgress.bring
     patch.setattr(
-        Inbox,
-        "_bring",
-        lambda inbox, port, mark: (
-            inbox._act(port, mark) if isinstance(mark, EventTimeWatermark) else bring(inbox, port, mark)
+        PortProgress,
+        "bring",
+        lambda progress, port, mark: (
+            progress._act(port, mark) if isinstance(mark, EventTimeWatermark) else bring(progress, port, mark)
         ),
     )
 

@@ -21,8 +21,9 @@ from streamiter.iteration.progress import Completed, Ended, LoopProgress, Releas
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Progress
 from streamiter.records import Control, DataBatch, EndOfInput, EpochWatermark
 from streamiter.runtime.feedback import Surroundings
-from streamiter.runtime.inbox import Inbox, InputEnded
+from streamiter.runtime.inbox import Inbox
 from streamiter.runtime.port_log import Port
+from streamiter.runtime.port_progress import InputEnded
 
 
 class Passed(BoundaryOutput):

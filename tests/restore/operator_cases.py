@@ -37,6 +37,7 @@ from streamiter.operators.timed.steps import TimedOperator
 from streamiter.runtime.inbox import Inbox
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.port_log import Port
+from streamiter.runtime.port_progress import PortProgress
 from streamiter.runtime.task import Task
 from streamiter.states.rocks_state import RocksStates
 
@@ -383,7 +384,7 @@ CASES = [
     Case(keyed_reduce, (KeyedOperator,)),
     Case(keyed_reduce_batch, (KeyedOperator,)),
     Case(stateful_map, (KeyedOperator,)),
-    Case(keyed_process, (KeyedState, OperatorInstance, Task, Inbox, Port)),
+    Case(keyed_process, (KeyedState, OperatorInstance, Task, Inbox, PortProgress, Port)),
     Case(keyed_process_with_time_to_live, (KeyedState,)),
     Case(keyed_over_two_subtasks, (KeyedState,), {"cuts": 4}),
     Case(keyed_reduce_batch_on_disk, (RocksStates,), {"cuts": 4}),

@@ -14,9 +14,10 @@ from operators.operator_harness import stored
 from streamiter.channels import Channel
 from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.records import CheckpointBarrier, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, slice_batch
-from streamiter.runtime.inbox import Inbox, InputEnded
+from streamiter.runtime.inbox import Inbox
 from streamiter.runtime.order import ARRIVAL, BY_EPOCH, BY_EPOCH_THEN_PORT
 from streamiter.runtime.port_log import Port
+from streamiter.runtime.port_progress import InputEnded
 
 Item = DataBatch | Control
 Wants = Callable[["GateRun"], tuple[str, ...] | None]

@@ -12,8 +12,9 @@ from streamiter.channels import Channel
 from streamiter.errors import ConfigurationError
 from streamiter.records import CheckpointBarrier, Columns, DataBatch, EndOfData, EndOfInput, EpochWatermark, Idle
 from streamiter.runtime.checkpointing.task_barriers import BarrierTrigger
-from streamiter.runtime.inbox import Inbox, InputEnded
+from streamiter.runtime.inbox import Inbox
 from streamiter.runtime.port_log import Port
+from streamiter.runtime.port_progress import InputEnded
 
 
 class TestTurns:

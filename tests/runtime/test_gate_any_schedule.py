@@ -13,7 +13,7 @@ from runtime.gate_run import GateRun, Item, Seen, held_records
 from support.examples import random_examples
 
 from streamiter.records import CheckpointBarrier, DataBatch, EndOfData, EndOfInput, EpochWatermark
-from streamiter.runtime.inbox import InputEnded
+from streamiter.runtime.port_progress import InputEnded
 
 NAMES = ("a", "b")
 
