@@ -108,6 +108,8 @@ class Inbox:
         """At the border of a loop: the last epoch whose records the operator receives now."""
         self._on_aside: Callable[[int, int], object] | None = None
         """Takes the epoch and the number of records of feedback that is set aside."""
+        self.count_aside: Callable[[Batch], object] = len
+        """Counts feedback that is set aside as input of the operator. The task sets it."""
         self._served: Port | None = None
         """The port of the data that the task handles now, if something waits for that data."""
         self._end: EndOfInput | None = None
@@ -203,6 +205,7 @@ class Inbox:
             self._idle.discard(port.index)
             if port.is_feedback and self._on_aside is not None:
                 self._on_aside(item.epoch, len(item.records))
+                self.count_aside(item.records)
         if item is None:
             return None
         assert isinstance(item, Control)

@@ -131,6 +131,7 @@ class Task:
         operator = self.first.operator
         self._boundary = operator if isinstance(operator, Boundary) else None
         self._boundary_out = _TaskBoundaryOutput(self)
+        inbox.count_aside = self.first.count
         self._wanted: Callable[[], Iterable[str] | None] | None = None
         self._awaited = self._boundary is None and self.first.is_awaited(self._input_names)
         self._entries: dict[str, Entry] = {}

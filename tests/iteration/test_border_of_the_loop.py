@@ -152,6 +152,16 @@ def replayer(memory_bytes: int) -> Bench:
     return Bench(Replayer(joining(coordinator, 1), memory_bytes), coordinator)
 
 
+async def test_feedback_that_is_set_aside_counts_as_input_of_its_head_once() -> None:
+    """In the statistics of a synchronous loop, its head received the initial variables only."""
+    first, counted = head(0), list[Any]()
+    first.inbox.count_aside = counted.append
+    await first.feed(FEEDBACK, 1, 2, epoch=1)
+    first.inbox.admit_up_to(1)
+    assert first.inbox.take_aside(1) is not None
+    assert (counted, first.inbox.take_aside(1)) == ([[1, 2]], None)
+
+
 async def test_a_head_reports_epochs_and_passes_watermarks_when_they_are_released() -> None:
     """A head sent a watermark before all heads had reported the epoch, so callbacks came too early."""
     bench = head(0, others=1)
