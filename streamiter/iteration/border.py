@@ -196,9 +196,9 @@ class ReceivingHead(LoopMember):
 
 
 class Head(ReceivingHead):
-    """Passes on the initial variables and the feedback of a variable stream, and holds feedback that is too far ahead.
+    """Passes on the initial variables and the feedback of a variable stream, and admits feedback epoch by epoch.
 
-    With ``max_epochs_ahead`` None no feedback is held.
+    With ``max_epochs_ahead`` None all feedback is admitted.
     """
 
     def __init__(self, join: Join, max_epochs_ahead: int | None) -> None:
@@ -420,19 +420,19 @@ class Entrance(LoopMember):
     """Passes on the data of a data stream, and reports its progress.
 
     While too much feedback waits, the entrance admits a batch only now and then. Stamped data of epochs too far ahead
-    waits for the loop. When the data has ended, the entrance stays until the iteration ends.
+    stays in its inbox. When the data has ended, the entrance stays until the iteration ends.
     """
 
     def __init__(self, join: Join, *, stamped: bool, max_epochs_ahead: int | None) -> None:
         super().__init__(join)
         self._stamped = stamped
         self._max_epochs_ahead = max_epochs_ahead
-        # While a batch is too far ahead, no channel is read. So all channels must have brought the epochs before it. In
-        # a synchronous loop the inbox merges in order, and sees to that itself.
+        # While the next batch is too far ahead, no channel is read. So all channels must have brought the epochs before
+        # it. In a synchronous loop the inbox merges in order, and sees to that itself.
         self.epochs_in_order = stamped and bool(max_epochs_ahead)
         self.last_complete = -1
         self._arrived_watermark = -1
-        """The last watermark that has arrived; it is passed on as far as no data of its epochs waits."""
+        """The last watermark that has arrived, behind the data of its epochs."""
         self._passed_watermark = -1
         self._end_arrived = False
         self._data_ended = False

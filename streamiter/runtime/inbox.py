@@ -310,6 +310,32 @@ class Inbox:
             self._posted.extendleft(reversed(self._progress.settle(served)))
             self.reconsider_wanted()
 
+    async def wait(self) -> None:
+        """Wait until ``poll`` may return something."""
+        if not self._posted and not self._ready.queue and (self._end is None or self._by_port):
+            await self._ready.wait()
+
+    def put_back(self, port: Port, records: Batch, epoch: int, origin: BatchOrigin | None = None) -> None:
+        """Give back the end of a batch that ``poll`` returned. It is the next item of its port."""
+        port.put_back(DataBatch(records, epoch, origin))
+        self._ready.add(port)
+
+    def cut_turns(self, input_names: Iterable[str]) -> None:
+        """Let ``poll`` return only as many records of these inputs as their port's ``turn_size`` allows.
+
+        A task that handles epochs in order gets whole batches. Such steps add numbers up batch by batch; cutting by
+        time would change the last bits of their results from run to run.
+        """
+        names = set(input_names)
+        for port in self.ports:
+            if port.input_name in names and not self.sets_aside:
+                port.cut_turns()
+
+    def post(self, control: Control) -> None:
+        """Let ``poll`` return this control record next. Any part of the job may call it."""
+        self._posted.append(control)
+        self._ready.wake()
+
     # -- at the border of a loop -----------------------------------------------------------------------
 
     def set_feedback_aside(self, received: Callable[[int, int], object]) -> None:
@@ -349,32 +375,6 @@ class Inbox:
     def aside(self) -> list[SpillStatistics]:
         """Return the queues of feedback that was set aside."""
         return [each for port in self._feedback.ports if port.later is not None for each in port.later.statistics()]
-
-    async def wait(self) -> None:
-        """Wait until ``poll`` may return something."""
-        if not self._posted and not self._ready.queue and (self._end is None or self._by_port):
-            await self._ready.wait()
-
-    def put_back(self, port: Port, records: Batch, epoch: int, origin: BatchOrigin | None = None) -> None:
-        """Give back the end of a batch that ``poll`` returned. It is the next item of its port."""
-        port.put_back(DataBatch(records, epoch, origin))
-        self._ready.add(port)
-
-    def cut_turns(self, input_names: Iterable[str]) -> None:
-        """Let ``poll`` return only as many records of these inputs as their port's ``turn_size`` allows.
-
-        A task that handles epochs in order gets whole batches. Such steps add numbers up batch by batch; cutting by
-        time would change the last bits of their results from run to run.
-        """
-        names = set(input_names)
-        for port in self.ports:
-            if port.input_name in names and not self.sets_aside:
-                port.cut_turns()
-
-    def post(self, control: Control) -> None:
-        """Let ``poll`` return this control record next. Any part of the job may call it."""
-        self._posted.append(control)
-        self._ready.wake()
 
     # -- what is wanted --------------------------------------------------------------------------------
 

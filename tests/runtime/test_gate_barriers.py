@@ -187,6 +187,22 @@ class TestUnwantedInputs:
         assert sorted(run.records()) == [1, 2, 10]
 
 
+def test_data_that_is_not_admitted_stays_in_its_channel_and_lets_a_barrier_pass() -> None:
+    """An entrance took a batch of an epoch too far ahead, and kept it where neither order nor limits applied."""
+    run = GateRun(["data"])
+    run.inbox.admit_up_to(0)
+    run.put_all(0, data(1), data(2, epoch=1), EpochWatermark(1))
+    run.run()
+    assert (run.told(), run.channels[0].records, run.inbox.is_ahead) == (["1"], 1, True)
+    run.put_all(0, barrier())
+    run.inbox.announce(barrier())
+    run.run()
+    assert (run.told(), held_records(run.snapshots[1], in_order=False)) == (["1", "barrier 1"], [2])
+    run.inbox.admit_up_to(1)
+    run.run()
+    assert run.told() == ["1", "barrier 1", "2", "watermark 1"]
+
+
 class TestRecordsSetAside:
     """Records set aside are in memory and in each snapshot, so they count toward the limit of their channel."""
 
