@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from streamiter.deferred import PlainValue
 from streamiter.operators.frontier import Frontier
+from streamiter.operators.operator import Look
 from streamiter.operators.source import SourceBatch
 from streamiter.records import (
     Batch,
@@ -59,6 +60,10 @@ class Reads(Enum):
 _ALL: Final = Reads.ALL
 _BARRIERS: Final = Reads.BARRIERS
 _FEEDBACK: Final = Reads.FEEDBACK
+
+# Feedback has no limit, and is read from disk where it is much. After so many batches the task takes a turn, and gives
+# way to other tasks after some turns.
+_FEEDBACK_BATCHES: Final = 4
 
 Polled = tuple[Port | None, DataBatch | SourceBatch | Control]
 
@@ -184,7 +189,7 @@ class Inbox:
         if is_parked:
             self._ready.park(port)
         if control is not None:
-            return port, control
+            return None if isinstance(control, Look) else port, control
         # If the barrier is aligned now, no record behind it may come first.
         return (None, self._posted.popleft()) if self._posted else None
 
@@ -194,9 +199,14 @@ class Inbox:
         Behind the end of data are records of the end of the iteration. If ports have a fixed order, they stay in the
         channel until the end of data has had its turn, and come after all other records.
         """
+        batches = 0
         while isinstance(item := port.peek_behind(), DataBatch):
             if port.end_waits and self._by_port:
                 return None
+            if port.is_feedback and batches == _FEEDBACK_BATCHES:
+                self._ready.add(port)
+                return Look(_nothing)
+            batches += 1
             if not self._by_port and self._fate(port, item.epoch) is NOW:
                 self._ready.add(port)
                 return None
@@ -638,3 +648,7 @@ class Inbox:
         self._feedback.close()
         for port in self.ports:
             port.close()
+
+
+def _nothing() -> None:
+    pass

@@ -18,7 +18,7 @@ from streamiter.iteration.border import FEEDBACK, INITIAL, Head, Join, LoopMembe
 from streamiter.iteration.coordinator import Advance, LoopCoordinator, LoopReports, Stop, Terminate
 from streamiter.iteration.marked_streams import Replayer
 from streamiter.iteration.progress import Completed, Ended, LoopProgress, ReleasedEpoch
-from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Progress
+from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Look, Progress
 from streamiter.records import Control, DataBatch, EndOfInput, EpochWatermark
 from streamiter.runtime.feedback import Surroundings
 from streamiter.runtime.inbox import Inbox
@@ -160,6 +160,18 @@ async def test_feedback_that_is_set_aside_counts_as_input_of_its_head_once() -> 
     first.inbox.admit_up_to(1)
     assert first.inbox.take_aside(1) is not None
     assert (counted, first.inbox.take_aside(1)) == ([[1, 2]], None)
+
+
+async def test_a_head_gives_way_while_it_sets_much_feedback_aside() -> None:
+    """A head read all feedback of an epoch from disk in one turn, and no other task ran meanwhile."""
+    first = head(0)
+    for number in range(10):
+        first.feedback.try_put(DataBatch([number], 1))
+    turns = 0
+    while (polled := first.inbox.poll()) is not None:
+        assert isinstance(polled[1], Look)
+        turns += 1
+    assert (turns, first.inbox.held_records, first.feedback.records) == (2, 10, 0)
 
 
 async def test_a_head_reports_epochs_and_passes_watermarks_when_they_are_released() -> None:
