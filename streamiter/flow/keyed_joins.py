@@ -444,7 +444,7 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         if awaited_input is not None:
             table = keyed[awaited_input].edges()
             check_end_is_told(table, step=label)
-            if self._flow.loop is None:  # In a loop the gates may set aside what is not wanted.
+            if self._flow.loop is None:  # In a loop the inboxes may set aside what is not wanted.
                 check_can_wait(self.edges(), table, self._flow.steps, step=label)
         factory: OperatorFactory = lambda: make(*keys, **settings)  # noqa: E731
         return self._made(

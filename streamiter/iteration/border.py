@@ -27,10 +27,10 @@ from streamiter.iteration.coordinator import (
 )
 from streamiter.iteration.progress import EpochCounts
 from streamiter.operators.definitions import Definition
-from streamiter.operators.operator import BoundaryOutput, Context, Sharing
-from streamiter.records import Batch, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, EventTimeWatermark
+from streamiter.operators.operator import BoundaryOutput, Context
+from streamiter.records import Batch, Control, EndOfData, EndOfInput, EpochWatermark
 from streamiter.runtime.feedback import AttachedBoundary, FeedbackStatistics
-from streamiter.runtime.gate_epochs import EpochsAside, InputEnded
+from streamiter.runtime.port_progress import InputEnded
 
 INITIAL = "initial"
 """The input of a head for the initial variables."""
@@ -202,15 +202,14 @@ class ReceivingHead(LoopMember):
 
 
 class Head(ReceivingHead):
-    """Passes on the initial variables and the feedback of a variable stream, and holds feedback that is too far ahead.
+    """Passes on the initial variables and the feedback of a variable stream, and admits feedback epoch by epoch.
 
-    With ``max_epochs_ahead`` None no feedback is held.
+    With ``max_epochs_ahead`` None all feedback is admitted.
     """
 
     def __init__(self, join: Join, max_epochs_ahead: int | None) -> None:
         super().__init__(join)
         self._max_epochs_ahead = max_epochs_ahead
-        self._held: EpochsAside | None = None
         self._released = -1
         self._advanced = -1
         self._passed_watermark = -1
@@ -224,7 +223,8 @@ class Head(ReceivingHead):
     def open(self, context: Context) -> None:
         super().open(context)
         if self._max_epochs_ahead is not None:
-            self._held = EpochsAside(self.surroundings.make_spill_queue)
+            self.surroundings.inbox.set_feedback_aside(self._receive)
+            self._admit()
         for channel in self.surroundings.feedback_channels:
             channel.call_at_limit(self._report_overload)
 
@@ -236,7 +236,7 @@ class Head(ReceivingHead):
 
     def statistics(self) -> Mapping[str, int]:
         waiting = [channel.statistics() for channel in self.surroundings.feedback_channels]
-        held = [] if self._held is None else self._held.statistics()
+        held = self.surroundings.inbox.aside()
         queues: list[FeedbackStatistics | SpillStatistics] = [*waiting, *held]
         return {
             "epoch_reached": max((channel.last_epoch for channel in waiting), default=0),
@@ -260,34 +260,36 @@ class Head(ReceivingHead):
         if input_name == INITIAL:
             out.emit_batch(records, 0)
             return
+        if self._receive(epoch, len(records)):
+            out.emit_batch(records, epoch)
+
+    def _receive(self, epoch: int, records: int) -> bool:
+        """Count feedback that has arrived; return whether the body may receive it."""
         if self.ended_in is not None and epoch > self.ended_in:
-            return
-        self.received.add(epoch, len(records))
+            return False
+        self.received.add(epoch, records)
         if self._is_overloaded:
             self._handled = (self._handled + 1) % FEEDBACK_FOR_ONE_INPUT
             if not self._handled:
                 self.reports.handled(self.number)
-        if self._held is not None and epoch > self._released + (self._max_epochs_ahead or 0):
-            # Queues by channel give the feedback of an epoch an order that does not depend on the speed of tasks.
-            self._held.put(out.port, DataBatch(records, epoch))
-        else:
-            out.emit_batch(records, epoch)
+        return True
+
+    def _admit(self) -> None:
+        # Initial variables have epoch 0, and feedback has epochs from 1 on.
+        self.surroundings.inbox.admit_up_to(max(0, self._released + (self._max_epochs_ahead or 0)))
 
     async def _release(self, epoch: int, out: BoundaryOutput) -> None:
-        if epoch > self._released:
+        if epoch > self._released and self._max_epochs_ahead is not None:
             self._released = epoch
-            await self._emit_held(epoch + (self._max_epochs_ahead or 0), out)
+            self._admit()
+            await self._emit_held(epoch + self._max_epochs_ahead, out)
+        self._released = max(self._released, epoch)
 
     async def _emit_held(self, up_to_epoch: int, out: BoundaryOutput) -> None:
-        """Emit held batches one by one as there is room: all together may need far more memory than the limit."""
-        held = self._held
-        if held is None:
-            return
-        while (first := held.first()) is not None and first[0] <= up_to_epoch:
-            epoch, port = first
-            for batch in held.take_next(port, epoch):
-                out.emit_batch(batch.records, batch.epoch)
-                await out.room()
+        """Emit batches that were set aside one by one: all together may need far more memory than the limit."""
+        while (batch := self.surroundings.inbox.take_aside(up_to_epoch)) is not None:
+            out.emit_batch(batch.records, batch.epoch)
+            await out.room()
 
     # -- control records ---------------------------------------------------------------------------------
 
@@ -330,10 +332,6 @@ class Head(ReceivingHead):
     async def emit_last(self, epoch: int, out: BoundaryOutput) -> None:
         await self._emit_held(epoch, out)
 
-    def close(self) -> None:
-        if self._held is not None:
-            self._held.close()
-
     # -- state -------------------------------------------------------------------------------------------
 
     def definition(self) -> Definition:
@@ -349,7 +347,6 @@ class Head(ReceivingHead):
             "initial ended": self._initial_ended,
             "feedback ended": self._feedback_ended,
             "ended in": self.ended_in,
-            "held": [] if self._held is None else self._held.snapshot(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -360,8 +357,8 @@ class Head(ReceivingHead):
         self._initial_ended = state["initial ended"]
         self._feedback_ended = state["feedback ended"]
         self.ended_in = state["ended in"]
-        if self._held is not None:
-            self._held.restore(state["held"])
+        if self._max_epochs_ahead is not None:
+            self._admit()
         complete = state.get("complete", self._advanced)
         self.received.report_restored(RestoredMember(self.ended_in, self._advanced, complete, self._released))
 
@@ -373,13 +370,12 @@ class Head(ReceivingHead):
             "initial ended": False,  # Their end comes again.
             "feedback ended": False,
             "ended in": None,
-            "held": [],
         }
 
-    def share_out(self, states: Sequence[dict[str, Any]], sharing: Sharing) -> list[dict[str, Any]]:
-        """Give held records to the head that they would be fed back to now; all heads have the lowest known epochs."""
-        received = ReceivedEpochs.redistribute([state["received"] for state in states], sharing.parallelism)
-        held = sharing.queues(FEEDBACK, [state["held"] for state in states])
+    @staticmethod
+    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """Give all new heads the lowest epochs that the old ones knew."""
+        received = ReceivedEpochs.redistribute([state["received"] for state in states], parallelism)
         ended_in = end_of_all(states)
         return [
             {
@@ -391,9 +387,8 @@ class Head(ReceivingHead):
                 "initial ended": all(state["initial ended"] for state in states),
                 "feedback ended": all(state["feedback ended"] for state in states),
                 "ended in": ended_in,
-                "held": held[head],
             }
-            for head in range(sharing.parallelism)
+            for head in range(parallelism)
         ]
 
 
@@ -445,19 +440,19 @@ class Entrance(LoopMember):
     """Passes on the data of a data stream, and reports its progress.
 
     While too much feedback waits, the entrance admits a batch only now and then. Stamped data of epochs too far ahead
-    waits for the loop. When the data has ended, the entrance stays until the iteration ends.
+    stays in its inbox. When the data has ended, the entrance stays until the iteration ends.
     """
 
     def __init__(self, join: Join, *, stamped: bool, max_epochs_ahead: int | None) -> None:
         super().__init__(join)
         self._stamped = stamped
         self._max_epochs_ahead = max_epochs_ahead
-        # While a batch is too far ahead, no channel is read. So all channels must have brought the epochs before it. In
-        # a synchronous loop the gate merges in order, and sees to that itself.
+        # While the next batch is too far ahead, no channel is read. So all channels must have brought the epochs before
+        # it. In a synchronous loop the inbox merges in order, and sees to that itself.
         self.epochs_in_order = stamped and bool(max_epochs_ahead)
         self.last_complete = -1
         self._arrived_watermark = -1
-        """The last watermark that has arrived; it is passed on as far as no data of its epochs waits."""
+        """The last watermark that has arrived, behind the data of its epochs."""
         self._passed_watermark = -1
         self._end_arrived = False
         self._data_ended = False
@@ -465,12 +460,10 @@ class Entrance(LoopMember):
         self._is_overloaded = False
         self._throttled = False
         self._awaited = "the end of the epoch"
-        self._waiting: list[DataBatch] = []
-        """Stamped data too far ahead: at most one batch, except after a restore with fewer entrances."""
-        self._is_ahead = False
-        """Whether the latest batch waits, so that the next one will be too far ahead, too."""
-        self._event_time: EventTimeWatermark | None = None
-        """The event-time watermark that waits behind such data."""
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        self._admit()
 
     def tell(self, control: Control) -> None:
         if isinstance(control, Awaited):
@@ -482,10 +475,10 @@ class Entrance(LoopMember):
             self.context.post(control)
 
     def wanted_inputs(self) -> Iterable[str] | None:
-        return () if self._throttled or self._is_ahead else None
+        return () if self._throttled else None
 
     def held_for(self) -> str | None:
-        if not self._is_ahead:
+        if not self.surroundings.inbox.is_ahead:
             return None
         self.reports.asks_awaited(self.number)  # In another process the answer is there at the next look.
         return f"its data is ahead of epoch {self.last_complete + 1}, which waits for {self._awaited}"
@@ -493,10 +486,6 @@ class Entrance(LoopMember):
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         if not self._stamped:
             epoch = 0
-        if self._is_too_far_ahead(epoch):
-            self._waiting.append(DataBatch(records, epoch))
-            self._is_ahead = True
-            return
         out.emit_batch(records, epoch)
         if self._is_overloaded:
             self._throttled = True
@@ -508,7 +497,7 @@ class Entrance(LoopMember):
             await self._pass(out)
         elif isinstance(control, Advance):
             self.last_complete = control.epoch
-            await self._admit_waiting(out)
+            self._admit()
         elif isinstance(control, Terminate):
             self._ended_in = control.epoch
             await out.control(EndOfInput(control.epoch))
@@ -519,35 +508,23 @@ class Entrance(LoopMember):
             self._end_arrived = True
             self.context.post(Admit())  # The last watermark may follow this end, and the data ends behind it.
 
-    async def on_event_time(self, control: EventTimeWatermark, out: BoundaryOutput) -> None:
-        self._event_time = control
-        await self._pass_event_time(out)
+    @property
+    def _bounds_data(self) -> bool:
+        """Whether data of epochs too far ahead stays in the inbox."""
+        return self._stamped and self._max_epochs_ahead is not None
 
-    async def _pass_event_time(self, out: BoundaryOutput) -> None:
-        if self._event_time is not None and not self._waiting:
-            control, self._event_time = self._event_time, None
-            await out.control(control)
-
-    async def _admit_waiting(self, out: BoundaryOutput) -> None:
-        waiting, self._waiting = self._waiting, []
-        for batch in waiting:
-            if self._is_too_far_ahead(batch.epoch):
-                self._waiting.append(batch)
-            else:
-                out.emit_batch(batch.records, batch.epoch)
-        last_still_waits = bool(self._waiting) and self._waiting[-1] is waiting[-1]
-        self._is_ahead = self._is_ahead and last_still_waits
-        await self._pass(out)
+    def _admit(self) -> None:
+        if self._bounds_data:
+            self.surroundings.inbox.admit_up_to(self.last_complete + 1 + (self._max_epochs_ahead or 0))
 
     async def _pass(self, out: BoundaryOutput) -> None:
-        """Pass on the watermarks, and the end of the data, as far as no data waits before them."""
-        await self._pass_event_time(out)
-        covered = min([self._arrived_watermark, *(batch.epoch - 1 for batch in self._waiting)])
+        """Pass on the watermark that has arrived last, and the end of the data."""
+        covered = self._arrived_watermark
         if self._stamped and covered > self._passed_watermark:
             self._passed_watermark = covered
             await out.control(EpochWatermark(covered))
             self.reports.passed(self.number, covered)
-        if self._end_arrived and not self._waiting and not self._data_ended:
+        if self._end_arrived and not self._data_ended:
             self._data_ended = True
             await self.data_has_ended(out)
             self.reports.ended(self.number)
@@ -555,10 +532,6 @@ class Entrance(LoopMember):
     async def data_has_ended(self, out: BoundaryOutput) -> None:
         """Tell the body that the data has ended."""
         await out.control(EndOfData(max(0, self._passed_watermark)))
-
-    def _is_too_far_ahead(self, epoch: int) -> bool:
-        ahead = self._max_epochs_ahead
-        return ahead is not None and self._stamped and epoch > self.last_complete + 1 + ahead
 
     def definition(self) -> Definition:
         return {**super().definition(), "data": "with epochs" if self._stamped else "without epochs"}
@@ -571,8 +544,6 @@ class Entrance(LoopMember):
             "end brought": self._end_arrived,
             "data ended": self._data_ended,
             "ended in": self._ended_in,
-            "waiting": [(batch.records, batch.epoch) for batch in self._waiting],
-            "is ahead": self._is_ahead,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -582,8 +553,7 @@ class Entrance(LoopMember):
         self._end_arrived = state["end brought"]
         self._data_ended = state["data ended"]
         self._ended_in = state["ended in"]
-        self._waiting = [DataBatch(records, epoch) for records, epoch in state["waiting"]]
-        self._is_ahead = state["is ahead"]
+        self._admit()
         # The data that the entrance waited for may belong to another subtask now.
         self.context.post(Admit())
         told = RestoredMember(self._ended_in, self.last_complete, state.get("complete", self.last_complete))
@@ -593,17 +563,15 @@ class Entrance(LoopMember):
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
         return {
             **dict.fromkeys(("last complete", "brought", "passed"), _NO_EPOCH),
-            **dict.fromkeys(("end brought", "data ended", "is ahead"), False),
+            **dict.fromkeys(("end brought", "data ended"), False),
             "ended in": None,
-            "waiting": [],
         }
 
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Deal out the data that waits; all new entrances have passed the epochs that every old one had passed."""
+        """Let all new entrances have passed the epochs that every old one had passed."""
         reading = [state for state in states if not state["end brought"]]
         not_ended = [state for state in states if not state["data ended"]]
         furthest = max(state["brought"] for state in states)
-        waiting = [item for state in states for item in state["waiting"]]
         shared = {
             "last complete": min(state["last complete"] for state in states),
             "complete": max(state["last complete"] for state in states),
@@ -612,6 +580,5 @@ class Entrance(LoopMember):
             "end brought": not reading,
             "data ended": all(state["data ended"] for state in states),
             "ended in": end_of_all(states),
-            "is ahead": False,
         }
-        return [{**shared, "waiting": waiting[subtask::parallelism]} for subtask in range(parallelism)]
+        return [dict(shared) for _ in range(parallelism)]

@@ -17,9 +17,10 @@ from streamiter.operators.functions import fail_at, records_of
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, OperatorFactory
 from streamiter.operators.output import Output
 from streamiter.records import Batch, Control, EndOfInput, EpochWatermark, Idle, slice_batch
-from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS, InputEnded
 from streamiter.runtime.graph import Step, has_timestamps, has_watermarks
 from streamiter.runtime.messages import shared_object
+from streamiter.runtime.order import BEFORE_ALL_EPOCHS
+from streamiter.runtime.port_progress import InputEnded
 from streamiter.times import Seconds
 
 T = TypeVar("T")

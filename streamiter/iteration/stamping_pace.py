@@ -13,7 +13,7 @@ from typing import Final, final
 from streamiter.clock import Clock, TimerHandle
 from streamiter.operators.operator import Context
 from streamiter.records import Control
-from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
+from streamiter.runtime.order import BEFORE_ALL_EPOCHS
 
 
 @final

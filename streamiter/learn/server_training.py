@@ -31,9 +31,9 @@ from streamiter.parameter_server.matrix import DTYPES, DType
 from streamiter.parameter_server.server import ParameterServer
 from streamiter.records import Batch, Control, EndOfInput, OutputTag, slice_batch
 from streamiter.runtime.feedback import AttachedBoundary
-from streamiter.runtime.gate_epochs import InputEnded
 from streamiter.runtime.graph import SINGLE_INPUT
 from streamiter.runtime.instance import DrainInput
+from streamiter.runtime.port_progress import InputEnded
 from streamiter.topics.topic import Topic
 
 if TYPE_CHECKING:

@@ -1,14 +1,13 @@
 """Event time begins here: the step of ``stream.event_time(…)``, which gives timestamps and makes watermarks.
 
-:class:`PartTimes` computes a watermark from its *parts*: the partitions of a source, or the channels of a gate.
-:class:`WatermarkGenerator` follows the timestamps of partitions, and says where a batch must be cut. Both are pure data
-structures. :class:`AssignEventTime` is the operator.
+:class:`WatermarkGenerator` follows the timestamps of partitions, and says where a batch must be cut; it is a pure data
+structure. :class:`AssignEventTime` is the operator.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
 from enum import Enum
@@ -19,6 +18,7 @@ import numpy as np
 from streamiter.clock import TimerHandle
 from streamiter.errors import ConfigurationError
 from streamiter.operators.definitions import Definition, function_in_words
+from streamiter.operators.frontier import Frontier
 from streamiter.operators.functions import apply_to_each, field_or_function
 from streamiter.operators.operator import Context, Look, Operator
 from streamiter.operators.output import Output
@@ -56,91 +56,6 @@ from streamiter.times import (
 _log = logging.getLogger("streamiter.operators")
 
 
-@final
-class PartTimes:
-    """The watermark of several parts: the least time that the active ones have reached. Pure data, no I/O.
-
-    A part that is idle, or has ended, does not count. If no part is active, the watermark is the greatest time that an
-    idle one has reached, so the order in which they fall idle makes no difference. When all have ended it is
-    ``MAX_TIME``. It never goes back.
-
-    >>> parts = PartTimes(["left", "right"])
-    >>> parts.reach("left", 18), parts.settle()
-    (None, False)
-    >>> parts.reach("right", 7), parts.settle(), parts.watermark
-    (None, True, 7)
-    >>> parts.set_idle("right"), parts.settle(), parts.watermark
-    (None, True, 18)
-    >>> parts.end("left"), parts.end("right"), parts.settle(), parts.watermark == MAX_TIME
-    (None, None, True, True)
-    """
-
-    def __init__(self, parts: Iterable[Hashable] = ()) -> None:
-        self._reached: dict[Hashable, int] = dict.fromkeys(parts, MIN_TIME)
-        """By part that has not ended."""
-        self._idle: set[Hashable] = set()
-        self._ended: set[Hashable] = set()
-        self.watermark = MIN_TIME
-
-    def __contains__(self, part: Hashable) -> bool:
-        return part in self._reached or part in self._ended
-
-    def reach(self, part: Hashable, time: int) -> None:
-        """Note that a part has reached a time, or a time before one that it has reached already; it is active now."""
-        self._reached[part] = max(time, self._reached.get(part, MIN_TIME))
-        self._idle.discard(part)
-        self._ended.discard(part)
-
-    def set_idle(self, part: Hashable) -> None:
-        """Note that a part brings nothing for now."""
-        if part in self._reached:
-            self._idle.add(part)
-
-    def end(self, part: Hashable) -> None:
-        """Note that a part brings nothing more."""
-        self._reached.pop(part, None)
-        self._idle.discard(part)
-        self._ended.add(part)
-
-    @property
-    def are_several(self) -> bool:
-        """Whether there are several parts that have not ended."""
-        return len(self._reached) > 1
-
-    def is_active(self, part: Hashable) -> bool:
-        return part in self._reached and part not in self._idle
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no part is active, and not all have ended."""
-        return len(self._idle) == len(self._reached) and bool(self._reached or not self._ended)
-
-    @property
-    def slowest(self) -> Hashable | None:
-        """The active part that has reached the least, which holds back the watermark; None if none is active."""
-        active = [part for part in self._reached if part not in self._idle]
-        return min(active, key=self._reached.__getitem__, default=None)
-
-    def least_of_others(self, part: Hashable) -> int:
-        """Return the least that the other active parts have reached; ``MAX_TIME`` if there is none."""
-        others = (time for other, time in self._reached.items() if other != part and other not in self._idle)
-        return min(others, default=MAX_TIME)
-
-    def settle(self) -> bool:
-        """Compute the watermark; return whether it has grown."""
-        reached, idle = self._reached, self._idle
-        if len(idle) < len(reached):
-            least = min(time for part, time in reached.items() if part not in idle) if idle else min(reached.values())
-        elif reached:
-            least = max(reached.values())
-        else:
-            least = MAX_TIME if self._ended else MIN_TIME
-        if least <= self.watermark:
-            return False
-        self.watermark = least
-        return True
-
-
 class Piece(NamedTuple):
     """A part of a batch, and the watermark to send behind it, if it has grown."""
 
@@ -167,7 +82,8 @@ class WatermarkGenerator:
 
     def __init__(self, bound_ms: int) -> None:
         self._bound_ms = bound_ms
-        self.parts = PartTimes()
+        self.parts = _no_parts()
+        """The least time that the partitions which are read have reached."""
         self.late = 0
         """The number of records below the watermark."""
         self._greatest: dict[int | None, int] = {}
@@ -177,14 +93,14 @@ class WatermarkGenerator:
     def add(self, partition: int | None) -> None:
         """Note a partition that is read now; it is active."""
         greatest = self._greatest.get(partition)
-        self.parts.reach(partition, MIN_TIME if greatest is None else greatest - self._bound_ms)
+        self.parts.add(partition, MIN_TIME if greatest is None else greatest - self._bound_ms)
 
     def take(self, partition: int | None, times: Times) -> list[Piece]:
         """Note the timestamps of a batch of one partition; return the pieces into which the batch is cut."""
-        parts, before = self.parts, self.parts.watermark
+        parts, before = self.parts, self.parts.value
         greatest = np.maximum(np.maximum.accumulate(times), self._greatest.get(partition, MIN_TIME))
         reached = greatest - self._bound_ms
-        running = np.maximum(np.minimum(reached, parts.least_of_others(partition)), before)
+        running = np.maximum(np.minimum(reached, parts.least_of_others(partition, MAX_TIME)), before)
         below = np.flatnonzero(times[1:] < running[:-1]) + 1
         self.late += len(below) + int(times[0] < before)
         at_cuts = running[below - 1]
@@ -196,7 +112,7 @@ class WatermarkGenerator:
         self._greatest[partition] = int(greatest[-1])
         parts.reach(partition, int(reached[-1]))
         parts.settle()
-        pieces.append(Piece(start, len(times), parts.watermark if parts.watermark > sent else None))
+        pieces.append(Piece(start, len(times), parts.value if parts.value > sent else None))
         return pieces
 
     def order(self, partition: int | None, times: Times, part: int) -> Order:
@@ -220,15 +136,15 @@ class WatermarkGenerator:
         return {
             "greatest": list(self._greatest.items()),
             "taken": list(self._taken.items()),
-            "watermark": self.parts.watermark,
+            "watermark": self.parts.value,
             "late": self.late,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over the result of ``snapshot``; partitions are added when they are read."""
         self._greatest, self._taken = dict(state["greatest"]), dict(state["taken"])
-        self.parts = PartTimes()
-        self.parts.watermark = state["watermark"]
+        self.parts = _no_parts()
+        self.parts.advance_to(state["watermark"])
         self.late = state["late"]
 
     @staticmethod
@@ -254,6 +170,10 @@ class WatermarkGenerator:
             }
             for subtask in range(parallelism)
         ]
+
+
+def _no_parts() -> Frontier[int | None]:
+    return Frontier((), MIN_TIME)
 
 
 class PartState(Enum):
@@ -365,7 +285,7 @@ class AssignEventTime(TellsOrder):
         return self._generator.late
 
     @property
-    def slowest(self) -> Hashable | None:
+    def slowest(self) -> int | None:
         """The partition that holds back the watermark."""
         return self._generator.parts.slowest
 
@@ -406,7 +326,7 @@ class AssignEventTime(TellsOrder):
             if piece.watermark is not None:
                 self._send(piece.watermark, is_idle=False)
         if generator.late > late and not self._has_warned:
-            self._warn_of_a_future_record(generator.parts.watermark)
+            self._warn_of_a_future_record(generator.parts.value)
 
     def _warn_of_a_future_record(self, watermark: int) -> None:
         """Say once that records are late because a record is far ahead of the clock."""
@@ -502,11 +422,11 @@ class AssignEventTime(TellsOrder):
                 self._generator.add(partition)
                 self._quiet_since_s[partition] = now_s
             if state is PartState.ENDED:
-                parts.end(partition)
+                parts.end(partition, MAX_TIME)
             elif state is PartState.READING:
                 self._quiet_since_s[partition] = now_s
             elif idle_after_s is not None and now_s - self._quiet_since_s[partition] >= idle_after_s:
-                parts.set_idle(partition)
+                parts.idle(partition)
         return seen
 
     def _tell(self) -> None:
@@ -515,11 +435,11 @@ class AssignEventTime(TellsOrder):
         parts.settle()
         if not parts.is_idle:
             self._stopped_at = None
-        elif self.settings.when_idle == "advance" and parts.watermark != MIN_TIME:
+        elif self.settings.when_idle == "advance" and parts.value != MIN_TIME:
             now_ms = self._clock.now_ms()
-            stopped, since_ms = self._stopped_at = self._stopped_at or (parts.watermark, now_ms)
-            parts.watermark = max(parts.watermark, min(stopped + now_ms - since_ms, TIME_LIMIT))
-        self._send(parts.watermark, is_idle=parts.is_idle)
+            stopped, since_ms = self._stopped_at = self._stopped_at or (parts.value, now_ms)
+            parts.advance_to(min(stopped + now_ms - since_ms, TIME_LIMIT))
+        self._send(parts.value, is_idle=parts.is_idle)
 
     def _send(self, watermark: int, *, is_idle: bool) -> None:
         if (watermark, is_idle) != self._told and self._told[0] != MAX_TIME:

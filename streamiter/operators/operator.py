@@ -618,6 +618,3 @@ class Sharing(Protocol):
 
     def records(self, input_name: str, batches: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
         """Return for each new subtask its batches of an input, given those of each old subtask; the order is kept."""
-
-    def queues(self, input_name: str, waiting: Sequence[Any]) -> list[Any]:
-        """Return the same for records that the old subtasks had set aside for later epochs, as snapshots."""

@@ -16,8 +16,8 @@ from streamiter.operators.operator import Boundary, Operator, Progress
 from streamiter.operators.output import RecordFailure
 from streamiter.records import Control, EndOfData, EndOfInput, EpochWatermark, EventTimeWatermark
 from streamiter.runtime.feeder import Feeder
-from streamiter.runtime.gate import Gate
 from streamiter.runtime.graph import SINGLE_INPUT, Step
+from streamiter.runtime.inbox import Inbox
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.output import Writer
 from streamiter.times import MAX_TIME
@@ -183,12 +183,12 @@ class Rounds:
     """
 
     def __init__(
-        self, instance: OperatorInstance, gate: Gate, progress: Progress, make_operator: Callable[[], Operator]
+        self, instance: OperatorInstance, inbox: Inbox, progress: Progress, make_operator: Callable[[], Operator]
     ) -> None:
         self.epoch: int | None = None
         """The epoch of the current operator, if there is one."""
         self._instance = instance
-        self._gate = gate
+        self._inbox = inbox
         self._progress = progress
         self._make_operator = make_operator
         self._told: list[str] = []
@@ -226,7 +226,7 @@ class Rounds:
         """
         if self.epoch is None:
             return False
-        complete = self._gate.inputs_complete(self.epoch)
+        complete = self._inbox.inputs_complete(self.epoch)
         ended = [name for name in complete if name not in self._told and name != but]
         for name in ended:
             await self._tell(name)
@@ -272,7 +272,7 @@ class Rounds:
             await self._instance.catch_up(_no_wait)
         await self._instance.call("finish", self._instance.out)
         self.epoch = None
-        self._gate.want(None)
+        self._inbox.want(None)
         assert self._close_now is not None
         await self._close_now(self._instance.close)
 

@@ -4,27 +4,23 @@ A *feedback edge* closes a loop: it goes from the end of the body back to the *h
 channel, :class:`FeedbackChannel`, never blocks its producer; beyond a limit in memory it continues on disk. So a loop
 cannot deadlock.
 
-A checkpoint of a loop has the state of the head at its barrier, and the feedback between that moment and the return of
-the barrier, after one way through the loop. :class:`FeedbackLog` records that feedback: the batches themselves, or, for
-feedback through a topic, the :class:`TopicRange` where they are stored in the topic.
+A checkpoint has feedback, too (:mod:`~streamiter.runtime.alignment`): the batches themselves, or, for feedback through
+a topic, the :class:`TopicRange` where they are stored in the topic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
-from streamiter.checkpoints.disk_queue import SpillQueue
+from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
 from streamiter.checkpoints.replay_cache import ReplayCache
-from streamiter.closing import close_now
-from streamiter.deferred import Deferred, PlainValue, entries_of
+from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError, GraphError
 from streamiter.operators.operator import Boundary
 from streamiter.operators.output import Origin
-from streamiter.records import CheckpointBarrier, Control, DataBatch
-from streamiter.runtime.port import Port
+from streamiter.records import Control, DataBatch
 from streamiter.topics.topic import Topic, TopicDescription
 
 if TYPE_CHECKING:
@@ -198,208 +194,6 @@ class FeedbackChannel:
             self._on_ready()
 
 
-@final
-class BarrierReturned(Control):
-    """The barrier of a checkpoint has returned on every feedback channel.
-
-    ``logged`` is the feedback that arrived before it: the number of the port, and its log.
-    """
-
-    __slots__ = ("checkpoint", "logged")
-
-    def __init__(self, checkpoint: int, logged: list[tuple[int, Deferred]]) -> None:
-        self.checkpoint = checkpoint
-        self.logged = logged
-
-
-class FeedbackLog:
-    """Records the feedback of all feedback ports between a head's snapshot and the return of its barrier.
-
-    The batches of a port in memory go into a queue made by ``make_queue``: in memory these are mostly batches that are
-    being handled anyway, and beyond the memory limit they go to disk. Feedback through a topic is in the topic already:
-    only its ranges are recorded.
-    """
-
-    def __init__(self, ports: Sequence[Port], make_queue: Callable[[], SpillQueue] | None) -> None:
-        self.ports = [port for port in ports if port.is_feedback]
-        """The feedback ports of the gate."""
-        self._make_queue = make_queue
-        self._barrier: CheckpointBarrier | None = None
-        self._logs: dict[int, _BatchLog | _RangeLog] = {}
-        """The log of each port, by its index."""
-        self._returned_early: dict[int, set[int]] = {}
-
-    def start(self, barrier: CheckpointBarrier) -> None:
-        """The head's snapshot is taken: record feedback from now on, until this barrier returns."""
-        early = self._returned_early.pop(barrier.checkpoint, set())
-        self._barrier = barrier
-        self._forget()
-        for port in self.ports:
-            port.log_to(None)
-            if port.index not in early and not port.has_ended:
-                self._logs[port.index] = self._new_log(port)
-                port.log_to(self._logs[port.index])
-
-    def barrier_returned(self, port: Port, barrier: CheckpointBarrier) -> None:
-        """A barrier has returned on a feedback port."""
-        if self._barrier is None or self._barrier.checkpoint != barrier.checkpoint:
-            # The barrier has returned before this head has taken its snapshot, so this port has nothing to record.
-            # Feedback behind the barrier must wait: it would be in the snapshot, and be sent again after a restart.
-            self._returned_early.setdefault(barrier.checkpoint, set()).add(port.index)
-            port.block()
-        else:
-            self.ended(port)
-
-    def ended(self, port: Port) -> None:
-        """The log of a feedback port is complete: the barrier has returned, or the end of input instead of it."""
-        port.log_to(None)
-        if port.index in self._logs:
-            self._logs[port.index].barrier_returned()
-
-    def drop(self) -> None:
-        """The checkpoint is abandoned: drop the log, and record nothing until the barrier returns."""
-        self._forget()
-        for port in self.ports:
-            if port.log is not None:
-                port.log_to(_EmptyLog())
-
-    def complete(self) -> BarrierReturned | None:
-        """Return the log if the barrier has returned on all ports; otherwise None."""
-        if self._barrier is None or any(port.log is not None for port in self.ports):
-            return None
-        logged = [(index, snapshot) for index, log in self._logs.items() if (snapshot := log.snapshot()) is not None]
-        returned = BarrierReturned(self._barrier.checkpoint, logged)
-        self._barrier = None
-        self._forget()
-        return returned
-
-    def restore(self, logged: Iterable[tuple[int, Iterable[PlainValue]]]) -> None:
-        """Make the ports give the logged feedback of a checkpoint, as decoded frames, before that of their channels.
-
-        Raises CheckpointError for feedback in a topic if the loop does not use a topic any more.
-        """
-        ports = {port.index: port for port in self.ports}
-        for index, frames in logged:
-            port, ranges, queue = ports[index], list[TopicRange](), self._new_queue()
-            port.restore(queue)
-            queue.refill(_without_ranges(frames, ranges))
-            if ranges:
-                _restore_ranges(port, ranges)
-
-    def close(self) -> None:
-        close_now([self._forget, *(port.close for port in self.ports)])
-
-    def _new_log(self, port: Port) -> _BatchLog | _RangeLog:
-        return_path = _return_path_of(port)
-        return _BatchLog(self._new_queue()) if return_path is None else _RangeLog(return_path, port.restored)
-
-    def _new_queue(self) -> SpillQueue:
-        assert self._make_queue is not None
-        return self._make_queue()
-
-    def _forget(self) -> None:
-        for log in self._logs.values():
-            log.close()
-        self._logs = {}
-
-
-@final
-class _BatchLog:
-    """The log of a port in memory: all items of the port."""
-
-    def __init__(self, queue: SpillQueue) -> None:
-        self._queue = queue
-
-    def put(self, item: DataBatch | Control) -> None:
-        self._queue.put(item)
-
-    def barrier_returned(self) -> None:
-        pass
-
-    def snapshot(self) -> Deferred | None:
-        return self._queue.snapshot() if len(self._queue) else None
-
-    def close(self) -> None:
-        self._queue.close()
-
-
-@final
-class _RangeLog:
-    """The log of a port behind a topic: the ranges of the topic with its items.
-
-    Batches that the port was restored with are not in the topic (the loop was in memory before): they are in the first
-    log.
-    """
-
-    def __init__(self, return_path: TopicReturnPath, restored: SpillQueue | None) -> None:
-        self._return_path = return_path
-        self._mark = return_path.mark()
-        self._batches = restored.snapshot() if restored is not None and len(restored) else None
-        self._ranges: list[bytes] = []
-
-    def put(self, item: DataBatch | Control) -> None:
-        pass
-
-    def barrier_returned(self) -> None:
-        self._ranges = self._return_path.since(self._mark)
-
-    def snapshot(self) -> Deferred | None:
-        batches, self._batches = self._batches, None
-        return _FeedbackFrames(batches, self._ranges) if batches is not None or self._ranges else None
-
-    def close(self) -> None:
-        if self._batches is not None:
-            self._batches.release()
-
-
-@final
-class _EmptyLog:
-    """The log of an abandoned checkpoint: it drops all items."""
-
-    def put(self, item: DataBatch | Control) -> None:
-        pass
-
-
-@final
-class _FeedbackFrames(Deferred):
-    """The frames of batches, if there are any, then the frames of ranges."""
-
-    def __init__(self, batches: Deferred | None, ranges: Sequence[bytes]) -> None:
-        self._batches = batches
-        self._ranges = ranges
-
-    def frames(self) -> Iterator[bytes]:
-        return iter(self._ranges) if self._batches is None else chain(self._batches.frames(), self._ranges)
-
-    def release(self) -> None:
-        if self._batches is not None:
-            self._batches.release()
-
-
-def _return_path_of(port: Port) -> TopicReturnPath | None:
-    return port.channel.return_path if isinstance(port.channel, FeedbackChannel) else None
-
-
-def _without_ranges(frames: Iterable[PlainValue], ranges: list[TopicRange]) -> Iterator[list[PlainValue]]:
-    """Give the frames of batches and control records; append ranges of topics to ``ranges``."""
-    for entry in entries_of(frames):
-        if (topic_range := TopicRange.from_plain(entry)) is not None:
-            ranges.append(topic_range)
-        else:
-            yield [entry]
-
-
-def _restore_ranges(port: Port, ranges: list[TopicRange]) -> None:
-    return_path = _return_path_of(port)
-    if return_path is None:
-        raise CheckpointError(
-            f"{port.channel.name}: expected feedback through the topic {ranges[0].topic!r}, where the checkpoint has "
-            "feedback, given a loop in memory; feed back through that topic again, or start without state "
-            "(restore=None)"
-        )
-    return_path.restore(ranges)
-
-
 _KIND: Final = "topic range"
 
 # The number of the start record of a run in each partition. A range with only this record has no feedback.
@@ -533,14 +327,25 @@ def spill_queue(name: str, limits: FeedbackLimits, plain_data: PlainData) -> Spi
     )
 
 
+class BorderInbox(Protocol):
+    """The inbox of an operator at the border of a loop, which decides how far data and feedback may run ahead."""
+
+    def set_feedback_aside(self, received: Callable[[int, int], object]) -> None: ...
+    def admit_up_to(self, epoch: int) -> None: ...
+    def take_aside(self, up_to_epoch: int) -> DataBatch | None: ...
+    def aside(self) -> list[SpillStatistics]: ...
+    @property
+    def is_ahead(self) -> bool: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What the plan of a job gives to a boundary operator, before the operator is opened."""
 
     feedback_channels: Sequence[FeedbackChannel]
     """The feedback channels that its task reads."""
-    make_spill_queue: Callable[[], SpillQueue]
-    """Makes a queue with the limits of the loop's feedback."""
+    inbox: BorderInbox
+    """The inbox of its task."""
     make_replay_cache: Callable[[int], ReplayCache]
     """Makes a cache with so many bytes in memory, and the limits of the loop on disk."""
     member: int

@@ -21,7 +21,6 @@ from streamiter.operators.event_time import AssignEventTime, TellsOrder
 from streamiter.operators.operator import JobScope, Operator, Progress
 from streamiter.operators.output import DeadLetter
 from streamiter.origins import Passes
-from streamiter.runtime.barrier_alignment import EndAlignment
 from streamiter.runtime.chain import Rounds
 from streamiter.runtime.checkpointing.restore import Restore
 from streamiter.runtime.checkpointing.task_barriers import Acknowledge
@@ -35,15 +34,14 @@ from streamiter.runtime.feedback import (
     spill_queue,
 )
 from streamiter.runtime.feeder import EventTimeInput, Feeder, SinkEncoding
-from streamiter.runtime.gate import Gate
-from streamiter.runtime.gate_epochs import EpochsAside
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_key, leaves_loop, order_numbers, read_to_end
+from streamiter.runtime.inbox import Inbox
 from streamiter.runtime.instance import OperatorInstance, check_not_shared, make_source, operator_of, operators_of
 from streamiter.runtime.messages import Messages
-from streamiter.runtime.ordered_gate import OrderedGate
+from streamiter.runtime.order import ARRIVAL, BY_EPOCH, BY_EPOCH_THEN_PORT
 from streamiter.runtime.output import ChannelOutput, EdgeWriter, FeedbackWriter, Writer
 from streamiter.runtime.placement import PlacedEdge, Placement, place
-from streamiter.runtime.port import Port, PortOrigin
+from streamiter.runtime.port_log import Port, PortOrigin
 from streamiter.runtime.task import Task
 from streamiter.runtime.topic_feedback import TopicFeedback
 from streamiter.runtime.watchdog import STALL_AFTER_S
@@ -327,17 +325,17 @@ class Planner:
             feeder = Feeder(source, channel, head.name, self.options.clock, is_awaited=is_awaited, note=self.own.note)
             ports = [Port(0, SINGLE_INPUT, feeder.channel, is_feedback=False)]
             input_names = [SINGLE_INPUT]
-        gate = self._make_gate(head, name, ports)
+        inbox = self._make_inbox(head, name, ports)
         feedback = [port.channel for port in ports if isinstance(port.channel, FeedbackChannel)]
-        self._attach(head, subtask, name, feedback)
+        self._attach(head, subtask, name, feedback, inbox)
         progress = Progress()
-        instances = self._instances(head, subtask, progress, gate)
+        instances = self._instances(head, subtask, progress, inbox)
         rounds = None
         if self._placed[head].traits.per_round:
-            rounds = Rounds(instances[head], gate, progress, lambda: operator_of(head))
+            rounds = Rounds(instances[head], inbox, progress, lambda: operator_of(head))
         task = Task(
             name=name,
-            gate=gate,
+            inbox=inbox,
             instances=list(instances.values()),
             input_names=input_names,
             writers=self._connect(instances, subtask, progress),
@@ -362,22 +360,21 @@ class Planner:
         operator = None if edge is None else instances[edge.upstream].operator
         return operator if isinstance(operator, DecodeValues) else None
 
-    def _make_gate(self, head: Step, name: str, ports: Sequence[Port]) -> Gate:
+    def _make_inbox(self, head: Step, name: str, ports: Sequence[Port]) -> Inbox:
         def feedback_queue() -> SpillQueue:
             return spill_queue(f"{name}, feedback of a checkpoint", head.limits, self.plain_data)
 
-        traits, merges_in_order = self._placed[head].traits, self._merges_in_order(head, ports)
+        traits, by_port = self._placed[head].traits, self._merges_in_order(head, ports)
         in_order = traits.epochs_in_order and not traits.boundary
-        timed, ends = self._timed_ports(head, ports), None
-        if head.loop is None and (head.awaited_input is not None or head in self._read_to_end):
-            ends = EndAlignment(ports, head.awaited_input)
-        if not in_order and not merges_in_order:
-            return Gate(ports, make_feedback_queue=feedback_queue, timed_ports=timed, ends=ends)
-        aside = EpochsAside(lambda: spill_queue(name, head.limits, self.plain_data))
-        if not merges_in_order:
-            return Gate(ports, epochs_aside=aside, make_feedback_queue=feedback_queue, timed_ports=timed, ends=ends)
-        return OrderedGate(
-            ports, epochs_aside=aside, epochs_in_order=in_order, make_feedback_queue=feedback_queue, timed_ports=timed
+        return Inbox(
+            ports,
+            order=BY_EPOCH_THEN_PORT if by_port else BY_EPOCH if in_order else ARRIVAL,
+            epochs_in_order=in_order,
+            make_queue=lambda: spill_queue(name, head.limits, self.plain_data),
+            make_feedback_queue=feedback_queue,
+            timed_ports=self._timed_ports(head, ports),
+            reads_to_end=head.loop is None and (head.awaited_input is not None or head in self._read_to_end),
+            awaited_input=head.awaited_input,
         )
 
     def _timed_ports(self, head: Step, ports: Sequence[Port]) -> list[int]:
@@ -387,13 +384,13 @@ class Planner:
             return []
         return [port.index for port in ports if port.origin is not None and port.origin[:4] in edges]
 
-    def _attach(self, head: Step, subtask: int, name: str, feedback: Sequence[FeedbackChannel]) -> None:
+    def _attach(self, head: Step, subtask: int, name: str, feedback: Sequence[FeedbackChannel], inbox: Inbox) -> None:
         operator = self._operators[head][subtask]
         if isinstance(operator, AttachedBoundary):
             operator.attach(
                 Surroundings(
                     feedback,
-                    make_spill_queue=lambda: spill_queue(name, head.limits, self.plain_data),
+                    inbox,
                     make_replay_cache=lambda memory: self._replay_cache(name, memory, head.limits),
                     member=self._placed[head].first_member + subtask,
                 )
@@ -418,7 +415,7 @@ class Planner:
         return ports
 
     def _merges_in_order(self, step: Step, ports: Sequence[Port]) -> bool:
-        """Return whether the gate of a step hands over the records of several channels in a fixed order.
+        """Return whether the inbox of a step hands over the records of several channels in a fixed order.
 
         In a synchronous loop the results must not depend on the speed of tasks. Heads hold their feedback, and put it
         into order themselves. Entrances may ask for it in other loops, too.
@@ -432,7 +429,7 @@ class Planner:
             and sum(not port.is_feedback for port in ports) > 1
         )
 
-    def _instances(self, head: Step, subtask: int, progress: Progress, gate: Gate) -> dict[Step, OperatorInstance]:
+    def _instances(self, head: Step, subtask: int, progress: Progress, inbox: Inbox) -> dict[Step, OperatorInstance]:
         instances = {
             step: OperatorInstance(
                 step,
@@ -441,7 +438,7 @@ class Planner:
                 clock=self.options.clock,
                 progress=progress,
                 scope=self.scope,
-                post=gate.post,
+                post=inbox.post,
                 encode=self.plain_data.encode,
                 states=self.states,
                 note=self.own.note,
@@ -549,7 +546,7 @@ class Planner:
             awaited = task.first.step.awaited_input
             channels = [
                 port.channel
-                for port in task.gate.ports
+                for port in task.inbox.ports
                 if isinstance(port.channel, Channel) and port.input_name != awaited
             ]
             known = dict.fromkeys(intake for channel in channels for intake in intakes.get(channel, ()))

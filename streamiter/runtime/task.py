@@ -1,6 +1,6 @@
-"""The task: a gate, a chain of operators and output channels, run by one asyncio task.
+"""The task: an inbox, a chain of operators and output channels, run by one asyncio task.
 
-A :class:`Task` takes one batch or control record after the other from its gate, and hands it to the first operator of
+A :class:`Task` takes one batch or control record after the other from its inbox, and hands it to the first operator of
 its chain. It waits while the output channels are full, and gives way to other tasks now and then. Checkpoint barriers
 are handled by :class:`~streamiter.runtime.checkpointing.task_barriers.TaskBarriers`.
 """
@@ -34,6 +34,7 @@ from streamiter.records import (
     slice_batch,
     untimed,
 )
+from streamiter.runtime.alignment import BarrierReturned
 from streamiter.runtime.chain import Chain, Rounds
 from streamiter.runtime.checkpointing.task_barriers import (
     Acknowledge,
@@ -46,13 +47,14 @@ from streamiter.runtime.checkpointing.task_barriers import (
     TaskState,
 )
 from streamiter.runtime.entries import AsyncEntry, Entry
-from streamiter.runtime.feedback import BarrierReturned, FeedbackChannel
+from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.feeder import Feeder
-from streamiter.runtime.gate import Gate
-from streamiter.runtime.gate_epochs import InputEnded
+from streamiter.runtime.inbox import Inbox
 from streamiter.runtime.instance import DrainInput, OperatorInstance, TimerDue
 from streamiter.runtime.output import Writer, restore_turns, turns_of
-from streamiter.runtime.port import TURN_S, Port
+from streamiter.runtime.port_log import Port
+from streamiter.runtime.port_progress import InputEnded
+from streamiter.runtime.turn import TURN_S
 
 # The number of batches after which a task gives way to other tasks. With some 100 µs for a batch, the other tasks wait
 # for one or two milliseconds. In a loop a task gives way after each batch, so that feedback returns soon.
@@ -77,7 +79,7 @@ class Task:
         self,
         *,
         name: str,
-        gate: Gate,
+        inbox: Inbox,
         instances: Sequence[OperatorInstance],
         input_names: Sequence[str],
         writers: Sequence[Writer],
@@ -92,7 +94,7 @@ class Task:
     ) -> None:
         """``cuts_by_time``: whether batches of slow steps are cut by the time that their records take."""
         self.name = name
-        self.gate = gate
+        self.inbox = inbox
         self.instances = list(instances)
         self.first = self.instances[0]
         """The first operator of the chain."""
@@ -116,7 +118,7 @@ class Task:
         self._executor = executor
         self._input_names = list(input_names)
         self._in_loop = self.first.step.loop is not None
-        channels = (port.channel for port in gate.ports)
+        channels = (port.channel for port in inbox.ports)
         self._feedback_channels = [channel for channel in channels if isinstance(channel, FeedbackChannel)]
         self._rounds = rounds
         """Makes an operator for each epoch, if the first step works in rounds."""
@@ -129,6 +131,7 @@ class Task:
         operator = self.first.operator
         self._boundary = operator if isinstance(operator, Boundary) else None
         self._boundary_out = _TaskBoundaryOutput(self)
+        inbox.count_aside = self.first.count
         self._wanted: Callable[[], Iterable[str] | None] | None = None
         self._awaited = self._boundary is None and self.first.is_awaited(self._input_names)
         self._entries: dict[str, Entry] = {}
@@ -160,7 +163,7 @@ class Task:
             self._entries = {name: first.entry(name) for name in names}
         if self._cuts_by_time:
             # A step that awaits whole batches lets other tasks run meanwhile, and each batch may be one slow request.
-            self.gate.cut_turns(set(names) - (self._by_batch if self._awaited else set()))
+            self.inbox.cut_turns(set(names) - (self._by_batch if self._awaited else set()))
 
     def serve_with(self, worker: ServiceWorker, clocks: ClockAlignment, *, keeps_last_state: bool) -> None:
         """Connect the first step with its parameter server, before ``open``.
@@ -211,7 +214,7 @@ class Task:
         if not self.ended:
             self._update_wanted_inputs()
             if state is None and self._wanted is not None and (loop := self.first.step.loop) is not None:
-                loop.check_wanted(self.first.step, self.gate.wanted_names)
+                loop.check_wanted(self.first.step, self.inbox.wanted_names)
         if self.feeder is not None and not self.ended:
             is_restored = state is not None and state["positions"] is not None
             start = await self.feeder.open(self.first.context, self.positions if is_restored else None)
@@ -227,9 +230,9 @@ class Task:
                 instance.announce()
         while not self.ended:
             if not await self._turn():
-                if self.gate.has_parked:
+                if self.inbox.has_parked:
                     self._held_since_s = self._now_s()
-                await self.gate.wait()
+                await self.inbox.wait()
                 if self._held_since_s is not None:
                     self._held_s += self._now_s() - self._held_since_s
                     self._held_since_s = None
@@ -246,7 +249,7 @@ class Task:
         if self.feeder is not None:
             closing.append(self.feeder.close)
         closing += [channel.close for channel in self._feedback_channels]
-        return await close_each([*closing, self.barriers.release, self.gate.close])
+        return await close_each([*closing, self.barriers.release, self.inbox.close])
 
     @property
     def may_hold_back_barriers(self) -> bool:
@@ -256,13 +259,13 @@ class Task:
     def held_for(self) -> str:
         """Return the reason why the task leaves input unread, for the log."""
         reason = None if self._boundary is None else self._boundary.held_for()
-        return reason or self.gate.waits_for() or "it has input that it does not want now"
+        return reason or self.inbox.waits_for() or "it has input that it does not want now"
 
     @property
     def is_held(self) -> bool:
         """Whether it handles nothing, although it has input that it leaves unread, or records that it works on."""
-        has_work = self.gate.has_parked or (self._boundary is not None and self._boundary.has_work())
-        return has_work and not self.is_handling and not self.gate.awaited_barriers()
+        has_work = self.inbox.has_parked or (self._boundary is not None and self._boundary.has_work())
+        return has_work and not self.is_handling and not self.inbox.awaited_barriers()
 
     @property
     def brings_input(self) -> bool:
@@ -270,12 +273,12 @@ class Task:
         return self.feeder is not None or (self._boundary is not None and self._boundary.brings_input)
 
     def post(self, control: Control) -> None:
-        self.gate.post(control)
+        self.inbox.post(control)
 
     def parts(self) -> Mapping[int | None, PartState]:
         """Return how far the partitions of the source have been read; without a source, the input is one part."""
         if self.feeder is None:
-            waits = any(port.peek() is not None for port in self.gate.ports)
+            waits = any(port.peek() is not None for port in self.inbox.ports)
             return {None: PartState.READING if waits else PartState.AT_END}
         return self.feeder.parts(self.positions)
 
@@ -284,7 +287,7 @@ class Task:
     async def _turn(self) -> bool:
         """Handle the next batch or control record; return whether there was one."""
         try:
-            polled = self.gate.poll()
+            polled = self.inbox.poll()
         except StreamiterError as error:  # Records set aside exceed the disk limit, or are not plain data.
             raise RecordFailure(self.first.step.name) from error
         if polled is None:
@@ -347,7 +350,7 @@ class Task:
         if self._wanted is None or (self._rounds is not None and self._rounds.epoch is None):
             return
         try:
-            self.gate.want(self._wanted())
+            self.inbox.want(self._wanted())
         except Exception as error:
             raise RecordFailure(self.first.step.name) from error
 
@@ -405,9 +408,9 @@ class Task:
         # An ended input may change which inputs are wanted: the record before may have been the last of its input.
         self._update_wanted_inputs()
         self.progress.epoch = epoch
-        if self.gate.may_continue(port):
+        if self.inbox.may_continue(port):
             return True
-        self.gate.put_back(port, records, epoch, self.progress.origin)
+        self.inbox.put_back(port, records, epoch, self.progress.origin)
         return False
 
     async def _handle_while_wanted(self, port: Port, records: Batch, epoch: int) -> None:
@@ -425,9 +428,9 @@ class Task:
             self._update_wanted_inputs()
             if self.barriers.clocks is not None:
                 self.barriers.arrange_stop()
-            if index + 1 < len(records) and not self.gate.may_continue(port):
+            if index + 1 < len(records) and not self.inbox.may_continue(port):
                 rest = slice_batch(records, index + 1, len(records))
-                self.gate.put_back(port, rest, epoch, origin and origin.taken(range(index + 1, len(records))))
+                self.inbox.put_back(port, rest, epoch, origin and origin.taken(range(index + 1, len(records))))
                 return
 
     def _in_thread(self, entry: Entry) -> AsyncEntry:
@@ -444,7 +447,7 @@ class Task:
 
     async def _handle_control(self, port: Port | None, control: Control) -> None:
         if port is not None:
-            events = self.gate.accept(port, control)
+            events = self.inbox.accept(port, control)
         elif isinstance(control, BarrierTrigger):
             events = self.barriers.announce(control.barrier)
         elif isinstance(control, DrainInput) and self.feeder is not None:
@@ -509,7 +512,7 @@ class Task:
             "interior input ended": self.chain.interior_input_ended,
             "positions": dict(self.positions if self.feeder is None else self.feeder.source.settled(self.positions)),
             "turns": turns_of(self.writers),
-            "gate": self.gate.snapshot(),
+            "inbox": self.inbox.snapshot(),
         }
 
     async def _restore(self, state: TaskState) -> None:
@@ -522,8 +525,8 @@ class Task:
         self.chain.restore(watermark=state["watermark"], interior_input_ended=state["interior input ended"])
         self.positions = dict(state["positions"] or {})
         restore_turns(self.writers, state["turns"])
-        if state["gate"] is not None:  # None: an input that had ended goes on.
-            self.gate.restore(state["gate"], state.get("logged", ()))
+        if state["inbox"] is not None:  # None: an input that had ended goes on.
+            self.inbox.restore(state["inbox"], state.get("logged", ()))
         self.ended = state["ended"]
 
 

@@ -300,7 +300,7 @@ class TopicReturnPath:
 
 @final
 class Inlet:
-    """The end of the way of one producer's feedback: a channel of the head's gate, and the way into it."""
+    """The end of the way of one producer's feedback: a channel of the head's inbox, and the way into it."""
 
     def __init__(self, channel: FeedbackChannel, return_path: TopicReturnPath) -> None:
         self.channel = channel

@@ -32,7 +32,7 @@ from streamiter.records import (
     slice_batch,
 )
 from streamiter.runtime.feedback import FeedbackChannel
-from streamiter.runtime.port import Port
+from streamiter.runtime.port_log import Port
 from streamiter.topics.topic import Headers, OutgoingBatch, Topic, TopicWriter
 
 # The pump writes about this many bytes at once, and keeps them in memory until they are stored.

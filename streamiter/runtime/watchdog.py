@@ -52,7 +52,7 @@ class Watchdog:
         self._clock = clock
         self._process = process
         self.stall_after_s = stall_after_s
-        self._readers = {id(port.channel): watched for watched in self._watched for port in watched.task.gate.ports}
+        self._readers = {id(port.channel): watched for watched in self._watched for port in watched.task.inbox.ports}
         self._stalled: list[StalledTask] = []
         """The tasks without progress at the last look."""
 
@@ -185,19 +185,19 @@ def blocked_by(task: Task) -> str | None:
         return f"{task.name} waits for room in {task.waits_for_room_in.name}"
     if task.is_handling:
         return f"{task.name} is at work on a batch"
-    if awaited := task.gate.awaited_barriers():
+    if awaited := task.inbox.awaited_barriers():
         return f"{task.name} waits for the checkpoint barrier of {', '.join(awaited)}"
     if task.is_held:
-        held = task.gate.held_records
+        held = task.inbox.held_records
         return f"{task.name} is held: {task.held_for()}{f'; {held:,} records are set aside' if held else ''}"
-    if any(port.peek() is not None for port in task.gate.ports):
+    if any(port.peek() is not None for port in task.inbox.ports):
         return f"{task.name} has input that it does not take"
     return None
 
 
 def task_statistics(task: Task, loops: Sequence[object], process: int) -> TaskStatistics:
     """Return the statistics of a task of a job with these loops."""
-    channels = [port.channel for port in task.gate.ports]
+    channels = [port.channel for port in task.inbox.ports]
     blocked_s = sum(lane.blocked_s for writer in task.writers for lane in writer.lanes)
     return TaskStatistics(
         name=task.name,
@@ -217,7 +217,7 @@ def task_statistics(task: Task, loops: Sequence[object], process: int) -> TaskSt
         outputs=tuple(lane.channel.statistics() for writer in task.writers for lane in writer.lanes),
         waiting_records=sum(lane.waiting_records for writer in task.writers for lane in writer.lanes),
         feedback=tuple(channel.statistics() for channel in channels if isinstance(channel, FeedbackChannel)),
-        held_records=task.gate.held_records,
+        held_records=task.inbox.held_records,
         blocked_s=blocked_s,
         busy_s=max(0.0, task.handled_s - blocked_s),
         held_s=task.held_s,
@@ -226,7 +226,7 @@ def task_statistics(task: Task, loops: Sequence[object], process: int) -> TaskSt
         is_paused=task.feeder is not None and not task.ended and task.feeder.intake.is_shut,
         ended=task.ended,
         process=process,
-        waits_for=None if task.ended else task.gate.waits_for_end(),
+        waits_for=None if task.ended else task.inbox.waits_for_end(),
         **_event_time(task),
     )
 
@@ -263,5 +263,5 @@ def event_time_held_by(task: Task) -> str | None:
     for operator in _assigning(task):
         slowest = operator.slowest
         return None if slowest is None else f"partition {slowest}"
-    slowest = None if task.gate.times is None else task.gate.times.slowest
-    return None if slowest is None else task.gate.ports[slowest].channel.name
+    slowest = None if task.inbox.times is None else task.inbox.times.slowest
+    return None if slowest is None else task.inbox.ports[slowest].channel.name

@@ -15,15 +15,8 @@ from streamiter.deferred import entries_of
 from streamiter.iteration.progress import EpochCounts
 from streamiter.operators.source import ItemsSource
 from streamiter.records import Batch
-from streamiter.runtime.checkpointing.old_job import (
-    RepeatedFrames,
-    WaitingBatch,
-    batches_for,
-    deal,
-    entry_of,
-    waiting_batches,
-)
 from streamiter.runtime.checkpointing.redistribute import key_share, redistribute_timers
+from streamiter.runtime.checkpointing.shares import RepeatedFrames, WaitingBatch, deal, entry_of, waiting_batches
 from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Forward, Partitioning, Rebalance
 from streamiter.topics.source_and_sink import TopicSource
 
@@ -104,7 +97,11 @@ def test_waiting_records_are_at_the_subtasks_to_which_the_edge_sends_them(
 ) -> None:
     """All waiting records were sent to the first subtask, or to the subtasks of other keys."""
     given_batches, partitioning, subtasks = example
-    dealt = list(deal(given_batches, partitioning, subtasks))
+    encoded = len(given_batches) % 2 == 1
+    waiting = [_waiting(reader, batch, encoded=encoded) for reader, batch in given_batches]
+    dealt = [
+        (subtask, list(each.records(plain_data))) for subtask, each in deal(waiting, partitioning, subtasks, plain_data)
+    ]
     records = [(subtask, record) for subtask, batch in dealt for record in batch]
     assert Counter(record for _, record in records) == Counter(record for _, batch in given_batches for record in batch)
     if isinstance(partitioning, (ByKey, ByFunction)):
@@ -115,18 +112,14 @@ def test_waiting_records_are_at_the_subtasks_to_which_the_edge_sends_them(
         )
 
 
-@random_examples(lambda random: (some_batches(random), random.choice([*SHARING, Broadcast()]), some_count(random)))
-def test_each_subtask_reads_exactly_its_share_of_waiting_records(example: tuple[Waited, Partitioning, int]) -> None:
-    """New subtasks, which read all waiting records separately, disagreed on the subtask of a record."""
-    given_batches, partitioning, subtasks = example
-    encoded = len(given_batches) % 2 == 1
-    waiting = [_waiting(reader, batch, encoded=encoded) for reader, batch in given_batches]
-    expected = list(deal(given_batches, partitioning, subtasks))
-    for subtask in range(subtasks):
-        got = batches_for(subtask, waiting, partitioning, subtasks, plain_data)
-        assert [list(each.records(plain_data)) for each in got] == [
-            list(batch) for owner, batch in expected if owner == subtask
-        ]
+@random_examples(lambda random: (some_batches(random), some_count(random)))
+def test_each_subtask_has_all_waiting_records_of_a_broadcast_once(example: tuple[Waited, int]) -> None:
+    """New subtasks had the records of a broadcast once for each old subtask."""
+    given_batches, subtasks = example
+    waiting = [_waiting(reader, batch, encoded=False) for reader, batch in given_batches]
+    dealt = [(subtask, each.content) for subtask, each in deal(waiting, Broadcast(), subtasks, plain_data)]
+    first = [batch for reader, batch in given_batches if reader == 0]
+    assert dealt == [(subtask, batch) for batch in first for subtask in range(subtasks)]
 
 
 def _waiting(reader: int, batch: Batch, *, encoded: bool) -> WaitingBatch:

@@ -30,8 +30,8 @@ from streamiter.operators import Output
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.runtime.checkpointing.commit import JobSnapshot
-from streamiter.runtime.checkpointing.old_job import OldJob
 from streamiter.runtime.checkpointing.redistribute import redistribute_states
+from streamiter.runtime.checkpointing.shares import OldJob
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import JobOptions
 from streamiter.topics import MemoryBroker
@@ -344,8 +344,8 @@ def hearing_ends(broker: MemoryBroker, parallelism: int) -> Flow:
 async def test_inputs_whose_end_some_subtasks_have_received() -> None:
     """A step received the end of an input twice, and emitted an incomplete result."""
     snapshot = await taken(hearing_ends, 3)
-    gate = snapshot["hear[1]"]["gate"]
-    gate["data_ended"] = [int(origin[0] == "left") for origin in gate["ports"]]
+    for port in snapshot["hear[1]"]["inbox"]["ports"]:
+        port["data ended"] = port["origin"][0] == "left"
     assert await share_out(hearing_ends, snapshot, 2) == (
         "flow 'ends', checkpoint 1, step 'hear': its 3 subtasks cannot become 2 here: some of them have heard that the "
         "input 'left' has ended and others have not; start it with parallelism=3 as it was, and take another "
@@ -356,9 +356,8 @@ async def test_inputs_whose_end_some_subtasks_have_received() -> None:
 async def test_broadcast_records_that_some_subtasks_have_not_handled() -> None:
     """A subtask received the same model twice, or never."""
     snapshot = await taken(hearing_ends, 3)
-    gate = snapshot["hear[1]"]["gate"]
-    port = next(index for index, origin in enumerate(gate["ports"]) if origin[0] == "right")
-    gate["held"] = [*gate["held"], (port, "data", 0, 1, [0])]
+    port = next(port for port in snapshot["hear[1]"]["inbox"]["ports"] if port["origin"][0] == "right")
+    port["held"] = [*port["held"], ("data", 0, 1, [0])]
     assert await share_out(hearing_ends, snapshot, 2) == (
         "flow 'ends', checkpoint 1, step 'hear': its 3 subtasks cannot become 2 here: each of them has handled other "
         "records of those that all get from 'in2'; start it with parallelism=3 as it was, and take another checkpoint, "

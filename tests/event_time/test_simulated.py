@@ -17,7 +17,8 @@ from support.soak import ForEachSeed
 from streamiter import Flow
 from streamiter.operators.event_timers import StepTimes
 from streamiter.operators.holding import MiniBatch
-from streamiter.runtime.gate_times import GateTimes
+from streamiter.records import EventTimeWatermark
+from streamiter.runtime.port_progress import PortProgress
 from streamiter.testing import Faults, Simulation, SimulationFailed, simulate
 from streamiter.testing.simulation.simulate import Undisturbed
 
@@ -45,8 +46,14 @@ def test_soak_of_event_time(flow: MakeFlow, for_each_soak_seed: ForEachSeed) -> 
 
 
 def ignore_what_is_set_aside(patch: pytest.MonkeyPatch) -> None:
-    bring = GateTimes.bring
-    patch.setattr(GateTimes, "bring", lambda times, port, watermark, **_: bring(times, port, watermark))
+    bring = PortProgress.bring
+    patch.setattr(
+        PortProgress,
+        "bring",
+        lambda progress, port, mark: (
+            progress._act(port, mark) if isinstance(mark, EventTimeWatermark) else bring(progress, port, mark)
+        ),
+    )
 
 
 def hold_nothing_back(patch: pytest.MonkeyPatch) -> None:

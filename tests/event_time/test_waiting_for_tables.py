@@ -20,11 +20,10 @@ from streamiter.flow.keyed_stream import KeyedStream
 from streamiter.operators import Source
 from streamiter.operators.source import Collected
 from streamiter.records import CheckpointBarrier, Control, DataBatch, EndOfInput, ReadToEnd
-from streamiter.runtime.barrier_alignment import EndAlignment
-from streamiter.runtime.gate import Gate
+from streamiter.runtime.inbox import Inbox
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits
-from streamiter.runtime.port import Port
+from streamiter.runtime.port_log import Port
 from streamiter.topics import MemoryBroker, OutgoingBatch, Topic, topic
 
 MakeTopic = Callable[[str], Topic]
@@ -302,13 +301,13 @@ async def test_a_table_that_is_read_later_does_not_hold_up_a_barrier_or_a_restor
     def port(index: int, name: str) -> Port:
         return Port(index, name, Channel(f"{name} {index}"), is_feedback=False)
 
-    def gate() -> tuple[Gate, list[Channel]]:
+    def gate() -> tuple[Inbox, list[Channel]]:
         ports = [port(0, "stream"), port(1, "table"), port(2, "table")]
-        made = Gate(ports, ends=EndAlignment(ports, "table"))
+        made = Inbox(ports, reads_to_end=True, awaited_input="table")
         made.want(["table"])
         return made, [each.channel for each in ports]  # type: ignore[misc]
 
-    def handled(made: Gate) -> list[str]:
+    def handled(made: Inbox) -> list[str]:
         seen = []
         while (polled := made.poll()) is not None:
             from_port, message = polled
@@ -329,7 +328,7 @@ async def test_a_table_that_is_read_later_does_not_hold_up_a_barrier_or_a_restor
         first.waits_for_end() == "its input 'table' must first be read to the end that was found at the start: table 2"
     )
     state = first.snapshot()
-    assert [each[1] for each in state["held"]] == ["data", "data"]
+    assert [each[0] for port in state["ports"] for each in port["held"]] == ["data", "data"]
     other.put_control(ReadToEnd())
     assert handled(first) == ["DataBatch(1 records, epoch 0)", "ReadToEnd()", "DataBatch(1 records, epoch 0)"]
     assert first.waits_for_end() is None

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 from operators.operator_harness import stored
+from runtime.gate_run import GateRun, Item, data
 from support.examples import random_examples
 
 from streamiter.errors import ConfigurationError
-from streamiter.operators.event_time import PartTimes, WatermarkGenerator
+from streamiter.operators.event_time import WatermarkGenerator
 from streamiter.operators.event_timers import StepTimes, checked_time
+from streamiter.operators.frontier import Frontier
 from streamiter.operators.keyed_state import KeyedStates
-from streamiter.records import EventTimeWatermark
-from streamiter.runtime.gate_times import GateTimes
+from streamiter.records import EpochWatermark, EventTimeWatermark
 from streamiter.times import MAX_TIME, MIN_TIME
 
 # The cases 16 and 17 of the reference: a@time/partition, and behind it the watermark that follows from it.
@@ -49,20 +50,27 @@ def test_the_watermark_follows_the_partitions(name: str) -> None:
             assert told.pop() == event
             continue
         assert not told, f"a watermark that is not expected before {event}"
-        before = generator.parts.watermark
+        before = generator.parts.value
         _apply(generator, event)
         generator.parts.settle()
-        if (now := generator.parts.watermark) != before:
+        if (now := generator.parts.value) != before:
             told.append(f">w={'MAX' if now == MAX_TIME else now}")
     assert not told
+
+
+_CHANGES: dict[str, Callable[[WatermarkGenerator, int], None]] = {
+    "idle": lambda generator, partition: generator.parts.idle(partition),
+    "new": lambda generator, partition: generator.add(partition),
+    "end": lambda generator, partition: generator.parts.end(partition, MAX_TIME),
+}
 
 
 def _apply(generator: WatermarkGenerator, event: str) -> None:
     if event == "END":
         for partition in (0, 1):
-            generator.parts.end(partition)
+            generator.parts.end(partition, MAX_TIME)
     elif match := re.fullmatch(r"(idle|new|end)/(\d)", event):
-        {"idle": generator.parts.set_idle, "new": generator.add, "end": generator.parts.end}[match[1]](int(match[2]))
+        _CHANGES[match[1]](generator, int(match[2]))
     else:
         time, _, partition = event.removeprefix("a@").partition("/")
         number = int(partition or 0)
@@ -102,8 +110,8 @@ def test_watermarks_are_as_if_sent_after_every_record(example: tuple[int, list[t
             if piece.watermark is not None:
                 assert piece.watermark == running > sent
                 sent = piece.watermark
-        assert sent == running == generator.parts.watermark
-    assert restored_as(generator, bound_ms + 5).parts.watermark == running, "a larger bound takes no watermark back"
+        assert sent == running == generator.parts.value
+    assert restored_as(generator, bound_ms + 5).parts.value == running, "a larger bound takes no watermark back"
 
 
 def restored_as(generator: WatermarkGenerator, bound_ms: int) -> WatermarkGenerator:
@@ -139,7 +147,7 @@ def changes(random: Random) -> list[tuple[str, int, int]]:
 @random_examples(changes)
 def test_the_watermark_of_a_gate_is_that_of_its_definition(example: list[tuple[str, int, int]]) -> None:
     parts, reached, idle, ended, watermark = (
-        PartTimes(range(3)),
+        Frontier(range(3), MIN_TIME),
         dict.fromkeys(range(3), MIN_TIME),
         set(),
         set(),
@@ -147,15 +155,15 @@ def test_the_watermark_of_a_gate_is_that_of_its_definition(example: list[tuple[s
     )
     for what, part, time in example:
         if what == "reach":
-            parts.reach(part, time)
+            (parts.add if part in ended else parts.reach)(part, time)
             reached[part] = max(time, reached[part]) if part not in ended else time
             idle.discard(part)
             ended.discard(part)
         elif what == "idle":
-            parts.set_idle(part)
+            parts.idle(part)
             idle |= {part} - ended
         else:
-            parts.end(part)
+            parts.end(part, MAX_TIME)
             idle.discard(part)
             ended.add(part)
         active = [reached[part] for part in reached if part not in idle | ended]
@@ -164,43 +172,51 @@ def test_the_watermark_of_a_gate_is_that_of_its_definition(example: list[tuple[s
         has_grown = parts.settle()
         assert has_grown is (least > watermark)
         watermark = max(watermark, least)
-        assert parts.watermark == watermark
+        assert parts.value == watermark
         assert parts.is_idle is (not active and bool(asleep))
 
 
-def test_a_gate_keeps_a_watermark_until_the_records_before_it_are_handled() -> None:
+def inbox_with_times(ports: int) -> GateRun:
+    """Return an inbox by epoch, all of whose ports bring event time."""
+    return GateRun(["input"] * ports, in_order=True, timed_ports=range(ports))
+
+
+def times_told(run: GateRun, port: int, *items: Item) -> list[str]:
+    """Bring items; return the event-time watermarks and epochs that the task is told of."""
+    run.trace.clear()
+    run.put_all(port, *items)
+    return [f"{entry!r}" for entry in run.run() if isinstance(entry, (EventTimeWatermark, EpochWatermark))]
+
+
+def test_a_task_is_told_of_a_time_after_the_records_before_it_are_handled() -> None:
     """A watermark that overtakes records of a later epoch would make them late."""
-    times = GateTimes([0, 1])
-    assert times.bring(1, EventTimeWatermark(100)) == []
-    assert times.bring(0, EventTimeWatermark(5), pending=2) == []
-    assert times.bring(0, EventTimeWatermark(7), pending=2) == []  # it replaces the other
-    assert times.bring(0, EventTimeWatermark(9), pending=3) == []
-    assert times.waits(0)
-    assert times.settle(0, lowest_pending=2) == []
-    assert repr(times.settle(0, lowest_pending=3)) == "[EventTimeWatermark(7)]"
-    assert repr(times.settle(0, lowest_pending=None)) == "[EventTimeWatermark(9)]"
-    assert not times.waits(0)
-    assert times.slowest == 0
-    assert times.bring(5, EventTimeWatermark(1)) == [], "a port without event time"
-    assert repr(times.bring(0, EventTimeWatermark(MAX_TIME))) == "[EventTimeWatermark(100)]"
-    assert repr(times.bring(1, EventTimeWatermark(100, True))) == "[EventTimeWatermark(100, idle)]"
-    assert repr(times.bring(1, EventTimeWatermark(MAX_TIME))) == f"[EventTimeWatermark({MAX_TIME})]"
+    run = inbox_with_times(2)
+    assert times_told(run, 1, EventTimeWatermark(100)) == []
+    assert times_told(run, 0, data(1, epoch=2), EventTimeWatermark(5), EventTimeWatermark(7)) == []
+    assert times_told(run, 0, data(2, epoch=3), EventTimeWatermark(9)) == []
+    assert times_told(run, 1, EpochWatermark(1)) == []
+    assert times_told(run, 0, EpochWatermark(1)) == ["EpochWatermark(1)", "EventTimeWatermark(7)"]
+    assert times_told(run, 1, EpochWatermark(2)) == []
+    assert times_told(run, 0, EpochWatermark(2)) == ["EpochWatermark(2)", "EventTimeWatermark(9)"]
+    assert run.inbox.times is not None
+    assert run.inbox.times.slowest == 0
+    assert times_told(run, 0, EventTimeWatermark(MAX_TIME)) == ["EventTimeWatermark(100)"]
+    assert times_told(run, 1, EventTimeWatermark(100, True)) == ["EventTimeWatermark(100, idle)"]
+    assert times_told(run, 1, EventTimeWatermark(MAX_TIME)) == [f"EventTimeWatermark({MAX_TIME})"]
 
 
-def test_a_gate_knows_whether_an_epoch_watermark_goes_first_and_lets_all_go_at_the_end() -> None:
-    times = GateTimes([0, 1, 2])
-    assert times.settle(1, lowest_pending=None) == [], "nothing waits"
-    times.bring(0, EventTimeWatermark(5), pending=2)
-    assert not times.is_behind_epoch(0)
-    times.bring(0, EventTimeWatermark(7), pending=2, is_behind_epoch=True)
-    assert times.is_behind_epoch(0)
-    times.bring(0, EventTimeWatermark(9), pending=4)
-    times.bring(1, EventTimeWatermark(8), pending=1)
-    assert times.bring(2, EventTimeWatermark(20)) == []
-    assert repr(times.settle_all()) == "[EventTimeWatermark(8)]"
-    assert not times.waits(0)
-    assert times.slowest == 1
-    assert repr(times.bring(1, EventTimeWatermark(30))) == "[EventTimeWatermark(9)]"
+def test_epochs_and_times_of_a_port_act_in_the_order_of_their_arrival() -> None:
+    """A window fired before the callback of the epoch in front of its watermark, or after the next callback."""
+    run = inbox_with_times(2)
+    assert times_told(run, 1, EventTimeWatermark(50), EpochWatermark(9)) == []
+    behind = (EventTimeWatermark(1), EpochWatermark(2), EventTimeWatermark(2), EpochWatermark(3))
+    assert times_told(run, 0, data(1, epoch=2), *behind) == [
+        "EpochWatermark(1)",
+        "EventTimeWatermark(1)",
+        "EpochWatermark(2)",
+        "EventTimeWatermark(2)",
+        "EpochWatermark(3)",
+    ]
 
 
 # -- timers ------------------------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from operators.operator_harness import stored
+from runtime.gate_run import spill_queue
 
-from streamiter.checkpoints.disk_queue import SpillQueue
+from streamiter.channels import Channel
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.replay_cache import ReplayCache
 from streamiter.clock import SystemClock
@@ -17,10 +18,12 @@ from streamiter.iteration.border import FEEDBACK, INITIAL, Head, Join, LoopMembe
 from streamiter.iteration.coordinator import Advance, LoopCoordinator, LoopReports, Stop, Terminate
 from streamiter.iteration.marked_streams import Replayer
 from streamiter.iteration.progress import Completed, Ended, LoopProgress, ReleasedEpoch
-from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Progress
-from streamiter.records import Control, EndOfInput, EpochWatermark
+from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Look, Progress
+from streamiter.records import Control, DataBatch, EndOfInput, EpochWatermark
 from streamiter.runtime.feedback import Surroundings
-from streamiter.runtime.gate_epochs import InputEnded
+from streamiter.runtime.inbox import Inbox
+from streamiter.runtime.port_log import Port
+from streamiter.runtime.port_progress import InputEnded
 
 
 class Passed(BoundaryOutput):
@@ -45,12 +48,12 @@ class Passed(BoundaryOutput):
         return taken
 
 
-OPENED: list[Boundary] = []
+OPENED: list[Boundary | Inbox] = []
 
 
 @pytest.fixture(autouse=True)
 def _closed() -> Iterator[None]:
-    """Close the files of the operators, as a task would."""
+    """Close the files of the operators and inboxes, as a task would."""
     yield
     while OPENED:
         OPENED.pop().close()
@@ -64,18 +67,14 @@ class Bench:
         self.coordinator = coordinator
         self.out = Passed()
         self.posted: list[Control] = []
-        OPENED.append(operator)
+        self.feedback = Channel("tail → head")
+        self.inbox = Inbox([Port(0, FEEDBACK, self.feedback, is_feedback=True)], make_queue=spill_queue)
+        OPENED.extend((operator, self.inbox))
         operator.attach(
             Surroundings(
                 member=0,
                 feedback_channels=[],
-                make_spill_queue=lambda: SpillQueue(
-                    name="bench",
-                    plain_data=PlainData(),
-                    memory_limit_bytes=1 << 20,
-                    disk_limit_bytes=1 << 30,
-                    directory=tempfile.gettempdir(),
-                ),
+                inbox=self.inbox,
                 make_replay_cache=lambda memory_bytes: ReplayCache(
                     name="bench",
                     memory_limit_bytes=memory_bytes,
@@ -103,7 +102,13 @@ class Bench:
 
     async def feed(self, input_name: str, *records: Any, epoch: int = 0) -> None:
         """Pass records of one epoch to the operator."""
-        await self.operator.on_batch(input_name, list(records), epoch, self.out)
+        if input_name != FEEDBACK:
+            await self.operator.on_batch(input_name, list(records), epoch, self.out)
+            return
+        self.feedback.try_put(DataBatch(list(records), epoch))
+        while (polled := self.inbox.poll()) is not None:
+            assert isinstance(polled[1], DataBatch)
+            await self.operator.on_batch(input_name, polled[1].records, polled[1].epoch, self.out)
 
     async def control(self, control: Control) -> None:
         """Pass a control record to the operator."""
@@ -147,6 +152,28 @@ def replayer(memory_bytes: int) -> Bench:
     return Bench(Replayer(joining(coordinator, 1), memory_bytes), coordinator)
 
 
+async def test_feedback_that_is_set_aside_counts_as_input_of_its_head_once() -> None:
+    """In the statistics of a synchronous loop, its head received the initial variables only."""
+    first, counted = head(0), list[Any]()
+    first.inbox.count_aside = counted.append
+    await first.feed(FEEDBACK, 1, 2, epoch=1)
+    first.inbox.admit_up_to(1)
+    assert first.inbox.take_aside(1) is not None
+    assert (counted, first.inbox.take_aside(1)) == ([[1, 2]], None)
+
+
+async def test_a_head_gives_way_while_it_sets_much_feedback_aside() -> None:
+    """A head read all feedback of an epoch from disk in one turn, and no other task ran meanwhile."""
+    first = head(0)
+    for number in range(10):
+        first.feedback.try_put(DataBatch([number], 1))
+    turns = 0
+    while (polled := first.inbox.poll()) is not None:
+        assert isinstance(polled[1], Look)
+        turns += 1
+    assert (turns, first.inbox.held_records, first.feedback.records) == (2, 10, 0)
+
+
 async def test_a_head_reports_epochs_and_passes_watermarks_when_they_are_released() -> None:
     """A head sent a watermark before all heads had reported the epoch, so callbacks came too early."""
     bench = head(0, others=1)
@@ -183,9 +210,11 @@ async def test_a_restored_head_receives_logged_feedback_again_and_counts_all_fee
     await first.feed(FEEDBACK, 100, epoch=5)
     assert await first.settle() == ([(100, 5)] if ahead is None else [])
     state = stored(first.operator.snapshot())()
+    aside = stored(first.inbox.snapshot())()
 
     second = head(ahead)
     second.operator.restore(state)
+    second.inbox.restore(aside)
     assert complete(second.coordinator) == 4
     await second.feed(FEEDBACK, 101, 102, epoch=5)
     await second.feed(FEEDBACK, 103, epoch=6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +27,7 @@ from streamiter.iteration.border import Head
 from streamiter.iteration.coordinator import Advance, LoopCoordinator, RestoredMember
 from streamiter.iteration.stamping import Stamper, groups_of
 from streamiter.iteration.stamping_pace import CatchUp
-from streamiter.operators.operator import JobScope, Sharing
+from streamiter.operators.operator import JobScope
 from streamiter.records import Control, EpochWatermark
 from streamiter.testing import VirtualClock
 
@@ -160,27 +159,18 @@ def test_heads_that_replace_others_know_the_decisions_that_one_of_those_was_told
 
     Head a was told that epoch 5 is complete, and has forgotten its two records; head b was not told.
     """
-    told = {"released": 5, "initial ended": True, "feedback ended": False, "ended in": None, "held": []}
+    told = {"released": 5, "initial ended": True, "feedback ended": False, "ended in": None}
     received = {"counts": [], "reported": 5, "has ended": False}
     states = [
         {**told, "advanced": 5, "passed": 5, "received": {**received, "unacknowledged": []}},
         {**told, "advanced": 4, "passed": 4, "received": {**received, "unacknowledged": [(5, 0)]}},
     ]
-    [state] = Head(lambda *_: NotImplemented, None).share_out(states, OneHead())
+    [state] = Head.redistribute(states, 1)
     assert (state["advanced"], state["complete"]) == (4, 5)
     loop, epochs = LoopCoordinator(["head"], [], where=""), list[Control]()
     loop.join(0, epochs.append)
     loop.restored(0, RestoredMember(None, state["advanced"], state["complete"], 5, reported=5, counts=[(5, 0)]))
     assert [type(decision) for decision in epochs] == [Advance]
-
-
-class OneHead(Sharing):
-    """Gives all records that were held to one head."""
-
-    parallelism = 1
-
-    def queues(self, input_name: str, waiting: Sequence[Any]) -> list[Any]:
-        return [[entry for of_head in waiting for entry in of_head]]
 
 
 class EmitAtTheEnd(Operator, IterationListener):

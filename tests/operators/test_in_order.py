@@ -63,12 +63,12 @@ def read(parts: Parts, rows: Callable[[random.Random], int]) -> list[tuple[str, 
         batch = TimedBatch(records, times, generator.order(part, times, part))
         for piece in generator.take(part, times):
             order.add(batch[piece.start : piece.stop])
-            take(order.release(generator.parts.watermark))
+            take(order.release(generator.parts.value))
         if not waiting[part]:
             del waiting[part]
-            generator.parts.end(part)
+            generator.parts.end(part, MAX_TIME)
             generator.parts.settle()
-            take(order.release(generator.parts.watermark))
+            take(order.release(generator.parts.value))
     take(order.release(MAX_TIME))
     assert order.held == 0
     return found

@@ -41,10 +41,10 @@ from streamiter.iteration.progress import EpochCounts
 from streamiter.iteration.stamping import Stamper, TimedStamper
 from streamiter.operators import Context, Output
 from streamiter.operators.source import Positions, SourceBatch
+from streamiter.runtime.alignment import _PortFeedback
 from streamiter.runtime.chain import Rounds
-from streamiter.runtime.feedback import _BatchLog
-from streamiter.runtime.gate_epochs import EpochsAside
-from streamiter.runtime.ordered_gate import OrderedEpochs, OrderedGate
+from streamiter.runtime.inbox import Inbox
+from streamiter.runtime.port_log import LaterEpochs
 
 WORDS = ["to", "be", "or", "not", "--", "to", "be", "that", "--", "is", "the"]
 
@@ -253,13 +253,13 @@ CASES = [
     # With this seed the silent subtask ends late.
     Case(stamped_with_a_silent_subtask, (Stamper,), {"seed": 15}),
     Case(unbounded_loop, LOOP),
-    Case(unbounded_loop, (*LOOP, _BatchLog), turns(ordered=False)),
-    Case(unbounded_synchronous_loop, (*LOOP, OrderedGate, OrderedEpochs), {"cuts": 5}),
+    Case(unbounded_loop, (*LOOP, _PortFeedback), turns(ordered=False)),
+    Case(unbounded_synchronous_loop, (*LOOP, Inbox), {"cuts": 5}),
     Case(unbounded_synchronous_loop, (*LOOP, EpochCounts), turns()),
     Case(unbounded_loop_on_disk, (*LOOP, SpillQueue), turns()),
     Case(listener_of_two_inputs, LOOP, {"cuts": 6}),
-    Case(epochs_in_order, (*LOOP, EpochsAside), {"cuts": 6}),
-    Case(epochs_in_order, (*LOOP, EpochsAside), turns(ordered=False)),
+    Case(epochs_in_order, (*LOOP, LaterEpochs), {"cuts": 6}),
+    Case(epochs_in_order, (*LOOP, LaterEpochs), turns(ordered=False)),
     Case(bounded_with_criteria, (Head, CriteriaHead, LastRound), turns()),
     Case(bounded_with_rounds_and_replay, (Replayer, ReplayCache, ReduceEpoch, MapWith, TerminateAfter), turns()),
     Case(bounded_with_rounds_and_replay, (Replayer, MapWith), {"cuts": 4, "compare_state": False}),

@@ -34,9 +34,10 @@ from streamiter.operators.keyed import KeyedOperator
 from streamiter.operators.keyed_state import KeyedState
 from streamiter.operators.source import Collect
 from streamiter.operators.timed.steps import TimedOperator
-from streamiter.runtime.gate import Gate
-from streamiter.runtime.gate_epochs import GateEpochs, WatermarkTracker
+from streamiter.runtime.inbox import Inbox
 from streamiter.runtime.instance import OperatorInstance
+from streamiter.runtime.port_log import Port
+from streamiter.runtime.port_progress import PortProgress
 from streamiter.runtime.task import Task
 from streamiter.states.rocks_state import RocksStates
 
@@ -383,7 +384,7 @@ CASES = [
     Case(keyed_reduce, (KeyedOperator,)),
     Case(keyed_reduce_batch, (KeyedOperator,)),
     Case(stateful_map, (KeyedOperator,)),
-    Case(keyed_process, (KeyedState, OperatorInstance, Task, Gate, GateEpochs, WatermarkTracker)),
+    Case(keyed_process, (KeyedState, OperatorInstance, Task, Inbox, PortProgress, Port)),
     Case(keyed_process_with_time_to_live, (KeyedState,)),
     Case(keyed_over_two_subtasks, (KeyedState,), {"cuts": 4}),
     Case(keyed_reduce_batch_on_disk, (RocksStates,), {"cuts": 4}),
@@ -396,7 +397,7 @@ CASES = [
     Case(event_time, (AssignEventTime, WatermarkGenerator, StepTimes), {"cuts": 8}),
     Case(event_time_over_channels, (StepTimes, HeldInput), {"cuts": 4}),
     # The input that the gate holds depends on the time of the barrier.
-    Case(wanted_inputs, (Gate,), {"compare_state": False}),
+    Case(wanted_inputs, (Inbox,), {"compare_state": False}),
     Case(timers_of_a_step, (OperatorInstance,)),
     Case(awaited_steps, (OperatorInstance,)),
     # Which calls have returned depends on the time of the barrier.

@@ -43,7 +43,6 @@ ELSEWHERE = {
     "streamiter_files.reader.FilesReader": "test_restore_of_topics",
     "streamiter_sqlite.topic.SqliteReader": "test_restore_of_topics",
     "streamiter_kafka.reader.KafkaReader": "tests/kafka/test_kafka_restore.py",
-    "streamiter.runtime.feedback._RangeLog": "test_restore_of_topics",
     "streamiter.parameter_server.server.ParameterServer": "tests/parameter_server/test_snapshots.py",
     "streamiter.networks.training._Judge": "tests/networks/test_network_training.py",
     "streamiter.networks.learner.NetworkWorker": "tests/networks/test_network_restarts.py",

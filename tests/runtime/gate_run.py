@@ -14,10 +14,10 @@ from operators.operator_harness import stored
 from streamiter.channels import Channel
 from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.records import CheckpointBarrier, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, slice_batch
-from streamiter.runtime.gate import Gate
-from streamiter.runtime.gate_epochs import EpochsAside, InputEnded
-from streamiter.runtime.ordered_gate import OrderedGate
-from streamiter.runtime.port import Port
+from streamiter.runtime.inbox import Inbox
+from streamiter.runtime.order import ARRIVAL, BY_EPOCH, BY_EPOCH_THEN_PORT
+from streamiter.runtime.port_log import Port
+from streamiter.runtime.port_progress import InputEnded
 
 Item = DataBatch | Control
 Wants = Callable[["GateRun"], tuple[str, ...] | None]
@@ -30,11 +30,6 @@ class Seen:
     port: int
     epoch: int
     record: int
-
-
-def aside() -> EpochsAside:
-    """Return a queue for records of later epochs, in memory except the largest."""
-    return EpochsAside(spill_queue)
 
 
 def spill_queue() -> SpillQueue:
@@ -55,6 +50,7 @@ class GateRun:
     epochs_in_order: bool = True
     wants: Wants | None = None
     limit_records: int = 1000
+    timed_ports: Sequence[int] = ()
     restored: dict[str, Any] | None = None
     trace: list[Seen | Control] = field(default_factory=list)
     batches: list[DataBatch] = field(default_factory=list)
@@ -68,14 +64,16 @@ class GateRun:
             Port(number, name, channel, is_feedback=False)
             for number, (name, channel) in enumerate(zip(self.inputs, self.channels, strict=True))
         ]
-        self.gate = (
-            OrderedGate(ports, epochs_aside=aside(), epochs_in_order=self.epochs_in_order)
-            if self.merges_in_order
-            else Gate(ports, epochs_aside=aside() if self.in_order else None)
+        self.inbox = Inbox(
+            ports,
+            order=BY_EPOCH_THEN_PORT if self.merges_in_order else BY_EPOCH if self.in_order else ARRIVAL,
+            epochs_in_order=self.in_order and (self.epochs_in_order or not self.merges_in_order),
+            make_queue=spill_queue,
+            timed_ports=self.timed_ports,
         )
-        weakref.finalize(self, self.gate.close)  # The records set aside may be in files.
+        weakref.finalize(self, self.inbox.close)  # The records set aside may be in files.
         if self.restored is not None:
-            self.gate.restore(self.restored)
+            self.inbox.restore(self.restored)
         self._ask()
 
     # -- the side of the channels ----------------------------------------------------------------------
@@ -96,16 +94,16 @@ class GateRun:
 
     def _ask(self) -> None:
         if self.wants is not None:
-            self.gate.want(self.wants(self))
+            self.inbox.want(self.wants(self))
 
     def step(self) -> bool:
         """Handle the next item of the gate; return whether there was one."""
-        polled = self.gate.poll()
+        polled = self.inbox.poll()
         if polled is None:
             return False
         port, message = polled
         if isinstance(message, Control):
-            for event in [message] if port is None else self.gate.accept(port, message):
+            for event in [message] if port is None else self.inbox.accept(port, message):
                 self._handle(event)
         else:
             assert port is not None
@@ -118,15 +116,15 @@ class GateRun:
     def _handle(self, event: Control) -> None:
         self.trace.append(event)
         if isinstance(event, CheckpointBarrier):
-            self.snapshots[event.checkpoint] = stored(self.gate.snapshot())()
+            self.snapshots[event.checkpoint] = stored(self.inbox.snapshot())()
 
     def _process(self, port: Port, batch: DataBatch) -> None:
         for index, record in enumerate(batch.records):
             self.trace.append(Seen(port.index, batch.epoch, int(record)))
             self._ask()
-            if index + 1 < len(batch.records) and not self.gate.may_continue(port):
+            if index + 1 < len(batch.records) and not self.inbox.may_continue(port):
                 rest = slice_batch(batch.records, index + 1, len(batch.records))
-                self.gate.put_back(port, rest, batch.epoch)
+                self.inbox.put_back(port, rest, batch.epoch)
                 return
 
     def run(self) -> list[Seen | Control]:
@@ -175,12 +173,15 @@ def array(*records: int, epoch: int = 0) -> DataBatch:
 
 def held_records(snapshot: dict[str, Any], in_order: bool) -> list[int]:
     """Return the records in a gate's snapshot, read through a restored gate."""
-    ports = len(snapshot["ended"])
-    run = GateRun([f"in{number}" for number in range(ports)], in_order=in_order)
-    run.gate.restore({**snapshot, "ended": [0] * ports, "data_ended": [0] * ports, "deferred": [None] * ports})
-    kept = [item for port in run.gate.ports for item in port.held if isinstance(item, DataBatch)]
-    if (kept_aside := run.gate._epochs._aside) is not None:
-        for port in run.gate.ports:
-            while (epoch := kept_aside.lowest_epoch(port.index)) is not None:
-                kept += kept_aside.take_next(port.index, epoch)
+    kept: list[DataBatch] = []
+    for of_port in snapshot["ports"]:
+        port = Port(0, "input", Channel("0 → step"), is_feedback=False)
+        if in_order:
+            port.set_aside_by_epoch(spill_queue)
+        port.restore(of_port)
+        kept += [item for item in port.held if isinstance(item, DataBatch)]
+        if port.later is not None:
+            while port.later:
+                kept += port.later.take_next(min(port.later.counts))
+        port.close()
     return [int(record) for batch in kept for record in batch.records]

@@ -14,12 +14,12 @@ import streamiter
 from streamiter.checkpoints.disk_batches import HeldDiskBatches
 from streamiter.checkpoints.snapshot_file import StoredSnapshot
 from streamiter.closing import close_all, close_each, closed_after
+from streamiter.runtime.alignment import FeedbackLog
 from streamiter.runtime.checkpointing.checkpointer import Checkpointer
 from streamiter.runtime.checkpointing.committed import SourcePositions
 from streamiter.runtime.checkpointing.following_checkpointer import FollowingCheckpointer
 from streamiter.runtime.checkpointing.restore import JobRestore
-from streamiter.runtime.gate import Gate
-from streamiter.runtime.gate_epochs import EpochsAside
+from streamiter.runtime.inbox import Inbox
 from streamiter.states.rocks_state import RocksJobStates
 from streamiter.topics.connecting import closed_on_failure
 
@@ -60,9 +60,11 @@ def cases() -> Iterator[tuple[type[Any], list[Part], Any]]:
     first, second = Part("first"), Part("second")
     later = Part("second", is_awaited=True)
     first_of_all = Part("first", is_awaited=True)
-    yield Gate, [first, second], closed_by(Gate, epochs=first, feedback=second)
+    inbox = closed_by(Inbox, feedback=first)
+    inbox.ports = [second]
+    yield Inbox, [first, second], inbox
     first, second = Part("first"), Part("second")
-    yield EpochsAside, [first, second], closed_by(EpochsAside, queues={0: first, 1: second}, batches={})
+    yield FeedbackLog, [first, second], closed_by(FeedbackLog, logs={0: first, 1: second})
     first, second = Part("first"), Part("second")
     segments = [(first, 0, 0), (second, 0, 0)]
     held = HeldDiskBatches(())

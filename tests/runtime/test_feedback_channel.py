@@ -10,7 +10,7 @@ from streamiter.channels import LIMIT_BYTES
 from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.records import DataBatch
 from streamiter.runtime.feedback import FeedbackChannel
-from streamiter.runtime.port import Port
+from streamiter.runtime.port_log import Port
 
 
 def test_feedback_on_disk_is_read_in_pieces_that_fit_into_memory(tmp_path: Path) -> None:

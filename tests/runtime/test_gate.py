@@ -12,9 +12,9 @@ from streamiter.channels import Channel
 from streamiter.errors import ConfigurationError
 from streamiter.records import CheckpointBarrier, Columns, DataBatch, EndOfData, EndOfInput, EpochWatermark, Idle
 from streamiter.runtime.checkpointing.task_barriers import BarrierTrigger
-from streamiter.runtime.gate import Gate
-from streamiter.runtime.gate_epochs import InputEnded
-from streamiter.runtime.port import Port
+from streamiter.runtime.inbox import Inbox
+from streamiter.runtime.port_log import Port
+from streamiter.runtime.port_progress import InputEnded
 
 
 class TestTurns:
@@ -47,10 +47,10 @@ class TestTurns:
         for wake in (
             lambda: run.put_all(0, data(1)),
             lambda: run.put_all(0, EpochWatermark(0)),
-            lambda: run.gate.post(InputEnded("input")),
+            lambda: run.inbox.post(InputEnded("input")),
         ):
             run.run()
-            waiting = asyncio.create_task(run.gate.wait())
+            waiting = asyncio.create_task(run.inbox.wait())
             await asyncio.sleep(0)
             assert not waiting.done()
             wake()
@@ -60,14 +60,14 @@ class TestTurns:
         """Timers and stops waited behind a backlog."""
         run = GateRun(["input"])
         run.put_all(0, data(1))
-        run.gate.post(InputEnded("timer"))
+        run.inbox.post(InputEnded("timer"))
         assert [type(entry) for entry in run.run()] == [InputEnded, Seen]
 
     def test_items_in_a_channel_from_before_the_gate_are_read(self) -> None:
         """A task upstream put records before the task that reads them existed, and the gate did not see them."""
         channel = Channel("a → b")
         channel.try_put(data(1))
-        gate = Gate([Port(0, "input", channel, is_feedback=False)])
+        gate = Inbox([Port(0, "input", channel, is_feedback=False)])
         polled = gate.poll()
         assert polled is not None
         assert isinstance(polled[1], DataBatch)
@@ -99,7 +99,7 @@ class TestJoining:
         assert [len(batch.records) for batch in run.batches] == [2, 2, 1]
         assert run.batches[1].records.dtype == np.int64  # type: ignore[union-attr]
         run.put_all(0, columns, columns)
-        run.gate.poll()
+        run.inbox.poll()
 
     def test_nothing_is_joined_across_a_control_record(self) -> None:
         """Records after a barrier, which belong to the next checkpoint, were joined with records before it."""
@@ -199,7 +199,7 @@ class TestWantedInputs:
         run.put_all(0, data(1))
         run.run()
         assert run.records() == [1]
-        assert run.gate.has_parked
+        assert run.inbox.has_parked
 
     def test_the_wanted_inputs_may_change_with_each_record_of_a_batch(self) -> None:
         """A changed wish waited for the end of a batch, although the limits of a batch have no meaning."""
@@ -224,7 +224,7 @@ class TestWantedInputs:
         run.put_all(1, EpochWatermark(0), EndOfInput())
         run.run()
         assert run.told() == ["watermark 0", "b ended"]
-        run.gate.want(None)
+        run.inbox.want(None)
         run.run()
         assert run.records() == [1]
 
@@ -232,9 +232,9 @@ class TestWantedInputs:
         """After a typing error in a name, all inputs were read, without any message."""
         run = GateRun(["model", "data"])
         with pytest.raises(ConfigurationError, match=r"expected names of inputs \(model, data\), given 'modle'"):
-            run.gate.want(["modle"])
+            run.inbox.want(["modle"])
         with pytest.raises(ConfigurationError, match="expected a tuple or list of names, given 'model'"):
-            run.gate.want("model")
+            run.inbox.want("model")
 
     def test_an_end_comes_after_the_records_that_were_put_back(self) -> None:
         """The rest of a batch was lost when its channel ended."""
@@ -252,15 +252,15 @@ class TestWantedInputs:
 def test_a_posted_barrier_is_passed_when_all_inputs_have_ended() -> None:
     """A head, which starts barriers itself after its initial values have ended, waited for a barrier."""
     run = GateRun(["a"])
-    assert run.gate.accept_trigger(CheckpointBarrier(1)) == []
+    assert run.inbox.accept_trigger(CheckpointBarrier(1)) == []
     run.put_all(0, EndOfInput())
     run.run()
     assert run.told() == ["a ended", "barrier 1", "end"]
-    assert [type(event) for event in run.gate.accept_trigger(CheckpointBarrier(2))] == [CheckpointBarrier]
+    assert [type(event) for event in run.inbox.accept_trigger(CheckpointBarrier(2))] == [CheckpointBarrier]
 
 
 def test_a_control_record_that_is_posted_is_refused_on_a_channel() -> None:
     """A control record that only the engine posts was accepted on a channel, which hid a bug in the engine."""
     run = GateRun(["a"])
     with pytest.raises(TypeError, match="expected a control record of a channel"):
-        run.gate.accept(run.gate.ports[0], BarrierTrigger(CheckpointBarrier(1)))
+        run.inbox.accept(run.inbox.ports[0], BarrierTrigger(CheckpointBarrier(1)))

@@ -13,7 +13,7 @@ from runtime.gate_run import GateRun, Item, Seen, held_records
 from support.examples import random_examples
 
 from streamiter.records import CheckpointBarrier, DataBatch, EndOfData, EndOfInput, EpochWatermark
-from streamiter.runtime.gate_epochs import InputEnded
+from streamiter.runtime.port_progress import InputEnded
 
 NAMES = ("a", "b")
 
@@ -127,7 +127,7 @@ class Scheduler:
                 return False
             if item.checkpoint not in self.announced:
                 self.announced.add(item.checkpoint)
-                self.run.gate.announce(item)
+                self.run.inbox.announce(item)
         if not self.run.put(port, item):
             return False
         script.popleft()

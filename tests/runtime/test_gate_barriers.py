@@ -14,9 +14,9 @@ from runtime.gate_run import GateRun, array, data, held_records, spill_queue
 from streamiter.channels import Channel
 from streamiter.errors import InternalError
 from streamiter.records import CheckpointBarrier, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, Idle
-from streamiter.runtime.feedback import BarrierReturned
-from streamiter.runtime.gate import Gate
-from streamiter.runtime.port import Port
+from streamiter.runtime.alignment import BarrierReturned
+from streamiter.runtime.inbox import Inbox
+from streamiter.runtime.port_log import Port
 
 
 def barrier(checkpoint: int = 1) -> CheckpointBarrier:
@@ -83,7 +83,7 @@ class TestUnwantedInputs:
         run.run()
         assert run.told() == ["barrier 1", "1"]
         assert held_records(run.snapshots[1], in_order=False) == [10, 11]
-        run.gate.want(None)
+        run.inbox.want(None)
         run.wants = None
         run.run()
         assert run.records() == [1, 10, 11, 12]
@@ -92,14 +92,14 @@ class TestUnwantedInputs:
         """An entrance held data for an epoch that could not complete, because the loop waited for the barrier."""
         run = GateRun(["data"], wants=lambda _: ())
         run.put_all(0, data(10, 11), EndOfInput())
-        assert run.gate.accept_trigger(barrier(1)) == []
+        assert run.inbox.accept_trigger(barrier(1)) == []
         run.run()
         assert run.told() == ["barrier 1"]
         assert held_records(run.snapshots[1], in_order=False) == [10, 11]
-        [again] = run.gate.accept_trigger(barrier(2))
+        [again] = run.inbox.accept_trigger(barrier(2))
         assert isinstance(again, CheckpointBarrier)
         run.wants = None
-        run.gate.want(None)
+        run.inbox.want(None)
         run.run()
         assert run.told() == ["barrier 1", "10", "11", "data ended", "end"]
 
@@ -177,14 +177,30 @@ class TestUnwantedInputs:
         run.put_all(1, data(10), barrier())
         run.run()
         assert run.told() == []
-        run.gate.announce(barrier())
+        run.inbox.announce(barrier())
         run.run()
         assert run.told() == ["barrier 1"]
         assert sorted(held_records(run.snapshots[1], in_order=False)) == [1, 10]
-        run.gate.want(None)
+        run.inbox.want(None)
         run.wants = None
         run.run()
         assert sorted(run.records()) == [1, 2, 10]
+
+
+def test_data_that_is_not_admitted_stays_in_its_channel_and_lets_a_barrier_pass() -> None:
+    """An entrance took a batch of an epoch too far ahead, and kept it where neither order nor limits applied."""
+    run = GateRun(["data"])
+    run.inbox.admit_up_to(0)
+    run.put_all(0, data(1), data(2, epoch=1), EpochWatermark(1))
+    run.run()
+    assert (run.told(), run.channels[0].records, run.inbox.is_ahead) == (["1"], 1, True)
+    run.put_all(0, barrier())
+    run.inbox.announce(barrier())
+    run.run()
+    assert (run.told(), held_records(run.snapshots[1], in_order=False)) == (["1", "barrier 1"], [2])
+    run.inbox.admit_up_to(1)
+    run.run()
+    assert run.told() == ["1", "barrier 1", "2", "watermark 1"]
 
 
 class TestRecordsSetAside:
@@ -230,11 +246,11 @@ class TestRecordsSetAside:
         run.put_all(1, data(10, 11, 12, 13), barrier())
         run.put_all(0, barrier())
         run.run()
-        run.gate.want(None)
-        polled = run.gate.poll()
+        run.inbox.want(None)
+        polled = run.inbox.poll()
         assert polled is not None
         assert not run.put(1, data(14))
-        run.gate.poll()
+        run.inbox.poll()
         assert run.put(1, data(14))
 
     async def test_a_waiting_producer_continues_when_records_are_handled(self) -> None:
@@ -247,7 +263,7 @@ class TestRecordsSetAside:
         await asyncio.sleep(0)
         assert not waiting.done()
         run.wants = None
-        run.gate.want(None)
+        run.inbox.want(None)
         run.run()
         await waiting
 
@@ -259,7 +275,7 @@ class TestRecordsSetAside:
         run.run()
         waiting = asyncio.create_task(run.channels[1].wait_for_room())
         await asyncio.sleep(0)
-        run.gate.announce(barrier(2))
+        run.inbox.announce(barrier(2))
         run.run()
         await waiting
         run.put_all(1, data(14), barrier(2))
@@ -314,18 +330,18 @@ class Looped:
             Port(0, "initial", self.initial, is_feedback=False),
             Port(1, "feedback", self.feedback, is_feedback=True),
         ]
-        self.gate = Gate(ports, make_feedback_queue=spill_queue)
+        self.inbox = Inbox(ports, make_feedback_queue=spill_queue)
         self.events: list[Control] = []
         self.records: list[int] = []
 
     def run(self) -> None:
-        while (polled := self.gate.poll()) is not None:
+        while (polled := self.inbox.poll()) is not None:
             port, message = polled
             if isinstance(message, DataBatch):
                 self.records += [int(record) for record in message.records]
             else:
                 assert isinstance(message, Control)
-                self.events += [message] if port is None else self.gate.accept(port, message)
+                self.events += [message] if port is None else self.inbox.accept(port, message)
 
     def feed_back(self, *items: DataBatch | Control) -> None:
         for item in items:
@@ -342,16 +358,16 @@ class Looped:
     def logged_items(self) -> list[str]:
         """Return the content of the log as the head of a restored job receives it."""
         restored = Looped()
-        restored.gate.restore(restored.gate.snapshot(), self.logged())
+        restored.inbox.restore(restored.inbox.snapshot(), self.logged())
         told: list[str] = []
-        while (polled := restored.gate.poll()) is not None:
+        while (polled := restored.inbox.poll()) is not None:
             port, message = polled
             assert port is not None
             assert port.index == 1
             told.append(
                 f"{list(message.records)} of {message.epoch}" if isinstance(message, DataBatch) else repr(message)
             )
-        restored.gate.close()
+        restored.inbox.close()
         return told
 
 
@@ -361,7 +377,7 @@ class TestFeedbackLog:
         head = Looped()
         head.feedback.try_put(data(1))
         head.run()
-        assert head.gate.start_feedback_log(barrier()) is None
+        assert head.inbox.start_feedback_log(barrier()) is None
         head.feed_back(data(2, epoch=1), EpochWatermark(1), data(3, epoch=2), Idle())
         head.feed_back(barrier(), data(4, epoch=2))
         head.run()
@@ -372,9 +388,9 @@ class TestFeedbackLog:
     def test_the_end_of_a_feedback_channel_counts_as_the_return_of_the_barrier(self, suspends: bool) -> None:
         """A head that was told late of the end waited for the barrier of a task that had ended before the barrier."""
         head = Looped()
-        assert head.gate.start_feedback_log(barrier()) is None
+        assert head.inbox.start_feedback_log(barrier()) is None
         if suspends:
-            head.gate.only_feedback()
+            head.inbox.only_feedback()
         head.feed_back(data(2, epoch=5), EndOfInput(5))
         head.run()
         assert head.logged_items() == ["[2] of 5", "EndOfInput(5)"]
@@ -384,7 +400,7 @@ class TestFeedbackLog:
         head = Looped()
         head.feed_back(EndOfInput(5))
         head.run()
-        returned = head.gate.start_feedback_log(barrier())
+        returned = head.inbox.start_feedback_log(barrier())
         assert isinstance(returned, BarrierReturned)
         assert returned.logged == []
 
@@ -394,7 +410,7 @@ class TestFeedbackLog:
         head.feedback.put_control(barrier())
         head.feedback.try_put(data(4))
         head.run()
-        returned = head.gate.start_feedback_log(barrier())
+        returned = head.inbox.start_feedback_log(barrier())
         assert isinstance(returned, BarrierReturned)
         assert (returned.checkpoint, returned.logged) == (1, [])
 
@@ -411,27 +427,27 @@ class TestFeedbackLog:
     def test_restored_feedback_is_in_the_next_snapshot_once(self) -> None:
         """After a restore, feedback of the old snapshot was logged again in the next checkpoint, and so doubled."""
         head = Looped()
-        head.gate.start_feedback_log(barrier())
+        head.inbox.start_feedback_log(barrier())
         head.feed_back(data(6, epoch=1), EpochWatermark(1), data(7, epoch=2), barrier())
         head.run()
         restored = Looped()
-        restored.gate.restore(head.gate.snapshot(), head.logged())
-        assert restored.gate.held_records == 2
-        restored.gate.poll()
-        again = restored.gate.snapshot()
-        restored.gate.start_feedback_log(barrier(2))
+        restored.inbox.restore(head.inbox.snapshot(), head.logged())
+        assert restored.inbox.held_records == 2
+        restored.inbox.poll()
+        again = restored.inbox.snapshot()
+        restored.inbox.start_feedback_log(barrier(2))
         restored.feed_back(data(8, epoch=2), barrier(2))
         restored.run()
         assert restored.records == [7, 8]
-        assert again["held"] == []
+        assert [port["held"] for port in again["ports"]] == [[], []]
         assert restored.logged_items() == ["EpochWatermark(1)", "[7, 8] of 2"]
-        assert restored.gate.held_records == 0
+        assert restored.inbox.held_records == 0
 
     def test_the_log_goes_to_disk_above_its_memory_and_is_read_from_there(self) -> None:
         """A loop with more feedback than memory could be neither checkpointed nor restored."""
         before = unnamed_files()
         head, restored = Looped(), Looped()
-        head.gate.start_feedback_log(barrier())
+        head.inbox.start_feedback_log(barrier())
         blocks = [array(*range(start, start + 100), epoch=start) for start in range(0, 1000, 100)]
         for block in blocks:
             head.feed_back(block)
@@ -439,29 +455,29 @@ class TestFeedbackLog:
         head.feed_back(barrier())
         assert len(unnamed_files()) > len(before)
         head.run()
-        head.gate.close()
-        restored.gate.restore(restored.gate.snapshot(), head.logged())
+        head.inbox.close()
+        restored.inbox.restore(restored.inbox.snapshot(), head.logged())
         assert len(unnamed_files()) > len(before)
         restored.feed_back(array(1000, epoch=1000))
         restored.run()
         assert restored.records == list(range(1001))
-        restored.gate.close()
+        restored.inbox.close()
         assert unnamed_files() == before
 
     def test_an_abandoned_log_leaves_no_file(self) -> None:
         """A checkpoint was abandoned while its log grew, and the next checkpoint contained the old log."""
         before = unnamed_files()
         head = Looped()
-        head.gate.start_feedback_log(barrier())
+        head.inbox.start_feedback_log(barrier())
         head.feed_back(array(*range(100)), array(*range(100)), array(*range(100)))
         head.run()
-        head.gate.drop_feedback_log()
+        head.inbox.drop_feedback_log()
         assert unnamed_files() == before
         head.feed_back(data(5), barrier())
         head.run()
         assert head.logged() == []
         head.events.clear()
-        head.gate.start_feedback_log(barrier(2))
+        head.inbox.start_feedback_log(barrier(2))
         head.feed_back(data(6), barrier(2))
         head.run()
         assert head.logged_items() == ["[6] of 0"]
@@ -470,19 +486,19 @@ class TestFeedbackLog:
         """A job that failed right after its restore left files open."""
         before = unnamed_files()
         head, restored = Looped(), Looped()
-        head.gate.start_feedback_log(barrier())
+        head.inbox.start_feedback_log(barrier())
         head.feed_back(array(*range(100)), array(*range(100)), barrier())
         head.run()
-        restored.gate.restore(restored.gate.snapshot(), head.logged())
+        restored.inbox.restore(restored.inbox.snapshot(), head.logged())
         assert len(unnamed_files()) > len(before)
-        restored.gate.close()
+        restored.inbox.close()
         assert unnamed_files() == before
 
     def test_after_a_suspending_barrier_feedback_is_only_logged(self) -> None:
         """Feedback was handled after the barrier at which the job stops."""
         head = Looped()
-        head.gate.only_feedback()
-        head.gate.start_feedback_log(barrier())
+        head.inbox.only_feedback()
+        head.inbox.start_feedback_log(barrier())
         head.initial.try_put(data(1))
         head.feedback.try_put(data(2))
         head.feedback.put_control(barrier())

@@ -10,8 +10,9 @@ from runtime.gate_run import GateRun, Seen, data
 from support.examples import random_examples
 
 from streamiter.errors import InternalError
+from streamiter.operators.frontier import Frontier
 from streamiter.records import CheckpointBarrier, EndOfData, EndOfInput, EpochWatermark
-from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS, WatermarkTracker
+from streamiter.runtime.order import BEFORE_ALL_EPOCHS
 
 Steps = list[tuple[int, int | None]]
 
@@ -25,7 +26,7 @@ def some_steps(random: Random) -> Steps:
 @random_examples(some_steps)
 def test_the_watermark_is_the_least_of_the_unfinished_channels_and_never_decreases(steps: Steps) -> None:
     """A watermark that was too early gave wrong results, or one that was too late stopped the loop."""
-    tracker = WatermarkTracker(4)
+    frontier = Frontier(range(4), BEFORE_ALL_EPOCHS)
     watermarks: dict[int, int] = dict.fromkeys(range(4), BEFORE_ALL_EPOCHS)
     expected = highest = BEFORE_ALL_EPOCHS
     for channel, growth in steps:
@@ -33,41 +34,42 @@ def test_the_watermark_is_the_least_of_the_unfinished_channels_and_never_decreas
             continue
         if growth is None:
             del watermarks[channel]
-            moved = tracker.finish(channel)
+            frontier.end(channel)
         else:
             watermarks[channel] += growth
-            moved = tracker.advance(channel, watermarks[channel])
+            frontier.reach(channel, watermarks[channel])
         highest = max([highest, *watermarks.values()])
         least = min(watermarks.values(), default=highest)
-        assert moved == (least if least > expected else None)
+        assert frontier.settle() is (least > expected)
         expected = max(expected, least)
-        assert tracker.watermark == expected
-        restored = WatermarkTracker(4)
-        restored.restore(tracker.snapshot())
-        assert restored.all_finished == tracker.all_finished == (not watermarks)
-        if watermarks:
-            assert restored.watermark == tracker.watermark
-
-
-def test_the_watermark_grows_with_the_last_of_five_channels() -> None:
-    """An operator with five channels received a callback before all of them had the watermark."""
-    tracker = WatermarkTracker(5)
-    assert [tracker.advance(channel, 0) for channel in range(5)] == [None, None, None, None, 0]
+        assert frontier.value == expected
+        assert frontier.all_ended == (not watermarks)
+        assert frontier.slowest == min(watermarks, key=watermarks.__getitem__, default=None)
 
 
 def test_a_task_without_channels_is_restored() -> None:
     """The restore of a source failed, because a task without channels has no greatest watermark."""
-    tracker, restored = WatermarkTracker(0), WatermarkTracker(0)
-    restored.restore(tracker.snapshot())
-    assert restored.watermark == BEFORE_ALL_EPOCHS
+    source, restored = GateRun([]), GateRun([])
+    restored.inbox.restore(source.inbox.snapshot())
+    assert restored.inbox.poll() is None
 
 
 def test_a_watermark_that_decreases_is_an_internal_error() -> None:
     """A decreasing watermark repeated callbacks, or an equal one was refused."""
-    tracker = WatermarkTracker(1)
-    assert [tracker.advance(0, 3), tracker.advance(0, 3)] == [3, None]
-    with pytest.raises(InternalError, match="given 2 after 3"):
-        tracker.advance(0, 2)
+    run = GateRun(["a"])
+    run.put_all(0, EpochWatermark(3), data(1, epoch=4), EpochWatermark(3), data(2, epoch=4), EpochWatermark(2))
+    with pytest.raises(InternalError, match="0 → step: expected watermarks that only grow, given 2 after 3"):
+        run.run()
+    assert run.told() == ["watermark 3", "1", "2"]
+
+
+def test_a_watermark_behind_the_end_of_data_does_not_hold_back_the_others() -> None:
+    """A channel whose data had ended brought one more watermark, and its operator waited for its next epochs."""
+    run = GateRun(["a", "b"])
+    run.put_all(0, EndOfData(0), EpochWatermark(1))
+    run.put_all(1, EpochWatermark(4))
+    run.run()
+    assert run.told() == ["a ended", "watermark 4"]
 
 
 def test_records_of_later_epochs_wait_and_come_in_epoch_order() -> None:
@@ -172,7 +174,7 @@ def test_while_no_input_is_wanted_an_ordered_gate_reads_nothing() -> None:
         run.put_all(port, data(port), data(port + 10, epoch=1))
     run.run()
     assert [channel.records for channel in run.channels] == [2, 2]
-    assert (run.records(), run.gate.held_records) == ([], 0)
+    assert (run.records(), run.inbox.held_records) == ([], 0)
 
 
 def test_each_callback_comes_between_the_records_of_two_epochs() -> None:
@@ -195,8 +197,8 @@ def test_a_watermark_comes_before_a_barrier_that_was_posted_while_its_records_we
     run.put_all(1, EpochWatermark(1))
     while not run.records():
         run.step()
-    run.gate.post(CheckpointBarrier(1))
-    polled = run.gate.poll()
+    run.inbox.post(CheckpointBarrier(1))
+    polled = run.inbox.poll()
     assert polled is not None
     assert isinstance(polled[1], EpochWatermark)
 

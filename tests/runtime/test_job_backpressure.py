@@ -21,8 +21,8 @@ from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.records import Batch
 from streamiter.runtime.plan import ChannelLimits
-from streamiter.runtime.port import TURN_S, TurnSize
 from streamiter.runtime.statistics import JobStatistics
+from streamiter.runtime.turn import TURN_S, TurnSize
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker, OutgoingBatch
 

@@ -410,7 +410,7 @@ async def test_a_bug_in_the_engine_is_an_internal_error() -> None:
     flow = Flow("f")
     flow.from_items([1])
     job = await flow.start()
-    job._tasks[0].gate.poll = lambda: 1 / 0  # type: ignore[assignment,return-value]
+    job._tasks[0].inbox.poll = lambda: 1 / 0  # type: ignore[assignment,return-value]
     with pytest.raises(InternalError, match="ZeroDivisionError: division by zero; please report this"):
         await job.wait()
     assert tasks_left() == []

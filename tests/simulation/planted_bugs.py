@@ -17,9 +17,9 @@ from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.snapshots import Holding
 from streamiter.processes.link import LinkIdentity, ProcessLink
 from streamiter.processes.supervisor import Attempt, Loss
+from streamiter.runtime.alignment import BarrierReturned, FeedbackLog
 from streamiter.runtime.checkpointing.barriers import JobServices
 from streamiter.runtime.checkpointing.commit import TransactionalWriter
-from streamiter.runtime.feedback import BarrierReturned, FeedbackLog
 from streamiter.runtime.task import Task
 from streamiter.topics.memory_log import MemoryTransactions
 

@@ -229,7 +229,7 @@ class JoinWindowBefore(JoinStream):
 class JoinTableNow(KeyedOperator):
     """Joins the records of ``stream`` with the value that ``table`` has for their key when they arrive.
 
-    With ``waits`` it wants the table alone: the gate reads the stream when the table has been read to its end.
+    With ``waits`` it wants the table alone: the inbox reads the stream when the table has been read to its end.
     ``value_of`` returns the value in a record of the table; None deletes the value of the key.
 
     State: the last value of each key.

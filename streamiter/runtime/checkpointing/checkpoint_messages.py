@@ -28,7 +28,7 @@ from streamiter.deferred import PlainValue
 from streamiter.errors import StorageFull, StoreUnavailable
 from streamiter.operators.source import Positions
 from streamiter.records import CheckpointBarrier
-from streamiter.runtime.checkpointing.old_job import SubtaskProgress
+from streamiter.runtime.checkpointing.shares import SubtaskProgress
 from streamiter.runtime.messages import Messages
 
 PositionsByStep: TypeAlias = dict[str, list[Positions]]

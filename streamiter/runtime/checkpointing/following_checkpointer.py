@@ -23,9 +23,9 @@ from streamiter.records import CheckpointBarrier
 from streamiter.runtime.checkpointing.barriers import Barriers, TakenParts
 from streamiter.runtime.checkpointing.checkpoint_messages import GIVEN_UP, AllProgress, PositionsByStep
 from streamiter.runtime.checkpointing.checkpointer import LagReports
-from streamiter.runtime.checkpointing.old_job import SubtaskProgress
 from streamiter.runtime.checkpointing.reading_on import read_on
 from streamiter.runtime.checkpointing.restore import states_of_tasks
+from streamiter.runtime.checkpointing.shares import SubtaskProgress
 from streamiter.runtime.checkpointing.task_barriers import TaskStates, release_parts
 from streamiter.runtime.messages import Messages
 from streamiter.runtime.task import Task

@@ -33,7 +33,7 @@ async def read_on(header: SnapshotHeader, states: TaskStates, tasks: Sequence[Ta
     has_more = await agreement.has_more(found, _RECORDS if in_loop else _ENDLESS)
     for task in tasks if has_more else ():
         state = states[task.name]
-        state.update({"ended": False, "interior input ended": False, "watermark": -1, "gate": None})
+        state.update({"ended": False, "interior input ended": False, "watermark": -1, "inbox": None})
         for instance in task.instances:
             name = instance.step.name
             try:

@@ -3,7 +3,7 @@
 :func:`redistribute_states` returns the state of each new task of this process. The state of a key goes to the subtask
 that owns the key now; operators without keys share out their state themselves (``redistribute`` or ``share_out``), as
 do sources with their positions; waiting batches go the way of their edge
-(:mod:`~streamiter.runtime.checkpointing.gate_shares`). The progress of a step is one value for all its new subtasks: if
+(:mod:`~streamiter.runtime.checkpointing.shares`). The progress of a step is one value for all its new subtasks: if
 the old values differ and the difference matters, the restart is refused. Before that, :func:`fetch_topic_batches` reads
 feedback out of topics whose heads have changed.
 """
@@ -28,9 +28,10 @@ from streamiter.operators.keyed_state import StateFrame
 from streamiter.operators.operator import Boundary, Operator, Sharing
 from streamiter.runtime.chain import is_per_round
 from streamiter.runtime.checkpointing.checkpoint_messages import Agreement, AllProgress
-from streamiter.runtime.checkpointing.gate_shares import EdgeSharing, GateShares
-from streamiter.runtime.checkpointing.old_job import (
+from streamiter.runtime.checkpointing.shares import (
     NO_PROGRESS,
+    EdgeSharing,
+    InboxShares,
     OldJob,
     OldTask,
     RepeatedFrames,
@@ -41,11 +42,10 @@ from streamiter.runtime.checkpointing.old_job import (
 from streamiter.runtime.checkpointing.task_barriers import TaskStates
 from streamiter.runtime.feedback import TopicRange, spill_queue
 from streamiter.runtime.feeder import Feeder
-from streamiter.runtime.gate_epochs import BEFORE_ALL_EPOCHS
 from streamiter.runtime.graph import Step, edge_key, leaves_loop
 from streamiter.runtime.instance import OperatorInstance
+from streamiter.runtime.order import BEFORE_ALL_EPOCHS
 from streamiter.runtime.output import subtask_of_group
-from streamiter.runtime.port import PortOrigin
 from streamiter.runtime.task import Task
 from streamiter.runtime.topic_inlets import fetch_ranges
 from streamiter.states.stored import KeyShare
@@ -270,9 +270,10 @@ async def _with_batches(
     """Return the task with the feedback in topics replaced by its batches; ``topics`` are by the key of the edge."""
     logged: list[tuple[int, Iterable[PlainValue]]] = []
     for port, frames in task.logged:
-        topic = topics.get(PortOrigin(*task.state["gate"]["ports"][port])[:4])
+        origin = origins(task)[port]
+        topic = None if origin is None else topics.get(origin[:4])
         ranges = [found for entry in entries_of(frames) if (found := TopicRange.from_plain(entry)) is not None]
-        # Feedback in another topic is refused later, by GateShares.
+        # Feedback in another topic is refused later, by InboxShares.
         if topic is None or {topic_range.topic for topic_range in ranges} != {topic.name}:
             logged.append((port, frames))
             continue
@@ -295,7 +296,7 @@ def has_same_tasks(old: OldJob, tasks: Sequence[Task]) -> bool:
         known = before.get((task.first.step.name, task.first.subtask))
         if known is None or known.state["steps"] != [instance.step.name for instance in task.instances]:
             return False
-        if origins(known) != [port.origin for port in task.gate.ports] or not task.gate.takes(known.state["gate"]):
+        if origins(known) != [port.origin for port in task.inbox.ports] or not task.inbox.takes(known.state["inbox"]):
             return False
     return True
 
@@ -342,7 +343,8 @@ class _Redistribution:
         """Raise CheckpointError if records wait before a step that is not at the head of a task any more."""
         for head, of_head in self._old.tasks.items():
             if head not in self.heads and any(
-                task.state["gate"]["held"] or task.state["gate"]["aside"] or list(task.logged) for task in of_head
+                any(port["held"] or port["later"] for port in task.state["inbox"]["ports"]) or list(task.logged)
+                for task in of_head
             ):
                 raise self._old.refusal(
                     head,
@@ -410,14 +412,14 @@ class _Redistribution:
         positions: Sequence[PlainValue] = [None if is_new_source else {}] * step.parallelism
         if not is_new_source and (feeder := tasks[0].feeder) is not None:
             positions = redistribute_positions(self._old, step, feeder, [task.state["positions"] for task in before])
-        gates = GateShares(
-            self._old, step, first.operator, self.progress, self._plain_data, sets_aside=tasks[0].gate.sets_aside
+        inboxes = InboxShares(
+            self._old, step, first.operator, self.progress, self._plain_data, sets_aside=tasks[0].inbox.sets_aside
         )
         states: TaskStates = {}
         for task in tasks:
             subtask = task.first.subtask
             progress = self.progress[head][subtask]
-            gate, logged = self._gate(gates, task)
+            inbox, logged = self._inbox(inboxes, task)
             states[task.name] = {
                 "operators": {name: of_step[subtask] for name, of_step in operators.items()},
                 "round": rounds[subtask],
@@ -426,24 +428,24 @@ class _Redistribution:
                 "interior input ended": progress.data_ended,
                 "positions": None if positions[subtask] is None else dict(positions[subtask]),
                 "turns": [None] * len(task.writers),
-                "gate": gate,
+                "inbox": inbox,
                 "logged": logged,
             }
         return states
 
-    def _gate(self, gates: GateShares, task: Task) -> tuple[PlainValue, PlainValue]:
-        """Return the gate of a task and its logged feedback: unchanged if the steps before it are unchanged."""
+    def _inbox(self, inboxes: InboxShares, task: Task) -> tuple[PlainValue, PlainValue]:
+        """Return the inbox of a task and its logged feedback: unchanged if the steps before it are unchanged."""
         step, subtask = task.first.step, task.first.subtask
         before = self._old.tasks.get(step.name, [])
         upstream = [edge.upstream.name for edge in step.inputs]
         if (
             len(before) == step.parallelism
-            and origins(before[subtask]) == [port.origin for port in task.gate.ports]
-            and task.gate.takes(before[subtask].state["gate"])
+            and origins(before[subtask]) == [port.origin for port in task.inbox.ports]
+            and task.inbox.takes(before[subtask].state["inbox"])
             and all(self._old.progress_of(name) == self.progress[name] for name in upstream)
         ):
-            return before[subtask].state["gate"], before[subtask].logged
-        return gates.state_of(subtask, task.gate.ports)
+            return before[subtask].state["inbox"], before[subtask].logged
+        return inboxes.state_of(subtask, task.inbox.ports)
 
     def _operator_states(self, step: Step, operator: Operator) -> list[PlainValue] | None:
         states = self._old.instances.get(step.name)

@@ -29,7 +29,7 @@ from streamiter.operators.operator import Boundary, ServiceWorker
 from streamiter.operators.output import RecordFailure
 from streamiter.operators.source import Positions
 from streamiter.records import CheckpointBarrier, Control
-from streamiter.runtime.feedback import BarrierReturned
+from streamiter.runtime.alignment import BarrierReturned
 
 if TYPE_CHECKING:
     from streamiter.runtime.task import Task
@@ -89,7 +89,7 @@ class Suspension(Enum):
 class TaskBarriers:
     """Takes the state of one task at each checkpoint barrier, and passes the barrier on.
 
-    If no loop leads back to the task, it gives its state to the job at once. Otherwise the gate logs the feedback that
+    If no loop leads back to the task, it gives its state to the job at once. Otherwise the inbox logs the feedback that
     arrives after the state was taken, until the barrier has returned on every feedback channel; the log is a part of
     the state. A barrier of an abandoned checkpoint is passed on, but no state is taken.
     """
@@ -104,7 +104,7 @@ class TaskBarriers:
         self.clocks: ClockAlignment | None = None
         """Lets all workers of that parameter server stop at the same clock before a barrier."""
         self._task = task
-        self._gate = task.gate
+        self._inbox = task.inbox
         self._boundary = boundary
         self._acknowledge = acknowledge
         self._plain_data = plain_data
@@ -123,7 +123,7 @@ class TaskBarriers:
     def arrange_stop(self) -> None:
         """Stop reading, or read again, so that all workers of a parameter server reach the same clock."""
         if self.clocks is not None:
-            self._gate.stand_still(self.clocks.stands_still(self._task.name))
+            self._inbox.stand_still(self.clocks.stands_still(self._task.name))
 
     def announce(self, barrier: CheckpointBarrier) -> list[Control]:
         """Prepare for a barrier that the job has posted; return the barrier if it is passed now."""
@@ -132,9 +132,9 @@ class TaskBarriers:
                 return [barrier]
             self._task.feeder.stop(barrier)
             return []
-        if self._gate.stands_still or (self._boundary is not None and self._boundary.outlives_inputs):
-            return self._gate.accept_trigger(barrier)
-        self._gate.announce(barrier)
+        if self._inbox.stands_still or (self._boundary is not None and self._boundary.outlives_inputs):
+            return self._inbox.accept_trigger(barrier)
+        self._inbox.announce(barrier)
         return []
 
     async def pass_barrier(self, barrier: CheckpointBarrier) -> None:
@@ -149,7 +149,7 @@ class TaskBarriers:
         if self.clocks is not None:
             self.clocks.passed(self._task.name)
         self._task.chain.write_control(barrier)
-        if self._gate.has_feedback:
+        if self._inbox.has_feedback:
             self._await_return(barrier, parts)
         else:
             self._complete(barrier, parts)
@@ -158,10 +158,10 @@ class TaskBarriers:
         self._pending, self._pending_parts = barrier, parts
         if barrier.suspend:
             self.suspension = Suspension.UNDER_WAY
-            self._gate.only_feedback()
-        returned = self._gate.start_feedback_log(barrier)
+            self._inbox.only_feedback()
+        returned = self._inbox.start_feedback_log(barrier)
         if barrier.checkpoint <= self._abandoned:
-            self._gate.drop_feedback_log()
+            self._inbox.drop_feedback_log()
         if returned is not None:
             self.barrier_returned(returned)
 
@@ -186,7 +186,7 @@ class TaskBarriers:
         """Drop the state for this checkpoint. The task still passes its barrier on."""
         self._abandoned = max(self._abandoned, checkpoint)
         if self._pending is not None and self._pending.checkpoint <= checkpoint:
-            self._gate.drop_feedback_log()
+            self._inbox.drop_feedback_log()
             self.release()
 
     def release(self) -> None:

@@ -1,0 +1,653 @@
+"""The inbox: the input side of a task, which decides what the task handles next.
+
+What must wait stays in the log of its port, at its place (:mod:`~streamiter.runtime.port_log`). The policy of the inbox
+says which records come next (:mod:`~streamiter.runtime.order`). For epochs, event time, barriers and tables that are
+read to their end, a :class:`~streamiter.operators.frontier.Frontier` says how far all ports have come.
+
+A port is *parked* while it has records, but its input is not wanted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Final, final
+
+from streamiter.closing import close_now
+from streamiter.deferred import PlainValue
+from streamiter.operators.frontier import Frontier
+from streamiter.operators.operator import Look
+from streamiter.operators.source import SourceBatch
+from streamiter.origins import BatchOrigin
+from streamiter.records import (
+    Batch,
+    CheckpointBarrier,
+    Control,
+    DataBatch,
+    EndOfData,
+    EndOfInput,
+    EpochWatermark,
+    EventTimeWatermark,
+    Idle,
+    ReadToEnd,
+    control_from_plain,
+    control_to_plain,
+)
+from streamiter.runtime.alignment import BarrierAlignment, BarrierReturned, FeedbackLog, TableAlignment
+from streamiter.runtime.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs, next_of_rest
+from streamiter.runtime.port_log import Port
+from streamiter.runtime.port_progress import InputEnded, PortProgress
+from streamiter.runtime.turn import ReadyPorts
+
+if TYPE_CHECKING:
+    from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
+
+
+class Reads(Enum):
+    """What an inbox reads."""
+
+    ALL = "all"
+    """All items of the inputs that the operator wants."""
+    BARRIERS = "barriers"
+    """Barriers: a barrier passes before the records in the channels, which are set aside or stay there."""
+    FEEDBACK = "feedback"
+    """Feedback, which is logged: the job stops at a barrier, and the task waits for its return."""
+
+
+# The inbox compares with them for every batch or record, and Python is slow to look up a member of an enum.
+_ALL: Final = Reads.ALL
+_BARRIERS: Final = Reads.BARRIERS
+_FEEDBACK: Final = Reads.FEEDBACK
+
+# Feedback has no limit, and is read from disk where it is much. After so many batches the task takes a turn, and gives
+# way to other tasks after some turns.
+_FEEDBACK_BATCHES: Final = 4
+
+Polled = tuple[Port | None, DataBatch | SourceBatch | Control]
+
+
+@final
+class Inbox:
+    """The input side of one task. Only that task uses it."""
+
+    def __init__(
+        self,
+        ports: Sequence[Port],
+        *,
+        order: Arrival = ARRIVAL,
+        epochs_in_order: bool = False,
+        make_queue: Callable[[], SpillQueue] | None = None,
+        make_feedback_queue: Callable[[], SpillQueue] | None = None,
+        timed_ports: Sequence[int] = (),
+        reads_to_end: bool = False,
+        awaited_input: str | None = None,
+    ) -> None:
+        """``epochs_in_order``: a wanted input has ended when it has no more records of the current epoch.
+
+        ``make_queue`` makes a queue for records whose epoch's turn has not come, ``make_feedback_queue`` one for the
+        feedback of a checkpoint; both have the limits of the loop. ``timed_ports`` bring event-time watermarks, by
+        index. ``reads_to_end``: the task passes on ``ReadToEnd``. The other inputs are not read until all channels of
+        ``awaited_input`` have brought it.
+        """
+        self.ports = list(ports)
+        self.sets_aside = order.sets_aside
+        self._order = order
+        self._make_queue = make_queue
+        self._by_port = order.by_port
+        self._in_order = epochs_in_order
+        self._ready = ReadyPorts(len(self.ports))
+        self._posted: deque[Control] = deque()
+        self._wanted = WantedInputs(self.ports, self._has_ended)
+        self._feedback = FeedbackLog(self.ports, make_feedback_queue)
+        self._progress = PortProgress(
+            self.ports, timed_ports, by_port=order.by_port, on_due=self._ready.add, on_data_ended=self.reconsider_wanted
+        )
+        self._epochs = self._progress.epochs
+        self._idle = self._progress.idle
+        self._barriers = BarrierAlignment(self.ports)
+        self._tables = TableAlignment(self.ports, awaited_input) if reads_to_end else None
+        self._reads = _ALL
+        self._admitted: float = math.inf
+        """At the border of a loop: the last epoch whose records the operator receives now."""
+        self._on_aside: Callable[[int, int], object] | None = None
+        """Takes the epoch and the number of records of feedback that is set aside."""
+        self.count_aside: Callable[[Batch], object] = len
+        """Counts feedback that is set aside as input of the operator. The task sets it."""
+        self._served: Port | None = None
+        """The port of the data that the task handles now, if something waits for that data."""
+        self._end: EndOfInput | None = None
+        """The end of all inputs. It comes after the records in all logs, and after a barrier that starts here."""
+        self._rest: int | None = None
+        """After the end of all inputs: the epoch of the records that are handled now. It has no watermark."""
+        for port in self.ports:
+            if self.sets_aside:
+                assert make_queue is not None
+                port.set_aside_by_epoch(make_queue)
+            port.channel.attach(partial(self._ready.add, port))
+            if port.channel.peek() is not None:
+                self._ready.add(port)
+
+    # -- taking --------------------------------------------------------------------------------------
+
+    def poll(self) -> Polled | None:
+        """Return what the task handles next, and its port (None for a posted control record), or None."""
+        if self._served is not None:
+            self._after_serving(self._served)
+        if self._posted:
+            return None, self._posted.popleft()
+        if self._end is not None and not self._by_port:
+            return self._poll_rest(self._end)
+        stands_still = False
+        if self._reads is not _ALL:
+            if self._reads is _FEEDBACK:
+                return self._poll_feedback()
+            stands_still = True
+        if self._by_port and (polled := self._poll_next()) is not None:
+            return polled
+        ready, sets_aside = self._ready, self.sets_aside
+        while ready.queue:
+            port = ready.take()
+            if sets_aside and not self._by_port:
+                port.load(self._epochs.value + 1)
+            item = port.peek()
+            if item is None or port.is_blocked:
+                continue
+            if stands_still and not port.is_feedback and not isinstance(item, CheckpointBarrier):
+                fate = ASIDE if self._barriers.is_due else STAYS
+            elif isinstance(item, Control):
+                port.take()
+                ready.add(port)
+                return port, item
+            elif (
+                isinstance(item, SourceBatch)
+                or (self._wanted.names is None and not sets_aside and item.epoch <= self._admitted)
+                or (fate := self._fate(port, item.epoch)) is NOW
+            ):
+                return port, self._take_batch(port)
+            if (polled := self._leave(port, fate)) is not None:
+                return polled
+        # If only some inputs are wanted, records that were set aside now may change which port is next.
+        if self._by_port and self._wanted.names is not None and (polled := self._poll_next()) is not None:
+            return polled
+        return self._poll_rest(self._end) if self._end is not None and self._epochs.all_ended else None
+
+    def _fate(self, port: Port, epoch: int) -> Fate:
+        if epoch > self._admitted:
+            return ASIDE if port.is_feedback or self._barriers.is_due else STAYS
+        return self._order.fate(port, epoch, self._wanted.names, self._epochs, barrier_is_due=self._barriers.is_due)
+
+    def _leave(self, port: Port, fate: Fate) -> Polled | None:
+        """Leave a port whose record has no turn now; return what comes next instead, if there is something."""
+        control, is_parked = None, fate is STAYS
+        if fate is ASIDE and (port.later is None or self.stands_still):
+            is_parked = not self._hold_up_to_barrier(port)
+        elif fate is ASIDE:
+            is_parked = not self._by_port and not self.is_wanted(port.input_name)
+            control = self._read_ahead(port)
+        if is_parked:
+            self._ready.park(port)
+        if control is not None:
+            return None if isinstance(control, Look) else port, control
+        # If the barrier is aligned now, no record behind it may come first.
+        return (None, self._posted.popleft()) if self._posted else None
+
+    def _read_ahead(self, port: Port) -> Control | None:
+        """Set aside the records of a port that have no turn now; take the control record behind them and return it.
+
+        Behind the end of data are records of the end of the iteration. If ports have a fixed order, they stay in the
+        channel until the end of data has had its turn, and come after all other records.
+        """
+        batches = 0
+        while isinstance(item := port.peek_behind(), DataBatch):
+            if port.end_waits and self._by_port:
+                return None
+            if port.is_feedback and batches == _FEEDBACK_BATCHES:
+                self._ready.add(port)
+                return Look(_nothing)
+            batches += 1
+            if not self._by_port and self._fate(port, item.epoch) is NOW:
+                self._ready.add(port)
+                return None
+            port.take_behind()
+            port.set_aside(item)
+            self._idle.discard(port.index)
+            if port.is_feedback and self._on_aside is not None:
+                self._on_aside(item.epoch, len(item.records))
+                self.count_aside(item.records)
+        if item is None:
+            return None
+        assert isinstance(item, Control)
+        port.take_behind()
+        self._ready.add(port)
+        return item
+
+    def _hold_up_to_barrier(self, port: Port) -> bool:
+        """Set aside all that a port brings before its barrier; return whether the barrier was there.
+
+        An input that is not wanted would otherwise delay its barrier without end, while the wanted input is blocked
+        behind its own barrier. What is set aside takes room in the channel once the barrier has arrived.
+
+        This alone would not bound it: the channels upstream fill again after each barrier, and admit everything before
+        the next one. So if more is set aside than fits into all channels between the port and the sources, these
+        sources stop reading (``Channel.shut_intakes``). At most as many records still follow, for any number of
+        barriers: they were in these channels, in the lanes before them, or had been read. A source that would read on
+        without barriers is not stopped: with so many unhandled records, it would wait for room in its first channel.
+        """
+        port.make_way(True)
+        while port.channel.peek() is not None:
+            taken = port.channel.take()
+            assert not isinstance(taken, SourceBatch)
+            if isinstance(taken, CheckpointBarrier):
+                self._posted.extend(self._align(port, taken))
+                return True
+            port.set_aside(taken)
+            if isinstance(taken, EndOfInput):
+                self._barriers.end(port)
+                self._posted.extend(self._aligned())
+        return False
+
+    def _poll_next(self) -> Polled | None:
+        """Return the next item of the port that is next, or an event of the end of its data."""
+        epochs, wanted = self._epochs, self._wanted.names
+        while (port := self._order.next(self.ports, wanted, epochs)) is not None:
+            turn = epochs.reached(port.index) + 1
+            if port.later is not None and port.later.counts and not port.is_feedback:
+                port.load(turn)
+            if port.end_waits and port.lowest is None:
+                self._posted.extend(self._progress.end_data(port))
+                self._ready.add(port)  # Records of the end of the iteration may follow.
+                if self._posted:
+                    return None, self._posted.popleft()
+                wanted = self._wanted.names
+                continue
+            if not port.held and port.is_blocked:
+                return None
+            item = port.peek()
+            if isinstance(item, DataBatch):
+                is_wanted = item.epoch <= self._admitted and (wanted is None or port.input_name in wanted)
+                has_turn = item.epoch == turn and is_wanted and not port.is_feedback
+                return (port, self._take_batch(port)) if has_turn else None
+            if item is None:
+                return None
+            assert isinstance(item, Control)
+            port.take()
+            self._ready.add(port)
+            return port, item
+        return None
+
+    def _poll_rest(self, end: EndOfInput) -> Polled:
+        """Return the records in the logs after all inputs have ended, and then the end."""
+        if (first := next_of_rest(self.ports, None)) is None:
+            self._end = None
+            ended = [event for port in self.ports for event in self._progress.end_data(port)]
+            self._posted += [*(event for event in ended if isinstance(event, InputEnded)), end]
+            return None, self._posted.popleft()
+        _, self._rest = first
+        self.reconsider_wanted()
+        port, epoch = next_of_rest(self.ports, self._wanted.names) or first
+        port.load(epoch)
+        return port, self._take_batch(port)
+
+    def _poll_feedback(self) -> Polled | None:
+        """Log the feedback, and return the barrier when it is back, or an end. The job stops at this barrier."""
+        ready = self._ready
+        while ready.queue:
+            port = ready.take()
+            if port.is_feedback and not port.is_blocked and port.peek() is not None:
+                item = port.take()
+                ready.add(port)
+                if isinstance(item, (CheckpointBarrier, EndOfInput)):
+                    return port, item
+        return None
+
+    def _take_batch(self, port: Port) -> DataBatch | SourceBatch:
+        if self._idle:
+            self._idle.discard(port.index)
+        batch = port.take_batch()
+        if port.has_in_hand or (self.sets_aside and (port.end_waits or port.marks.waiting)):
+            self._served = port
+        self._ready.add(port)
+        return batch
+
+    def _after_serving(self, served: Port) -> None:
+        """Free the room of the records that the task has handled, and let what waited behind them act."""
+        self._served = None
+        served.release()
+        if served.end_waits or served.marks.waiting:
+            # They come first: a snapshot at a barrier that is posted already has the watermark that they bring.
+            self._posted.extendleft(reversed(self._progress.settle(served)))
+            self.reconsider_wanted()
+
+    async def wait(self) -> None:
+        """Wait until ``poll`` may return something."""
+        if not self._posted and not self._ready.queue and (self._end is None or self._by_port):
+            await self._ready.wait()
+
+    def put_back(self, port: Port, records: Batch, epoch: int, origin: BatchOrigin | None = None) -> None:
+        """Give back the end of a batch that ``poll`` returned. It is the next item of its port."""
+        port.put_back(DataBatch(records, epoch, origin))
+        self._ready.add(port)
+
+    def cut_turns(self, input_names: Iterable[str]) -> None:
+        """Let ``poll`` return only as many records of these inputs as their port's ``turn_size`` allows.
+
+        A task that handles epochs in order gets whole batches. Such steps add numbers up batch by batch; cutting by
+        time would change the last bits of their results from run to run.
+        """
+        names = set(input_names)
+        for port in self.ports:
+            if port.input_name in names and not self.sets_aside:
+                port.cut_turns()
+
+    def post(self, control: Control) -> None:
+        """Let ``poll`` return this control record next. Any part of the job may call it."""
+        self._posted.append(control)
+        self._ready.wake()
+
+    # -- at the border of a loop -----------------------------------------------------------------------
+
+    def set_feedback_aside(self, received: Callable[[int, int], object]) -> None:
+        """Set feedback aside that is not admitted; ``received`` is told its epoch, and the number of its records.
+
+        Control records of feedback pass it: the loop must know that an epoch was received before it is admitted.
+        """
+        self._on_aside = received
+        for port in self._feedback.ports:
+            assert self._make_queue is not None
+            port.set_aside_by_epoch(self._make_queue)
+
+    def admit_up_to(self, epoch: int) -> None:
+        """Let the operator receive data of the epochs up to this one."""
+        self._admitted = epoch
+        self._unpark()
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a port has data next that is not admitted."""
+        items = (port.peek() for port in self.ports)
+        return any(isinstance(item, DataBatch) and item.epoch > self._admitted for item in items)
+
+    def take_aside(self, up_to_epoch: int) -> DataBatch | None:
+        """Take the next feedback of these epochs that was set aside, by (epoch, port); None if there is none."""
+        ports = [port for port in self._feedback.ports if port.later or port.held]
+        waiting = [(epoch, port.index) for port in ports if (epoch := port.first_epoch) is not None]
+        if not waiting or min(waiting)[0] > up_to_epoch:
+            return None
+        epoch, index = min(waiting)
+        port = self.ports[index]
+        port.load(epoch)
+        batch = port.take()
+        assert isinstance(batch, DataBatch)
+        return batch
+
+    def aside(self) -> list[SpillStatistics]:
+        """Return the queues of feedback that was set aside."""
+        return [each for port in self._feedback.ports if port.later is not None for each in port.later.statistics()]
+
+    # -- what is wanted --------------------------------------------------------------------------------
+
+    def want(self, input_names: Iterable[str] | None) -> None:
+        """Read only these inputs from now on, or all of them (None). If these inputs have all ended, read all.
+
+        Raises ConfigurationError if the value is not a collection of names, or no input has one of the names.
+        """
+        if self._wanted.ask(input_names):
+            self._unpark()
+
+    @property
+    def wanted_names(self) -> frozenset[str] | None:
+        return self._wanted.names
+
+    def is_wanted(self, input_name: str) -> bool:
+        """Return whether the task reads this input now."""
+        wanted = self._wanted.names
+        return self._reads is not _BARRIERS and (wanted is None or input_name in wanted)
+
+    def may_continue(self, port: Port) -> bool:
+        """Return whether the rest of a batch of this port may follow, or other records come first now."""
+        if not self.is_wanted(port.input_name):
+            return False
+        return not self._by_port or self._order.next(self.ports, self._wanted.names, self._epochs) in (port, None)
+
+    @property
+    def times(self) -> Frontier[int] | None:
+        """The event time of the ports; None if none brings any."""
+        return self._progress.times
+
+    @property
+    def stands_still(self) -> bool:
+        return self._reads is _BARRIERS
+
+    def stand_still(self, stands_still: bool) -> None:
+        """Read only barriers from now on, and set aside the records before them; or read everything again."""
+        if self._reads is _FEEDBACK or stands_still is (self._reads is _BARRIERS):
+            return
+        self._reads = _BARRIERS if stands_still else _ALL
+        if not stands_still:
+            self._unpark()
+
+    def reconsider_wanted(self) -> None:
+        """Decide again what to read after an input has ended: if only ended inputs are wanted, read all."""
+        if self._wanted.reconsider():
+            self._unpark()
+
+    def inputs_complete(self, epoch: int) -> list[str]:
+        """Return the inputs that bring no more records of this epoch, or of an epoch before it.
+
+        If ports have a fixed order, an input is not complete before the ports that come before its ports.
+        """
+        names, is_open = dict.fromkeys(port.input_name for port in self.ports), False
+        ports = sorted(self.ports, key=lambda port: self._by_port and not self.is_wanted(port.input_name))
+        for port in ports:
+            is_open = (is_open and self._by_port) or not self._progress.is_complete(port, epoch)
+            if is_open:
+                names.pop(port.input_name, None)
+        return list(names)
+
+    def _has_ended(self, port: Port) -> bool:
+        """Return whether a port brings nothing more, or nothing more of the current epoch if epochs are in order."""
+        if self._epochs.has_ended(port.index) and not port.held:
+            return True
+        if self._tables is not None and self._tables.is_over_for(port):
+            return True
+        return self._in_order and self._progress.is_complete(
+            port, self._epochs.value + 1 if self._rest is None else self._rest
+        )
+
+    # -- for statistics and the watchdog -------------------------------------------------------------
+
+    @property
+    def has_parked(self) -> bool:
+        """Whether it has input that the task does not get now."""
+        return bool(self._ready.parked) or (
+            self._by_port and any(port.later and not port.is_feedback for port in self.ports)
+        )
+
+    def waits_for(self) -> str | None:
+        """Return in words what the records that are not read wait for; None if they only are not wanted."""
+        if not self._by_port:
+            return self.waits_for_end()
+        wanted = self._wanted.names
+        port = None if self._ready.parked else self._order.next(self.ports, wanted, self._epochs)
+        return None if port is None else f"its records come after those of {port.channel.name}"
+
+    def waits_for_end(self) -> str | None:
+        """Return in words which channels must first be read to their end; None if none must."""
+        return None if self._tables is None else self._tables.waits_for()
+
+    @property
+    def held_records(self) -> int:
+        return sum(port.held_records for port in self.ports)
+
+    def awaited_barriers(self) -> list[str]:
+        """Return the channels that delay a barrier; none while no channel has brought one."""
+        return self._barriers.awaited()
+
+    # -- control records -----------------------------------------------------------------------------
+
+    def accept(self, port: Port, control: Control) -> list[Control]:
+        """Note a control record that was taken from a port; return what the task must handle now, in order."""
+        if isinstance(control, EpochWatermark):
+            events = self._progress.bring_watermark(port, control)
+            if self._in_order:
+                self.reconsider_wanted()
+            return events
+        if isinstance(control, EventTimeWatermark):
+            return self._progress.bring(port, control)
+        if isinstance(control, CheckpointBarrier):
+            if not port.is_feedback:
+                return self._align(port, control)
+            self._feedback.barrier_returned(port, control)
+            return self._returned()
+        if isinstance(control, EndOfData):
+            port.data_epoch = control.epoch
+            return [*self._progress.end_time(port), *self._progress.bring_end_of_data(port)]
+        if isinstance(control, EndOfInput):
+            events = [*self._end_port(port), *self._progress.end_time(port), *self._bring_end(port, control)]
+            if port.is_feedback:  # A task before it was told of the iteration's end earlier than this one.
+                self._feedback.ended(port)
+                events += self._returned()
+            return events
+        if isinstance(control, Idle):
+            return self._progress.bring_idle(port)
+        if isinstance(control, ReadToEnd):
+            if self._tables is None:
+                return []
+            is_due = self._tables.bring(port)
+            self.reconsider_wanted()
+            return [ReadToEnd()] if is_due else []
+        raise TypeError(f"inbox: expected a control record of a channel, given {control!r}")
+
+    def _bring_end(self, port: Port, end: EndOfInput) -> list[Control]:
+        events: list[Control] = []
+        # Epochs after the end of an iteration have no callback. Records that remain wait for the end.
+        if self._by_port or end.epoch is None or port.lowest is None:
+            events = self._progress.bring_end_of_data(port)
+        if self._all_ended():
+            triggered = self._barriers.inputs_ended()
+            if triggered is not None:
+                events.append(triggered)
+            # Heads read feedback after the end of their inputs, and need no end.
+            follows_barrier = triggered is not None and not self.has_feedback
+            if self._by_port or follows_barrier or any(other.lowest is not None for other in self.ports):
+                self._end = end
+            else:
+                events.append(end)
+        return events + self._aligned()
+
+    def _end_port(self, port: Port) -> list[Control]:
+        port.has_ended, port.is_blocked = True, False
+        self._barriers.end(port)
+        return [ReadToEnd()] if self._tables is not None and self._tables.end(port) else []
+
+    def _all_ended(self) -> bool:
+        return all(port.has_ended for port in self.ports if not port.is_feedback)
+
+    # -- barriers ------------------------------------------------------------------------------------
+
+    def accept_trigger(self, barrier: CheckpointBarrier) -> list[Control]:
+        """Note a barrier that was posted to the task; return it if no channel can bring it any more."""
+        self._barriers.announce(barrier, starts_here=True)
+        self._unpark()
+        return self._aligned()
+
+    def announce(self, barrier: CheckpointBarrier) -> None:
+        """Note that channels will bring this barrier. Inputs that are not wanted must not delay it."""
+        if not self._all_ended():
+            self._barriers.announce(barrier)
+            self._unpark()
+
+    def _align(self, port: Port, barrier: CheckpointBarrier) -> list[Control]:
+        port.make_way(False)
+        if self._barriers.bring(port, barrier):
+            self._unpark()
+        return self._aligned()
+
+    def _aligned(self) -> list[Control]:
+        barrier = self._barriers.complete()
+        if barrier is None:
+            return []
+        for port in self.ports:
+            port.make_way(False)  # Also if the barrier starts at this task, or an end has arrived instead.
+        self._unblock(port for port in self.ports if not port.is_feedback)
+        return [barrier]
+
+    def _unblock(self, ports: Iterable[Port]) -> None:
+        for port in ports:
+            if port.is_blocked:
+                port.is_blocked = False
+                self._ready.add(port)
+
+    def _unpark(self) -> None:
+        for port in self._ready.unpark():
+            self._ready.add(port)
+
+    # -- feedback ------------------------------------------------------------------------------------
+
+    def only_feedback(self) -> None:
+        """Read and log feedback only from now on. The job stops at a barrier."""
+        self._reads = _FEEDBACK
+        for port in self.ports:
+            self._ready.add(port)
+
+    @property
+    def has_feedback(self) -> bool:
+        return bool(self._feedback.ports)
+
+    def start_feedback_log(self, barrier: CheckpointBarrier) -> BarrierReturned | None:
+        """Log what feedback ports bring, until each has brought this barrier back; return the log if all have."""
+        self._feedback.start(barrier)
+        self._unblock(self._feedback.ports)
+        return self._feedback.complete()
+
+    def drop_feedback_log(self) -> None:
+        """Log no more, because the checkpoint is abandoned. Its barrier is still expected."""
+        self._feedback.drop()
+
+    def _returned(self) -> list[Control]:
+        returned = self._feedback.complete()
+        return [] if returned is None else [returned]
+
+    # -- state ---------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, PlainValue]:
+        """Return plain data: how far the ports have come, and what waits in their logs outside of the channels."""
+        return {
+            "by port": self._by_port,
+            "ports": self._progress.snapshot(),
+            "end": None if self._end is None else control_to_plain(self._end),
+        }
+
+    def takes(self, state: dict[str, PlainValue]) -> bool:
+        """Return whether ``restore`` takes this state: that of an inbox with the same order. Others are converted."""
+        return bool(state["by port"]) is self._by_port
+
+    def restore(self, state: dict[str, PlainValue], logged: Iterable[tuple[int, Iterable[PlainValue]]] = ()) -> None:
+        """Restore what ``snapshot`` returned. ``logged``: the feedback log of each port, as decoded frames."""
+        self._progress.restore(state["ports"])
+        for port in self.ports:
+            if port.has_ended:
+                self._end_port(port)
+            elif port.brings_no_barrier:
+                self._barriers.end(port)
+        self._feedback.restore(logged)
+        for port in self.ports:
+            if port.later or port.peek() is not None:
+                self._ready.add(port)
+        if state["end"] is not None:
+            end = control_from_plain(state["end"])
+            assert isinstance(end, EndOfInput)
+            self._end = end
+        for port in self.ports:
+            if port.has_ended:  # The other ports are told of event time again.
+                self._posted.extend(self._progress.end_time(port))
+
+    def close(self) -> None:
+        close_now([self._feedback.close, *(port.close for port in self.ports)])
+
+
+def _nothing() -> None:
+    pass

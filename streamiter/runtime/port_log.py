@@ -1,0 +1,465 @@
+"""The log of a port: everything that one input channel of a task has brought and the task has not handled, in order.
+
+A :class:`Port` stands for one channel. What waits there stays in its log: the feedback of a restored checkpoint, then
+what was *set aside*, then the items in the channel. Items that were set aside have left the channel before their turn.
+They stay in memory in the order of their arrival; or, if the task handles epochs in order, :class:`LaterEpochs` keeps
+the records by epoch, on disk where they are many, and :class:`~streamiter.runtime.order.Marks` keeps the control
+records behind them. A port also joins small batches, and cuts large ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, final
+
+from streamiter.channels import LIMIT_BYTES, Channel
+from streamiter.closing import close_now
+from streamiter.deferred import Deferred, PlainValue
+from streamiter.operators.source import SourceBatch
+from streamiter.records import (
+    CheckpointBarrier,
+    Control,
+    DataBatch,
+    EndOfInput,
+    ReadToEnd,
+    can_concatenate,
+    concatenate,
+    control_from_plain,
+    control_to_plain,
+    estimated_bytes,
+)
+from streamiter.runtime.order import BEFORE_ALL_EPOCHS, Marks
+from streamiter.runtime.turn import JOINED_RECORDS, TurnSize
+
+if TYPE_CHECKING:
+    from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
+
+Item: TypeAlias = DataBatch | SourceBatch | Control
+
+
+class PortOrigin(NamedTuple):
+    """The origin of the records of a port. A restored snapshot uses it to find the port again."""
+
+    input_name: str
+    """The input that the port belongs to."""
+    upstream: str
+    """The name of the step that emits the records."""
+    tag: str | None
+    """The name of the side output of that step, or None for its main output."""
+    edge: int
+    """The number of the edge, if several edges connect the same output with the same input."""
+    subtask: int
+    """The subtask of the upstream step."""
+
+
+class ReadableChannel(Protocol):
+    """A channel, as far as its consumer uses it."""
+
+    name: str
+
+    def attach(self, on_ready: Callable[[], None]) -> None: ...
+    def peek(self) -> Item | None: ...
+    def take(self) -> Item: ...
+    def clear(self) -> None: ...
+
+
+class ItemLog(Protocol):
+    """Logs the items of a feedback port from a snapshot until its barrier returns."""
+
+    def put(self, item: DataBatch | Control) -> None: ...
+
+
+@final
+class Port:
+    """One input channel of a task, and the log of what waits there. Only its inbox uses it."""
+
+    def __init__(
+        self,
+        index: int,
+        input_name: str,
+        channel: ReadableChannel,
+        *,
+        is_feedback: bool,
+        one_at_a_time: bool = False,
+        origin: PortOrigin | None = None,
+    ) -> None:
+        """``one_at_a_time``: hand over single records; feedback then arrives between two records of a mini-batch."""
+        self.index = index
+        self.origin = origin
+        """None if the port belongs to a source."""
+        self.one_at_a_time = one_at_a_time
+        self.input_name = input_name
+        self.channel = channel
+        self.is_feedback = is_feedback
+        self.is_blocked = False
+        """Whether the channel has brought a barrier, and nothing more is read from it until the barrier has passed."""
+        self.has_ended = False
+        """Whether the end of the input has left the log."""
+        self.held: deque[Item] = deque()
+        """Items that were set aside, or given back, in order. They come before those in ``later`` and the channel."""
+        self._held_bytes: deque[int] = deque()
+        """The estimated size of each held item, if held items count toward the limits of the channel."""
+        self._in_hand: tuple[int, int] | None = None
+        """The number and the estimated size of held records that the task handles now."""
+        self._bounded = channel if isinstance(channel, Channel) else None
+        self.later: LaterEpochs | None = None
+        """Records that were set aside, by epoch; None if they are handled as they arrive."""
+        self.marks = Marks()
+        self.arrived = BEFORE_ALL_EPOCHS
+        """The last epoch watermark that has arrived."""
+        self.end_waits = False
+        """Whether the end of the data has arrived and waits."""
+        self.data_epoch = BEFORE_ALL_EPOCHS
+        """The epoch that the end of the data completes; ``BEFORE_ALL_EPOCHS`` if only the end of the input came."""
+        self.turn_size: TurnSize | None = None
+        """The number of records for one turn, if batches are cut."""
+        self.log: ItemLog | None = None
+        """Logs the items that leave the channel, if a checkpoint needs them."""
+        self.restored: SpillQueue | None = None
+        """The feedback log of the restored checkpoint. Its items come before the items of the channel."""
+
+    # -- settings ------------------------------------------------------------------------------------
+
+    def set_aside_by_epoch(self, make_queue: Callable[[], SpillQueue]) -> None:
+        """Set records aside by epoch, in a queue on disk.
+
+        They then do not count toward the limits of the channel. If they filled it, the end of their epoch could not
+        arrive.
+        """
+        self._bounded = None
+        self.later = LaterEpochs(make_queue)
+
+    def cut_turns(self) -> None:
+        """Cut batches from now on, so that a turn of a slow step stays short."""
+        if self.turn_size is None:
+            self.turn_size = TurnSize()
+
+    def make_way(self, makes_way: bool) -> None:
+        """Choose whether the channel admits items however much is held, because a barrier is behind them."""
+        if self._bounded is not None:
+            self._bounded.make_way(makes_way)
+
+    # -- what comes next -----------------------------------------------------------------------------
+
+    def peek(self) -> Item | None:
+        """Return the next item without taking it, or None."""
+        if self.held:
+            return self.held[0]
+        return self.channel.peek() if self.restored is None else self._peek_restored(self.restored)
+
+    def take(self) -> Item:
+        """Take the next item. It is logged when it leaves the channel, and so only once."""
+        if self.held:
+            return self._take_held()
+        item = self.channel.take() if self.restored is None else self.restored.take()
+        if self.log is not None:
+            self._log(self.log, item)
+        return item
+
+    def peek_behind(self) -> Item | None:
+        """Return the next item that was not set aside, without taking it, or None."""
+        return self.channel.peek() if self.restored is None else self._peek_restored(self.restored)
+
+    def take_behind(self) -> Item:
+        """Take the next item that was not set aside, as ``take`` does."""
+        item = self.channel.take() if self.restored is None else self.restored.take()
+        if self.log is not None:
+            self._log(self.log, item)
+        return item
+
+    @staticmethod
+    def _log(log: ItemLog, item: Item) -> None:
+        if not isinstance(item, CheckpointBarrier):
+            assert not isinstance(item, SourceBatch)
+            log.put(item)
+
+    def set_aside(self, item: DataBatch | Control) -> None:
+        """Put an item that was taken from the channel behind all that was set aside before."""
+        if self.later is not None and isinstance(item, DataBatch):
+            self.later.put(item)
+            return
+        self.held.append(item)
+        if self._bounded is not None:
+            self._held_bytes.append(self._take_room(self._bounded, item))
+
+    def put_back(self, item: DataBatch | SourceBatch) -> None:
+        """Give back the rest of a batch that was taken; it comes before all other items."""
+        self.held.appendleft(item)
+        if self._bounded is not None:
+            self._held_bytes.appendleft(self._take_room(self._bounded, item))
+
+    def load(self, epoch: int) -> None:
+        """Hold the next records of this epoch that were set aside: as many as a channel holds."""
+        if self.held or self.later is None or not self.later.counts:
+            return
+        size_bytes = 0
+        while size_bytes < LIMIT_BYTES and (batches := self.later.take_next(epoch)):
+            self.held += batches
+            size_bytes += sum(estimated_bytes(batch.records) for batch in batches)
+
+    @property
+    def lowest(self) -> int | None:
+        """The lowest epoch of the records that were set aside, and that control records wait for; None without any.
+
+        Nothing waits for feedback: a loop must know what it has received before it may continue.
+        """
+        later = self.later
+        return None if later is None or self.is_feedback or not (self.held or later.counts) else self.first_epoch
+
+    @property
+    def first_epoch(self) -> int | None:
+        """The lowest epoch of the records that were set aside by epoch; None without any."""
+        if self.later is None or not (self.held or self.later):
+            return None
+        return min([*self._held_epochs(), *self.later.counts], default=None)
+
+    @property
+    def highest(self) -> int:
+        """The highest epoch of the records that were set aside; ``BEFORE_ALL_EPOCHS`` without any."""
+        assert self.later is not None
+        return max([BEFORE_ALL_EPOCHS, *self._held_epochs(), *self.later.counts])
+
+    def _held_epochs(self) -> Iterator[int]:
+        return (item.epoch for item in self.held if isinstance(item, DataBatch))
+
+    # -- room in the channel ---------------------------------------------------------------------------
+
+    @property
+    def has_in_hand(self) -> bool:
+        """Whether the task handles held records, which count toward the limits of the channel until then."""
+        return self._in_hand is not None
+
+    def release(self) -> None:
+        """Free the room in the channel of the held records that are handled now."""
+        if self._in_hand is not None:
+            assert self._bounded is not None
+            self._bounded.release(*self._in_hand)
+            self._in_hand = None
+
+    def _take_held(self) -> Item:
+        # The room stays taken until the records are handled. Otherwise a slow step that has taken all held records
+        # would seem to hold none.
+        item = self.held.popleft()
+        if self._bounded is not None:
+            size_bytes = self._held_bytes.popleft()
+            if not isinstance(item, Control):
+                records, before_bytes = self._in_hand or (0, 0)
+                self._in_hand = records + len(item.records), before_bytes + size_bytes
+        return item
+
+    @staticmethod
+    def _take_room(channel: Channel, item: Item) -> int:
+        if isinstance(item, Control):
+            return 0
+        size_bytes = estimated_bytes(item.records)
+        channel.set_aside(len(item.records), size_bytes)
+        return size_bytes
+
+    @property
+    def brings_no_barrier(self) -> bool:
+        """Whether the end of the input is among the held items."""
+        return any(isinstance(item, EndOfInput) for item in self.held)
+
+    @property
+    def held_records(self) -> int:
+        queues = [] if self.later is None else self.later.statistics()
+        if self.restored is not None:
+            queues.append(self.restored.statistics())
+        held = sum(len(item.records) for item in self.held if not isinstance(item, Control))
+        return held + sum(queue.records for queue in queues)
+
+    # -- batches -----------------------------------------------------------------------------------------
+
+    def take_batch(self) -> DataBatch | SourceBatch:
+        """Take the next batch, joined with small batches that follow it, or cut."""
+        # Held records are not joined with records in the channel: each turn would empty the channel, and its limits
+        # would have no effect.
+        from_held = bool(self.held)
+        first = self.take()
+        if isinstance(first, SourceBatch):
+            return self._cut_source(first)
+        assert isinstance(first, DataBatch)
+        if self.one_at_a_time:
+            return self._first_record(first)
+        at_most = JOINED_RECORDS if self.turn_size is None else self.turn_size.records
+        if len(first.records) >= at_most:
+            return first if self.turn_size is None else self._cut(first, at_most)
+        following = self.peek()
+        if not isinstance(following, DataBatch):
+            return first
+        return self._joined(first, following, from_held, at_most)
+
+    def _cut_source(self, batch: SourceBatch) -> SourceBatch:
+        """Return as much of the batch as fits into a turn, and give back the rest."""
+        if self.turn_size is None or batch.positions_after is None or len(batch.records) <= self.turn_size.records:
+            return batch
+        first, rest = batch.cut(self.turn_size.records)
+        self.put_back(rest)
+        return first
+
+    def _cut(self, batch: DataBatch, at_most: int) -> DataBatch:
+        length = len(batch.records)
+        if length == at_most:
+            return batch
+        self.put_back(batch[at_most:length])
+        return batch[:at_most]
+
+    def _joined(self, first: DataBatch, following: object, from_held: bool, at_most: int) -> DataBatch:
+        joined, length, origin = [first.records], len(first.records), first.origin
+        # Feedback may be larger than its memory limit and wait on disk, so the joined batch is limited in bytes, too.
+        room_bytes = LIMIT_BYTES - estimated_bytes(first.records) if self.is_feedback else None
+        while (
+            isinstance(following, DataBatch)
+            and bool(self.held) == from_held
+            and following.epoch == first.epoch
+            and length + len(following.records) <= at_most
+            and can_concatenate(first.records, following.records)
+        ):
+            if room_bytes is not None and (room_bytes := room_bytes - estimated_bytes(following.records)) < 0:
+                break
+            self.take()
+            joined.append(following.records)
+            if origin is not None:
+                origin = origin.joined(following.origin)
+            length += len(following.records)
+            following = self.peek()
+        return DataBatch(concatenate(joined), first.epoch, origin)
+
+    def _first_record(self, batch: DataBatch) -> DataBatch:
+        """Return the first record. The others are held one by one, so that each is cut out only once."""
+        for index in range(len(batch.records) - 1, 0, -1):
+            self.put_back(batch[index : index + 1])
+        return batch if len(batch.records) == 1 else batch[:1]
+
+    # -- state -------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, PlainValue]:
+        """Return what was set aside, and how far the channel has come, as plain data."""
+        return {
+            "origin": None if self.origin is None else tuple(self.origin),
+            # A restored source reads the rest of its batch again, because its positions are before that rest.
+            "held": [_plain(item) for item in self.held if not isinstance(item, (SourceBatch, ReadToEnd))],
+            "later": None if self.later is None else self.later.snapshot(),
+            "marks": [control_to_plain(mark) for mark in self.marks.epochs()],
+            "arrived": self.arrived,
+            "end waits": self.end_waits,
+            "data epoch": self.data_epoch,
+            "ended": self.has_ended,
+        }
+
+    def restore(self, state: dict[str, PlainValue]) -> None:
+        if self.later is not None and state["later"] is not None:
+            self.later.restore(*state["later"])
+        for plain in state["held"]:
+            item = _from_plain(plain)
+            self.held.append(item)
+            if self._bounded is not None:
+                self._held_bytes.append(self._take_room(self._bounded, item))
+        for plain in state["marks"]:
+            self.marks.add(control_from_plain(plain), self.highest)
+        self.arrived, self.end_waits = state["arrived"], bool(state["end waits"])
+        self.data_epoch, self.has_ended = state["data epoch"], bool(state["ended"])
+
+    def close(self) -> None:
+        close_now([self._close_restored, *(() if self.later is None else (self.later.close,))])
+
+    def _close_restored(self) -> None:
+        if self.restored is not None:
+            self.restored.close()
+            self.restored = None
+
+    def _peek_restored(self, restored: SpillQueue) -> DataBatch | Control | Item | None:
+        if len(restored):
+            return restored.peek()
+        self._close_restored()
+        return self.channel.peek()
+
+
+def _plain(item: Item) -> tuple[PlainValue, ...]:
+    if isinstance(item, DataBatch):
+        return item.kind, item.epoch, len(item.records), item.records
+    assert isinstance(item, Control)
+    return control_to_plain(item)
+
+
+def _from_plain(plain: Sequence[PlainValue]) -> DataBatch | Control:
+    if plain[0] == DataBatch.kind:
+        _, epoch, _, records = plain
+        return DataBatch(records, epoch)
+    return control_from_plain(plain)
+
+
+@final
+class LaterEpochs:
+    """Batches whose epoch's turn has not come, in a queue that continues on disk.
+
+    They wait in the order of their arrival. If that is the order of their epochs, as it mostly is, they are taken one
+    by one. Otherwise the whole queue is read once, and all batches of the epoch are in memory.
+    """
+
+    def __init__(self, make_queue: Callable[[], SpillQueue]) -> None:
+        self._make_queue = make_queue
+        self._made: SpillQueue | None = None
+        self.counts: dict[int, int] = {}
+        """The number of waiting batches of each epoch. Others only read it."""
+
+    def __bool__(self) -> bool:
+        return bool(self.counts)
+
+    def put(self, batch: DataBatch) -> None:
+        self._queue().put(batch)
+        self.counts[batch.epoch] = self.counts.get(batch.epoch, 0) + 1
+
+    def take_next(self, epoch: int) -> list[DataBatch]:
+        """Take the next batches of this epoch; return an empty list if there are none.
+
+        It is one batch, so that the others stay on disk. If batches of other epochs are before it, it is all batches
+        of the epoch.
+        """
+        if epoch not in self.counts:
+            return []
+        queue = self._queue()
+        first = queue.peek()
+        assert isinstance(first, DataBatch)
+        if first.epoch != epoch:
+            return self._take_from_between(queue, epoch, self.counts.pop(epoch))
+        queue.take()
+        self.counts[epoch] -= 1
+        if not self.counts[epoch]:
+            del self.counts[epoch]
+        return [first]
+
+    def _take_from_between(self, queue: SpillQueue, epoch: int, count: int) -> list[DataBatch]:
+        """Take the batches of one epoch. The queue is read once as a whole, so the others keep their order."""
+        taken: list[DataBatch] = []
+        for _ in range(len(queue)):
+            batch = queue.take()
+            assert isinstance(batch, DataBatch)
+            if batch.epoch == epoch:
+                taken.append(batch)
+            else:
+                queue.put(batch)
+        assert len(taken) == count
+        return taken
+
+    def snapshot(self) -> tuple[Deferred, list[tuple[int, int]]] | None:
+        return (self._queue().snapshot(), sorted(self.counts.items())) if self.counts else None
+
+    def restore(self, frames: Iterable[PlainValue], counts: list[tuple[int, int]]) -> None:
+        self._queue().refill(frames)
+        self.counts = dict(counts)
+
+    def statistics(self) -> list[SpillStatistics]:
+        return [] if self._made is None else [self._made.statistics()]
+
+    def close(self) -> None:
+        self.counts = {}
+        if self._made is not None:
+            self._made.close()
+            self._made = None
+
+    def _queue(self) -> SpillQueue:
+        if self._made is None:
+            self._made = self._make_queue()
+        return self._made
