@@ -274,11 +274,12 @@ class _PortFeedback:
 
     def close(self) -> None:
         """Drop the log, and note nothing more."""
-        if self._queue is not None:
-            self._queue.close()
-        if self._restored is not None:
-            self._restored.release()
+        queue, restored = self._queue, self._restored
         self._queue = self._return_path = self._restored = None
+        if queue is not None:
+            queue.close()
+        elif restored is not None:  # Only feedback through a topic may have some.
+            restored.release()
 
 
 @final
