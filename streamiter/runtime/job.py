@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeVar
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.closing import close_each
+from streamiter.closing import close_each, note_unclosed
 from streamiter.errors import CheckpointError, ConfigurationError, StreamiterError
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.operators.operator import JobScope
@@ -529,9 +529,8 @@ class Job:
             state = "failed" if failures else state
         error, *others = failures or (None,)
         if error is not None:
-            for other in others:
-                if str(other.__cause__) not in str(error):  # A full disk is full at the close, too.
-                    error.add_note(f"then, while closing: {other}")
+            # A full disk is full at the close, too.
+            note_unclosed(error, (other for other in others if str(other.__cause__) not in str(error)))
         try:
             # Whoever cancels a job without an abort does not wait for anything.
             if state == "aborted" and not self._is_aborting:

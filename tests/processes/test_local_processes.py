@@ -229,7 +229,7 @@ def test_a_program_without_a_guard_starts_no_further_processes() -> None:
 def test_the_command_runs_a_flow_in_several_processes() -> None:
     """The command and the program must not differ in what they can run."""
     command = [sys.executable, "-m", "streamiter", "run", f"{PROGRAM}:made", "--processes", "2"]
-    command += ["--silence-s", "30", "--losses-max", "0"]
+    command += ["--silence-s", "30", "--lock-s", "60", "--losses-max", "0", "--losses-within-s", "60"]
     with process(command, **PIPES) as started:
         out, errors = started.communicate()
     assert (started.returncode, out) == (0, "")

@@ -152,12 +152,14 @@ def check_steps(
     remedy = "restore=None" if is_all else f"changed_steps={sorted({*unconfirmed, *changed_steps})}"
     of_steps = [header.steps[name].keeps for name in unconfirmed if name in header.steps]
     lost = "all state" if is_all else ", ".join(dict.fromkeys(of_steps)) or "nothing"
-    raise CheckpointError(
+    error = CheckpointError(
         f"flow {header.flow!r}, checkpoint {header.id.number}: expected steps as they were when it was taken, given "
         f"{'; '.join(told)}: with the state of the checkpoint results would be wrong. "
         f"Write {'it' if len(unconfirmed) == 1 else 'them'} as before, under the same name, or start without that "
         f"state: {remedy}, which loses {lost}"
     )
+    error.changes = {name: changed[name] for name in unconfirmed}
+    raise error
 
 
 def _changes_of(name: str, header: SnapshotHeader, steps: Mapping[str, StepState]) -> list[str]:
