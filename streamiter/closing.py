@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 Close = Callable[[], object]
 """Closes something. Its result may be awaitable."""
@@ -57,15 +57,18 @@ def close_now(closing: Iterable[Close]) -> None:
     _raise_first(errors)
 
 
-@contextlib.asynccontextmanager
-async def closed_after(*closing: Close) -> AsyncIterator[None]:
+# No generator: the end of an event loop closes generators at the same time, this one and the one that it is used in.
+class closed_after(contextlib.AbstractAsyncContextManager[None]):  # noqa: N801 - it is used as contextlib.closing is
     """Close all when the body ends; an error of the body is the one that is raised."""
-    try:
-        yield
-    except BaseException as error:
-        note_unclosed(error, await close_each(closing))
-        raise
-    await close_all(closing)
+
+    def __init__(self, *closing: Close) -> None:
+        self._closing = closing
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            await close_all(self._closing)
+        else:
+            note_unclosed(error, await close_each(self._closing))
 
 
 def _raise_first(errors: Sequence[Exception]) -> None:

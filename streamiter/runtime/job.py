@@ -305,11 +305,21 @@ class Job:
             return await self.wait()
         if mode == "abort":
             self._abort()
-        elif mode == "drain":
+        elif mode == "drain" and not await self._waits_at_end():
             self._when_tables_are_read(self._drain)
         else:
             await self._suspend()
         return await self.wait()
+
+    async def _waits_at_end(self) -> bool:
+        """Return whether the inputs had ended before this run, which has read nothing: a second end would have results
+        for nothing.
+        """
+        if self._checkpointer is None or not self._checkpointer.waits_at_end:
+            return False
+        with contextlib.suppress(StreamiterError):
+            await self._while_running(self._checkpointer.take(), survives_cancelling=True)
+        return self._checkpointer.waits_at_end
 
     async def stop_on_signal(self, mode: StopMode) -> None:
         """Stop the job as ``stop`` does, but abort it if the servers of its outputs do not answer.
@@ -537,6 +547,8 @@ class Job:
                 self._others.stop("abort")
             else:
                 state, error = await self._others.ended(state, error)
+                if state == "suspended" and self._checkpointer is not None and self._checkpointer.waits_at_end:
+                    state = "finished"
         except asyncio.CancelledError:
             state = "aborted"
             raise

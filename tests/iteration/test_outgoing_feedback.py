@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from itertools import groupby
 from pathlib import Path
 
@@ -65,9 +66,14 @@ class Fed:
         await self.pump.open(writer, LIMIT_BYTES)
         return writer
 
-    async def write_all(self) -> None:
-        self.pump.finish()
-        await self.pump.run()
+    async def write_all(self, running: asyncio.Task[None] | None = None) -> None:
+        """Run the pump, unless it runs already, until all that waits is written; then end it."""
+        running = running or asyncio.create_task(self.pump.run())
+        while self.pump._news.is_set() and not running.done():
+            await asyncio.sleep(0)
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
 
     async def written(self) -> dict[tuple[int, int], list[tuple[Message, Batch]]]:
         """Return the headers and records in the topic by producer and head, without the starts."""
@@ -133,8 +139,7 @@ async def test_batches_that_arrive_during_a_write_are_joined(fed: Fed) -> None:
         outlet.channel.put(DataBatch([number], 1))
         await asyncio.sleep(0)
     stored.set()
-    fed.pump.finish()
-    await running
+    await fed.write_all(running)
     [entries] = (await fed.written()).values()
     assert [records for _, records in entries] == [[0], list(range(1, 500))]
 
