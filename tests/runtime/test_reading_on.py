@@ -449,7 +449,7 @@ async def test_an_endless_flow_that_had_ended_waits_for_records(
             numbers = flow.source(broker.topic("numbers"), stop=stop, name="numbers")
             server = await servers.enter_async_context(ParameterServer(shards=2))
             add(numbers, server).sink(broker.topic("out"), name="out")
-        joined = joined_jobs(flows, JobOptions(checkpoints=settings(tmp_path)))
+        joined = joined_jobs(flows, JobOptions(checkpoints=settings(tmp_path, alignment_timeout_s=1.0)))
         await asyncio.wait_for(joined.start(), PATIENCE_S)
         return joined.jobs
 
