@@ -89,7 +89,7 @@ def _raise_first(errors: Sequence[Exception]) -> None:
         raise first
 
 
-def note_unclosed(error: BaseException, others: Iterable[Exception]) -> None:
-    """Put what could not be closed after a failure into its notes."""
+def note_unclosed(error: BaseException, others: Iterable[BaseException]) -> None:
+    """Put what failed after a failure, while all that was open was closed, into its notes."""
     for other in others:
         error.add_note(f"then, while closing: {other}")

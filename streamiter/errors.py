@@ -16,6 +16,7 @@
     │   ├── NoSuchVersion          (streamiter.models) the topic does not have this version of the model
     │   ├── StatusError            (streamiter.networks) the steps of a layer were called out of order
     │   ├── Diverged               (streamiter.networks) a training has numbers that are not finite
+    │   ├── OtherModel             a state, or parameters, are those of a model with other settings
     │   └── BadRows                (streamiter.learn) single rows of a mini-batch are wrong
     ├── TopicError                 a topic, its server or its file failed
     │   ├── TopicUnavailable       the server does not answer
@@ -58,7 +59,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import Any, Final
 
@@ -139,6 +140,10 @@ class ModelError(StreamiterError):
     """A model was given data that it cannot take, or its arithmetic failed (NaN, infinity)."""
 
 
+class OtherModel(ModelError):
+    """The state or the parameters that a model was given are those of a model with other settings."""
+
+
 class TopicError(StreamiterError):
     """A topic, its server or its file failed."""
 
@@ -181,6 +186,9 @@ class TransactionExpired(ProducerFenced):
 
 class CheckpointError(StreamiterError):
     """A checkpoint is missing, damaged, or of another flow or version, or it cannot be taken or resumed from."""
+
+    changes: Mapping[str, Sequence[str]] = MappingProxyType({})
+    """What was changed of each step since the checkpoint, if that is the reason, such as ``["task was …, now …"]``."""
 
 
 class StoreUnavailable(StreamiterError):

@@ -94,9 +94,10 @@ class Originals:
         """Return those of a batch that a function made, which did not say of which record it made each.
 
         A record that is an object of the batch ``of`` has the original of this object. With ``by_place``, if there are
-        as many records and none is such an object, each has the original of the record at its place.
+        as many records and none is such an object, each has the original of the record at its place. All that was made
+        of a single record is made of it: a step with state, which may have kept others, has no origin at all.
         """
-        if len(self) == 1:  # It was made of this record, whatever it is.
+        if len(self) == 1:
             return self.taken(np.zeros(len(made), np.int64))
         if type(made) is list and type(of) is list:
             return Originals(_SameObjects(self, made, of, by_place), range(len(made)))

@@ -95,8 +95,10 @@ def run(
         typer.Option("--lock-s", help="Seconds for which a function may hold Python's lock; by default without limit."),
     ] = None,
     losses_max: Annotated[
-        int | None,
-        typer.Option("--losses-max", help="How many losses in ten minutes do not end the run; 3 by default."),
+        int | None, typer.Option("--losses-max", help="How many losses in that time do not end the run; 3 by default.")
+    ] = None,
+    losses_within_s: Annotated[
+        float | None, typer.Option("--losses-within-s", help="Seconds in which losses are counted; 600 by default.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final statistics as one JSON document.")] = False,
 ) -> None:
@@ -110,12 +112,12 @@ def run(
     results so far. A second signal aborts the flow (exit code 130), a third one even if a step does not return.
     """
     options = _checkpoint_options(checkpoints, interval_s, restore, changed_steps or [])
-    limits = {"silence_s": silence_s, "lock_s": lock_s, "losses_max": losses_max}
+    limits = {"silence_s": silence_s, "lock_s": lock_s, "losses_max": losses_max, "losses_within_s": losses_within_s}
     limits = {option: limit for option, limit in limits.items() if limit is not None}
     if processes is None and (on != "local" or address is not None or limits):
         raise ConfigurationError(
-            "--on, --address, --silence-s, --lock-s and --losses-max: expected --processes N with them, given none; "
-            "add it"
+            "--on, --address, --silence-s, --lock-s, --losses-max and --losses-within-s: expected --processes N with "
+            "them, given none; add it"
         )
     host = None if processes is None else _host(on, processes, target, address, limits)
     statistics = run_in_own_loop(run_flow(load_flow(target), on_interrupt, options, host))

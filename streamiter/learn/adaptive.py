@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.crossed_rows import checked_crosses
-from streamiter.errors import ConfigurationError, ModelError
+from streamiter.errors import ConfigurationError, ModelError, OtherModel
 from streamiter.field_kinds import Kind
 from streamiter.known_fields import KnownFields, of_reader
 from streamiter.learn.expert_weights import (
@@ -525,19 +525,19 @@ class AdaptiveLinearModel(Savable):
         """
         kind = ({link: kind for kind, link in _LINKS.items()} | {"log": "number"}).get(parameters.get("link", ""))
         if kind is None or not {"weights", "center", "limit", "places", "fields", "text_fields"} <= parameters.keys():
-            raise ModelError(
+            raise OtherModel(
                 f"{_NAME}.start_from: expected the parameters of a published {_NAME}, given {sorted(parameters)}"
             )
         if self._weights is not None:
             raise ModelError(f"{_NAME}.start_from: expected a new model, given one that has learned already")
         given = parameters.get("loss"), parameters.get("quantile")
         if given != (self._loss and self._loss[0], self._loss and next(iter(self._loss[1]), None)):
-            raise ModelError(
+            raise OtherModel(
                 f"{_NAME}.start_from: expected parameters of a model with the same loss, given {given}; make the model "
                 f"with loss={given[0]!r}, quantile={given[1]!r}"
             )
         if parameters["bits"] != self.bits and not self._keeps:
-            raise ModelError(
+            raise OtherModel(
                 f"{_NAME}.start_from: expected parameters with bits={self.bits}, given {parameters['bits']}; make the "
                 f"model with {_NAME}(bits={parameters['bits']})"
             )
@@ -642,7 +642,7 @@ class AdaptiveLinearModel(Savable):
             "time_zone": state["time zone"],
         }
         if changed := changes(given, self._settings(("kinds", "time_zone") if self._keeps else ())):
-            raise ModelError(
+            raise OtherModel(
                 f"{_NAME}.restore: expected the state of a model with the same settings, given another one: "
                 f"{', '.join(changed)}; make the model with these settings"
             )

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from streamiter.compiled import saying_that_it_compiles
 from streamiter.crossed_rows import Cross, crossed, crossed_fields, numbers_of
-from streamiter.errors import ConfigurationError, ModelError
+from streamiter.errors import ConfigurationError, ModelError, OtherModel
 from streamiter.learn.labels import LabelKind
 from streamiter.learn.losses import PlainLoss
 from streamiter.learn.model_rows import CONFIRMED, ModelRows, RowSteps
@@ -44,9 +44,9 @@ def checked_rates(given: object) -> tuple[float, ...]:
 
 
 def check_task(owner: str, kind: LabelKind | None, task: str | None) -> None:
-    """Raise ModelError if labels of this kind are not those of the task; None is not known yet."""
+    """Raise OtherModel if labels of this kind are not those of the task; None is not known yet."""
     if kind is not None and task not in (None, known := "regression" if kind == "number" else "classification"):
-        raise ModelError(f"{owner}: expected a model of a {task}, given one of a {known}; learn it with its own task")
+        raise OtherModel(f"{owner}: expected a model of a {task}, given one of a {known}; learn it with its own task")
 
 
 def check_published(owner: str, published: Mapping[str, Any], hashed: int) -> None:

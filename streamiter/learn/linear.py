@@ -13,7 +13,7 @@ from typing import Any, Final, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError, ModelError
+from streamiter.errors import ConfigurationError, ModelError, OtherModel
 from streamiter.learn.gradients import GRADIENT_LIMIT, Gradient, is_tame
 from streamiter.learn.losses import LinearLoss
 from streamiter.learn.rows import (
@@ -502,7 +502,7 @@ class LinearModel(Savable):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the :meth:`state` of a model of the same kind; settings such as learning rates may differ."""
         if changed := changes(_description(state), _description(self.state())):
-            raise ModelError(
+            raise OtherModel(
                 f"{self._name}.restore: expected the state of a model with the same settings, given another one: "
                 f"{', '.join(changed)}; make an equal model"
             )

@@ -60,8 +60,8 @@ def online_k_means(
     With ``workers`` so many subtasks find the nearest centroid of each point, and an owner moves the centroids by the
     sums of all workers; then the workers continue with the moved centroids. A mini-batch has ``mini_batch`` points of
     each subtask of ``points``, whatever their speed, and ``timeout_s`` is not for it. The centroids are those of any
-    other number of workers, or of one subtask without workers, except for the last bits of the sums. Initial centroids
-    must be given.
+    other number of workers, except for the last bits of the sums; if one subtask sends the points, they are those
+    without workers, too. Initial centroids must be given.
 
     ``initial`` are the initial centroids, and ``weights`` their weights. ``initial`` may also be a stream of one record
     that contains both, such as ``flow.from_source(initial_model(…))``; None means no centroids. Without initial

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from streamiter.errors import ModelError
+from streamiter.errors import OtherModel
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.expert_weights import ExpertWeights
 from streamiter.learn.labels import Label, Labels, is_label
@@ -409,7 +409,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         super().restore(state)
         column_of = self._model.adopt(state["model"])
         if state["model"]["bits"] != self._model.bits and (state["held"] or not state["started"]):
-            raise ModelError("AdaptiveLinearModel.restore: the checkpoint has rows that were read with other bits")
+            raise OtherModel("AdaptiveLinearModel.restore: the checkpoint has rows that were read with other bits")
         self._held = list(state["held"])
         self._next_event, self._answers.counts = state["next event"], list(state["answers"])
         if self._labels is not None:

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NotRequired, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.errors import ConfigurationError, ModelError
+from streamiter.errors import ConfigurationError, ModelError, OtherModel
 from streamiter.learn.losses import (
     PROBABILITY_FLOOR,
     LinearLoss,
@@ -251,7 +251,7 @@ class ProgressiveValidation(Savable):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a :meth:`state` of the same kind; a smaller window takes the last rows of the old one."""
         if state.get("kind") != self.kind:
-            raise ModelError(f"{_NAME}.restore: expected a state of {self.kind}, given {state.get('kind')!r}")
+            raise OtherModel(f"{_NAME}.restore: expected a state of {self.kind}, given {state.get('kind')!r}")
         self._count = state["count"]
         self._sums = np.array(state["sums"])
         if self._calibration:

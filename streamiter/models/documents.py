@@ -30,7 +30,7 @@ import orjson
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from streamiter.errors import ModelError
+from streamiter.errors import ModelError, OtherModel
 from streamiter.records import Array
 
 Parameters = Array | dict[str, Any]
@@ -198,7 +198,7 @@ def state_in(parameters: object, learner: str, subject: str) -> dict[str, Any] |
         raise ModelError(f"{expected}, given another value; give the parameters of a version as they are")
     form, whose, digest = words[2:]
     if (form, whose) != (_STATE_FORMAT, learner):
-        raise ModelError(
+        raise OtherModel(
             f"{expected}, given that of a {whose} in format {form}; use the learner and the release that "
             f"published it, {_WITHOUT}"
         )
@@ -207,9 +207,9 @@ def state_in(parameters: object, learner: str, subject: str) -> dict[str, Any] |
     return dict(PlainData().decode(content))
 
 
-def refused_state(subject: str, why: object) -> ModelError:
+def refused_state(subject: str, why: object) -> OtherModel:
     """Return the error for a state that does not fit a learner."""
-    return ModelError(f"{subject}: the state of the version does not fit: {why}, {_WITHOUT}")
+    return OtherModel(f"{subject}: the state of the version does not fit: {why}, {_WITHOUT}")
 
 
 # ---- documents

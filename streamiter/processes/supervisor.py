@@ -364,7 +364,10 @@ class Attempt:
             reason = f"a function has held Python's lock for {silent_s:.3g} s{step}"
             self._lose(number, f"{reason}; give lock_s= above {in_seconds(limits.lock_s):g}, or leave it out")
         else:
-            self._silent_at_s[number] = now_s + in_seconds(limits.silence_s)
+            rest_s = in_seconds(limits.silence_s)
+            if limits.lock_s is not None:  # Else a limit a little above that of silence would be twice that long.
+                rest_s = min(rest_s, in_seconds(limits.lock_s) - silent_s)
+            self._silent_at_s[number] = now_s + rest_s
             if number not in self._told_busy:
                 self._told_busy.add(number)
                 holds = f"step {look.step!r}" if look.step else "a function"

@@ -276,10 +276,8 @@ class _PortFeedback:
         """Drop the log, and note nothing more."""
         queue, restored = self._queue, self._restored
         self._queue = self._return_path = self._restored = None
-        if queue is not None:
-            queue.close()
-        elif restored is not None:  # Only feedback through a topic may have some.
-            restored.release()
+        closing = [] if queue is None else [queue.close]
+        close_now([*closing, *([] if restored is None else [restored.release])])
 
 
 @final

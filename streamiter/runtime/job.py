@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeVar
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.closing import close_each
+from streamiter.closing import close_each, note_unclosed
 from streamiter.errors import CheckpointError, ConfigurationError, StreamiterError
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.operators.operator import JobScope
@@ -305,11 +305,26 @@ class Job:
             return await self.wait()
         if mode == "abort":
             self._abort()
-        elif mode == "drain":
+        elif mode == "drain" and not await self._waits_at_end():
             self._when_tables_are_read(self._drain)
         else:
             await self._suspend()
         return await self.wait()
+
+    async def _waits_at_end(self) -> bool:
+        """Return whether the inputs had ended before this run, which has read nothing: a second end would have results
+        for nothing.
+        """
+        if self._checkpointer is None or not self._checkpointer.waits_at_end:
+            return False
+        # With records, workers of a parameter server may be at several clocks, so a barrier would wait in vain.
+        if any(task.steps[0].counts.records_in for task in self.statistics().tasks if task.source is not None):
+            return False
+        try:
+            await self._while_running(self._checkpointer.take(), survives_cancelling=True)
+        except StreamiterError:
+            return False
+        return self._checkpointer.waits_at_end
 
     async def stop_on_signal(self, mode: StopMode) -> None:
         """Stop the job as ``stop`` does, but abort it if the servers of its outputs do not answer.
@@ -529,15 +544,16 @@ class Job:
             state = "failed" if failures else state
         error, *others = failures or (None,)
         if error is not None:
-            for other in others:
-                if str(other.__cause__) not in str(error):  # A full disk is full at the close, too.
-                    error.add_note(f"then, while closing: {other}")
+            # A full disk is full at the close, too.
+            note_unclosed(error, (other for other in others if str(other.__cause__) not in str(error)))
         try:
             # Whoever cancels a job without an abort does not wait for anything.
             if state == "aborted" and not self._is_aborting:
                 self._others.stop("abort")
             else:
                 state, error = await self._others.ended(state, error)
+                if state == "suspended" and self._checkpointer is not None and self._checkpointer.waits_at_end:
+                    state = "finished"
         except asyncio.CancelledError:
             state = "aborted"
             raise

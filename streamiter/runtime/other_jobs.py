@@ -25,6 +25,7 @@ import msgspec
 
 from streamiter.channels import ChannelStatistics
 from streamiter.clock import Clock
+from streamiter.closing import note_unclosed
 from streamiter.deferred import PlainValue
 from streamiter.runtime.failures import error_from_plain, error_to_plain
 from streamiter.runtime.messages import Meeting, Messages
@@ -208,8 +209,7 @@ class LedJobs(OtherJobs):
         await self._all_ended.wait()
         if self._errors:
             first, *others = self._errors
-            for other in others:
-                first.add_note(f"then: {other}")
+            note_unclosed(first, others)
             return "failed", first
         states = {report.statistics.state for _, report in self._reports.values()}
         return next((worse for worse in ("failed", "aborted", "suspended") if worse in (state, *states)), state), None

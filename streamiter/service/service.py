@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from streamiter.errors import (
     ConfigurationError,
     ModelError,
     OffsetOutOfRange,
+    OtherModel,
     ProducerFenced,
     StoreUnavailable,
     StreamiterError,
@@ -385,8 +385,8 @@ def remedy_of(error: BaseException) -> str | None:
 def _says_another_model(error: BaseException) -> bool:
     """Whether a checkpoint, or a version, is of a model for other labels."""
     if isinstance(error, CheckpointError):
-        return re.search(r"a changed step 'learn' \([^)]*\b(task|positive) was", str(error)) is not None
-    return isinstance(error, ModelError) and re.search(r"\.(restore|start_from): ", str(error)) is not None
+        return any(change.startswith(("task was", "positive was")) for change in error.changes.get("learn", ()))
+    return isinstance(error, OtherModel)
 
 
 def is_taken_over(error: BaseException) -> bool:

@@ -47,7 +47,7 @@ from streamiter.learn.clustering import _SomePoints
 from streamiter.learn.comparison import Compare
 from streamiter.learn.expert_weights import CrossStatistics, ExpertWeights
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
-from streamiter.learn.late_labels import LabelJoin
+from streamiter.learn.late_labels import AnswerDelays, LabelJoin
 from streamiter.learn.model_owner import ModelOwner
 from streamiter.learn.model_rows import FirstRows
 from streamiter.learn.offline_workers import KeptExamples, OfflineWorker, ReplayedExamples
@@ -591,9 +591,14 @@ CASES = [
     *(
         Case(
             functools.partial(online_training_with_labels_in_event_time, mode, schedule=schedule),
-            (*BY_ROWS, LabelJoin, InOrder, RecordOrder),
+            (*BY_ROWS, LabelJoin, AnswerDelays, InOrder, RecordOrder),
         )
-        for mode, schedule in (("asynchronous", "weighted"), ("synchronous", "end"), ("synchronous", "weighted"))
+        for mode, schedule in (
+            ("asynchronous", "weighted"),
+            ("asynchronous", "expected"),
+            ("synchronous", "end"),
+            ("synchronous", "weighted"),
+        )
     ),
     Case(functools.partial(online_training_by_rows, "asynchronous"), (LabelFields,), {"cuts": 4}),
     *(

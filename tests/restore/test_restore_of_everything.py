@@ -46,7 +46,6 @@ ELSEWHERE = {
     "streamiter.parameter_server.server.ParameterServer": "tests/parameter_server/test_snapshots.py",
     "streamiter.networks.training._Judge": "tests/networks/test_network_training.py",
     "streamiter.networks.learner.NetworkWorker": "tests/networks/test_network_restarts.py",
-    "streamiter.learn.late_labels.AnswerDelays": "tests/learn/test_order_of_late_labels.py",
     "streamiter.learn.clustering.KMeans": "tests/learn/test_saved_objects.py",
     "streamiter.learn.decision_tree.DecisionTree": "tests/learn/test_saved_objects.py",
     "streamiter.learn.labels.LabelReader": "tests/learn/test_adaptive_model.py",

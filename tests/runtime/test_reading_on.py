@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -383,3 +384,98 @@ async def test_a_flow_that_cannot_read_on_says_why(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=told + r" .*; start without state with restore=None"):
         await make().start(checkpoints=settings(tmp_path))
     assert len(await written(broker.topic("out"))) == 3
+
+
+def ends_of_a_loop(numbers: Stream[Any], server: ParameterServer) -> Stream[Any]:
+    def body(variables: Any, data: Any) -> IterationBodyResult:
+        counted = variables[0].union(data[0].key_by("k")).process(Counting, name="count")
+        again = counted.filter(lambda record: record[0] == "again")
+        return IterationBodyResult([again], [counted.filter(lambda record: record[0] == "ended")])
+
+    none = numbers.flow.from_items([], name="none", parallelism=numbers.parallelism)
+    return iterate_unbounded_streams([none], [numbers], body)[0]
+
+
+def versions_of_a_training(numbers: Stream[Any], server: ParameterServer) -> Stream[Any]:
+    return train_online(numbers, label="y", features=["x"], name="train").models.map(lambda model: model.records)
+
+
+def versions_of_a_server(numbers: Stream[Any], server: ParameterServer) -> Stream[Any]:
+    training = train_on_parameter_server(
+        numbers, server, features=1, consistency=BSP(), batch=2, workers=2, extract=examples_of, name="train"
+    )
+    return training.models.map(lambda model: model.records)
+
+
+def numbers_at_the_end(numbers: Stream[Any], server: ParameterServer) -> Stream[Any]:
+    return numbers.map(lambda row: row["v"]).process(EmitAtEnd, name="at the end")
+
+
+class EmitAtEnd(Operator):
+    """Emits how many records there were, at the end of its input."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def process(self, record: Any, out: Output) -> None:
+        self._count += 1
+
+    def input_ended(self, name: str, out: Output) -> None:
+        out.emit(self._count)
+
+    def snapshot(self) -> int:
+        return self._count
+
+    def restore(self, state: int) -> None:
+        self._count = state
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+    "add",
+    [ends_of_a_loop, versions_of_a_training, versions_of_a_server, numbers_at_the_end],
+    ids=lambda add: add.__name__,
+)
+async def test_an_endless_flow_that_had_ended_waits_for_records(
+    add: Callable[[Stream[Any], ParameterServer], Stream[Any]], processes: int, tmp_path: Path
+) -> None:
+    """A flow with a loop or a parameter server that had ended was told to go on, and ended by itself at once."""
+    broker = await broker_with("numbers", "out")
+    await write(broker, "numbers", [{**record, "x": 1.0, "y": record["v"] % 2} for record in records(0, 8)])
+
+    async def start(stop: Any) -> Any:
+        flows = [Flow("f", parallelism=processes) for _ in range(processes)]
+        for flow in flows:
+            numbers = flow.source(broker.topic("numbers"), stop=stop, name="numbers")
+            server = await servers.enter_async_context(ParameterServer(shards=2))
+            add(numbers, server).sink(broker.topic("out"), name="out")
+        joined = joined_jobs(flows, JobOptions(checkpoints=settings(tmp_path, alignment_timeout_s=1.0)))
+        await asyncio.wait_for(joined.start(), PATIENCE_S)
+        return joined.jobs
+
+    async def wait(jobs: Any) -> str:
+        first, *_ = await asyncio.wait_for(asyncio.gather(*(job.wait() for job in jobs)), PATIENCE_S)
+        return first.state  # type: ignore[no-any-return]
+
+    async with contextlib.AsyncExitStack() as servers:
+        assert await wait(await start("latest")) == "finished"
+        at_end = await written(broker.topic("out"))
+        assert at_end
+        for ending in ("drain", "suspend", "abort"):
+            jobs = await start(None)
+            last = await jobs[0].checkpoint()
+            assert [job.statistics().state for job in jobs] == ["running"] * processes
+            await asyncio.gather(jobs[0].stop(ending), wait(jobs))
+            assert jobs[0].statistics().state == ("aborted" if ending == "abort" else "finished")
+            assert jobs[0].statistics().checkpoints.committed == last
+            assert await written(broker.topic("out")) == at_end
+        assert await wait(await start("latest")) == "finished"  # There is still nothing to do.
+        assert await written(broker.topic("out")) == at_end
+
+        jobs = await start(None)
+        await write(broker, "numbers", [{**record, "x": 1.0, "y": record["v"] % 2} for record in records(8, 16)])
+        while sum(sum(task.lag.values()) for job in jobs for task in job.statistics().tasks):
+            await asyncio.sleep(0)
+        await asyncio.gather(jobs[0].stop("drain"), wait(jobs))
+        assert jobs[0].statistics().state == "finished"
+        assert len(await written(broker.topic("out"))) > len(at_end)

@@ -6,10 +6,10 @@ of one process arrive in order:
 
 =====================  =========================================================================================
 to the others          ``restore`` (the run, the checkpoint, steps whose state is dropped), ``unchanged`` (whether all
-                       tasks are as in the snapshot), ``progress`` (if not), ``reads on`` (whether a finished job has
-                       more to read), ``barrier``, ``abandoned``, ``committed``
-from the others        ``found`` (whether its tasks are as in the snapshot), ``more`` (whether a finished job has more
-                       to read there), ``restored`` (where its sources begin), ``passed`` (a barrier has passed its
+                       tasks are as in the snapshot), ``progress`` (if not), ``reads on`` (what a finished job has to
+                       read), ``barrier``, ``abandoned``, ``committed``
+from the others        ``found`` (whether its tasks are as in the snapshot), ``more`` (what a finished job has to read
+                       there), ``restored`` (where its sources begin), ``passed`` (a barrier has passed its
                        tasks), ``stored`` (its file)
 =====================  =========================================================================================
 """
@@ -50,12 +50,8 @@ class Agreement(Protocol):
     async def progress(self, find: Callable[[], AllProgress]) -> AllProgress:
         """Return the progress of the restored steps, which ``find`` returns in process 0."""
 
-    async def has_more(self, found: int, least: int) -> bool:
-        """Return whether a finished job has more to read in any process.
-
-        ``found`` is 2 for records in this process, 1 for a source that does not end, 0 for neither. ``least`` is how
-        much is needed, as process 0 says.
-        """
+    async def to_read(self, found: int) -> int:
+        """Return the most that a finished job has to read in any process; ``found``: in this one."""
 
 
 @dataclass
@@ -123,12 +119,12 @@ class CheckpointMessages:
         self._tell("progress", {step: list(map(list, each)) for step, each in found.items()})
         return found
 
-    async def has_more(self, found: int, least: int) -> bool:
-        """Return whether a finished job has more to read in any process, and tell the others."""
+    async def to_read(self, found: int) -> int:
+        """Return the most that a finished job has to read in any process, and tell the others."""
         answers = await self._all("more")
-        has_more = found >= least or any(more >= least for [more] in answers.values())
-        self._tell("reads on", has_more)
-        return has_more
+        to_read: int = max([found, *(more for [more] in answers.values())])
+        self._tell("reads on", to_read)
+        return to_read
 
     async def positions_at_start(self) -> PositionsByStep:
         """Return where the sources of the other processes begin, after they have restored their tasks."""
@@ -176,7 +172,7 @@ class CheckpointMessages:
         answers = self._answers[question]
         if self._others:
             await answers.complete.wait()
-        return answers.by_process
+        return dict(sorted(answers.by_process.items()))
 
     def _has_passed(self, process: int, checkpoint: int, runs: bool) -> None:
         self._on_passed(f"process {process}", checkpoint, runs)

@@ -32,7 +32,7 @@ from streamiter.runtime.checkpointing.barriers import (
     TakenParts,
     WorkersApart,
 )
-from streamiter.runtime.checkpointing.checkpoint_messages import CheckpointMessages
+from streamiter.runtime.checkpointing.checkpoint_messages import CheckpointMessages, PositionsByStep
 from streamiter.runtime.checkpointing.commit import JobTransaction, output_to_commit_with
 from streamiter.runtime.checkpointing.committed import (
     SourcePositions,
@@ -107,6 +107,8 @@ class Checkpointer:
         self._positions: SourcePositions | None = None
         """Of a job without state: they are committed instead of a snapshot in the store."""
         self._lag = LagReports(flow, tasks)
+        self._ends_at: tuple[list[Positions], PositionsByStep] | None = None
+        """Where the inputs of this process, and of the others, had ended before this run, while it has read nothing."""
         self._is_over = False
         self._failure: Exception | None = None
         """The error of a checkpoint after which the job must fail."""
@@ -192,6 +194,9 @@ class Checkpointer:
         if self._job_restore is not None:
             await self._job_restore.confirm()
             begun = self._job_restore.checkpoint
+            if self._job_restore.waits_at_end:
+                own = [dict(task.positions) for task in self._tasks if task.feeder is not None]
+                self._ends_at = own, await self._messages.positions_at_start()
         elif self._positions is not None and self._transaction is not None:
             self._positions.elsewhere = await self._messages.positions_at_start()
             await self._transaction.begin_with(None)
@@ -308,6 +313,9 @@ class Checkpointer:
             stand_still_timeout_s=self._settings.alignment_timeout_s,
             on_begin=self._seal_sinks,
         )
+        if self.waits_at_end and await self._still_waits(parts):
+            assert self._statistics.committed is not None
+            return self._statistics.committed
         checkpoint = CheckpointId(self._barriers.last_number, self._run_id)
         aligned_s = self._clock.monotonic_s()
         size_bytes = await self._save(checkpoint, parts)
@@ -330,6 +338,23 @@ class Checkpointer:
             self._lag.committed(positions)
             self._messages.send_committed(checkpoint.number)
         return checkpoint.number
+
+    @property
+    def waits_at_end(self) -> bool:
+        """Whether the inputs had ended before this run, and it has read nothing more up to the last barrier."""
+        return self._ends_at is not None
+
+    async def _still_waits(self, taken: TakenParts) -> bool:
+        """Return whether nothing was read up to this barrier: then the last checkpoint, which knows the end, stays."""
+        if (self._lag.positions(), await self._messages.positions()) != self._ends_at:
+            self._ends_at = None
+            return False
+        release_parts(part for of_task in taken.values() for part in of_task)
+        if self._transaction is not None:
+            await self._transaction.checkpoint_over()
+        after_s = self._clock.monotonic_s() - self._started_at_s
+        self._statistics = replace(self._statistics, committed_at_ms=self._clock.now_ms(), committed_after_s=after_s)
+        return True
 
     def _seal_sinks(self) -> None:
         if self._transaction is not None:

@@ -124,11 +124,12 @@ class FollowingCheckpointer:
         [found] = await self._said.get()
         return {step: [SubtaskProgress(*each) for each in of_step] for step, of_step in found.items()}
 
-    async def has_more(self, found: int, least: int) -> bool:
-        """Return whether a finished job has more to read in any process, as process 0 has decided."""
+    async def to_read(self, found: int) -> int:
+        """Return the most that a finished job has to read in any process, as process 0 has found."""
         self._answer("more", 0, found)
-        [has_more] = await self._said.get()
-        return bool(has_more)
+        [to_read] = await self._said.get()
+        assert isinstance(to_read, int)
+        return to_read
 
     async def restored(self) -> None:
         """All tasks have restored their states."""

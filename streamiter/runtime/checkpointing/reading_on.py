@@ -2,13 +2,14 @@
 
 The last checkpoint of such a job says that each task has ended. :func:`read_on` makes it the state of a job that has
 handled all it was given so far: positions and the states of steps stay, and the ends are forgotten. What an operator
-has noted of its end, it forgets itself (``Operator.without_end``).
+has noted of its end, it forgets itself (``Operator.without_end``). As long as no record has come after such an end, the
+job takes no checkpoints, and has no second end: its last checkpoint still says how far it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from streamiter.checkpoints.snapshot import SnapshotHeader
 from streamiter.errors import CheckpointError
@@ -19,19 +20,18 @@ from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.task import Task
 from streamiter.topics.source_and_sink import TopicSource
 
+NOTHING, ENDLESS, RECORDS = range(3)
+"""What a finished job has to read: nothing, nothing yet of a source that does not end any more, or records."""
 
-async def read_on(header: SnapshotHeader, states: TaskStates, tasks: Sequence[Task], agreement: Agreement) -> bool:
-    """Forget the ends in the states of all tasks, if any process has something to read; return whether that was so.
+
+async def read_on(header: SnapshotHeader, states: TaskStates, tasks: Sequence[Task], agreement: Agreement) -> int:
+    """Forget the ends in the states of all tasks, if any process has something to read; return what there is.
 
     Raises CheckpointError if a step cannot go on.
     """
-    found = max([await _has_more(states[task.name], task) for task in tasks], default=_NOTHING)
-    # Each end of a loop has results of its own, as has that of a training: without records there must be no second one.
-    in_loop = any(
-        each.step.loop is not None or each.step.service is not None for task in tasks for each in task.instances
-    )
-    has_more = await agreement.has_more(found, _RECORDS if in_loop else _ENDLESS)
-    for task in tasks if has_more else ():
+    found = max([await _to_read(states[task.name], task) for task in tasks], default=NOTHING)
+    to_read = await agreement.to_read(found)
+    for task in tasks if to_read else ():
         state = states[task.name]
         state.update({"ended": False, "interior input ended": False, "watermark": -1, "inbox": None})
         for instance in task.instances:
@@ -42,10 +42,13 @@ async def read_on(header: SnapshotHeader, states: TaskStates, tasks: Sequence[Ta
             except CheckpointError as reason:
                 raise CheckpointError(
                     f"flow {header.flow!r}: checkpoint {header.id.number} is the last of a job whose inputs had ended. "
-                    f"There are new records, but step {name!r} cannot read on: {reason}; start without state with "
+                    f"{_WHY[to_read]}, but step {name!r} cannot read on: {reason}; start without state with "
                     "restore=None, which reads all records again"
                 ) from None
-    return has_more
+    return to_read
+
+
+_WHY: Final = {RECORDS: "There are new records", ENDLESS: "A source does not end any more"}
 
 
 def _without_end(of_step: Any, instance: OperatorInstance) -> dict[str, Any]:
@@ -60,13 +63,10 @@ def _without_end(of_step: Any, instance: OperatorInstance) -> dict[str, Any]:
     }
 
 
-_NOTHING, _ENDLESS, _RECORDS = range(3)
-
-
-async def _has_more(state: TaskState, task: Task) -> int:
+async def _to_read(state: TaskState, task: Task) -> int:
     source = None if task.feeder is None else task.feeder.source
     if not isinstance(source, TopicSource):
-        return _NOTHING
+        return NOTHING
     ends = (await source.topic.describe()).offsets
     if isinstance(source.stop, Mapping):
         ends = {number: (first, source.stop.get(number, first)) for number, (first, _) in ends.items()}
@@ -76,4 +76,4 @@ async def _has_more(state: TaskState, task: Task) -> int:
         for number, (first, end) in ends.items()
         if number % context.parallelism == context.subtask_index
     )
-    return _RECORDS if has_records else _ENDLESS if source.stop is None else _NOTHING
+    return RECORDS if has_records else ENDLESS if source.stop is None else NOTHING

@@ -26,7 +26,7 @@ from streamiter.errors import CheckpointError, ConfigurationError, did_you_mean
 from streamiter.operators.definitions import changes
 from streamiter.runtime.checkpointing.checkpoint_messages import Agreement, CheckpointMessages
 from streamiter.runtime.checkpointing.commit import CommitRecord, JobTransaction
-from streamiter.runtime.checkpointing.reading_on import read_on
+from streamiter.runtime.checkpointing.reading_on import ENDLESS, NOTHING, read_on
 from streamiter.runtime.checkpointing.redistribute import fetch_topic_batches, has_same_tasks, redistribute_states
 from streamiter.runtime.checkpointing.shares import OldJob, RepeatedFrames
 from streamiter.runtime.checkpointing.task_barriers import SERVICE, STEP, TASK, PartName, TaskStates, task_state
@@ -152,12 +152,14 @@ def check_steps(
     remedy = "restore=None" if is_all else f"changed_steps={sorted({*unconfirmed, *changed_steps})}"
     of_steps = [header.steps[name].keeps for name in unconfirmed if name in header.steps]
     lost = "all state" if is_all else ", ".join(dict.fromkeys(of_steps)) or "nothing"
-    raise CheckpointError(
+    error = CheckpointError(
         f"flow {header.flow!r}, checkpoint {header.id.number}: expected steps as they were when it was taken, given "
         f"{'; '.join(told)}: with the state of the checkpoint results would be wrong. "
         f"Write {'it' if len(unconfirmed) == 1 else 'them'} as before, under the same name, or start without that "
         f"state: {remedy}, which loses {lost}"
     )
+    error.changes = {name: changed[name] for name in unconfirmed}
+    raise error
 
 
 def _changes_of(name: str, header: SnapshotHeader, steps: Mapping[str, StepState]) -> list[str]:
@@ -301,6 +303,8 @@ class JobRestore:
         """The checkpoint that the run starts from; None for no checkpoint."""
         self.highest_number = 0
         """The highest number of the existing checkpoints."""
+        self.waits_at_end = False
+        """Whether the inputs had ended at the checkpoint, and there are no records yet, but a source that goes on."""
 
     async def load_states(
         self, tasks: Sequence[Task], plain_data: PlainData, clock: Clock, tasks_of_all: int
@@ -358,7 +362,9 @@ class JobRestore:
             agreement=self._messages,
             tasks_of_all=tasks_of_all,
         )
-        if snapshot.header.job_ended and not await read_on(snapshot.header, states, tasks, self._messages):
+        to_read = await read_on(snapshot.header, states, tasks, self._messages) if snapshot.header.job_ended else None
+        self.waits_at_end = to_read == ENDLESS
+        if to_read == NOTHING:
             _log.warning(
                 "flow %r: checkpoint %d is the last of a job whose inputs have all ended, so nothing is left to do; "
                 "start without state with restore=None",
