@@ -102,7 +102,7 @@ class Inbox:
         self._wanted = WantedInputs(self.ports, self._has_ended)
         self._feedback = FeedbackLog(self.ports, make_feedback_queue)
         self._progress = PortProgress(
-            self.ports, timed_ports, by_port=order.by_port, on_due=self._ready.add, on_data_ended=self.reconsider_wanted
+            self.ports, timed_ports, order=order, on_due=self._ready.add, on_data_ended=self.reconsider_wanted
         )
         self._epochs = self._progress.epochs
         self._idle = self._progress.idle
