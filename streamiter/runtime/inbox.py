@@ -461,9 +461,9 @@ class Inbox:
     @property
     def has_parked(self) -> bool:
         """Whether it has input that the task does not get now."""
-        return bool(self._ready.parked) or (
-            self._by_port and any(port.later and not port.is_feedback for port in self.ports)
-        )
+        if self._ready.parked or not self._by_port:
+            return bool(self._ready.parked)
+        return any(port.later is not None and port.later.counts and not port.is_feedback for port in self.ports)
 
     def waits_for(self) -> str | None:
         """Return in words what the records that are not read wait for; None if they only are not wanted."""
