@@ -103,7 +103,7 @@ class Inbox:
         self._wanted = WantedInputs(self.ports, self._has_ended)
         self._feedback = FeedbackLog(self.ports, make_feedback_queue)
         self._progress = PortProgress(
-            self.ports, timed_ports, by_port=order.by_port, on_due=self._ready.add, on_data_ended=self.reconsider_wanted
+            self.ports, timed_ports, order=order, on_due=self._ready.add, on_data_ended=self.reconsider_wanted
         )
         self._epochs = self._progress.epochs
         self._idle = self._progress.idle
@@ -462,9 +462,9 @@ class Inbox:
     @property
     def has_parked(self) -> bool:
         """Whether it has input that the task does not get now."""
-        return bool(self._ready.parked) or (
-            self._by_port and any(port.later and not port.is_feedback for port in self.ports)
-        )
+        if self._ready.parked or not self._by_port:
+            return bool(self._ready.parked)
+        return any(port.later is not None and port.later.counts and not port.is_feedback for port in self.ports)
 
     def waits_for(self) -> str | None:
         """Return in words what the records that are not read wait for; None if they only are not wanted."""

@@ -13,7 +13,7 @@ from streamiter.deferred import PlainValue
 from streamiter.errors import InternalError
 from streamiter.operators.frontier import Frontier
 from streamiter.records import Control, EndOfData, EpochWatermark, EventTimeWatermark, Idle
-from streamiter.runtime.order import BEFORE_ALL_EPOCHS
+from streamiter.runtime.order import BEFORE_ALL_EPOCHS, Arrival
 from streamiter.runtime.port_log import Port
 from streamiter.times import MAX_TIME, MIN_TIME
 
@@ -37,11 +37,11 @@ class PortProgress:
         ports: Sequence[Port],
         timed_ports: Iterable[int],
         *,
-        by_port: bool,
+        order: Arrival,
         on_due: Callable[[Port], None],
         on_data_ended: Callable[[], None],
     ) -> None:
-        """``by_port``: ports have a fixed order, so that the end of data takes its turn like a record.
+        """If the order of ports is fixed, the end of data takes its turn like a record.
 
         ``on_due`` is called with a port that has records of the epoch whose turn has come, ``on_data_ended`` when the
         data of a port has ended.
@@ -53,7 +53,8 @@ class PortProgress:
         self.idle: set[int] = set()
         """The ports that have brought ``Idle`` and no data since, by index."""
         self._ports = ports
-        self._by_port = by_port
+        self._by_port = order.by_port
+        self._tells_due = order.sets_aside and not order.by_port
         self._on_due = on_due
         self._on_data_ended = on_data_ended
         self._told_time = MIN_TIME, False
@@ -71,7 +72,10 @@ class PortProgress:
                 f"{port.channel.name}: expected watermarks that only grow, given {watermark.epoch} after {port.arrived}"
             )
         port.arrived = watermark.epoch
-        return self.bring(port, watermark)
+        if port.lowest is not None:
+            return self.bring(port, watermark)
+        self.epochs.reach(port.index, watermark.epoch)
+        return self._moved()
 
     def bring_idle(self, port: Port) -> list[Control]:
         self.idle.add(port.index)
@@ -125,9 +129,10 @@ class PortProgress:
         """Return the watermark of the task, if it has grown."""
         if not self.epochs.settle():
             return []
-        for port in self._ports if not self._by_port else ():
-            if port.later is not None and self.epochs.value + 1 in port.later.counts:
-                self._on_due(port)
+        if self._tells_due:
+            for port in self._ports:
+                if port.later is not None and self.epochs.value + 1 in port.later.counts:
+                    self._on_due(port)
         return [EpochWatermark(self.epochs.value)]
 
     def end_time(self, port: Port) -> list[Control]:
