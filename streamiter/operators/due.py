@@ -103,6 +103,9 @@ class DueHeap:
                 load((item[-1][0] if self._of_pairs else item[-1],))
             yield item
 
+    def __len__(self) -> int:
+        return len(self._heap)
+
     def first(self) -> int | None:
         return self._heap[0][0] if self._heap else None
 
