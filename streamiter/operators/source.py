@@ -17,7 +17,7 @@ from streamiter.operators.event_time import PartState
 from streamiter.operators.operator import Context, MaybeAwaitable, Operator
 from streamiter.operators.output import Output
 from streamiter.origins import BatchOrigin
-from streamiter.records import Batch, Record, take
+from streamiter.records import BATCH_RECORDS, Batch, Record, take
 from streamiter.tables import arrow_table
 
 Positions = dict[Any, Any]
@@ -162,8 +162,6 @@ SourceFactory = Callable[[], Source]
 """A source class, or a callable without arguments that returns a source. Called once for each subtask."""
 
 
-# As many as a topic reader returns at most: the cost of a hop is small for so many.
-_BATCH_RECORDS: Final = 8192
 _DONE: Final = "items done"
 # For each earlier run with another number of subtasks, the number of items that each subtask had done.
 _BEFORE: Final = "items done before"
@@ -190,7 +188,7 @@ class ItemsSource(Source):
             self._done = positions.get(_DONE, 0)
 
     def read(self) -> SourceBatch | None:
-        batch = self._items[self._done : self._done + _BATCH_RECORDS]
+        batch = self._items[self._done : self._done + BATCH_RECORDS]
         if len(batch) == 0:
             return None
         before, self._done = self._done, self._done + len(batch)

@@ -33,7 +33,7 @@ from streamiter.operators.operator import (
 )
 from streamiter.operators.output import Output, TimedOutput
 from streamiter.operators.source import Source
-from streamiter.records import Batch, Control, EventTimeWatermark, untimed
+from streamiter.records import BATCH_RECORDS, Batch, Control, EventTimeWatermark, untimed
 from streamiter.runtime.entries import (
     SOURCE_METHODS,
     AsyncEntry,
@@ -316,7 +316,7 @@ class OperatorInstance:
     @property
     def _timers_at_once(self) -> int:
         """How many timers fire before what they have emitted may wait for room, and the states are stored."""
-        return (None if self.keyed is None else self.keyed.keys_at_once) or _TIMERS_AT_ONCE
+        return (None if self.keyed is None else self.keyed.keys_at_once) or BATCH_RECORDS
 
     def _no_key(self) -> Any:
         """Return what stands for the key of event timers that are set without one: a key of this subtask."""
@@ -570,9 +570,6 @@ def _in_event_loop() -> bool:
         return False
     return True
 
-
-# What so many timers emit is small compared with the limit of a lane. With timers on disk, as many are read at once.
-_TIMERS_AT_ONCE: Final = 8192
 
 _SWEEP: Final = object()
 """The payload of the timer that drops expired keyed state."""

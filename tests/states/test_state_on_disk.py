@@ -529,7 +529,7 @@ def test_what_is_due_at_once_leaves_in_turns(
     monkeypatch.setattr(output, "LANE_LIMIT_BYTES", 10_000)
     monkeypatch.setattr(rocks_state, "_KEYS_AT_ONCE", 50)
     monkeypatch.setattr(rocks_state.RocksStates, "keys_at_once", 50)
-    monkeypatch.setattr(instance, "_TIMERS_AT_ONCE", 50)
+    monkeypatch.setattr(instance, "BATCH_RECORDS", 50)
     flow = Flow("due at once", state=RocksState(tmp_path))
     numbers = flow.from_items(range(600)).event_time(lambda number: 5, unit="ms", check_unit=False)
     rows = due(numbers.key_by(lambda number: number), name="due", parallelism=parallelism)

@@ -7,6 +7,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
+from streamiter.clock import is_due
 from streamiter.deferred import Deferred
 from streamiter.operators.definitions import Definition, at_most
 from streamiter.operators.functions import refuse
@@ -274,7 +275,7 @@ class WindowStep(TimedOperator):
     def on_timer(self, payload: Any, out: Output) -> None:
         """Emit early results."""
         now_s = self._opened().clock.monotonic_s()
-        if self._early_every_s is None or now_s < self._early_at_s - _ROUNDING_S:
+        if self._early_every_s is None or not is_due(self._early_at_s - now_s):
             return
         while not self._turn(self._windows.early, out):
             pass
@@ -310,9 +311,6 @@ _RECORDS_LEAST: Final = 16
 
 _AT_ONCE_S: Final = -1.0
 """Earlier than all times of a clock."""
-
-# A timer counts as due when it is early by at most this: a rounding error of time plus delay must not delay it.
-_ROUNDING_S: Final = 1e-6
 
 
 class ByClock(TimedOperator):
