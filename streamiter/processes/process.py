@@ -46,7 +46,7 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock, SystemClock
 from streamiter.deferred import PlainValue
 from streamiter.errors import GraphError, PlainDataError, user_line
-from streamiter.flow.flow import Flow
+from streamiter.flow.flow import Flow, job_of
 from streamiter.flow.loading import load_flow
 from streamiter.importing import IS_LOADING
 from streamiter.operators.source import Collect
@@ -231,7 +231,7 @@ class _Process:
         self._tell("listens", await mesh.listen(settings.listen))
         others = await mesh.connect(await self._addresses)
         own = OwnProcess(own.placement, settings.number, others, own.operators, mesh, self._note)
-        return flow.job(self._options, own), own
+        return job_of(flow, self._options, own), own
 
     async def _run_job(self, job: Job, own: OwnProcess, plain_data: PlainData) -> None:
         assert self._mesh is not None
