@@ -21,7 +21,7 @@ from streamiter.errors import ConfigurationError
 from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.functions import apply_to_each, field_or_function
 from streamiter.operators.operator import Context, Look, Operator
-from streamiter.operators.output import Output
+from streamiter.operators.output import Output, emit_made, keep_rows, origin_at, pass_watermark
 from streamiter.records import (
     BEFORE,
     KNOWN,
@@ -402,7 +402,7 @@ class AssignEventTime(TellsOrder):
         self.records_timed += len(timed)
         late = generator.late
         for piece in generator.take(partition, timed.times):
-            out.emit_made(slice_batch(timed, piece.start, piece.stop), range(piece.start, piece.stop))
+            emit_made(out, slice_batch(timed, piece.start, piece.stop), range(piece.start, piece.stop))
             if piece.watermark is not None:
                 self._send(piece.watermark, is_idle=False)
         if generator.late > late and not self._has_warned:
@@ -446,8 +446,8 @@ class AssignEventTime(TellsOrder):
         if not failures:
             return timed
         for index in sorted(failures):
-            out.reject(records[index], failures[index], origin=out.origin_at(index))
-        out.keep(accepted := np.delete(np.arange(len(records)), sorted(failures)))
+            out.reject(records[index], failures[index], origin=origin_at(out, index))
+        keep_rows(out, accepted := np.delete(np.arange(len(records)), sorted(failures)))
         kept = take(timed, accepted)
         assert isinstance(kept, TimedBatch)
         return kept
@@ -524,7 +524,7 @@ class AssignEventTime(TellsOrder):
     def _send(self, watermark: int, *, is_idle: bool) -> None:
         if (watermark, is_idle) != self._told and self._told[0] != MAX_TIME:
             self._told = watermark, is_idle
-            self._out.pass_watermark(EventTimeWatermark(watermark, is_idle))
+            pass_watermark(self._out, EventTimeWatermark(watermark, is_idle))
 
     # -- state ---------------------------------------------------------------------------------------------
 

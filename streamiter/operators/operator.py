@@ -211,14 +211,11 @@ class Context:
         self._statistics = statistics
         self._set_timer = set_timer
         self._in_iteration = in_iteration
-        self.keyed = keyed
-        """For the engine: the states behind ``state``; None in a step without keys."""
-        self.noted = noted
-        """For the engine: awaits code of the step in another task; None if no other process asks which step runs."""
+        self._keyed = keyed
+        self._noted = noted
         self._make_states = make_states
         self._times = times
-        self.takes_event_timers = takes_event_timers
-        """For the engine: whether the operator can be told of event timers."""
+        self._takes_event_timers = takes_event_timers
         self._service_worker: ServiceWorker | None = None
         self.key: Any = None
 
@@ -274,10 +271,6 @@ class Context:
             )
         return self._service_worker
 
-    def serve_with(self, worker: ServiceWorker) -> None:
-        """For the engine: set the worker of the step's service, before ``open``."""
-        self._service_worker = worker
-
     def set_timer(self, delay_s: Seconds, payload: Any = None) -> None:
         """Call ``on_timer(payload, out)`` in ``delay_s`` seconds, with the same ``context.key``.
 
@@ -304,11 +297,6 @@ class Context:
         return self._times is not None and self._times.is_idle
 
     @property
-    def keys_are_further(self) -> bool:
-        """For the engine: whether the event time of some keys is further, since the step had another parallelism."""
-        return self._times is not None and self._times.has_floors
-
-    @property
     def timestamp(self) -> int | None:
         """The timestamp of the record or event timer at hand, in milliseconds; None if it has none.
 
@@ -328,7 +316,7 @@ class Context:
         timer has the timestamp ``at``.
         """
         times = self._event_times("set_event_timer")
-        if not self.takes_event_timers:
+        if not self._takes_event_timers:
             raise ConfigurationError(
                 "context.set_event_timer: expected an operator that defines on_event_timer(payload, out), given one "
                 "that does not; define it, since only on_event_timer is told of the timer"
@@ -349,19 +337,43 @@ class Context:
             )
         return self._times
 
-    def keyed_states(self) -> KeyedStates:
-        """For the engine: return the states of an operator that finds the keys itself; called once, in ``open``."""
-        if self._make_states is None:
-            return KeyedState(self.clock, name=self.name, encode=self.encode)
-        return self._make_states()
-
     def _keyed_state(self) -> KeyedStates:
-        if self.keyed is None:
+        if self._keyed is None:
             raise ConfigurationError(
                 "context.state: expected a step behind .key_by(f), of which all inputs have keys, given one without; "
                 "write stream.key_by(f).process(…), or keep a dict of your own and return it from snapshot"
             )
-        return self.keyed
+        return self._keyed
+
+
+# -- what the engine and its operators do with a context --------------------------------------------------
+
+
+def serve_with(context: Context, worker: ServiceWorker) -> None:
+    """Set the worker of the step's service, before ``open``."""
+    context._service_worker = worker
+
+
+def states_of(context: Context) -> KeyedStates | None:
+    """Return the states behind ``context.state``; None in a step without keys."""
+    return context._keyed
+
+
+def states_by_own_keys(context: Context) -> KeyedStates:
+    """Return the states of an operator that finds the keys itself; called once, in ``open``."""
+    if context._make_states is None:
+        return KeyedState(context.clock, name=context.name, encode=context.encode)
+    return context._make_states()
+
+
+def keys_are_further(context: Context) -> bool:
+    """Return whether the event time of some keys is further, since the step had another parallelism."""
+    return context._times is not None and context._times.has_floors
+
+
+def noting_of(context: Context) -> Callable[[Awaitable[Any]], Awaitable[Any]] | None:
+    """Return what awaits code of the step in another task; None if no other process asks which step runs."""
+    return context._noted
 
 
 MakeStates = Callable[[], KeyedStates]

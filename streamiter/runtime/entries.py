@@ -17,8 +17,8 @@ from streamiter.errors import ConfigurationError, GraphError, RejectRecords, Str
 from streamiter.operators.event_timers import StepTimes
 from streamiter.operators.functions import misfit, refuse
 from streamiter.operators.keyed_state import in_turns
-from streamiter.operators.operator import Context, IterationListener, Operator, Progress
-from streamiter.operators.output import Output, RecordFailure
+from streamiter.operators.operator import Context, IterationListener, Operator, Progress, states_of
+from streamiter.operators.output import Output, RecordFailure, each_with_its_row, keep_rows
 from streamiter.records import Batch, TimedBatch, take
 from streamiter.runtime.graph import SINGLE_INPUT
 from streamiter.times import MIN_TIME
@@ -207,7 +207,7 @@ def make_async_entry(
 def _by_record(handle: Callable[[Any, Output], object], out: Output) -> Entry:
     def entry(batch: Batch) -> None:
         record: Any = None
-        records = iter(out.each(batch))
+        records = iter(each_with_its_row(out, batch))
         while True:
             try:
                 for record in records:
@@ -244,7 +244,7 @@ def _keyed(handle: Callable[[Any, Output], object], out: Output, context: Contex
         records, keys = keyed_records(batch, key_of, out)
         rows = count()
         for some, of_some in keys_in_turns(context, keys, records):
-            for key, record in out.each(zip(some, of_some, strict=True), rows):
+            for key, record in each_with_its_row(out, zip(some, of_some, strict=True), rows):
                 context.key = key
                 try:
                     if (result := handle(record, out)) is not None:
@@ -260,11 +260,11 @@ def keys_in_turns(
     context: Context, keys: list[Any], records: Batch, times: StepTimes | None = None
 ) -> Iterator[tuple[list[Any], Batch]]:
     """Give the keys and records of a batch in pieces whose states and timers are loaded, and are stored afterward."""
-    if context.keyed is None:
+    if (states := states_of(context)) is None:
         yield keys, records
         return
     try:
-        for some, of_some in in_turns(context.keyed, keys, records):
+        for some, of_some in in_turns(states, keys, records):
             if times is not None:
                 times.prefetch(some)
             yield some, of_some
@@ -299,7 +299,7 @@ def _awaited_by_record(
         records, keys = (batch, [None] * len(batch)) if key_of is None else keyed_records(batch, key_of, out)
         rows = count()
         for some, of_some in keys_in_turns(context, keys, records):
-            for key, record in out.each(zip(some, of_some, strict=True), rows):
+            for key, record in each_with_its_row(out, zip(some, of_some, strict=True), rows):
                 context.key = key
                 progress.handled += 1
                 try:
@@ -358,7 +358,7 @@ def without_rejected(batch: Batch, rejected: RejectRecords, out: Output, times: 
         _at_hand(batch, index, times)
         refuse(out, batch[index], rejected, index)
     kept = [index for index in range(len(batch)) if index not in refused]
-    out.keep(kept)
+    keep_rows(out, kept)
     return take(batch, kept)
 
 
@@ -387,5 +387,5 @@ def _keyed_one_by_one(batch: Batch, key_of: KeyOf, out: Output, times: StepTimes
             refuse(out, record, error, index)
         else:
             accepted.append(index)
-    out.keep(accepted)
+    keep_rows(out, accepted)
     return take(batch, accepted), keys

@@ -17,7 +17,7 @@ from streamiter.errors import ConfigurationError, shortened
 from streamiter.operators.event_time import PartState
 from streamiter.operators.functions import rows_if_table
 from streamiter.operators.operator import Context
-from streamiter.operators.output import DEAD_LETTERS, Output, RecordFailure
+from streamiter.operators.output import DEAD_LETTERS, Output, RecordFailure, trace_origins
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.origins import BatchAtHand, BatchOrigin
 from streamiter.records import Batch, Control, EndOfInput, ReadToEnd
@@ -251,7 +251,7 @@ class SinkEncoding:
         self._out.connect(self._emitted.append, None)
         self._out.connect(self._emitted.append, DEAD_LETTERS)
         self._at_hand = BatchAtHand()
-        self._out.trace(self._at_hand, "no origin")
+        trace_origins(self._out, self._at_hand, "no origin")
         self._entry = by_batch(sink.encode, self._out)
 
     async def open(self) -> None:

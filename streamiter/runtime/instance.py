@@ -31,7 +31,7 @@ from streamiter.operators.operator import (
     OperatorStatistics,
     Progress,
 )
-from streamiter.operators.output import Output, TimedOutput
+from streamiter.operators.output import Output, TimedOutput, pass_watermark
 from streamiter.operators.source import Source
 from streamiter.records import BATCH_RECORDS, Batch, Control, EventTimeWatermark, untimed
 from streamiter.runtime.entries import (
@@ -302,7 +302,7 @@ class OperatorInstance:
     async def open(self) -> None:
         self._is_open = True
         self._loop = asyncio.get_running_loop()
-        if self.times is not None and self.keyed is not None and self.context.takes_event_timers:
+        if self.times is not None and self.keyed is not None and hasattr(self.operator, "on_event_timer"):
             self.times.keep_timers_in(lambda: self._make_states(None), self._no_key(), self._prefetch)
         await self.call("open", self.context)
         if self.keyed is not None and self.keyed.time_to_live_s is not None:
@@ -377,7 +377,7 @@ class OperatorInstance:
     def announce(self) -> None:
         """Tell the readers the watermark that they were told before the job was restored."""
         if self.times is not None and self.times.passed != MIN_TIME and self.step.watermarked:
-            self.out.pass_watermark(EventTimeWatermark(self.times.passed))
+            pass_watermark(self.out, EventTimeWatermark(self.times.passed))
 
     def _reach(self, control: EventTimeWatermark) -> None:
         """Note a watermark."""
@@ -468,7 +468,7 @@ class OperatorInstance:
         told = self.out.passed
         is_new = told is None or (told.time, told.is_idle) != (now.time, now.is_idle)
         if is_new and self.step.watermarked:
-            self.out.pass_watermark(now)
+            pass_watermark(self.out, now)
 
     # -- timers ---------------------------------------------------------------------------------------
 

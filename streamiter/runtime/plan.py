@@ -19,7 +19,7 @@ from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock, SystemClock
 from streamiter.operators.event_time import AssignEventTime, TellsOrder
 from streamiter.operators.operator import JobScope, Operator, Progress
-from streamiter.operators.output import DeadLetter
+from streamiter.operators.output import DeadLetter, follow_watermarks, report_rejected, trace_origins
 from streamiter.origins import Passes
 from streamiter.runtime.barrier_alignment import EndAlignment
 from streamiter.runtime.chain import Rounds
@@ -449,9 +449,9 @@ class Planner:
             for step in self._chain(head)
         }
         for step, instance in instances.items():
-            instance.out.report_rejected(self.options.on_rejected)
+            report_rejected(instance.out, self.options.on_rejected)
             if self._knows_origin(step):
-                instance.out.trace(progress, self._passes(step))
+                trace_origins(instance.out, progress, self._passes(step))
         return instances
 
     def _knows_origin(self, step: Step) -> bool:
@@ -499,12 +499,12 @@ class Planner:
                 if self._chained_to.get(reader) is edge:
                     instance.out.connect(instances[reader].entry(SINGLE_INPUT), edge.tag)
                     if instances[reader].times is not None:
-                        instance.out.follow(instances[reader].advance)
+                        follow_watermarks(instance.out, instances[reader].advance)
                 else:
                     writer = self._writer(edge, subtask, progress, reader)
                     writers.append(writer)
                     instance.out.connect(writer, edge.tag)
-                    instance.out.follow(writer.control)
+                    follow_watermarks(instance.out, writer.control)
         return writers
 
     def _writer(self, edge: Edge, subtask: int, progress: Progress, reader: Step) -> Writer:
