@@ -25,7 +25,7 @@ from streamiter.learn.rows import blaming_rows, of_good_rows
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import whole_number
 from streamiter.operators.definitions import Definition
-from streamiter.operators.operator import BoundaryOutput, Context, Operator
+from streamiter.operators.operator import BoundaryOutput, Context, EngineOperator, Operator
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.parameter_server.consistency import BSP, Consistency
 from streamiter.parameter_server.matrix import DTYPES, DType
@@ -319,7 +319,7 @@ class ServerWorkerOptions(NamedTuple):
     """The number of clocks of the first worker between two versions of the model."""
 
 
-class ParameterServerWorker(Operator):
+class ParameterServerWorker(EngineOperator):
     """Trains on its mini-batches, and leaves the training after the last one, so that no worker waits for it.
 
     To do more for each mini-batch, derive a class, and give the derived class as ``worker=``.
@@ -402,7 +402,7 @@ REPORTS: Final = OutputTag("losses")
 """The side output of :class:`Versions`: for each mini-batch its mean loss, and the worker that learned from it."""
 
 
-class Versions(Operator):
+class Versions(EngineOperator):
     """Makes a ``ModelSnapshot`` of all parameters that workers send, and one of the server's parameters at the end.
 
     At the end every worker has left, so no worker adds anything any more; when the data of a single worker ends, other

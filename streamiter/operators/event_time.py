@@ -20,7 +20,7 @@ from streamiter.clock import TimerHandle
 from streamiter.errors import ConfigurationError
 from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.functions import apply_to_each, field_or_function
-from streamiter.operators.operator import Context, Look, Operator
+from streamiter.operators.operator import Context, EngineOperator, Look
 from streamiter.operators.output import Output, emit_made, keep_rows, origin_at, pass_watermark
 from streamiter.records import (
     BEFORE,
@@ -312,7 +312,7 @@ _FAR_AHEAD_MS: Final = 86_400_000
 _LOOK_S: Final = 1.0
 
 
-class TellsOrder(Operator):
+class TellsOrder(EngineOperator):
     """Base class of operators that can tell in which order their records were read."""
 
     order_number: int | None = None

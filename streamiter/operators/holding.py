@@ -18,7 +18,7 @@ from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.functions import apply_to_each, fail_at, field_or_function, plain_function, records_of, refuse
 from streamiter.operators.keyed import NO_STATE
 from streamiter.operators.keyed_state import independent_copy
-from streamiter.operators.operator import Context, IterationListener, Operator, Sharing
+from streamiter.operators.operator import Context, EngineOperator, IterationListener, Operator, Sharing
 from streamiter.operators.output import Output
 from streamiter.records import (
     BATCH_RECORDS,
@@ -36,7 +36,7 @@ from streamiter.times import MAX_TIME, MIN_TIME, Seconds, in_seconds
 Epoch = int | None
 
 
-class MiniBatch(Operator, IterationListener):
+class MiniBatch(EngineOperator, IterationListener):
     """Emits one record for every ``n`` records: a list, an array or ``Columns`` of exactly n, in order.
 
     A mini-batch never holds records of different epochs. The left-over records (fewer than n) are state. They are

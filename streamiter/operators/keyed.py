@@ -19,7 +19,7 @@ from streamiter.errors import ConfigurationError, InternalError, RejectRecords, 
 from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.functions import FunctionResultError, apply_to_each, plain_function, refuse
 from streamiter.operators.keyed_state import KeyedState, KeyedStates, StateFrame, in_turns, independent_copy
-from streamiter.operators.operator import Context, Operator, states_by_own_keys
+from streamiter.operators.operator import Context, EngineOperator, states_by_own_keys
 from streamiter.operators.output import Output, as_list
 from streamiter.records import Batch
 
@@ -35,7 +35,7 @@ def any_keys(keys: list[Any]) -> list[Any]:
     return keys
 
 
-class KeyedOperator(Operator):
+class KeyedOperator(EngineOperator):
     """Base class of the operators with a state for each key, which never expires."""
 
     keeps = "the states of its keys"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar, cast, final, runtime_checkable
 
 from streamiter.clock import Clock
 from streamiter.deferred import Encode
@@ -78,34 +78,6 @@ class Operator:
     """In a synchronous loop, receive the records of an epoch as they arrive from several subtasks, and not in the order
     of inputs and subtasks. The order must not change what the operator emits: it counts, or sorts for itself."""
 
-    is_stateless: bool = False
-    """For the engine: the operator keeps nothing from one batch to the next."""
-
-    emits_at_once: bool = False
-    """For the engine: the operator has state, but what it emits for a batch was made of records of this batch."""
-
-    takes_timed_batches: bool = False
-    """For the engine: in a stream with event time, the operator handles ``TimedBatch`` itself."""
-
-    is_behind: bool = False
-    """For the engine: the operator has emitted a part of what is due by an event-time watermark. The engine calls
-    ``on_event_time_watermark`` again when there is room for more."""
-
-    one_by_one: Literal["never", "if tolerant", "always"] = "never"
-    """For the engine: in a stream with event time, the operator gets batches of one record, so that what it emits or
-    refuses has the record's timestamp: always, or if its step tolerates refused records. In other cases it emits a
-    batch as long as its own."""
-
-    keeps: str = "its state"
-    """For the engine: the state in words, for a message about its loss."""
-
-    starts_alone: bool = True
-    """For the engine: the step may start without its state when the steps around it have theirs, as ``changed_steps=``
-    says. Steps of loops may not."""
-
-    assigns_event_time: bool = False
-    """For the engine: the operator sends event-time watermarks of its own, and ignores those of its input."""
-
     if TYPE_CHECKING:
         # An operator defines some of these; the engine looks which ones.
 
@@ -155,8 +127,48 @@ class Operator:
         """
         return state
 
+
+class EngineOperator(Operator):
+    """Base of the operators of which the engine knows more. All others have the values that are here."""
+
+    is_stateless: bool = False
+    """The operator keeps nothing from one batch to the next."""
+
+    emits_at_once: bool = False
+    """The operator has state, but what it emits for a batch was made of records of this batch."""
+
+    takes_timed_batches: bool = False
+    """In a stream with event time, the operator handles ``TimedBatch`` itself."""
+
+    is_behind: bool = False
+    """The operator has emitted a part of what is due by an event-time watermark. The engine calls
+    ``on_event_time_watermark`` again when there is room for more."""
+
+    one_by_one: Literal["never", "if tolerant", "always"] = "never"
+    """In a stream with event time, the operator gets batches of one record, so that what it emits or
+    refuses has the record's timestamp: always, or if its step tolerates refused records. In other cases it emits a
+    batch as long as its own."""
+
+    keeps: str = "its state"
+    """The state in words, for a message about its loss."""
+
+    starts_alone: bool = True
+    """The step may start without its state when the steps around it have theirs, as ``changed_steps=``
+    says. Steps of loops may not."""
+
+    assigns_event_time: bool = False
+    """The operator sends event-time watermarks of its own, and ignores those of its input."""
+
     def adopt(self, definition: Definition) -> None:
-        """For the engine: the state that ``restore`` will be given has this definition, which fits. Called first."""
+        """The state that ``restore`` will be given has this definition, which fits. Called first."""
+
+
+_OTHERS: Final = EngineOperator()
+
+
+def known_of(operator: Operator) -> EngineOperator:
+    """Return what the engine knows of an operator."""
+    return operator if isinstance(operator, EngineOperator) else _OTHERS
 
 
 OperatorFactory = Callable[[], Operator]
@@ -481,8 +493,8 @@ class BoundaryOutput:
         raise NotImplementedError
 
 
-class Boundary(Operator):
-    """For the engine: an operator that handles control records itself, mostly at the border of an iteration.
+class Boundary(EngineOperator):
+    """An operator of the engine that handles control records itself, mostly at the border of an iteration.
 
     It is the first operator of its task, and the task passes on only what it emits. Checkpoint barriers pass through
     the task; the operator is only told of them.
@@ -619,7 +631,7 @@ def value_of_all(states: Sequence[Mapping[str, Any]], name: str) -> Any:
 
 
 class Sharing(Protocol):
-    """For the engine's own operators: redistributes the records that wait in them over another number of subtasks.
+    """Of an operator of the engine: redistributes the records that wait in them over another number of subtasks.
 
     A record goes to the subtask to which its edge would send it now.
     """

@@ -21,12 +21,12 @@ from streamiter.operators.functions import (
     refuse,
     rows_if_table,
 )
-from streamiter.operators.operator import Operator
+from streamiter.operators.operator import EngineOperator
 from streamiter.operators.output import Output, emit_made, passes_originals
 from streamiter.records import Batch, Columns, TimedBatch, take, untimed
 
 
-class Map(Operator):
+class Map(EngineOperator):
     """Emits ``f(record)`` for each record, in order, as lists.
 
     A record for which ``f`` raises follows the step's policy.
@@ -49,7 +49,7 @@ class Map(Operator):
         emit_made(out, apply_to_each(self._f, batch, out)[1])
 
 
-class MapBatch(Operator):
+class MapBatch(EngineOperator):
     """Emits the batch ``f(batch)``, of any length, for each transport batch.
 
     The size of a transport batch has no meaning, so the results of ``f`` must not depend on it: change, drop or add
@@ -90,7 +90,7 @@ class MapBatch(Operator):
         out.emit_batch(result)
 
 
-class Filter(Operator):
+class Filter(EngineOperator):
     """Emits the records for which ``predicate(record)`` is true, in order, in the kind of batch in which they arrived.
 
     A record for which the predicate raises follows the step's policy.
@@ -136,7 +136,7 @@ class Filter(Operator):
 Mask = npt.NDArray[np.bool_]
 
 
-class FilterBatch(Operator):
+class FilterBatch(EngineOperator):
     """Emits the records where the mask ``f(batch)`` is true, in order, in the kind of batch in which they arrived.
 
     ``f`` returns one boolean for each record, as an array or a list. It may raise ``RejectRecords`` to refuse single
@@ -186,7 +186,7 @@ def _checked_mask(result: Any, length: int) -> Mask:
 _PIECE_RECORDS: Final = 1024
 
 
-class FlatMap(Operator):
+class FlatMap(EngineOperator):
     """Emits each item of the iterable ``f(record)``, record after record, as lists.
 
     The iterable is consumed piece by piece, so it may have any length. If ``f`` or its iterable raises, the record
@@ -294,7 +294,7 @@ class _End:
         raise StopIteration
 
 
-class Identity(Operator):
+class Identity(EngineOperator):
     """Emits each batch as it is, for steps that only re-partition, union or name a stream."""
 
     is_stateless = True

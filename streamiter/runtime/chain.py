@@ -12,7 +12,7 @@ from typing import final
 
 from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError, StreamiterError
-from streamiter.operators.operator import Boundary, Operator, Progress
+from streamiter.operators.operator import Boundary, Operator, Progress, known_of
 from streamiter.operators.output import RecordFailure, pass_watermark
 from streamiter.records import Control, EndOfData, EndOfInput, EpochWatermark, EventTimeWatermark
 from streamiter.runtime.feeder import Feeder
@@ -167,7 +167,7 @@ def is_per_round(step: Step, operator: Operator) -> bool:
 
     Without state, that makes no difference; a boundary holds watermarks back, so it has no records at the end of one.
     """
-    return step.per_round and not (operator.is_stateless or isinstance(operator, Boundary))
+    return step.per_round and not (known_of(operator).is_stateless or isinstance(operator, Boundary))
 
 
 CloseNow = Callable[[Callable[[], Coroutine[object, object, None]]], Awaitable[None]]

@@ -30,6 +30,7 @@ from streamiter.operators.operator import (
     Operator,
     OperatorStatistics,
     Progress,
+    known_of,
 )
 from streamiter.operators.output import Output, TimedOutput, pass_watermark
 from streamiter.operators.source import Source
@@ -160,6 +161,7 @@ class OperatorInstance:
         return self._operator_states
 
     def _bind_event_time(self) -> None:
+        self._known = known_of(self.operator)
         self._holds_back = getattr(self.operator, "on_event_time_watermark", None)
 
     def renew(self, operator: Operator) -> None:
@@ -169,7 +171,7 @@ class OperatorInstance:
         self._takes_timers = True
         self._bind_event_time()
         if self._adopted is not None:
-            operator.adopt(self._adopted)
+            self._known.adopt(self._adopted)
         if self.times is not None:
             self.times.clear()
         if self.keyed is not None:
@@ -194,7 +196,7 @@ class OperatorInstance:
     def adopt(self, definition: Definition) -> None:
         """Have the operator, and those of later rounds, take a state of this definition."""
         self._adopted = definition
-        self.operator.adopt(definition)
+        self._known.adopt(definition)
 
     def entry(self, input_name: str) -> Entry:
         """Return the function that the step before calls with a batch."""
@@ -335,21 +337,21 @@ class OperatorInstance:
 
     def advance(self, control: EventTimeWatermark) -> None:
         """Handle an event-time watermark of the input: let timers fire, then pass it on."""
-        if self.operator.assigns_event_time:
+        if self._known.assigns_event_time:
             return
         self._reach(control)
         self._take_turn()
 
     async def advance_awaited(self, control: EventTimeWatermark) -> None:
         """Do the same for an operator that may be awaited."""
-        if not self.operator.assigns_event_time:
+        if not self._known.assigns_event_time:
             self._reach(control)
             await self._take_turn_awaited()
 
     @property
     def is_behind(self) -> bool:
         """Whether a part of what was due by the watermark is still to be emitted: it may be more than memory holds."""
-        return self.operator.is_behind or self._has_due_timers
+        return self._known.is_behind or self._has_due_timers
 
     async def catch_up(self, room: Callable[[], Awaitable[None]]) -> None:
         """Let the operator emit all that is due. ``room`` waits until there is room for more records."""
@@ -370,7 +372,7 @@ class OperatorInstance:
     def event_time(self) -> int | None:
         """The event-time watermark that it has passed on; if it passes on none, the one that has arrived."""
         passed = MIN_TIME if self.out.passed is None else self.out.passed.time
-        if self.times is not None and not self.operator.assigns_event_time:
+        if self.times is not None and not self._known.assigns_event_time:
             passed = max(self.times.passed, passed)
         return None if passed == MIN_TIME else passed
 
@@ -448,7 +450,7 @@ class OperatorInstance:
             self.times.store()
         if self._holds_back is not None and self.times.passed < self.times.watermark:
             self._pass_turn()
-            while self.operator.is_behind:
+            while self._known.is_behind:
                 self._pass_turn()
 
     def _pass_turn(self) -> None:

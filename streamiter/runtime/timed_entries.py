@@ -11,7 +11,7 @@ from typing import Any
 
 from streamiter.operators.event_timers import StepTimes
 from streamiter.operators.functions import refuse
-from streamiter.operators.operator import Context, Operator, Progress
+from streamiter.operators.operator import Context, Operator, Progress, known_of
 from streamiter.operators.output import Output, RecordFailure, TimedOutput
 from streamiter.records import Batch, TimedBatch, slice_batch, untimed
 from streamiter.runtime.entries import (
@@ -49,10 +49,10 @@ def make_timed_entry(
     handle = getattr(operator, method)
     if not whole_batches:
         return _by_record(handle, out, context, key_of, times, fire, after_batch)
-    when = operator.one_by_one
+    when = known_of(operator).one_by_one
     if when == "always" or (when == "if tolerant" and out.tolerates_rejections):
         return _one_by_one(handle, out, times)
-    return _by_batch(handle, out, times, fire, after_batch, whole=operator.takes_timed_batches)
+    return _by_batch(handle, out, times, fire, after_batch, whole=known_of(operator).takes_timed_batches)
 
 
 def make_async_timed_entry(

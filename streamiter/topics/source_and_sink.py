@@ -19,7 +19,7 @@ import orjson
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, DecodeError, EncodeError, safe_repr
 from streamiter.operators.event_time import PartState
-from streamiter.operators.operator import Context, Operator
+from streamiter.operators.operator import Context, EngineOperator, Operator
 from streamiter.operators.output import DeadLetter, Origin, Output, emit_read, keep_rows, origin_at, reject_letter
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.origins import BatchOrigin, Originals
@@ -253,7 +253,7 @@ def _in_order(identities: Mapping[int, str]) -> dict[int, str]:
     return dict(sorted(identities.items()))
 
 
-class DecodeValues(Operator):
+class DecodeValues(EngineOperator):
     """Decodes the batches of a :class:`TopicSource`; a value that cannot be decoded follows the step's policy."""
 
     is_stateless = True

@@ -15,7 +15,7 @@ from typing import Any, Final, final
 import numpy as np
 
 from streamiter.operators.due import DueHeap, DueItem
-from streamiter.operators.operator import Context, KeepsRecords, Operator
+from streamiter.operators.operator import Context, EngineOperator, KeepsRecords
 from streamiter.operators.output import Output
 from streamiter.records import (
     BEFORE,
@@ -181,7 +181,7 @@ def _of_records(pieces: Sequence[Batch]) -> TimedBatch:
     return TimedBatch(records, np.concatenate([piece.times for piece in timed]), np.concatenate(orders))
 
 
-class InOrder(Operator, KeepsRecords):
+class InOrder(EngineOperator, KeepsRecords):
     """Emits the records of a stream with event time in one order, as tuples ``(before, time, record)``. Parallelism 1.
 
     ``before`` is the watermark behind all records before this one: the result is as if each record had a batch and a
