@@ -81,11 +81,6 @@ class DelayedLabels:
     """The time that counts: that of the events, or the clock when they arrive. None: event time if the stream has it or
     comes directly from a topic with timestamps, else the clock."""
 
-    @property
-    def come_with_questions(self) -> bool:
-        """For the engine: whether a join has labelled the rows, see :func:`labels_of_rows`."""
-        return self.is_answer is _is_given
-
     def chosen_schedule(self) -> Schedule:
         """Return the schedule, or the default."""
         if self.schedule is not None:
@@ -93,6 +88,11 @@ class DelayedLabels:
         if self.otherwise is None or self.within_s is None:
             return "at once"
         return "expected" if self.otherwise is False and self.weight_of is None else "end"
+
+
+def come_with_questions(labels: DelayedLabels) -> bool:
+    """Return whether a join has labelled the rows, see :func:`labels_of_rows`."""
+    return labels.is_answer is _is_given
 
 
 def labels_of_rows(
@@ -180,7 +180,7 @@ def in_order(
         )
     if not is_timed:
         return events, False
-    kind, one_way = SpansInOrder if labels.come_with_questions else InOrder, comes_one_way(edges_of(events))
+    kind, one_way = SpansInOrder if come_with_questions(labels) else InOrder, comes_one_way(edges_of(events))
     ordered = add_next_step(
         {SINGLE_INPUT: events},
         "in order",

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple, TypedDict, final
 import numpy as np
 
 from streamiter.errors import ModelError
-from streamiter.learn.delayed_labels import DelayedLabels
+from streamiter.learn.delayed_labels import DelayedLabels, come_with_questions
 from streamiter.learn.labels import FIRST_LABELS, Label
 from streamiter.learn.row_reading import (
     LabelFields,
@@ -228,7 +228,7 @@ class LabelJoin:
         self.schedule = labels.chosen_schedule()
         self.otherwise = labels.otherwise
         self._unknown = labels.unknown
-        self._ignores_unknown = labels.come_with_questions
+        self._ignores_unknown = come_with_questions(labels)
         self._within_ms = None if labels.within_s is None else round(in_seconds(labels.within_s) * 1000)
         upper_ms = None if self._within_ms is None else self._within_ms - 1
         self._kept_max = labels.waiting_max

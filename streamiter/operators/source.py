@@ -263,16 +263,6 @@ class Collected(Generic[Record]):
         """Return the records as a ``pandas.DataFrame``, as :meth:`to_arrow` does; needs pandas and pyarrow."""
         return self.to_arrow().to_pandas()
 
-    def begin(self, subtask: int, parallelism: int) -> list[Any]:
-        """For the engine: return the list that a subtask of a new run fills."""
-        self._parts = {index: part for index, part in self._parts.items() if index < parallelism}
-        self._parts[subtask] = []
-        return self._parts[subtask]
-
-    def parts(self) -> dict[int, list[Any]]:
-        """For the engine: return the list of each subtask."""
-        return dict(self._parts)
-
     def __len__(self) -> int:
         return sum(len(part) for part in self._parts.values())
 
@@ -281,6 +271,18 @@ class Collected(Generic[Record]):
 
     def __repr__(self) -> str:
         return f"Collected({len(self)} items)"
+
+
+def begin_collecting(collected: Collected, subtask: int, parallelism: int) -> list[Any]:
+    """Return the list that a subtask of a new run fills."""
+    collected._parts = {index: part for index, part in collected._parts.items() if index < parallelism}
+    collected._parts[subtask] = []
+    return collected._parts[subtask]
+
+
+def collected_parts(collected: Collected) -> dict[int, list[Any]]:
+    """Return the list of each subtask."""
+    return dict(collected._parts)
 
 
 class Collect(Operator):
@@ -294,7 +296,7 @@ class Collect(Operator):
         self._items: list[Any] = []
 
     def open(self, context: Context) -> None:
-        self._items = self.into.begin(context.subtask_index, context.parallelism)
+        self._items = begin_collecting(self.into, context.subtask_index, context.parallelism)
 
     def process_batch(self, batch: Batch, out: Output) -> None:
         self._items.extend(batch)
