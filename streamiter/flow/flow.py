@@ -291,7 +291,7 @@ class Flow(FlowUnderConstruction):
         if "changed_steps" in options:  # Also given to the job that restarts.
             options["changed_steps"] = _checked_steps(self.name, options["changed_steps"])
         if on is not None:
-            return run_in_own_loop(on.run(self, options, on_interrupt, without_figures))
+            return run_in_own_loop(on._run_flow(self, options, on_interrupt, without_figures))
         return run_in_own_loop(run_jobs(self.start, options, first=on_interrupt))
 
     async def start(self, *, on: None = None, **options: Unpack[RunOptions]) -> Job:
@@ -396,7 +396,7 @@ class Flow(FlowUnderConstruction):
 class Processes(Protocol):
     """Several processes that run a flow, such as :class:`~streamiter.LocalProcesses`."""
 
-    def run(
+    def _run_flow(
         self, flow: Flow, options: Mapping[str, Any], first: OnInterrupt, while_running: WhileRunning[Any]
     ) -> Coroutine[Any, Any, JobStatistics]:
         """Run the flow to its end; ``options`` are those of ``flow.start``."""

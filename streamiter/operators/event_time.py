@@ -316,7 +316,7 @@ class TellsOrder(EngineOperator):
     """Base class of operators that can tell in which order their records were read."""
 
     order_number: int | None = None
-    """For the engine: its number among the steps whose records a later step puts in order; None: none does."""
+    """Its number among the steps whose records a later step puts in order; None: none does."""
 
 
 class AssignEventTime(TellsOrder):
@@ -355,7 +355,7 @@ class AssignEventTime(TellsOrder):
         }
 
     def attach(self, task_input: TaskInput, out: Output) -> None:
-        """For the engine: set the input of the task, and the output for watermarks, before ``open``."""
+        """Set the input of the task, and the output for watermarks, before ``open``."""
         self._input = task_input
         self._out = out
 

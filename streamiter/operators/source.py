@@ -92,19 +92,11 @@ class Source:
     topic_name: str | None = None
     """The name of the topic that the source reads, for statistics."""
 
-    tells_end: bool = False
-    """For the engine, which sets it before ``open`` if a step waits for the records that the topic has then: ``read``
-    returns None behind these records, and reading continues after ``read_on``."""
-
     def open(self, context: Context, positions: Positions | None) -> MaybeAwaitable:
         """Prepare to read. Called once, first; ``positions`` are those of a snapshot, or None."""
 
     def read(self) -> Awaitable[SourceBatch | None] | SourceBatch | None:
         """Return the next :class:`SourceBatch`, or None at the end. May be ``async``."""
-        raise NotImplementedError
-
-    async def read_on(self) -> None:
-        """For the engine: continue behind the end that was found in ``open``; called once, if ``tells_end`` is set."""
         raise NotImplementedError
 
     def positions(self) -> Positions:
@@ -156,6 +148,18 @@ class Source:
 
     def close(self) -> MaybeAwaitable:
         """Release resources. Called once, last, in every case."""
+
+
+class TellsEnd(Source):
+    """Base of the sources that can say when they have read what a topic had at their start."""
+
+    tells_end: bool = False
+    """Set before ``open`` if a step waits for the records that the topic has then: ``read`` returns None behind these
+    records, and reading continues after ``read_on``."""
+
+    async def read_on(self) -> None:
+        """Continue behind the end that was found in ``open``; called once, if ``tells_end`` is set."""
+        raise NotImplementedError
 
 
 SourceFactory = Callable[[], Source]

@@ -55,10 +55,10 @@ class LocalProcesses(LossLimits):
         whole_number("LocalProcesses: processes", self.processes, 1)
         LossLimits.__post_init__(self)
 
-    async def run(
+    async def _run_flow(
         self, flow: Flow, options: Mapping[str, Any], first: OnInterrupt, while_running: WhileRunning[Attempt]
     ) -> JobStatistics:
-        """For the engine: run the flow to its end."""
+        """Run the flow to its end."""
         check_topics(flow, many_machines=False)
         reference = self.flow or reference_to(flow)
         host = _Local(self.processes)

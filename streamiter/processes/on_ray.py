@@ -108,10 +108,10 @@ class Ray(LossLimits):
             f"cpus={self.cpus:g}, resources={self.resources}, placement={self.placement!r}, ...)"
         )
 
-    async def run(
+    async def _run_flow(
         self, flow: Flow, options: Mapping[str, Any], first: OnInterrupt, while_running: WhileRunning[Attempt]
     ) -> JobStatistics:
-        """For the engine: run the flow to its end, or wait for the end of the flow that runs on the cluster.
+        """Run the flow to its end, or wait for the end of the flow that runs on the cluster.
 
         ``while_running`` has no effect on a cluster, where the program may come and go.
         """

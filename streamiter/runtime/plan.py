@@ -20,6 +20,7 @@ from streamiter.clock import Clock, SystemClock
 from streamiter.operators.event_time import AssignEventTime, TellsOrder
 from streamiter.operators.operator import JobScope, Operator, Progress
 from streamiter.operators.output import DeadLetter, follow_watermarks, report_rejected, trace_origins
+from streamiter.operators.source import TellsEnd
 from streamiter.origins import Passes
 from streamiter.runtime.barrier_alignment import EndAlignment
 from streamiter.runtime.chain import Rounds
@@ -322,7 +323,8 @@ class Planner:
         feeder, ports, input_names = None, self._ports(head, subtask), head.input_names()
         if head.source is not None:
             source, is_awaited = make_source(head), head in self._read_to_end
-            source.tells_end = is_awaited and not head.bounded
+            if isinstance(source, TellsEnd):
+                source.tells_end = is_awaited and not head.bounded
             channel = self._bounded_channel(f"{name} ← source")
             feeder = Feeder(source, channel, head.name, self.options.clock, is_awaited=is_awaited, note=self.own.note)
             ports = [Port(0, SINGLE_INPUT, feeder.channel, is_feedback=False)]

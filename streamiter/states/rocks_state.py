@@ -89,8 +89,8 @@ class RocksState:
             )
         whole_number("RocksState: memory_bytes", self.memory_bytes, _MEMORY_BYTES_MIN)
 
-    def of_job(self, flow: str, plain_data: PlainData) -> RocksJobStates:
-        """For the engine: return the states of one job. Raises ``ConfigurationError`` without rocksdict."""
+    def _of_job(self, flow: str, plain_data: PlainData) -> RocksJobStates:
+        """Return the states of one job. Raises ``ConfigurationError`` without rocksdict."""
         try:
             from streamiter.states.database import DatabaseHome
         except ImportError as error:

@@ -21,7 +21,7 @@ from streamiter.errors import ConfigurationError, DecodeError, EncodeError, safe
 from streamiter.operators.event_time import PartState
 from streamiter.operators.operator import Context, EngineOperator, Operator
 from streamiter.operators.output import DeadLetter, Origin, Output, emit_read, keep_rows, origin_at, reject_letter
-from streamiter.operators.source import Positions, Source, SourceBatch
+from streamiter.operators.source import Positions, SourceBatch, TellsEnd
 from streamiter.origins import BatchOrigin, Originals
 from streamiter.records import Batch, take
 from streamiter.topics.connecting import ReaderBehindLosses
@@ -60,7 +60,7 @@ class ConsumerGroup:
     """Whether the source of this step begins as in its first run, and ignores the positions of the group."""
 
 
-class TopicSource(Source):
+class TopicSource(TellsEnd):
     """Reads one subtask's share of a topic's partitions, as objects of :class:`TopicBatch`.
 
     Its positions are the offsets by partition and, under ``"identities"``, the identities of the partitions as far as
