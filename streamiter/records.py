@@ -441,7 +441,7 @@ class EventTimeWatermark(Control):
 
 
 WATERMARKS: Final = (EpochWatermark, EventTimeWatermark)
-"""Control records of which a later one says all that an earlier one of the same class has said."""
+"""Control records that replace each other: of several in a row of one class the last one is enough."""
 
 
 @final

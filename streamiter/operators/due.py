@@ -48,10 +48,10 @@ class DueItems(Protocol):
 
 
 class MakeDue(Protocol):
-    """Makes due items, of which a step may have several by ``number``. Each item is ordered by so many ``numbers``.
+    """Makes an empty collection of due items. ``number`` tells the collections of a step apart.
 
-    ``of_pairs``: the key of an item is a pair, of the key whose state is to be loaded and of something like a key.
-    ``prefetch`` is called with many such keys at once, where that is faster.
+    ``numbers`` is the length of the order of an item. With ``of_pairs`` the key of an item is a pair, and the state of
+    its first element is loaded. ``prefetch`` is called with the keys of many items at once, where that is faster.
     """
 
     def __call__(

@@ -143,7 +143,8 @@ class ProcessSettings(msgspec.Struct, frozen=True):
     processes: int
     """The number of processes of the run."""
     run: str
-    """The id of the run; behind a hyphen, that of a supervisor which resumes the run of a lost one."""
+    """The id of the run. If a second supervisor resumes the run after a loss of the first, a hyphen and the id of the
+    second one follow."""
     attempt: int
     """How many times the processes were started again after a loss."""
     secret: bytes

@@ -214,7 +214,7 @@ class TopicSource(TellsEnd):
 
     @classmethod
     def group_positions(cls, positions: Sequence[Positions], run: str) -> GroupPositions:
-        """Return the positions of all subtasks as those that a run commits for its group."""
+        """Merge the positions of all subtasks into the positions that a run commits for its consumer group."""
         [merged] = cls.redistribute(positions, 1)
         return GroupPositions(_offsets(merged), run, merged.get(_IDENTITIES, {}))
 

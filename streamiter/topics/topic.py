@@ -387,7 +387,7 @@ class TopicBatch:
 
     @staticmethod
     def joined(parts: Sequence[TopicBatch]) -> TopicBatch:
-        """Return one batch of consecutive batches of one partition, of which there is at least one."""
+        """Join one or more consecutive batches of a partition into one batch."""
         first = parts[0]
         if len(parts) == 1:
             return first
