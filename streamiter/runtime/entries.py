@@ -17,7 +17,7 @@ from streamiter.errors import ConfigurationError, GraphError, RejectRecords, Str
 from streamiter.operators.event_timers import StepTimes
 from streamiter.operators.functions import misfit, refuse
 from streamiter.operators.keyed_state import in_turns
-from streamiter.operators.operator import Context, IterationListener, Operator, Progress, states_of
+from streamiter.operators.operator import Context, IterationListener, Operator, states_of
 from streamiter.operators.output import Output, RecordFailure, each_with_its_row, keep_rows
 from streamiter.records import Batch, TimedBatch, take
 from streamiter.runtime.graph import SINGLE_INPUT
@@ -190,20 +190,6 @@ def make_entry(operator: Operator, input_name: str, out: Output, context: Contex
     return _by_record(handle, out) if key_of is None else _keyed(handle, out, context, key_of)
 
 
-def make_async_entry(
-    operator: Operator, input_name: str, out: Output, context: Context, key_of: KeyOf | None, progress: Progress
-) -> AsyncEntry:
-    """Return the entry of an operator that the engine awaits.
-
-    Each record counts as progress: a batch of thousands of records, each awaited, may take longer than a stall.
-    """
-    method, whole_batches = handler_of(operator, input_name, step=context.name, keyed=key_of is not None)
-    handle = awaitable(getattr(operator, method))
-    if whole_batches:
-        return _awaited_by_batch(handle, out)
-    return _awaited_by_record(handle, out, context, key_of, progress)
-
-
 def _by_record(handle: Callable[[Any, Output], object], out: Output) -> Entry:
     def entry(batch: Batch) -> None:
         record: Any = None
@@ -274,41 +260,12 @@ def keys_in_turns(
         raise RecordFailure(context.name) from error
 
 
-def _awaited_by_batch(handle: Callable[[Batch, Output], Awaitable[None]], out: Output) -> AsyncEntry:
-    async def entry(batch: Batch) -> None:
-        while len(batch):
-            try:
-                await handle(batch, out)
-            except Exception as error:
-                batch = without_rejected(batch, rejection(error, RecordFailure(out.step)), out)
-                continue
-            break
-        out.flush()
-
-    return entry
-
-
-def _awaited_by_record(
-    handle: Callable[[Any, Output], Awaitable[None]],
-    out: Output,
-    context: Context,
-    key_of: KeyOf | None,
-    progress: Progress,
-) -> AsyncEntry:
-    async def entry(batch: Batch) -> None:
-        records, keys = (batch, [None] * len(batch)) if key_of is None else keyed_records(batch, key_of, out)
-        rows = count()
-        for some, of_some in keys_in_turns(context, keys, records):
-            for key, record in each_with_its_row(out, zip(some, of_some, strict=True), rows):
-                context.key = key
-                progress.handled += 1
-                try:
-                    await handle(record, out)
-                except Exception as error:
-                    refuse(out, record, rejection(error, RecordFailure(out.step, record, has_record=True)))
-        out.flush()
-
-    return entry
+def each_with_its_key(batch: Batch, context: Context, key_of: KeyOf | None, out: Output) -> Iterator[tuple[Any, Any]]:
+    """Give each key (None without keys) with its record, whose place in the batch is at hand."""
+    records, keys = (batch, [None] * len(batch)) if key_of is None else keyed_records(batch, key_of, out)
+    rows = count()
+    for some, of_some in keys_in_turns(context, keys, records):
+        yield from each_with_its_row(out, zip(some, of_some, strict=True), rows)
 
 
 def awaitable(handle: Callable[[Any, Output], Any]) -> Callable[[Any, Output], Awaitable[None]]:

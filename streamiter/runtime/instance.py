@@ -45,13 +45,12 @@ from streamiter.runtime.entries import (
     check_methods,
     handler_of,
     is_awaited,
-    make_async_entry,
     make_entry,
 )
 from streamiter.runtime.failures import FailuresOf, StepNote, noted, unless_cancelled
 from streamiter.runtime.graph import Step
 from streamiter.runtime.output import subtask_of_group
-from streamiter.runtime.timed_entries import make_async_timed_entry, make_timed_entry
+from streamiter.runtime.timed_entries import Timing, make_async_entry, make_timed_entry
 from streamiter.states.backends import JobStates
 from streamiter.times import MIN_TIME
 
@@ -210,13 +209,13 @@ class OperatorInstance:
 
     def async_entry(self, input_name: str) -> AsyncEntry:
         """Return the same function for an operator whose calls are awaited: the first of its task, which notes it."""
-        given = self.operator, input_name, self.out, self.context, self._keys.get(input_name)
-        if self.times is None:
-            return self._counted(make_async_entry(*given, self.progress))
-        if not isinstance(self.out, TimedOutput):
-            return self._counted(_without_times(make_async_entry(*given, self.progress)))
-        timed = self.operator, input_name, self.out, self.context, self._keys.get(input_name), self.times
-        return self._counted(make_async_timed_entry(*timed, self._fire_awaited, self._after_batch, self.progress))
+        timing = None
+        if isinstance(self.out, TimedOutput):
+            assert self.times is not None
+            timing = Timing(self.out, self.times, self._fire_awaited, self._after_batch)
+        key_of = self._keys.get(input_name)
+        entry = make_async_entry(self.operator, input_name, self.out, self.context, key_of, self.progress, timing)
+        return self._counted(entry if self.times is None or timing is not None else _without_times(entry))
 
     def takes_batches(self, input_name: str) -> bool:
         """Return whether the operator handles whole batches of this input, not single records."""
