@@ -88,10 +88,6 @@ def make_async_entry(
             return each_with_its_key(batch, context, key_of, out)
         return _moments(batch, context, key_of, timing.times, timing.out)
 
-    async def fire() -> None:
-        if timing is not None and timing.times.next_at <= timing.times.watermark:
-            await timing.fire()
-
     def end_batch() -> None:
         if timing is not None:
             timing.out.end_batch()
@@ -109,7 +105,8 @@ def make_async_entry(
                 batch = without_rejected(batch, rejection(error, RecordFailure(out.step)), out, times)
                 continue
             break
-        await fire()
+        if timing is not None and timing.times.next_at <= timing.times.watermark:
+            await timing.fire()
         end_batch()
 
     async def by_record(batch: Batch) -> None:
@@ -120,8 +117,8 @@ def make_async_entry(
                 await handle(record, out)
             except Exception as error:
                 refuse(out, record, rejection(error, RecordFailure(out.step, record, has_record=True)))
-            if times is not None:
-                await fire()
+            if times is not None and timing is not None and times.next_at <= times.watermark:
+                await timing.fire()
         end_batch()
 
     return by_batch if whole_batches else by_record
