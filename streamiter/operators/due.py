@@ -96,6 +96,10 @@ class DueHeap:
         heappush(self._heap, (*order, self._pushed, key))
 
     def until(self, time: int) -> Iterator[DueItem]:
+        # Mostly nothing is due, and a generator costs more than the look.
+        return self._take_until(time) if self._heap and self._heap[0][0] <= time else iter(())
+
+    def _take_until(self, time: int) -> Iterator[DueItem]:
         heap, load = self._heap, self._load
         while heap and heap[0][0] <= time:
             item = heappop(heap)
