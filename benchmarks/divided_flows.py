@@ -12,9 +12,10 @@ import msgspec
 import orjson
 
 from benchmarks.online_learning import FEATURES, LEARNING_RATE, LINGER_S, MINI_BATCH, rows_of_columns
-from streamiter import Flow, Operator, Stream, topic
+from streamiter import Flow, Stream, topic
 from streamiter.learn import SGD, Examples, LinearRegression, train_online
 from streamiter.operators import Context, Output, Source, SourceBatch
+from streamiter.operators.operator import EngineOperator
 from streamiter.operators.source import Positions
 from streamiter.topics import JsonColumns
 
@@ -117,7 +118,7 @@ class _Ticks(Source):
         return SourceBatch([self._next], {"next": self._next})
 
 
-class _Times(Operator):
+class _Times(EngineOperator):
     is_stateless = True
 
     def open(self, context: Context) -> None:

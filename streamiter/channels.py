@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamiter.errors import InternalError
-from streamiter.records import WATERMARKS, Control, DataBatch, estimated_bytes
+from streamiter.records import BATCH_RECORDS, WATERMARKS, Control, DataBatch, estimated_bytes
 
 # One of the largest batches of a topic reader waits while the task handles the batch before it. A larger limit would
 # make jobs slower: each full garbage collection visits all waiting records.
-LIMIT_RECORDS: Final = 8_192
+LIMIT_RECORDS: Final = BATCH_RECORDS
 # Room for so many records of 512 bytes. A channel holds fewer records if they are larger.
 LIMIT_BYTES: Final = 4 << 20
 

@@ -31,6 +31,19 @@ class Clock(Protocol):
         """Wait ``delay_s`` seconds."""
 
 
+# A rounding error of time plus delay must not delay what is due.
+_ROUNDING_S: Final = 1e-6
+
+
+def is_due(left_s: float) -> bool:
+    """Return whether a duration is over, of which ``left_s`` seconds are left.
+
+    >>> is_due(0.001), is_due(1e-9), is_due(-1.0)
+    (False, True, True)
+    """
+    return left_s <= _ROUNDING_S
+
+
 # An hour is made up for in ten hours, and durations by the clock are hardly longer meanwhile.
 _RATE_WHILE_AHEAD: Final = 0.9
 

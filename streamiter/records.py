@@ -60,6 +60,11 @@ else:
 
 Array = npt.NDArray[Any]
 
+BATCH_RECORDS: Final = 8192
+"""The most records in a batch of a topic reader, and the most records, keys or timers that are handled in one turn.
+
+The fixed cost of a call or a hop is then small for each of them, and the turn takes some milliseconds."""
+
 
 @final
 class Columns:
@@ -436,7 +441,7 @@ class EventTimeWatermark(Control):
 
 
 WATERMARKS: Final = (EpochWatermark, EventTimeWatermark)
-"""Control records of which a later one says all that an earlier one of the same class has said."""
+"""Control records that replace each other: of several in a row of one class the last one is enough."""
 
 
 @final

@@ -178,8 +178,6 @@ NAMES = {
         "train_network_online",
     ],
     "streamiter.operators": [
-        "Boundary",
-        "BoundaryOutput",
         "Collect",
         "Collected",
         "Context",
@@ -208,7 +206,6 @@ NAMES = {
         "Positions",
         "Progress",
         "Receiver",
-        "RecordFailure",
         "ReduceAll",
         "RejectionPolicy",
         "Sort",

@@ -26,6 +26,7 @@ from typing import Final, Literal, NamedTuple, TypeVar
 import msgspec
 
 from streamiter.errors import TopicNotFound
+from streamiter.records import BATCH_RECORDS
 from streamiter.topics.compacted import COMPACTED_BLOCKS, is_superseded
 from streamiter.topics.connecting import PartitionEnds, batch_bytes
 from streamiter.topics.joined_values import joined_column
@@ -325,7 +326,7 @@ def _keys(connection: sqlite3.Connection, entry: _Entry) -> list[bytes | None] |
 
 # A block is read and unpacked as a whole: large enough that the cost of a row is small for each record, small enough
 # for a reader that wants a few records.
-_BLOCK_RECORDS: Final = 8192
+_BLOCK_RECORDS: Final = BATCH_RECORDS
 
 _BLOCK_BYTES: Final = 1 << 20
 

@@ -143,7 +143,7 @@ async def run_flow(
         return watched(job, stops=stops)
 
     if host is not None:
-        return await host.run(flow, options, on_interrupt, figures)
+        return await host._run_flow(flow, options, on_interrupt, figures)
     return await run_jobs(flow.start, options, first=on_interrupt, while_running=figures)
 
 

@@ -53,8 +53,59 @@ from streamiter.topics.topic import Encoder, Topic
 from streamiter.topics.urls import shown_given
 
 
+class BuiltGraph(Graph):
+    """The graph of a flow and what its streams and iterations change while they add steps."""
+
+    def __init__(self, plain_data: PlainData) -> None:
+        super().__init__()
+        self.published_models: dict[tuple[str, str], str] = {}
+        """The line that publishes a model, by topic and model."""
+        self.loop: StepLoop | None = None
+        """The iteration whose body is being built, or None."""
+        self.round_scope: RoundScope | None = None
+        """The part of the body that is being built and gives each epoch its own operators, or None."""
+        self._plain_data = plain_data
+
+    def add_step(self, step: Step, *, is_named: bool, label_lasts: bool = False) -> Step:
+        """Add a step, and return it; its name gets a number if another step has that name.
+
+        ``is_named``: the user chose the name, so GraphError is raised if it is taken. ``label_lasts``: the name says
+        which step it is, whatever other steps the flow has.
+        """
+        name = self.unique_name(step.name, named=is_named)
+        lasts = (is_named or label_lasts) and not self.is_numbered(name)
+        return self.add(replace(step, name=name, has_lasting_name=lasts))
+
+    @contextlib.contextmanager
+    def body_of(self, loop: StepLoop, round_scope: RoundScope | None = None) -> Iterator[None]:
+        """Let all steps that are added in this block belong to the body of ``loop``, and to this part."""
+        around = self.loop, self.round_scope
+        self.loop, self.round_scope = loop, round_scope
+        try:
+            yield
+        finally:
+            self.loop, self.round_scope = around
+
+    @contextlib.contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """If the block raises, remove all that the block has added to the flow.
+
+        Any exception counts, KeyboardInterrupt too: the session of a notebook continues after it. Blocks may be nested.
+        """
+        steps = self.savepoint()
+        models, structs = len(self.published_models), self._plain_data.struct_count
+        try:
+            yield
+        except BaseException:
+            self.roll_back(steps)
+            while len(self.published_models) > models:
+                self.published_models.popitem()
+            self._plain_data.forget_structs(structs)
+            raise
+
+
 class FlowUnderConstruction:
-    """The part of a flow that its streams and iterations change: the graph, and what belongs to it."""
+    """The part of a flow that its streams and iterations know."""
 
     def __init__(self, name: str, parallelism: int = 1, *, state: StateBackend | None = None) -> None:
         if not name or not isinstance(name, str):
@@ -62,79 +113,28 @@ class FlowUnderConstruction:
         self.name = name
         self.parallelism = check_count(parallelism, "a parallelism", step=name)
         self.state = check_state(name, state)
-        """For the engine: where the states of keys are kept; None: in memory."""
+        """Where the states of keys are kept; None: in memory."""
         self.plain_data = PlainData()
-        self.graph = Graph()
-        """For the engine: the steps and their names."""
-        self.published_models: dict[tuple[str, str], str] = {}
-        """For the engine: the line that publishes a model, by topic and model."""
-        self._loop: StepLoop | None = None
-        self._round_scope: RoundScope | None = None
+        self.graph = BuiltGraph(self.plain_data)
 
     @property
     def steps(self) -> Sequence[Step]:
-        """For the engine: the steps, in the order in which they were added."""
+        """The steps, in the order in which they were added."""
         return self.graph.steps
-
-    @property
-    def loop(self) -> StepLoop | None:
-        """For the engine: the iteration whose body is being built, or None."""
-        return self._loop
-
-    @property
-    def round_scope(self) -> RoundScope | None:
-        """For the engine: the part of the body that is being built and gives each epoch its own operators, or None."""
-        return self._round_scope
-
-    def add_step(self, step: Step, *, is_named: bool, label_lasts: bool = False) -> Step:
-        """For the engine: add a step, and return it; its name gets a number if another step has that name.
-
-        ``is_named``: the user chose the name, so GraphError is raised if it is taken. ``label_lasts``: the name says
-        which step it is, whatever other steps the flow has.
-        """
-        name = self.graph.unique_name(step.name, named=is_named)
-        lasts = (is_named or label_lasts) and not self.graph.is_numbered(name)
-        return self.graph.add(replace(step, name=name, has_lasting_name=lasts))
-
-    @contextlib.contextmanager
-    def body_of(self, loop: StepLoop, round_scope: RoundScope | None = None) -> Iterator[None]:
-        """For the engine: all steps that are added in this block belong to the body of ``loop``, and to this part."""
-        around = self._loop, self._round_scope
-        self._loop, self._round_scope = loop, round_scope
-        try:
-            yield
-        finally:
-            self._loop, self._round_scope = around
-
-    @contextlib.contextmanager
-    def all_or_nothing(self) -> Iterator[None]:
-        """For the engine: if the block raises, remove all that the block has added to the flow.
-
-        Any exception counts, KeyboardInterrupt too: the session of a notebook continues after it. Blocks may be nested.
-        """
-        steps = self.graph.savepoint()
-        models, structs = len(self.published_models), self.plain_data.struct_count
-        try:
-            yield
-        except BaseException:
-            self.graph.roll_back(steps)
-            while len(self.published_models) > models:
-                self.published_models.popitem()
-            self.plain_data.forget_structs(structs)
-            raise
 
     def register(self, struct: type[msgspec.Struct]) -> None:
         """Let a ``msgspec.Struct`` count as plain data, under its class name, so that it can be stored."""
         self.plain_data.register(struct)
 
-    def register_struct_of(self, codec: Any) -> None:
-        """For the engine: register the ``msgspec.Struct`` s that a decoder or encoder of a user names.
 
-        Of two classes of one name only the first is registered; the second is refused where it would be stored.
-        """
-        for struct in getattr(codec, "struct_types", ()):
-            with contextlib.suppress(ConfigurationError):
-                self.register(struct)
+def register_struct_of(flow: FlowUnderConstruction, codec: Any) -> None:
+    """Register the ``msgspec.Struct`` s that a decoder or encoder of a user names.
+
+    Of two classes of one name only the first is registered; the second is refused where it would be stored.
+    """
+    for struct in getattr(codec, "struct_types", ()):
+        with contextlib.suppress(ConfigurationError):
+            flow.register(struct)
 
 
 class StepOutput(NamedTuple):
@@ -171,11 +171,6 @@ class Outlets:
         return self._building
 
     @property
-    def outlets(self) -> tuple[StepOutput, ...]:
-        """For the engine: the outputs."""
-        return self._outlets
-
-    @property
     def name(self) -> str:
         """The step (or steps) that emits the records."""
         return " ∪ ".join(outlet.step.name for outlet in self._outlets)
@@ -191,41 +186,47 @@ class Outlets:
         return all(outlet.step.bounded for outlet in self._outlets)
 
     @property
-    def emits_at_end(self) -> bool:
-        """For the engine: whether its records come only at the end, in an iteration at the end of the iteration."""
-        return all(outlet.step.emits_at_end for outlet in self._outlets)
-
-    @property
-    def loop(self) -> StepLoop | None:
-        """For the engine: the iteration whose body contains the stream, or None."""
-        return self._outlets[0].loop
-
-    @property
     def steps(self) -> tuple[Step, ...]:
-        """For the engine: the steps that emit the records."""
+        """The steps that emit the records."""
         return tuple(outlet.step for outlet in self._outlets)
 
-    def edges(
-        self,
-        input_name: str = SINGLE_INPUT,
-        *,
-        feedback: FeedbackLimits | None = None,
-        feedback_topic: Topic | None = None,
-    ) -> list[Edge]:
-        """For the engine: return new edges that bring the records to an input of a step.
 
-        ``feedback`` and ``feedback_topic`` are those of the edges. Raises GraphError if a step was removed.
-        """
-        for step in self.steps:
-            if step not in self._building.graph:
-                raise GraphError(
-                    f"stream {self.name!r}: expected a step of flow {self._building.name!r}, given {step.name!r}, "
-                    "which was taken out again when the call that added it failed; make the stream again"
-                )
-        return [
-            Edge(outlet.step, input_name, outlet.partitioning or Forward(), outlet.tag, feedback, feedback_topic)
-            for outlet in self._outlets
-        ]
+def outlets_of(stream: Outlets) -> tuple[StepOutput, ...]:
+    """Return the outputs that are a stream."""
+    return stream._outlets
+
+
+def loop_of(stream: Outlets) -> StepLoop | None:
+    """Return the iteration whose body contains a stream, or None."""
+    return stream._outlets[0].loop
+
+
+def emits_at_end(stream: Outlets) -> bool:
+    """Return whether records come only at the end, in an iteration at the end of the iteration."""
+    return all(step.emits_at_end for step in stream.steps)
+
+
+def edges_of(
+    stream: Outlets,
+    input_name: str = SINGLE_INPUT,
+    *,
+    feedback: FeedbackLimits | None = None,
+    feedback_topic: Topic | None = None,
+) -> list[Edge]:
+    """Return new edges that bring the records of a stream to an input of a step.
+
+    ``feedback`` and ``feedback_topic`` are those of the edges. Raises GraphError if a step was removed.
+    """
+    for step in stream.steps:
+        if step not in stream.flow.graph:
+            raise GraphError(
+                f"stream {stream.name!r}: expected a step of flow {stream.flow.name!r}, given {step.name!r}, "
+                "which was taken out again when the call that added it failed; make the stream again"
+            )
+    return [
+        Edge(outlet.step, input_name, outlet.partitioning or Forward(), outlet.tag, feedback, feedback_topic)
+        for outlet in outlets_of(stream)
+    ]
 
 
 class RoundScope:
@@ -260,12 +261,12 @@ class RoundScope:
 
 
 def _outputs_of(streams: Iterable[Outlets]) -> set[tuple[Step, OutputTag | None]]:
-    return {(edge.upstream, edge.tag) for stream in streams for edge in stream.edges()}
+    return {(edge.upstream, edge.tag) for stream in streams for edge in edges_of(stream)}
 
 
 def check_round_scope(label: str, stream: Outlets, scope: RoundScope | None) -> None:
     """Raise GraphError if a step in ``scope`` may not read a stream across the border of a ``for_each_round``."""
-    for edge in stream.edges():
+    for edge in edges_of(stream):
         if scope is not None:
             scope.check_use_inside(label, edge)
         elif isinstance(edge.upstream.round_scope, RoundScope):
@@ -299,7 +300,7 @@ def check_bounded(stream: Outlets, method: str) -> None:
     if not stream.is_bounded:
         otherwise = (
             'read the topic with stop="latest", or use key_by(…).reduce(…) for running results'
-            if stream.flow.loop is None
+            if stream.flow.graph.loop is None
             else "in an IterationListener emit a result for each epoch of stamped data"
         )
         raise GraphError(f"{method}: expected a bounded stream, given {stream.name!r}, which never ends; {otherwise}")
@@ -307,7 +308,7 @@ def check_bounded(stream: Outlets, method: str) -> None:
 
 def check_outside_loops(stream: Outlets, method: str, label: str) -> None:
     """Raise GraphError for a stream in the body of an iteration, or while any body is being built."""
-    if stream.flow.loop is not None or stream.loop is not None:
+    if stream.flow.graph.loop is not None or loop_of(stream) is not None:
         raise GraphError(
             f"step {label!r}: expected no {method} inside an iteration body, given one; return the stream "
             "in output_streams and put the sink behind the iteration"
@@ -340,7 +341,7 @@ def add_next_step(
 ) -> StepOutput:
     """Add a step that reads streams of one flow, each under the name of an input, and return the step's main output.
 
-    ``label`` names the step if the options do not; ``label_lasts`` is that of ``FlowUnderConstruction.add_step``.
+    ``label`` names the step if the options do not; ``label_lasts`` is that of ``BuiltGraph.add_step``.
     ``waits_for_end``: the step emits when its inputs have ended; ``emits_unasked``: it may emit
     before it receives a record. ``emits_at_end`` states whether it emits at the end only, if these two cannot tell.
     ``shape`` and ``epochs_seen`` are for drawings. ``outside_loops``: the step is outside any iteration, even while a
@@ -352,7 +353,7 @@ def add_next_step(
     name = options.get("name")
     check_name(name)
     label = name or label
-    edges = [edge for input_name, stream in inputs.items() for edge in stream.edges(input_name)]
+    edges = [edge for input_name, stream in inputs.items() for edge in edges_of(stream, input_name)]
     parallelism = options.get("parallelism")
     parallelism = check_count(
         _default_parallelism(edges, flow) if parallelism is None else parallelism, "a parallelism", step=label
@@ -360,8 +361,8 @@ def add_next_step(
     dead_letter = options.get("dead_letter")
     policy = check_policy(options.get("on_error", "fail"), dead_letter, step=label)
     service = check_service(service, step=label)
-    loop = None if outside_loops else flow.loop
-    round_scope = None if loop is None else flow.round_scope
+    loop = None if outside_loops else flow.graph.loop
+    round_scope = None if loop is None else flow.graph.round_scope
     for stream in streams:
         _check_loop(stream, loop, round_scope, label)
     if emits_at_end is None:
@@ -369,7 +370,7 @@ def add_next_step(
             not emits_unasked and all(edge.upstream.emits_at_end for edge in edges)
         )
     keeps_event_time = keeps_event_time and not waits_for_end
-    with flow.all_or_nothing():
+    with flow.graph.all_or_nothing():
         step = Step(
             name=label,
             parallelism=parallelism,
@@ -392,7 +393,7 @@ def add_next_step(
             shape=shape,
             epochs_seen=epochs_seen,
         )
-        step = flow.add_step(step, is_named=name is not None, label_lasts=label_lasts)
+        step = flow.graph.add_step(step, is_named=name is not None, label_lasts=label_lasts)
         if isinstance(factory, type):
             _check_class(factory, step)
         if dead_letter is not None:
@@ -441,9 +442,9 @@ def _default_parallelism(edges: list[Edge], flow: FlowUnderConstruction) -> int:
 
 def _check_loop(stream: Outlets, loop: StepLoop | None, round_scope: RoundScope | None, label: str) -> None:
     """Raise GraphError unless a step of ``loop`` and its inputs belong to the same iteration body, or all to none."""
-    if loop is not None and stream.loop is loop:
+    if loop is not None and loop_of(stream) is loop:
         check_round_scope(label, stream, round_scope)
-    for outlet in stream.outlets:
+    for outlet in outlets_of(stream):
         if outlet.loop is loop:
             continue
         if loop is None:
@@ -487,8 +488,8 @@ def add_sink(
             "leave headers= out"
         )
     made = RecordFunctions(**functions)
-    with stream.flow.all_or_nothing():
-        stream.flow.register_struct_of(encoder)
+    with stream.flow.graph.all_or_nothing():
+        register_struct_of(stream.flow, encoder)
         _add_end(
             stream,
             f"sink {topic.name}",
@@ -523,7 +524,7 @@ def add_publisher(
         )
     _check_delivery(delivery, "publish_model")
     check_outside_loops(stream, "publish_model", name or model)
-    published = stream.flow.published_models
+    published = stream.flow.graph.published_models
     if (topic.url, model) in published:
         raise GraphError(
             f"publish_model: expected one publisher of the model {model!r} to {topic.name!r}, given a second "

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from streamiter.errors import ConfigurationError, GraphError, shortened
-from streamiter.flow.building import Outlets, StepOutput, add_next_step
+from streamiter.flow.building import Outlets, StepOutput, add_next_step, edges_of, outlets_of
 from streamiter.flow.graph_checks import check_field_or_function, check_seconds
 from streamiter.flow.options import StepOptions, check_options
 from streamiter.operators.event_time import AssignEventTime, EventTimeSettings
@@ -85,31 +85,31 @@ def is_behind_topic(outlet: StepOutput) -> bool:
 
 def numbers_of_event_time(stream: Outlets) -> list[str]:
     """Return the fields of the stream's records whose numbers are its event time."""
-    made = [step.factory for step in telling_order(stream.edges())]
+    made = [step.factory for step in telling_order(edges_of(stream))]
     settings = [each.args[0] for each in made if isinstance(each, partial) and each.func is AssignEventTime]
     return [each.of for each in settings if isinstance(each.of, str) and each.unit in UNIT_NAMES]
 
 
 def comes_from_join(stream: Outlets) -> bool:
     """Return whether records of a stream with event time come from joins by an interval, through other steps."""
-    return has_event_time(stream) and any(step.order == "spans" for step in telling_order(stream.edges()))
+    return has_event_time(stream) and any(step.order == "spans" for step in telling_order(edges_of(stream)))
 
 
 def is_labelled_by_join(stream: Outlets) -> bool:
     """Return whether all records of a stream with event time come from joins by an interval, through other steps."""
-    telling = telling_order(stream.edges())
+    telling = telling_order(edges_of(stream))
     return has_event_time(stream) and bool(telling) and all(step.order == "spans" for step in telling)
 
 
 def is_from_topic(stream: Outlets) -> bool:
     """Return whether records of the stream come from a topic that has a timestamp for each, through other steps."""
-    upstream = upstream_of(edge for edge in stream.edges())
+    upstream = upstream_of(edge for edge in edges_of(stream))
     return any(step.source is not None and step.topic is not None and step.topic.has_timestamps for step in upstream)
 
 
 def _steps_without(stream: Outlets) -> list[Step]:
-    in_round = stream.flow.round_scope is not None
-    steps = [outlet.step for outlet in stream.outlets]
+    in_round = stream.flow.graph.round_scope is not None
+    steps = [outlet.step for outlet in outlets_of(stream)]
     return [step for step in steps if not (step.watermarked or (step.timed and in_round))]
 
 
@@ -119,7 +119,7 @@ def _check_behind_topic(stream: Outlets, unit: object, time_zone: object, option
             f"step {label!r}: expected unit= and time_zone= only together with the name of a field or a function, "
             "given neither of them; write event_time(lambda record: …, unit=…)"
         )
-    [outlet, *others] = stream.outlets
+    [outlet, *others] = outlets_of(stream)
     step = outlet.step
     if others or not is_behind_topic(outlet):
         raise GraphError(

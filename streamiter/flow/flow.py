@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Un
 import numpy as np
 
 from streamiter.errors import ConfigurationError, GraphError, no_attribute, shortened, user_line
-from streamiter.flow.building import FlowUnderConstruction, add_dead_letters, add_operator, check_same_flow, label_of
+from streamiter.flow.building import (
+    FlowUnderConstruction,
+    add_dead_letters,
+    add_operator,
+    check_same_flow,
+    label_of,
+    register_struct_of,
+)
 from streamiter.flow.graph_checks import (
     check_codec,
     check_count,
@@ -28,6 +35,7 @@ from streamiter.flow.graph_checks import (
     check_start,
     check_stop,
 )
+from streamiter.flow.keyed_joins import has_record_keys, record_key, tolerant
 from streamiter.flow.keyed_stream import KeyedStream
 from streamiter.flow.options import ProcessOptions, RunOptions, SourceOptions, StepOptions, check_options
 from streamiter.flow.stream import Stream
@@ -129,8 +137,8 @@ class Flow(FlowUnderConstruction):
         check_stop(stop, step=label)
         policy = check_policy(options.get("on_error", "fail"), dead_letter, step=label)
         bounded, first = stop is not None or getattr(topic, "bounded", False), first_start or "earliest"
-        with self.all_or_nothing():
-            self.register_struct_of(decoder)
+        with self.graph.all_or_nothing():
+            register_struct_of(self, decoder)
             stream = self._add_source(
                 label,
                 name,
@@ -223,7 +231,7 @@ class Flow(FlowUnderConstruction):
         topic: Topic | None = None,
     ) -> Stream:
         check_name(name)
-        if self.loop is not None:
+        if self.graph.loop is not None:
             raise GraphError(
                 f"step {label!r}: expected no sources inside an iteration body, given one; make it outside "
                 "and pass its stream as a data stream"
@@ -240,7 +248,7 @@ class Flow(FlowUnderConstruction):
             topic=topic,
             shape="source",
         )
-        return Stream(self, self.add_step(step, is_named=name is not None, label_lasts=label_lasts))
+        return Stream(self, self.graph.add_step(step, is_named=name is not None, label_lasts=label_lasts))
 
     # -- running ---------------------------------------------------------------------------------------
 
@@ -283,7 +291,7 @@ class Flow(FlowUnderConstruction):
         if "changed_steps" in options:  # Also given to the job that restarts.
             options["changed_steps"] = _checked_steps(self.name, options["changed_steps"])
         if on is not None:
-            return run_in_own_loop(on.run(self, options, on_interrupt, without_figures))
+            return run_in_own_loop(on._run_flow(self, options, on_interrupt, without_figures))
         return run_in_own_loop(run_jobs(self.start, options, first=on_interrupt))
 
     async def start(self, *, on: None = None, **options: Unpack[RunOptions]) -> Job:
@@ -322,20 +330,12 @@ class Flow(FlowUnderConstruction):
         _check_one_of(self.name, given.get("checkpoints"), snapshot)
         given["restore"] = restore
         given["changed_steps"] = _checked_steps(self.name, given.get("changed_steps", ()))
-        job = self.job(JobOptions(**given))
+        job = job_of(self, JobOptions(**given))
         await job.start(snapshot)
         return job
 
-    def job(self, options: JobOptions, own: OwnProcess | None = None) -> Job:
-        """For the engine: return a job of the flow that is not started, in ``own``, one process of several."""
-        from streamiter.models.update import ModelSnapshot
-        from streamiter.runtime.job import Job
-
-        self.register(ModelSnapshot)
-        return Job(self.name, self.steps, self.plain_data, replace(options, state=self.state), own)
-
     def _check_complete(self, method: str) -> None:
-        if self.loop is not None:
+        if self.graph.loop is not None:
             raise GraphError(
                 f"flow {self.name!r}: {method}() expected a flow whose iterations are built, given one inside the body "
                 f"of an iteration, which only builds the graph; call {method}() behind the iteration"
@@ -396,7 +396,7 @@ class Flow(FlowUnderConstruction):
 class Processes(Protocol):
     """Several processes that run a flow, such as :class:`~streamiter.LocalProcesses`."""
 
-    def run(
+    def _run_flow(
         self, flow: Flow, options: Mapping[str, Any], first: OnInterrupt, while_running: WhileRunning[Any]
     ) -> Coroutine[Any, Any, JobStatistics]:
         """Run the flow to its end; ``options`` are those of ``flow.start``."""
@@ -431,8 +431,17 @@ def _checked_steps(flow: str, given: object) -> frozenset[str]:
     return frozenset(names)
 
 
+def job_of(flow: Flow, options: JobOptions, own: OwnProcess | None = None) -> Job:
+    """Return a job of the flow that is not started, in ``own``, one process of several."""
+    from streamiter.models.update import ModelSnapshot
+    from streamiter.runtime.job import Job
+
+    flow.register(ModelSnapshot)
+    return Job(flow.name, flow.steps, flow.plain_data, replace(options, state=flow.state), own)
+
+
 def listed_items(owner: str, items: Any) -> Batch:
-    """For the engine: return the records of a user as a batch. Raises GraphError for anything else."""
+    """Return the records of a user as a batch. Raises GraphError for anything else."""
     if isinstance(items, (list, Columns)) or (isinstance(items, np.ndarray) and items.ndim):
         return items
     if isinstance(items, Mapping):
@@ -485,8 +494,8 @@ class ConnectedStreams:
             return Stream(flow, add_operator(self._streams, factory, options))
         check_factory(factory, list(keyed), step=label, keyed=True)
         time_to_live_s = check_seconds(time_to_live_s, "time_to_live_s", "keep states for ever", step=label)
-        keys = KeySelector({name: stream.record_key("process") for name, stream in keyed.items()}, time_to_live_s)
-        inputs = {name: stream.tolerant(options) for name, stream in keyed.items()}
+        keys = KeySelector({name: record_key(stream, "process") for name, stream in keyed.items()}, time_to_live_s)
+        inputs = {name: tolerant(stream, options) for name, stream in keyed.items()}
         return Stream(flow, add_operator(inputs, factory, options, keys))
 
     def _keyed(self, factory: OperatorFactory) -> dict[str, KeyedStream]:
@@ -494,7 +503,7 @@ class ConnectedStreams:
         keyed = {
             name: stream
             for name, stream in self._streams.items()
-            if isinstance(stream, KeyedStream) and stream.has_record_keys
+            if isinstance(stream, KeyedStream) and has_record_keys(stream)
         }
         has_methods = not isinstance(factory, type) or all(hasattr(factory, f"process_{name}") for name in keyed)
         return keyed if len(keyed) == len(self._streams) and has_methods else {}
@@ -553,7 +562,7 @@ def all_or_nothing(build: Callable[P, T]) -> Callable[P, T]:
         flow = _flow_of(*args, *kwargs.values())
         if flow is None:  # The function refuses its arguments.
             return build(*args, **kwargs)
-        with flow.all_or_nothing():
+        with flow.graph.all_or_nothing():
             return build(*args, **kwargs)
 
     return build_or_roll_back

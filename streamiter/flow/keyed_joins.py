@@ -7,7 +7,7 @@ from typing import Any, Generic, Literal, TypeVar, Unpack, get_args, overload
 
 from streamiter.checkpoints.keys import check_keys
 from streamiter.errors import GraphError, shortened
-from streamiter.flow.building import Outlets, StepOutput, add_next_step, check_same_flow
+from streamiter.flow.building import Outlets, StepOutput, add_next_step, check_same_flow, edges_of, outlets_of
 from streamiter.flow.event_time import check_event_time, checked_duration
 from streamiter.flow.graph_checks import (
     check_can_wait,
@@ -53,7 +53,7 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
     """The part of a keyed stream that joins it with other streams."""
 
     def __init__(self, stream: Stream[Record], key_of: Callable[[Any], Key], *, whole_batches: bool = False) -> None:
-        super().__init__(stream.flow, *stream.partitioned(ByKey(key_of, whole_batches)).outlets)
+        super().__init__(stream.flow, *outlets_of(stream.partitioned(ByKey(key_of, whole_batches))))
         self._key_of = key_of
         self._whole_batches = whole_batches
 
@@ -389,25 +389,6 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         """Return the stream of a step."""
         return Stream(self._flow, output)
 
-    @property
-    def has_record_keys(self) -> bool:
-        """For the engine: whether the keys are those of single records."""
-        return not self._whole_batches
-
-    def tolerant(self, options: StepOptions) -> Stream[Record]:
-        """For the engine: return the stream to a keyed step.
-
-        A step that survives refused records also receives those without a key.
-        """
-        receives_all = survives(options) and not self._whole_batches
-        return self.partitioned(ByKey(self._key_of, self._whole_batches, receives_all))
-
-    def record_key(self, method: str) -> Callable[[Any], Key]:
-        """For the engine: return the function that gives the key of a record."""
-        if self._whole_batches:
-            raise GraphError(f"{method}: expected a stream keyed record by record, given key_by_batch; use key_by(f)")
-        return self._key_of
-
     def _joined(
         self,
         method: str,
@@ -436,16 +417,16 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
             check_same_flow(self, stream, method)
             if allowed_lateness_s is not None:
                 check_event_time(stream, method)
-            keys.append(stream.record_key(method))
-            keyed[name] = stream.tolerant(options)
+            keys.append(record_key(stream, method))
+            keyed[name] = tolerant(stream, options)
         if allowed_lateness_s is not None:
             lateness_ms = checked_duration("allowed_lateness_s", allowed_lateness_s, label)
             settings |= {"lateness_ms": lateness_ms, "late": check_tag(late, step=label)}
         if awaited_input is not None:
-            table = keyed[awaited_input].edges()
+            table = edges_of(keyed[awaited_input])
             check_end_is_told(table, step=label)
-            if self._flow.loop is None:  # In a loop the inboxes may set aside what is not wanted.
-                check_can_wait(self.edges(), table, self._flow.steps, step=label)
+            if self._flow.graph.loop is None:  # In a loop the inboxes may set aside what is not wanted.
+                check_can_wait(edges_of(self), table, self._flow.steps, step=label)
         factory: OperatorFactory = lambda: make(*keys, **settings)  # noqa: E731
         return self._made(
             add_next_step(
@@ -462,3 +443,24 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
 
 def whole_record(record: Any) -> Any:
     return record
+
+
+def has_record_keys(stream: KeyedJoins[Any, Any]) -> bool:
+    """Return whether the keys are those of single records."""
+    return not stream._whole_batches
+
+
+def tolerant(stream: KeyedJoins[Any, Record], options: StepOptions) -> Stream[Record]:
+    """Return the stream to a keyed step.
+
+    A step that survives refused records also receives those without a key.
+    """
+    receives_all = survives(options) and has_record_keys(stream)
+    return stream.partitioned(ByKey(stream._key_of, stream._whole_batches, receives_all))
+
+
+def record_key(stream: KeyedJoins[Key, Any], method: str) -> Callable[[Any], Key]:
+    """Return the function that gives the key of a record."""
+    if not has_record_keys(stream):
+        raise GraphError(f"{method}: expected a stream keyed record by record, given key_by_batch; use key_by(f)")
+    return stream._key_of

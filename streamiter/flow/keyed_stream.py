@@ -23,7 +23,7 @@ from streamiter.flow.graph_checks import (
     check_seconds,
     check_tag,
 )
-from streamiter.flow.keyed_joins import KeyedJoins, TimeOf
+from streamiter.flow.keyed_joins import KeyedJoins, TimeOf, has_record_keys, record_key, tolerant
 from streamiter.flow.options import ProcessOptions, StepOptions, check_options, survives
 from streamiter.flow.stream import Stream
 from streamiter.flow.windowed_stream import WindowedStream
@@ -70,7 +70,7 @@ class KeyedStream(KeyedJoins[Key, Record]):
                 f"given {f!r}; use key_by(f) for other functions"
             )
         kind: Any = KeyedReduceBatch if self._whole_batches else KeyedReduce
-        key_of, keyed = self._key_of, self.tolerant(options)
+        key_of, keyed = self._key_of, tolerant(self, options)
         return keyed._add("reduce", lambda: kind(key_of, f, check_keys=check_keys), options)
 
     @overload
@@ -101,8 +101,8 @@ class KeyedStream(KeyedJoins[Key, Record]):
         check_function(f, "stateful_map", ["state", "record"], step=options.get("name"))
         if callable(initial):
             check_function(initial, "stateful_map(initial=)", [], step=options.get("name"))
-        key_of = self.record_key("stateful_map")
-        return self.tolerant(options)._add(
+        key_of = record_key(self, "stateful_map")
+        return tolerant(self, options)._add(
             "stateful_map", lambda: StatefulMap(key_of, f, initial, check_keys=check_keys), options
         )
 
@@ -131,8 +131,8 @@ class KeyedStream(KeyedJoins[Key, Record]):
         label = options.get("name") or label_of(factory)
         check_factory(factory, [SINGLE_INPUT], step=label, keyed=True)
         ttl_s = check_seconds(time_to_live_s, "time_to_live_s", "keep states for ever", step=label)
-        keys = KeySelector({SINGLE_INPUT: self.record_key("process")}, ttl_s)
-        inputs = {SINGLE_INPUT: self.tolerant(options)}
+        keys = KeySelector({SINGLE_INPUT: record_key(self, "process")}, ttl_s)
+        inputs = {SINGLE_INPUT: tolerant(self, options)}
         return Stream(self._flow, add_operator(inputs, factory, options, keys))
 
     # -- by time -----------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class KeyedStream(KeyedJoins[Key, Record]):
         else:
             check_nothing_is_late(late, allowed_lateness_s, step=label)
         operator: Any = EventWindowStep if time == "event" else ClockWindowStep
-        keyed, key_of, whole = self.tolerant(options), self._key_of, not self.has_record_keys
+        keyed, key_of, whole = tolerant(self, options), self._key_of, not has_record_keys(self)
 
         def build(aggregates: Aggregates, options: StepOptions) -> Stream[WindowResult]:
             if isinstance(window, Session) and aggregates.merge_is_missing:
@@ -249,7 +249,7 @@ class KeyedStream(KeyedJoins[Key, Record]):
         else:
             check_nothing_is_late(late, 0.0, step=label)
         operator = Deduplicate if time == "event" else DeduplicateByClock
-        keyed, key_of = self.tolerant(options), self.record_key("deduplicate")
+        keyed, key_of = tolerant(self, options), record_key(self, "deduplicate")
         return self._made(
             add_next_step(
                 {SINGLE_INPUT: keyed},

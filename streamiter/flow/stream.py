@@ -22,6 +22,7 @@ from streamiter.flow.building import (
     add_sink,
     check_bounded,
     check_same_flow,
+    outlets_of,
 )
 from streamiter.flow.event_time import add_event_time
 from streamiter.flow.graph_checks import (
@@ -431,7 +432,7 @@ class Stream(Outlets, Generic[Record]):
             if not isinstance(other, Stream):
                 raise GraphError(f"union: expected streams, given {other!r}; write a.union(b, c)")
             check_same_flow(self, other, "union")
-        outlets = [outlet for stream in (self, *others) for outlet in stream.outlets]
+        outlets = [outlet for stream in (self, *others) for outlet in outlets_of(stream)]
         return Stream(self._flow, *outlets)
 
     def partitioned(self, partitioning: Partitioning) -> Stream[Record]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 from streamiter.errors import user_line
-from streamiter.flow.building import RoundScope, matched
+from streamiter.flow.building import RoundScope, edges_of, matched, outlets_of
 from streamiter.flow.stream import Stream
 from streamiter.iteration.border import FEEDBACK, INITIAL, CriteriaHead, Entrance, Head
 from streamiter.iteration.config import (
@@ -58,7 +58,7 @@ class IterationBuilder:
 
     def build(self) -> list[Stream] | dict[str, Stream]:
         """Return the output streams, as a list or a dict like the body's. If this raises, the flow is as before."""
-        with self._flow.all_or_nothing():
+        with self._flow.graph.all_or_nothing():
             return self._build(self._body)
 
     def _build(self, body: Body[Any]) -> list[Stream] | dict[str, Stream]:
@@ -73,7 +73,7 @@ class IterationBuilder:
         variables = [self._add_head(number, stream) for number, stream in enumerate(self._initial)]
         data = [self._add_entrance(number, given) for number, given in enumerate(self._data)]
         is_per_round = self._config.operator_life_cycle is OperatorLifeCycle.PER_ROUND
-        with self._flow.body_of(loop, RoundScope(whole_body=True) if is_per_round else None):
+        with self._flow.graph.body_of(loop, RoundScope(whole_body=True) if is_per_round else None):
             result = check_result(body(variables, data), loop, self._initial, bounded=self._bounded)
         for head, initial, feedback in zip(loop.heads, self._initial, result.feedback_variable_streams, strict=True):
             self._close_loop(head, feedback, initial.parallelism)
@@ -90,7 +90,7 @@ class IterationBuilder:
         loop, ahead = self._loop, self._ahead
         variable = self._add(
             f"variable {number}",
-            stream.edges(INITIAL),
+            edges_of(stream, INITIAL),
             stream.parallelism,
             lambda: Head(loop.join, ahead),
             loop=loop,
@@ -112,7 +112,7 @@ class IterationBuilder:
 
         data = self._add(
             f"data {number}",
-            stream.edges(),
+            edges_of(stream),
             stream.parallelism,
             replayer if is_replayed else entrance,
             loop=loop,
@@ -141,10 +141,10 @@ class IterationBuilder:
         A stream that was repartitioned goes to a step of its own, with the parallelism of the stream: the next step may
         have another parallelism.
         """
-        outlets = [outlet.outside() for outlet in stream.outlets]
+        outlets = [outlet.outside() for outlet in outlets_of(stream)]
         if stream.parallelism == 1 or all(outlet.partitioning is None for outlet in outlets):
             return Stream(self._flow, *(outlet._replace(partitioning=None) for outlet in outlets))
-        return self._add(label, stream.edges(), stream.parallelism, Identity, loop=None)
+        return self._add(label, edges_of(stream), stream.parallelism, Identity, loop=None)
 
     def _add(
         self,
@@ -171,11 +171,11 @@ class IterationBuilder:
             shape="iteration",
             epochs_seen=epochs_seen,
         )
-        return Stream(self._flow, self._flow.add_step(step, is_named=False, label_lasts=True))
+        return Stream(self._flow, self._flow.graph.add_step(step, is_named=False, label_lasts=True))
 
     def _close_loop(self, head: Step, feedback: Stream | FeedbackThrough, parallelism: int) -> None:
         through = feedback.topic if isinstance(feedback, FeedbackThrough) else None
-        edges = stream_of(feedback).edges(FEEDBACK, feedback=self._loop.limits, feedback_topic=through)
+        edges = edges_of(stream_of(feedback), FEEDBACK, feedback=self._loop.limits, feedback_topic=through)
         if through is not None:
             check_topic_is_free(head, edges, through, self._flow.steps)
         self._loop.close(head, matched(edges, parallelism))

@@ -13,7 +13,7 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Final, Generic
 
 from streamiter.errors import GraphError, shortened
-from streamiter.flow.building import check_round_scope
+from streamiter.flow.building import check_round_scope, edges_of, emits_at_end, outlets_of
 from streamiter.flow.graph_checks import check_name
 from streamiter.flow.stream import Stream
 from streamiter.iteration.loop import Loop, for_each_epoch
@@ -161,13 +161,13 @@ def check_arguments(initial: Any, data: Any) -> tuple[list[Stream], list[Stream 
                 f"iteration: expected streams of one flow, given {kind} stream {number} ({stream.name!r}) of flow "
                 f"{stream.flow.name!r} and flow {initial[0].flow.name!r}; make all of them with methods of one flow"
             )
-    if initial[0].flow.loop is not None:
+    if initial[0].flow.graph.loop is not None:
         raise GraphError(
             "iteration: expected no iteration inside the body of another, given one; use the outputs of the first as "
             "inputs of the second"
         )
     for kind, number, stream in numbered:
-        if any(outlet.loop is not None for outlet in stream.outlets):
+        if any(outlet.loop is not None for outlet in outlets_of(stream)):
             raise GraphError(
                 f"iteration: expected {kind} streams from outside iterations, given stream {number} "
                 f"({stream.name!r}) of the body of another; return it in output_streams there"
@@ -333,7 +333,7 @@ def _check_inside(what: str, stream: Any, loop: Loop) -> None:
         raise GraphError(
             f"iteration: expected {what} to be a Stream, given {shortened(stream)}; return a stream of the body"
         )
-    if any(outlet.loop is not loop for outlet in stream.outlets):
+    if any(outlet.loop is not loop for outlet in outlets_of(stream)):
         raise GraphError(
             f"iteration: expected {what} to come from inside the body, given {stream.name!r} from outside; "
             "pass it as a data stream"
@@ -343,7 +343,7 @@ def _check_inside(what: str, stream: Any, loop: Loop) -> None:
 
 def _check_comes_before_end(what: str, stream: Stream, *, bounded: bool) -> None:
     """Raise GraphError for a stream whose records arrive at the end of the iteration, which waits for them."""
-    if stream.emits_at_end:
+    if emits_at_end(stream):
         raise GraphError(
             f"iteration: expected {what} to receive records while the iteration runs, given {stream.name!r}, whose "
             f"records arrive only when it has ended; {for_each_epoch(bounded=bounded)}"
@@ -352,7 +352,7 @@ def _check_comes_before_end(what: str, stream: Stream, *, bounded: bool) -> None
 
 def _check_parallelism(number: int, initial: Stream, feedback: Stream) -> None:
     """Raise GraphError unless subtask i can feed back to head i, or the stream was repartitioned."""
-    for edge in feedback.edges():
+    for edge in edges_of(feedback):
         given = edge.upstream.parallelism
         if isinstance(edge.partitioning, Forward) and given != initial.parallelism:
             raise GraphError(

@@ -95,7 +95,7 @@ class RestoredMember(NamedTuple):
     advanced: int | None = None
     """The last complete epoch that it was told of; None for a criteria head."""
     complete: int = -1
-    """The last complete epoch that it was told of, or that any of several members was told of that it replaces."""
+    """The last complete epoch that it was told of; of a member that replaces several, the greatest of theirs."""
     released: int | None = None
     """The last epoch that was released to it; None unless it is a head."""
     reported: int = -1

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from streamiter.errors import ConfigurationError, GraphError, shortened
-from streamiter.flow.building import add_next_step, check_same_flow
+from streamiter.flow.building import add_next_step, check_same_flow, emits_at_end, loop_of
 from streamiter.flow.flow import all_or_nothing
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
@@ -227,7 +227,7 @@ def map_with(
     _check_body_stream(data, "map_with(data, variable, f)")
     loop = _check_body_stream(variable, "map_with(data, variable, f)")
     check_function(f, "map_with", ["value", "batch"], step=name)
-    if variable.emits_at_end:
+    if emits_at_end(variable):
         raise GraphError(
             f"{name or 'map_with'}: expected a variable whose values arrive while the iteration runs, given "
             f"{variable.name!r}, whose records arrive only when it has ended; {for_each_epoch(bounded=loop.bounded)}"
@@ -238,7 +238,7 @@ def map_with(
         name or "map_with",
         lambda: MapWith(f),
         {"name": name, "parallelism": data.parallelism if parallelism is None else parallelism},
-        emits_at_end=data.emits_at_end,  # It emits for data only.
+        emits_at_end=emits_at_end(data),  # It emits for data only.
     )
     return Stream(data.flow, output)
 
@@ -391,9 +391,9 @@ def _check_body_stream(stream: Any, call: str) -> StepLoop:
     name, _, _ = call.partition("(")
     if not isinstance(stream, Stream):
         raise GraphError(f"{name}: expected a stream of the body, given {shortened(stream)}; write {call}")
-    if stream.loop is None:
+    if (loop := loop_of(stream)) is None:
         raise GraphError(
             f"{name}: expected a stream of an iteration body, given {stream.name!r} from outside, where no epoch ends; "
             "call it in the body"
         )
-    return stream.loop
+    return loop

@@ -276,7 +276,7 @@ def for_each_round(streams: Sequence[Stream], sub_body: Callable[[list[Stream]],
             f"for_each_round: expected the sub-body to take one argument, the list of streams, given {reason}; write "
             "def sub_body(streams)"
         )
-    flow, loop = given[0].flow, given[0].flow.loop
+    flow, loop = given[0].flow, given[0].flow.graph.loop
     if loop is None:
         raise GraphError(
             f"for_each_round: expected to be called in the body of an iteration, given {given[0].name!r} outside; "
@@ -287,9 +287,9 @@ def for_each_round(streams: Sequence[Stream], sub_body: Callable[[list[Stream]],
             "for_each_round: expected the body of a bounded iteration, given an unbounded one, whose operators live "
             "until it ends; keep a state for each epoch in an IterationListener"
         )
-    around = flow.round_scope
+    around = flow.graph.round_scope
     if around is not None and around.whole_body:  # Each round has its own operators of the whole body.
-        with flow.all_or_nothing():
+        with flow.graph.all_or_nothing():
             return _result(sub_body(given))
     if around is not None:
         raise GraphError(
@@ -298,8 +298,8 @@ def for_each_round(streams: Sequence[Stream], sub_body: Callable[[list[Stream]],
     for stream in given:
         check_round_scope("for_each_round", stream, None)
     scope = RoundScope(given)
-    with flow.all_or_nothing():
-        with flow.body_of(loop, scope):
+    with flow.graph.all_or_nothing():
+        with flow.graph.body_of(loop, scope):
             result = _result(sub_body(given))
         for stream in result:
             check_round_scope("for_each_round", stream, scope)

@@ -21,6 +21,7 @@ from streamiter.iteration.border import Entrance, Join, end_of_all
 from streamiter.iteration.coordinator import Advance, Terminate
 from streamiter.operators.operator import BoundaryOutput, Context
 from streamiter.records import Batch, Control, EpochWatermark, untimed
+from streamiter.runtime.feedback import AttachedBoundary
 from streamiter.runtime.graph import Edge, Step
 from streamiter.runtime.topic_outlets import DATA, Message
 from streamiter.topics.topic import Headers, Topic, TopicBatch
@@ -105,40 +106,66 @@ def replayed(stream: Stream) -> Replayed:
 
 
 @final
-class _ReplayNext(Control):
-    """Posted by a replayer to itself: send the next batch, after a turn of the other tasks."""
+class SendNext(Control):
+    """Posted by an operator to itself: send the next batch, after a turn of the other tasks."""
 
     __slots__ = ()
 
 
-class Replayer(Entrance):
+class Replaying(AttachedBoundary):
+    """Base of the operators that keep records, in memory and on disk, and send them again batch by batch.
+
+    Between two batches other tasks have a turn, and a checkpoint barrier can pass.
+    """
+
+    memory_bytes: int
+    """The most bytes of records that are kept in memory."""
+    position = 0
+    """The number of the kept batch that is sent next."""
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        self._post = context.post
+        self.cache: ReplayCache = self.surroundings.make_replay_cache(self.memory_bytes)
+
+    def send_next_soon(self) -> None:
+        """Post :class:`SendNext` to the operator itself."""
+        self._post(SendNext())
+
+    def close(self) -> None:
+        self.cache.close()
+
+    def snapshot(self) -> dict[str, Any]:
+        return {**(super().snapshot() or {}), "cache": self.cache.snapshot(), "position": self.position}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.cache.restore(state["cache"])
+        self.position = state["position"]
+        super().restore(state)
+
+
+class Replayer(Replaying, Entrance):
     """The entrance of a replayed stream: it keeps the records of epoch 0 and sends them again in every later epoch.
 
     If further epochs are requested during a replay, they are replayed after it one by one, and the end of the iteration
     follows them.
     """
 
-    def __init__(self, join: Join, memory_limit_bytes: int) -> None:
+    def __init__(self, join: Join, memory_bytes: int) -> None:
         super().__init__(join, stamped=False, max_epochs_ahead=None)
-        self._memory_limit_bytes = memory_limit_bytes
+        self.memory_bytes = memory_bytes
         self._replayed = 0
         """The last epoch that was sent completely; initially epoch 0, when the data has ended."""
         self._requested = 0
-        self._position = 0
-        """The number of batches of epoch ``_replayed`` + 1 that have been sent."""
         self._terminate: Terminate | None = None
         self._untaken: Advance | None = None
         """The last ``Advance`` that it was told and has not handled, while it waits for room."""
 
-    def open(self, context: Context) -> None:
-        super().open(context)
-        self._cache: ReplayCache = self.surroundings.make_replay_cache(self._memory_limit_bytes)
-
     def statistics(self) -> Mapping[str, int]:
         return {
-            "replayed_records": self._cache.records,
-            "replayed_bytes_in_memory": self._cache.bytes_in_memory,
-            "replayed_bytes_on_disk": self._cache.bytes_on_disk,
+            "replayed_records": self.cache.records,
+            "replayed_bytes_in_memory": self.cache.bytes_in_memory,
+            "replayed_bytes_on_disk": self.cache.bytes_on_disk,
         }
 
     def tell(self, control: Control) -> None:
@@ -150,7 +177,7 @@ class Replayer(Entrance):
         super().tell(control)
 
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
-        self._cache.append(records)
+        self.cache.append(records)
         await super().on_batch(input_name, records, epoch, out)
 
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
@@ -161,7 +188,7 @@ class Replayer(Entrance):
             self._requested = max(self._requested, control.epoch)
             if has_finished:
                 await self._send_next(out)
-        elif isinstance(control, _ReplayNext):
+        elif isinstance(control, SendNext):
             await self._send_next(out)
         elif isinstance(control, Terminate) and self._requested > self._replayed:
             self._terminate = control
@@ -175,40 +202,33 @@ class Replayer(Entrance):
     async def _send_next(self, out: BoundaryOutput) -> None:
         if self._requested > self._replayed:
             epoch = self._replayed + 1
-            if self._position < len(self._cache):
-                out.emit_batch(self._cache.batch(self._position), epoch)
-                self._position += 1
-            if self._position == len(self._cache):
+            if self.position < len(self.cache):
+                out.emit_batch(self.cache.batch(self.position), epoch)
+                self.position += 1
+            if self.position == len(self.cache):
                 await out.control(EpochWatermark(epoch))
                 self._replayed = epoch
-                self._position = 0
+                self.position = 0
         if self._requested > self._replayed:
-            self.context.post(_ReplayNext())
+            self.send_next_soon()
         elif self._terminate is not None:
             await super().on_control(self._terminate, out)
-
-    def close(self) -> None:
-        self._cache.close()
 
     def snapshot(self) -> dict[str, Any]:
         return {
             **super().snapshot(),
-            "cache": self._cache.snapshot(),
             "replayed": self._replayed,
             "asked for": self._requested,
-            "position": self._position,
             "terminate": None if self._terminate is None else self._terminate.epoch,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._cache.restore(state["cache"])
         self._replayed = state["replayed"]
         self._requested = state["asked for"]
-        self._position = state["position"]
         if state["terminate"] is not None:
             self._terminate = Terminate(state["terminate"])
         if self._requested > self._replayed:
-            self.context.post(_ReplayNext())
+            self.send_next_soon()
         super().restore(state)
 
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
@@ -246,7 +266,7 @@ class _ReplayShare:
         self, caches: Sequence[Iterable[Any]], sent: Sequence[int | None], subtask: int, subtasks: int
     ) -> None:
         """``sent`` is the number of batches of each cache that were sent; None for all."""
-        self._caches = caches
+        self.caches = caches
         self._sent = sent
         self._subtask = subtask
         self._subtasks = subtasks
@@ -263,7 +283,7 @@ class _ReplayShare:
         return islice(self._batches(are_sent=are_sent), self._subtask, None, self._subtasks)
 
     def _batches(self, *, are_sent: bool) -> Iterator[Any]:
-        for frames, sent in zip(self._caches, self._sent, strict=True):
+        for frames, sent in zip(self.caches, self._sent, strict=True):
             if are_sent:
                 yield from islice(entries_of(frames), sent)
             elif sent is not None:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from streamiter.errors import GraphError, user_line
+from streamiter.flow.building import edges_of, loop_of
 from streamiter.flow.graph_checks import check_count, check_function, check_name, check_seconds
 from streamiter.flow.stream import Stream
 from streamiter.iteration.stamping_pace import CatchUp, CheckSilence, Silence, StampingClock, StampingPace
@@ -94,7 +95,7 @@ def epochs_every(
     if marks is not None:
         check_function(marks, "epochs_every(marks)", ["record"], step=name)
     flow = stream.flow
-    if flow.loop is not None or stream.loop is not None:
+    if flow.graph.loop is not None or loop_of(stream) is not None:
         raise GraphError(
             f"epochs_every: expected a stream outside an iteration body, given {stream.name!r} inside; "
             "stamp the data stream before it is passed to the iteration"
@@ -106,7 +107,7 @@ def epochs_every(
         factory = partial(Stamper, groups_up_to_marks(marks), idle_timeout)
     elif records is not None:
         factory = partial(Stamper, groups_of(records), idle_timeout)
-    edges = stream.edges()
+    edges = edges_of(stream)
     stamper = Step(
         name=step,
         parallelism=stream.parallelism,
@@ -119,7 +120,7 @@ def epochs_every(
         watermarked=has_watermarks(edges),
         shape="iteration",
     )
-    return Stream(flow, flow.add_step(stamper, is_named=name is not None))
+    return Stream(flow, flow.graph.add_step(stamper, is_named=name is not None))
 
 
 def _check_one_of(**ways: Any) -> None:

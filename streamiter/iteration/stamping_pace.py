@@ -8,9 +8,9 @@ each subtask. ``Silence`` decides when a subtask has no input.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, final
+from typing import final
 
-from streamiter.clock import Clock, TimerHandle
+from streamiter.clock import Clock, TimerHandle, is_due
 from streamiter.operators.operator import Context
 from streamiter.records import Control
 from streamiter.runtime.order import BEFORE_ALL_EPOCHS
@@ -176,10 +176,6 @@ class StampingPace:
                 self._subtasks[subtask](CatchUp(reached))
 
 
-# A silence counts as over this much too early, because the sum of a time and a delay may be rounded.
-_ROUNDING_S: Final = 1e-6
-
-
 @final
 class CheckSilence(Control):
     """Posted to a subtask: it is time to check whether the silence has lasted."""
@@ -224,7 +220,7 @@ class Silence:
         if not self._was_checked:
             self._was_checked = True
             missing_s = self._timeout_s / 2
-        elif missing_s <= _ROUNDING_S:
+        elif is_due(missing_s):
             return True
         self._check_in(missing_s)
         return False

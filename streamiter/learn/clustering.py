@@ -44,7 +44,7 @@ from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import Floats, plain_float, whole_number
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
-from streamiter.records import Batch
+from streamiter.records import BATCH_RECORDS, Batch
 from streamiter.saved_objects import Savable
 from streamiter.topics.topic import Decoder, Topic
 
@@ -91,7 +91,7 @@ class KMeansOptions:
 
 # In each round a block takes about 250 µs of arithmetic and 20 µs of overhead (10 clusters, 10 coordinates). Larger
 # blocks were measured to be no quicker. A block of points with a thousand coordinates takes 64 MiB.
-_BLOCK_POINTS: Final = 8192
+_BLOCK_POINTS: Final = BATCH_RECORDS
 
 
 class Value(TypedDict):

@@ -34,7 +34,7 @@ from streamiter.models.update import ModelSnapshot
 from streamiter.notebooks import html_table
 from streamiter.numbers import Floats, whole_number
 from streamiter.operators.definitions import Definition
-from streamiter.operators.operator import Operator
+from streamiter.operators.operator import EngineOperator
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import OutputTag
 from streamiter.topics.topic import Topic
@@ -283,7 +283,7 @@ def _of_learner(learner: str, what: str, record: Any) -> dict[str, Any]:
 _AHEAD_MAX: Final = 1_000_000
 
 
-class Compare(Operator):
+class Compare(EngineOperator):
     """Compares learners on the rows that all of them have predicted: emits metrics, and the best model as :data:`BEST`.
 
     A block is ``report_every`` records of the stream. It is counted when each learner has predicted its last record, or

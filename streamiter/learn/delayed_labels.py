@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any, Final, Literal
 
 from streamiter.errors import GraphError
-from streamiter.flow.building import add_next_step
+from streamiter.flow.building import add_next_step, edges_of, outlets_of
 from streamiter.flow.event_time import checked_duration, has_event_time, is_behind_topic, is_from_topic
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
@@ -81,11 +81,6 @@ class DelayedLabels:
     """The time that counts: that of the events, or the clock when they arrive. None: event time if the stream has it or
     comes directly from a topic with timestamps, else the clock."""
 
-    @property
-    def come_with_questions(self) -> bool:
-        """For the engine: whether a join has labelled the rows, see :func:`labels_of_rows`."""
-        return self.is_answer is _is_given
-
     def chosen_schedule(self) -> Schedule:
         """Return the schedule, or the default."""
         if self.schedule is not None:
@@ -93,6 +88,11 @@ class DelayedLabels:
         if self.otherwise is None or self.within_s is None:
             return "at once"
         return "expected" if self.otherwise is False and self.weight_of is None else "end"
+
+
+def come_with_questions(labels: DelayedLabels) -> bool:
+    """Return whether a join has labelled the rows, see :func:`labels_of_rows`."""
+    return labels.is_answer is _is_given
 
 
 def labels_of_rows(
@@ -180,7 +180,7 @@ def in_order(
         )
     if not is_timed:
         return events, False
-    kind, one_way = SpansInOrder if labels.come_with_questions else InOrder, comes_one_way(events.edges())
+    kind, one_way = SpansInOrder if come_with_questions(labels) else InOrder, comes_one_way(edges_of(events))
     ordered = add_next_step(
         {SINGLE_INPUT: events},
         "in order",
@@ -200,16 +200,16 @@ def with_event_time(events: Stream, labels: DelayedLabels, named: Callable[[str]
     """Return the events with the time by which they are joined: their own, that of their topics, or none."""
     if labels.time == "processing" or has_event_time(events):
         return events
-    behind_topics = [is_behind_topic(outlet) for outlet in events.outlets]
+    behind_topics = [is_behind_topic(outlet) for outlet in outlets_of(events)]
     if all(behind_topics):
         timed = [
             Stream(events.flow, outlet).event_time(
                 idle_after_s=_SECONDS_QUIET, when_idle="advance", name=named(f"times of {outlet.step.name}")
             )
-            for outlet in events.outlets
+            for outlet in outlets_of(events)
         ]
         return timed[0].union(*timed[1:]) if len(timed) > 1 else timed[0]
-    if any(outlet.step.watermarked for outlet in events.outlets):
+    if any(outlet.step.watermarked for outlet in outlets_of(events)):
         raise GraphError(
             f"train_online(labels=): expected event time of all of the events, given {events.name!r}, of which a part "
             'has none; put .event_time(…) behind each source, or write DelayedLabels(time="processing")'

@@ -244,7 +244,7 @@ class ExpertWeights:
     def step(self, rows: ModelRows, steps: RowSteps, targets: Floats, asked: Floats | None = None) -> Floats:
         """Predict and learn; return a prediction, with a number for each score, for each step.
 
-        ``asked`` has the scores of the experts, by question: of a question that is predicted they are put there.
+        ``asked`` has the scores of the experts by question. A step that predicts a question writes its scores there.
         """
         predictions = np.zeros((len(steps.rows), self.scores))
         actions = steps.predicts * self._steps.PREDICT + (steps.learns & (steps.weights > 0)) * self._steps.LEARN
@@ -329,7 +329,10 @@ class ExpertWeights:
         return predictions
 
     def scores_of_questions(self, asked: Mapping[int, list[float]], questions: int, scores: int) -> Floats:
-        """Return the experts' scores by question; of a class that has come since they are those of the open class."""
+        """Return the experts' scores by question.
+
+        The last scores of a question are those of the open class. Each class that has come since has the same scores.
+        """
         by_question = np.zeros((questions, scores, len(self.rates)))
         for question, given in asked.items():
             if given:

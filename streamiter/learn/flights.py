@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
 from streamiter.learn.delayed_labels import DelayedLabels
+from streamiter.records import BATCH_RECORDS
 from streamiter.topics.formats import Json
 from streamiter.topics.topic import OutgoingBatch
 
@@ -60,9 +61,6 @@ Labels = Literal["delayed", "immediate"]
 """When the delay of a flight becomes known: at its arrival, or immediately."""
 
 _UNKNOWN: Final = "NA"
-
-# As many events as the reader of a topic returns at once.
-_BATCH_EVENTS: Final = 8192
 
 _MS_PER_MINUTE: Final = 60_000
 
@@ -132,8 +130,8 @@ class FlightEvents:
     def batches(self) -> Iterator[OutgoingBatch]:
         """Yield the events as JSON, in time order; the time stamp of a record is the time of its event."""
         encode = Json().encode
-        for start in range(0, len(self._events), _BATCH_EVENTS):
-            numbers, are_arrivals = np.divmod(self._events[start : start + _BATCH_EVENTS], 2)
+        for start in range(0, len(self._events), BATCH_RECORDS):
+            numbers, are_arrivals = np.divmod(self._events[start : start + BATCH_RECORDS], 2)
             minutes = np.where(are_arrivals == 1, self._arrives[numbers], self._departs[numbers])
             times = np.datetime_as_string(minutes.astype("datetime64[m]"), timezone="UTC")
             events = map(self._event, numbers.tolist(), are_arrivals.tolist(), times.tolist())

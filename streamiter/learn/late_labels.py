@@ -10,13 +10,13 @@ import math
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from heapq import heappop, heappush
+from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, TypedDict, final
 
 import numpy as np
 
 from streamiter.errors import ModelError
-from streamiter.learn.delayed_labels import DelayedLabels
+from streamiter.learn.delayed_labels import DelayedLabels, come_with_questions
 from streamiter.learn.labels import FIRST_LABELS, Label
 from streamiter.learn.row_reading import (
     LabelFields,
@@ -32,6 +32,7 @@ from streamiter.learn.rows import BadRows, SparseRecord, blaming_rows, of_number
 from streamiter.named_rows import NamedRows, named_matrix
 from streamiter.numbers import Floats, Indices
 from streamiter.operators.definitions import Definition
+from streamiter.operators.due import DueHeap
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.operators.timed.joining import ARRIVAL, LEFT, RECORD, RIGHT, TIME, OneToOneJoin, Side
@@ -227,21 +228,21 @@ class LabelJoin:
         self.schedule = labels.chosen_schedule()
         self.otherwise = labels.otherwise
         self._unknown = labels.unknown
-        self._ignores_unknown = labels.come_with_questions
+        self._ignores_unknown = come_with_questions(labels)
         self._within_ms = None if labels.within_s is None else round(in_seconds(labels.within_s) * 1000)
         upper_ms = None if self._within_ms is None else self._within_ms - 1
         self._kept_max = labels.waiting_max
         self._join = OneToOneJoin(0, upper_ms, "full", kept_max=labels.waiting_max, in_order=not is_timed)
-        self._answered: list[tuple[int, int, _Waiting, Any]] = []
-        """The questions that wait with their answers: limit, number, question and answer."""
+        self._answered = DueHeap(0, 2)
+        """The questions that wait with their answers, by limit and number."""
         self._settled: OrderedDict[Hashable, int] = OrderedDict()
         """By key the time of a question that has got its answer, in this order, until its wait would be over."""
         self._asked = 0
         self._delays = AnswerDelays()
         self._may_assume = self.schedule == "expected"
         """Whether questions count as ones without an answer, once enough delays of answers are known."""
-        self._assumed: list[tuple[int, int, _Waiting]] = []
-        """When questions count as ones without an answer: time, number and question; also questions with an answer."""
+        self._assumed = DueHeap(1, 2)
+        """The questions by the time at which they count as ones without an answer; also questions with an answer."""
         self._restored: list[Outcome] = []
         """What a restore has led to, because waits are longer now, or fewer questions may wait."""
         self._timer_at = MAX_TIME
@@ -257,8 +258,8 @@ class LabelJoin:
 
         Call :meth:`heard` and this when it fires.
         """
-        first = (entries[0][0] for entries in (self._answered, self._assumed) if entries)
-        due = min(self._join.next_due() or MAX_TIME, *first, MAX_TIME)
+        waits = (self._join.next_due() or MAX_TIME, self._answered.first(), self._assumed.first())
+        due = min(MAX_TIME if first is None else first for first in waits)
         if not self.is_timed and (self.otherwise is not None or self._answered) and due < self._timer_at:
             self._timer_at = due
             self._context.set_timer(max(0, due - self._context.clock.now_ms()) / 1000, WAIT_IS_OVER)
@@ -288,8 +289,7 @@ class LabelJoin:
         if self._settled:
             self._forget_settled()
         ended: list[tuple[int, int, Outcome, bool]] = []
-        while self._assumed and self._assumed[0][0] <= watermark:
-            when, number, waiting = heappop(self._assumed)
+        for when, number, _, waiting in self._assumed.until(watermark):
             if waiting.is_open and when < self._limit(waiting):
                 waiting.when = MAX_TIME
                 ended.append((when, number, Outcome(waiting.question, None, "assumed"), False))
@@ -299,8 +299,7 @@ class LabelJoin:
             else:
                 limit, waiting.is_open = self._limit(waiting), False
                 ended.append((limit, waiting.number, Outcome(waiting.question, None, "over"), False))
-        while self._answered and self._answered[0][0] <= watermark:
-            limit, number, waiting, answer = heappop(self._answered)
+        for limit, number, _, (waiting, answer) in self._answered.until(watermark):
             ended.append((limit, number, Outcome(waiting.question, answer, "over"), True))
         if len(ended) > 1:
             ended.sort(key=_by_limit)
@@ -344,7 +343,7 @@ class LabelJoin:
     def _assume(self, waiting: _Waiting, when: int | None) -> None:
         waiting.when = when
         if when is not None and when < self._limit(waiting):
-            heappush(self._assumed, (when, waiting.number, waiting))
+            self._assumed.push((when, waiting.number), waiting)
 
     def answer(self, key: Hashable, time: int | None, answer: Any) -> list[Outcome]:
         """Add an answer. A late one counts as at the watermark: its question may still wait."""
@@ -383,9 +382,9 @@ class LabelJoin:
             if waiting.when is not None or self.schedule not in ("end", "expected"):
                 outcomes.append(Outcome(waiting.question, answer, "answered"))
             else:
-                heappush(self._answered, (self._limit(waiting), waiting.number, waiting, answer))
+                self._answered.push((self._limit(waiting), waiting.number), (waiting, answer))
                 if len(self._answered) > self._kept_max:
-                    _, _, first, its_answer = heappop(self._answered)
+                    first, its_answer = self._answered.take_first()[-1]
                     outcomes.append(Outcome(first.question, its_answer, "over"))
         return outcomes
 
@@ -417,7 +416,7 @@ class LabelJoin:
         """Return the questions that wait."""
         return [
             *(record[RECORD].question for side, _, record in self._join.waiting() if side == LEFT),
-            *(waiting.question for _, _, waiting, _ in self._answered),
+            *(waiting.question for *_, (waiting, _) in self._answered.latest()),
             *(outcome.question for outcome in self._restored if outcome.question is not None),
         ]
 
@@ -439,7 +438,7 @@ class LabelJoin:
             "waiting": [(side, key, record[TIME], *plain(side, record[RECORD])) for side, key, record in waiting],
             "answered": [
                 (each.time, each.number, question_to_record(each.question), answer_to_record(answer))
-                for _, _, each, answer in sorted(self._answered, key=lambda entry: entry[1])
+                for _, _, _, (each, answer) in sorted(self._answered.latest(), key=itemgetter(1))
             ],
             "restored": [
                 (question and question_to_record(question), answer and answer_to_record(answer), kind)
@@ -469,7 +468,7 @@ class LabelJoin:
                 self._join.add(side, key, time, answer_from_record(event))
         for time, number, question, answer in state["answered"]:
             waiting = _Waiting(question_from_record(question), time, number, None)
-            heappush(self._answered, (self._limit(waiting), number, waiting, answer_from_record(answer)))
+            self._answered.push((self._limit(waiting), number), (waiting, answer_from_record(answer)))
         if self.is_timed:
             # A wait that has become shorter, and is over, ends with the next event.
             self._join.watermark = max(self._join.watermark, min(state["watermark"], self._before_first_due()))

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
+from streamiter.clock import is_due
 from streamiter.errors import ConfigurationError
 from streamiter.learn.drift import DriftDetector, DriftWatch
 from streamiter.learn.validation import PREDICTIONS, PredictedRows
@@ -58,10 +59,6 @@ class PublishSchedule:
         )
         self.records = None if records is None else whole_number("PublishSchedule(records=)", records, 1)
         self.every_s = None if every_s is None else positive("PublishSchedule(every_s=)", in_seconds(every_s))
-
-
-# A timer counts as due when it is early by at most this: a rounding error of time plus delay must not delay it.
-_ROUNDING_S: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +178,7 @@ class ModelOwner(Operator, IterationListener, abc.ABC):
         self._publish_if_due(out)
 
     def _publish_if_due(self, out: Output) -> None:
-        if (wait_s := self.due_in_s()) <= _ROUNDING_S:
+        if is_due(wait_s := self.due_in_s()):
             self._publish(out)
         elif self._schedule.every_s is not None and not self._has_timer and self.is_new():
             self._context.set_timer(wait_s)

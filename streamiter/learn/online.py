@@ -26,7 +26,14 @@ from streamiter.iteration.api import iterate_unbounded_streams
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.stamping import epochs_every
 from streamiter.learn.adaptive import AdaptiveLinearModel
-from streamiter.learn.delayed_labels import DelayedLabels, check_labels, in_order, labels_of_rows, with_schedule
+from streamiter.learn.delayed_labels import (
+    DelayedLabels,
+    check_labels,
+    come_with_questions,
+    in_order,
+    labels_of_rows,
+    with_schedule,
+)
 from streamiter.learn.drift import DRIFTS, DriftDetector
 from streamiter.learn.features import StandardScaler
 from streamiter.learn.foreign_models import ForeignModel, ForeignOwner, foreign_reader
@@ -360,7 +367,7 @@ def _by_key(events: Stream, shared: _TrainingOptions) -> Stream:
     """Send the questions and answers of one key to one subtask."""
     assert shared.labels is not None
     key_of = shared.labels.key_of
-    if shared.labels.come_with_questions:
+    if come_with_questions(shared.labels):
         return events.key_by(itemgetter(3))
     return events.key_by((lambda ordered: key_of(ordered[2])) if shared.is_timed else key_of)
 

@@ -20,24 +20,23 @@ from streamiter.errors import CheckpointError, GraphError, ModelError, shortened
 from streamiter.flow.building import add_next_step
 from streamiter.flow.flow import Flow, step_names
 from streamiter.flow.stream import Stream
+from streamiter.iteration.marked_streams import Replaying, SendNext
 from streamiter.learn.rows import blaming_rows, of_good_rows
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import whole_number
 from streamiter.operators.definitions import Definition
-from streamiter.operators.operator import BoundaryOutput, Context, Operator
+from streamiter.operators.operator import BoundaryOutput, Context, EngineOperator, Operator
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.parameter_server.consistency import BSP, Consistency
 from streamiter.parameter_server.matrix import DTYPES, DType
 from streamiter.parameter_server.server import ParameterServer
 from streamiter.records import Batch, Control, EndOfInput, OutputTag, slice_batch
-from streamiter.runtime.feedback import AttachedBoundary
 from streamiter.runtime.graph import SINGLE_INPUT
 from streamiter.runtime.instance import DrainInput
 from streamiter.runtime.port_progress import InputEnded
 from streamiter.topics.topic import Topic
 
 if TYPE_CHECKING:
-    from streamiter.checkpoints.replay_cache import ReplayCache
     from streamiter.parameter_server.calls import Call
     from streamiter.parameter_server.client import Client
 
@@ -320,7 +319,7 @@ class ServerWorkerOptions(NamedTuple):
     """The number of clocks of the first worker between two versions of the model."""
 
 
-class ParameterServerWorker(Operator):
+class ParameterServerWorker(EngineOperator):
     """Trains on its mini-batches, and leaves the training after the last one, so that no worker waits for it.
 
     To do more for each mini-batch, derive a class, and give the derived class as ``worker=``.
@@ -403,7 +402,7 @@ REPORTS: Final = OutputTag("losses")
 """The side output of :class:`Versions`: for each mini-batch its mean loss, and the worker that learned from it."""
 
 
-class Versions(Operator):
+class Versions(EngineOperator):
     """Makes a ``ModelSnapshot`` of all parameters that workers send, and one of the server's parameters at the end.
 
     At the end every worker has left, so no worker adds anything any more; when the data of a single worker ends, other
@@ -516,14 +515,7 @@ def repeated(stream: Stream, passes: int, *, memory_bytes: int, name: str) -> St
 
 
 @final
-class _RepeatNext(Control):
-    """A message of a repeater to itself: emit the next record when channels have room and other tasks had a turn."""
-
-    __slots__ = ()
-
-
-@final
-class Repeater(AttachedBoundary):
+class Repeater(Replaying):
     """Passes its records on and keeps them; when its input has ended, it emits them again, pass after pass.
 
     A repeater is at the border of a task, so that a checkpoint barrier can pass between any two records.
@@ -534,19 +526,15 @@ class Repeater(AttachedBoundary):
     keeps = "the records that it repeats"
 
     def __init__(self, passes: int, memory_bytes: int) -> None:
-        self._memory_bytes = memory_bytes
+        self.memory_bytes = memory_bytes
         self._passes = passes
         self._is_repeating = False
         self._passes_left = passes - 1
-        self._batch = self._record = 0
-        """The next record to emit: its batch among the kept batches, and its place in that batch."""
-
-    def open(self, context: Context) -> None:
-        self._context = context
-        self._cache: ReplayCache = self.surroundings.make_replay_cache(self._memory_bytes)
+        self._record = 0
+        """The record of the batch that is emitted next."""
 
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
-        self._cache.append(records)
+        self.cache.append(records)
         for record in range(len(records)):
             out.emit_batch(slice_batch(records, record, record + 1), epoch)
             await out.room()
@@ -554,28 +542,25 @@ class Repeater(AttachedBoundary):
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
         if isinstance(control, InputEnded):
             self._is_repeating = True
-            self._context.post(_RepeatNext())
+            self.send_next_soon()
         elif isinstance(control, DrainInput):
             self._passes_left = 0
-        elif isinstance(control, _RepeatNext):
-            await self._repeat_next(out)
+        elif isinstance(control, SendNext):
+            await self._send_next(out)
 
-    async def _repeat_next(self, out: BoundaryOutput) -> None:
-        if not self._passes_left or not len(self._cache):
+    async def _send_next(self, out: BoundaryOutput) -> None:
+        if not self._passes_left or not len(self.cache):
             await out.control(EndOfInput())
             return
-        records = self._cache.batch(self._batch)
+        records = self.cache.batch(self.position)
         out.emit_batch(slice_batch(records, self._record, self._record + 1), 0)
         self._record += 1
         if self._record == len(records):
-            self._batch, self._record = self._batch + 1, 0
-        if self._batch == len(self._cache):
-            self._batch = 0
+            self.position, self._record = self.position + 1, 0
+        if self.position == len(self.cache):
+            self.position = 0
             self._passes_left -= 1
-        self._context.post(_RepeatNext())
-
-    def close(self) -> None:
-        self._cache.close()
+        self.send_next_soon()
 
     def without_end(self, state: dict[str, Any]) -> NoReturn:
         """Refuse more records: they would be in none of the passes that are over."""
@@ -589,19 +574,17 @@ class Repeater(AttachedBoundary):
     def definition(self) -> Definition:
         return {**super().definition(), "passes": self._passes}
 
-    def snapshot(self) -> dict[str, object]:
+    def snapshot(self) -> dict[str, Any]:
         return {
-            "cache": self._cache.snapshot(),
+            **super().snapshot(),
             "is repeating": self._is_repeating,
             "passes left": self._passes_left,
-            "batch": self._batch,
             "record": self._record,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._cache.restore(state["cache"])
+        super().restore(state)
         self._is_repeating = state["is repeating"]
-        self._passes_left = state["passes left"]
-        self._batch, self._record = state["batch"], state["record"]
+        self._passes_left, self._record = state["passes left"], state["record"]
         if self._is_repeating:
-            self._context.post(_RepeatNext())
+            self.send_next_soon()

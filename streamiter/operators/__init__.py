@@ -11,8 +11,6 @@ from streamiter.operators.holding import Join, MiniBatch, ReduceAll, Sort
 from streamiter.operators.keyed import KeyedReduce, KeyedReduceBatch, StatefulMap
 from streamiter.operators.keyed_state import KeyedState
 from streamiter.operators.operator import (
-    Boundary,
-    BoundaryOutput,
     Context,
     IterationListener,
     JobScope,
@@ -21,22 +19,12 @@ from streamiter.operators.operator import (
     OperatorStatistics,
     Progress,
 )
-from streamiter.operators.output import (
-    DEAD_LETTERS,
-    DeadLetter,
-    Origin,
-    Output,
-    Receiver,
-    RecordFailure,
-    RejectionPolicy,
-)
+from streamiter.operators.output import DEAD_LETTERS, DeadLetter, Origin, Output, Receiver, RejectionPolicy
 from streamiter.operators.source import Collect, Collected, Positions, Source, SourceBatch, SourceFactory
 from streamiter.operators.steps import Filter, FilterBatch, FlatMap, Identity, Map, MapBatch
 
 __all__ = [
     "DEAD_LETTERS",
-    "Boundary",
-    "BoundaryOutput",
     "Collect",
     "Collected",
     "Context",
@@ -64,7 +52,6 @@ __all__ = [
     "Positions",
     "Progress",
     "Receiver",
-    "RecordFailure",
     "ReduceAll",
     "RejectionPolicy",
     "Sort",

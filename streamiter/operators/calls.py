@@ -17,7 +17,7 @@ import numpy as np
 
 from streamiter.errors import ConfigurationError, RejectRecords, shortened
 from streamiter.operators.functions import asynchronous_kind
-from streamiter.operators.operator import Boundary, BoundaryOutput, Context, Sharing
+from streamiter.operators.operator import Boundary, BoundaryOutput, Context, Sharing, noting_of
 from streamiter.operators.output import RecordFailure
 from streamiter.origins import BatchOrigin
 from streamiter.records import (
@@ -245,7 +245,7 @@ class MapAsync(Boundary):
     def _start_worker(self) -> None:
         if len(self._waiting) > self._beginning and len(self._workers) < self._concurrency:
             self._beginning += 1
-            work = self._work() if self._context.noted is None else self._work_noted(self._context.noted)
+            work = self._work() if (noting := noting_of(self._context)) is None else self._work_noted(noting)
             worker = asyncio.get_running_loop().create_task(work, name=f"calls of {self._context.name}")
             self._workers.add(worker)
 

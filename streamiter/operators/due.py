@@ -48,10 +48,10 @@ class DueItems(Protocol):
 
 
 class MakeDue(Protocol):
-    """Makes due items, of which a step may have several by ``number``. Each item is ordered by so many ``numbers``.
+    """Makes an empty collection of due items. ``number`` tells the collections of a step apart.
 
-    ``of_pairs``: the key of an item is a pair, of the key whose state is to be loaded and of something like a key.
-    ``prefetch`` is called with many such keys at once, where that is faster.
+    ``numbers`` is the length of the order of an item. With ``of_pairs`` the key of an item is a pair, and the state of
+    its first element is loaded. ``prefetch`` is called with the keys of many items at once, where that is faster.
     """
 
     def __call__(
@@ -96,12 +96,19 @@ class DueHeap:
         heappush(self._heap, (*order, self._pushed, key))
 
     def until(self, time: int) -> Iterator[DueItem]:
+        # Mostly nothing is due, and a generator costs more than the look.
+        return self._take_until(time) if self._heap and self._heap[0][0] <= time else iter(())
+
+    def _take_until(self, time: int) -> Iterator[DueItem]:
         heap, load = self._heap, self._load
         while heap and heap[0][0] <= time:
             item = heappop(heap)
             if load is not None:
                 load((item[-1][0] if self._of_pairs else item[-1],))
             yield item
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
     def first(self) -> int | None:
         return self._heap[0][0] if self._heap else None

@@ -20,8 +20,8 @@ from streamiter.errors import ConfigurationError
 from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.frontier import Frontier
 from streamiter.operators.functions import apply_to_each, field_or_function
-from streamiter.operators.operator import Context, Look, Operator
-from streamiter.operators.output import Output
+from streamiter.operators.operator import Context, EngineOperator, Look
+from streamiter.operators.output import Output, emit_made, keep_rows, origin_at, pass_watermark
 from streamiter.records import (
     BEFORE,
     KNOWN,
@@ -232,11 +232,11 @@ _FAR_AHEAD_MS: Final = 86_400_000
 _LOOK_S: Final = 1.0
 
 
-class TellsOrder(Operator):
+class TellsOrder(EngineOperator):
     """Base class of operators that can tell in which order their records were read."""
 
     order_number: int | None = None
-    """For the engine: its number among the steps whose records a later step puts in order; None: none does."""
+    """Its number among the steps whose records a later step puts in order; None: none does."""
 
 
 class AssignEventTime(TellsOrder):
@@ -275,7 +275,7 @@ class AssignEventTime(TellsOrder):
         }
 
     def attach(self, task_input: TaskInput, out: Output) -> None:
-        """For the engine: set the input of the task, and the output for watermarks, before ``open``."""
+        """Set the input of the task, and the output for watermarks, before ``open``."""
         self._input = task_input
         self._out = out
 
@@ -322,7 +322,7 @@ class AssignEventTime(TellsOrder):
         self.records_timed += len(timed)
         late = generator.late
         for piece in generator.take(partition, timed.times):
-            out.emit_made(slice_batch(timed, piece.start, piece.stop), range(piece.start, piece.stop))
+            emit_made(out, slice_batch(timed, piece.start, piece.stop), range(piece.start, piece.stop))
             if piece.watermark is not None:
                 self._send(piece.watermark, is_idle=False)
         if generator.late > late and not self._has_warned:
@@ -366,8 +366,8 @@ class AssignEventTime(TellsOrder):
         if not failures:
             return timed
         for index in sorted(failures):
-            out.reject(records[index], failures[index], origin=out.origin_at(index))
-        out.keep(accepted := np.delete(np.arange(len(records)), sorted(failures)))
+            out.reject(records[index], failures[index], origin=origin_at(out, index))
+        keep_rows(out, accepted := np.delete(np.arange(len(records)), sorted(failures)))
         kept = take(timed, accepted)
         assert isinstance(kept, TimedBatch)
         return kept
@@ -444,7 +444,7 @@ class AssignEventTime(TellsOrder):
     def _send(self, watermark: int, *, is_idle: bool) -> None:
         if (watermark, is_idle) != self._told and self._told[0] != MAX_TIME:
             self._told = watermark, is_idle
-            self._out.pass_watermark(EventTimeWatermark(watermark, is_idle))
+            pass_watermark(self._out, EventTimeWatermark(watermark, is_idle))
 
     # -- state ---------------------------------------------------------------------------------------------
 

@@ -33,10 +33,10 @@ class RefusedRecords(Protocol):
     def batch_origin(self) -> BatchOrigin | None:
         """Where the current batch was read, as far as known."""
 
-    def origin_at(self, row: int) -> BatchOrigin | None:
+    def _origin_at(self, row: int) -> BatchOrigin | None:
         """Return where the record at this place of the current batch was read, as far as known."""
 
-    def keep(self, rows: Rows) -> None:
+    def _keep_rows(self, rows: Rows) -> None:
         """Say that only the records at ``rows`` remain of the current batch."""
 
     def reject(self, record: Any, reason: str | Exception, *, origin: BatchOrigin | None = None) -> None:
@@ -229,7 +229,7 @@ def _apply_tolerantly(f: Callable[[Any], Any], batch: Batch, out: RefusedRecords
             results.append(result)
     if len(accepted) == len(batch):
         return batch, results
-    out.keep(accepted)
+    out._keep_rows(accepted)
     return take(batch, accepted), results
 
 
@@ -263,7 +263,7 @@ def refuse(out: RefusedRecords, record: Any, error: Exception, row: int | None =
     ``row`` is its place in the batch, where that is known; a record without one is looked for.
     """
     reason = error.reason if isinstance(error, RejectRecords) and out.tolerates_rejections else error
-    out.reject(record, reason, origin=out.batch_origin if row is None else out.origin_at(row))
+    out.reject(record, reason, origin=out.batch_origin if row is None else out._origin_at(row))
 
 
 def record_at_fault(batch: Batch, records: Iterator[Any]) -> tuple[bool, Any]:

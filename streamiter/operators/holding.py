@@ -8,27 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
+from streamiter.clock import is_due
 from streamiter.errors import ConfigurationError, shortened
 from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.functions import apply_to_each, fail_at, field_or_function, plain_function, records_of, refuse
 from streamiter.operators.keyed import NO_STATE
 from streamiter.operators.keyed_state import independent_copy
-from streamiter.operators.operator import Context, IterationListener, Operator, Sharing
+from streamiter.operators.operator import Context, EngineOperator, IterationListener, Operator, Sharing
 from streamiter.operators.output import Output
-from streamiter.records import Batch, Columns, TimedBatch, can_concatenate, concatenate, slice_batch, take, untimed
+from streamiter.records import (
+    BATCH_RECORDS,
+    Batch,
+    Columns,
+    TimedBatch,
+    can_concatenate,
+    concatenate,
+    slice_batch,
+    take,
+    untimed,
+)
 from streamiter.times import MAX_TIME, MIN_TIME, Seconds, in_seconds
 
 Epoch = int | None
 
-# A timer counts as due when it is early by at most this: a rounding error of time plus delay must not delay it.
-_ROUNDING_S: Final = 1e-6
 
-
-class MiniBatch(Operator, IterationListener):
+class MiniBatch(EngineOperator, IterationListener):
     """Emits one record for every ``n`` records: a list, an array or ``Columns`` of exactly n, in order.
 
     A mini-batch never holds records of different epochs. The left-over records (fewer than n) are state. They are
@@ -203,7 +211,7 @@ class _Timeouts:
         if epoch not in self._deadlines_s:
             return False
         remaining_s = self._deadlines_s[epoch] - self._opened.clock.monotonic_s()
-        if waiting and remaining_s > _ROUNDING_S:
+        if waiting and not is_due(remaining_s):
             self._opened.set_timer(remaining_s, epoch)
             return False
         if waiting and epoch != self._opened.epoch:
@@ -291,10 +299,6 @@ class ReduceAll(Operator):
         return [[reduce(self._f, of_subtask)] if of_subtask else [] for of_subtask in values]
 
 
-# Results are emitted in pieces of as many records as a topic reader returns at most by default.
-_PIECE_RECORDS: Final = 8192
-
-
 class Sort(Operator):
     """Emits all records in ascending order of ``key(record)``, at the end of the input.
 
@@ -329,8 +333,8 @@ class Sort(Operator):
         else:
             records, keys = apply_to_each(self._key, records, out)
         order = sorted(range(len(keys)), key=keys.__getitem__, reverse=self._reverse)
-        for start in range(0, len(order), _PIECE_RECORDS):
-            out.emit_batch(take(records, order[start : start + _PIECE_RECORDS]))
+        for start in range(0, len(order), BATCH_RECORDS):
+            out.emit_batch(take(records, order[start : start + BATCH_RECORDS]))
 
     def snapshot(self) -> list[Batch]:
         return self._held.snapshot()

@@ -19,8 +19,8 @@ from streamiter.errors import ConfigurationError, InternalError, RejectRecords, 
 from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.functions import FunctionResultError, apply_to_each, plain_function, refuse
 from streamiter.operators.keyed_state import KeyedState, KeyedStates, StateFrame, in_turns, independent_copy
-from streamiter.operators.operator import Context, Operator
-from streamiter.operators.output import Output
+from streamiter.operators.operator import Context, EngineOperator, states_by_own_keys
+from streamiter.operators.output import Output, as_list
 from streamiter.records import Batch
 
 CheckKeys = Callable[[list[Any]], list[Any]]
@@ -35,7 +35,7 @@ def any_keys(keys: list[Any]) -> list[Any]:
     return keys
 
 
-class KeyedOperator(Operator):
+class KeyedOperator(EngineOperator):
     """Base class of the operators with a state for each key, which never expires."""
 
     keeps = "the states of its keys"
@@ -50,11 +50,11 @@ class KeyedOperator(Operator):
         return {**super().definition(), "key": function_in_words(self._key_of)}
 
     def open(self, context: Context) -> None:
-        self._states = context.keyed_states()
+        self._states = states_by_own_keys(context)
 
     def keyed(self, batch: Batch, out: Output) -> tuple[list[Any], list[Any]]:
         """Return the records and their keys; refuse records without a valid key."""
-        records = out.as_list(batch)
+        records = as_list(out, batch)
         accepted, keys = apply_to_each(self._key_of, records, out)
         records = accepted if isinstance(accepted, list) else list(accepted)
         try:

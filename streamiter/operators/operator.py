@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar, cast, final, runtime_checkable
 
 from streamiter.clock import Clock
 from streamiter.deferred import Encode
@@ -78,34 +78,6 @@ class Operator:
     """In a synchronous loop, receive the records of an epoch as they arrive from several subtasks, and not in the order
     of inputs and subtasks. The order must not change what the operator emits: it counts, or sorts for itself."""
 
-    is_stateless: bool = False
-    """For the engine: the operator keeps nothing from one batch to the next."""
-
-    emits_at_once: bool = False
-    """For the engine: the operator has state, but what it emits for a batch was made of records of this batch."""
-
-    takes_timed_batches: bool = False
-    """For the engine: in a stream with event time, the operator handles ``TimedBatch`` itself."""
-
-    is_behind: bool = False
-    """For the engine: the operator has emitted a part of what is due by an event-time watermark. The engine calls
-    ``on_event_time_watermark`` again when there is room for more."""
-
-    one_by_one: Literal["never", "if tolerant", "always"] = "never"
-    """For the engine: in a stream with event time, the operator gets batches of one record, so that what it emits or
-    refuses has the record's timestamp: always, or if its step tolerates refused records. In other cases it emits a
-    batch as long as its own."""
-
-    keeps: str = "its state"
-    """For the engine: the state in words, for a message about its loss."""
-
-    starts_alone: bool = True
-    """For the engine: the step may start without its state when the steps around it have theirs, as ``changed_steps=``
-    says. Steps of loops may not."""
-
-    assigns_event_time: bool = False
-    """For the engine: the operator sends event-time watermarks of its own, and ignores those of its input."""
-
     if TYPE_CHECKING:
         # An operator defines some of these; the engine looks which ones.
 
@@ -155,8 +127,48 @@ class Operator:
         """
         return state
 
+
+class EngineOperator(Operator):
+    """Base of the operators of which the engine knows more. All others have the values that are here."""
+
+    is_stateless: bool = False
+    """The operator keeps nothing from one batch to the next."""
+
+    emits_at_once: bool = False
+    """The operator has state, but what it emits for a batch was made of records of this batch."""
+
+    takes_timed_batches: bool = False
+    """In a stream with event time, the operator handles ``TimedBatch`` itself."""
+
+    is_behind: bool = False
+    """The operator has emitted a part of what is due by an event-time watermark. The engine calls
+    ``on_event_time_watermark`` again when there is room for more."""
+
+    one_by_one: Literal["never", "if tolerant", "always"] = "never"
+    """In a stream with event time, the operator gets batches of one record, so that what it emits or
+    refuses has the record's timestamp: always, or if its step tolerates refused records. In other cases it emits a
+    batch as long as its own."""
+
+    keeps: str = "its state"
+    """The state in words, for a message about its loss."""
+
+    starts_alone: bool = True
+    """The step may start without its state when the steps around it have theirs, as ``changed_steps=``
+    says. Steps of loops may not."""
+
+    assigns_event_time: bool = False
+    """The operator sends event-time watermarks of its own, and ignores those of its input."""
+
     def adopt(self, definition: Definition) -> None:
-        """For the engine: the state that ``restore`` will be given has this definition, which fits. Called first."""
+        """The state that ``restore`` will be given has this definition, which fits. Called first."""
+
+
+_OTHERS: Final = EngineOperator()
+
+
+def known_of(operator: Operator) -> EngineOperator:
+    """Return what the engine knows of an operator."""
+    return operator if isinstance(operator, EngineOperator) else _OTHERS
 
 
 OperatorFactory = Callable[[], Operator]
@@ -211,14 +223,11 @@ class Context:
         self._statistics = statistics
         self._set_timer = set_timer
         self._in_iteration = in_iteration
-        self.keyed = keyed
-        """For the engine: the states behind ``state``; None in a step without keys."""
-        self.noted = noted
-        """For the engine: awaits code of the step in another task; None if no other process asks which step runs."""
+        self._keyed = keyed
+        self._noted = noted
         self._make_states = make_states
         self._times = times
-        self.takes_event_timers = takes_event_timers
-        """For the engine: whether the operator can be told of event timers."""
+        self._takes_event_timers = takes_event_timers
         self._service_worker: ServiceWorker | None = None
         self.key: Any = None
 
@@ -274,10 +283,6 @@ class Context:
             )
         return self._service_worker
 
-    def serve_with(self, worker: ServiceWorker) -> None:
-        """For the engine: set the worker of the step's service, before ``open``."""
-        self._service_worker = worker
-
     def set_timer(self, delay_s: Seconds, payload: Any = None) -> None:
         """Call ``on_timer(payload, out)`` in ``delay_s`` seconds, with the same ``context.key``.
 
@@ -304,11 +309,6 @@ class Context:
         return self._times is not None and self._times.is_idle
 
     @property
-    def keys_are_further(self) -> bool:
-        """For the engine: whether the event time of some keys is further, since the step had another parallelism."""
-        return self._times is not None and self._times.has_floors
-
-    @property
     def timestamp(self) -> int | None:
         """The timestamp of the record or event timer at hand, in milliseconds; None if it has none.
 
@@ -328,7 +328,7 @@ class Context:
         timer has the timestamp ``at``.
         """
         times = self._event_times("set_event_timer")
-        if not self.takes_event_timers:
+        if not self._takes_event_timers:
             raise ConfigurationError(
                 "context.set_event_timer: expected an operator that defines on_event_timer(payload, out), given one "
                 "that does not; define it, since only on_event_timer is told of the timer"
@@ -349,19 +349,43 @@ class Context:
             )
         return self._times
 
-    def keyed_states(self) -> KeyedStates:
-        """For the engine: return the states of an operator that finds the keys itself; called once, in ``open``."""
-        if self._make_states is None:
-            return KeyedState(self.clock, name=self.name, encode=self.encode)
-        return self._make_states()
-
     def _keyed_state(self) -> KeyedStates:
-        if self.keyed is None:
+        if self._keyed is None:
             raise ConfigurationError(
                 "context.state: expected a step behind .key_by(f), of which all inputs have keys, given one without; "
                 "write stream.key_by(f).process(…), or keep a dict of your own and return it from snapshot"
             )
-        return self.keyed
+        return self._keyed
+
+
+# -- what the engine and its operators do with a context --------------------------------------------------
+
+
+def serve_with(context: Context, worker: ServiceWorker) -> None:
+    """Set the worker of the step's service, before ``open``."""
+    context._service_worker = worker
+
+
+def states_of(context: Context) -> KeyedStates | None:
+    """Return the states behind ``context.state``; None in a step without keys."""
+    return context._keyed
+
+
+def states_by_own_keys(context: Context) -> KeyedStates:
+    """Return the states of an operator that finds the keys itself; called once, in ``open``."""
+    if context._make_states is None:
+        return KeyedState(context.clock, name=context.name, encode=context.encode)
+    return context._make_states()
+
+
+def keys_are_further(context: Context) -> bool:
+    """Return whether the event time of some keys is further, since the step had another parallelism."""
+    return context._times is not None and context._times.has_floors
+
+
+def noting_of(context: Context) -> Callable[[Awaitable[Any]], Awaitable[Any]] | None:
+    """Return what awaits code of the step in another task; None if no other process asks which step runs."""
+    return context._noted
 
 
 MakeStates = Callable[[], KeyedStates]
@@ -469,8 +493,8 @@ class BoundaryOutput:
         raise NotImplementedError
 
 
-class Boundary(Operator):
-    """For the engine: an operator that handles control records itself, mostly at the border of an iteration.
+class Boundary(EngineOperator):
+    """An operator of the engine that handles control records itself, mostly at the border of an iteration.
 
     It is the first operator of its task, and the task passes on only what it emits. Checkpoint barriers pass through
     the task; the operator is only told of them.
@@ -607,7 +631,7 @@ def value_of_all(states: Sequence[Mapping[str, Any]], name: str) -> Any:
 
 
 class Sharing(Protocol):
-    """For the engine's own operators: redistributes the records that wait in them over another number of subtasks.
+    """Of an operator of the engine: redistributes the records that wait in them over another number of subtasks.
 
     A record goes to the subtask to which its edge would send it now.
     """

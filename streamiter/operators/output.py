@@ -64,114 +64,47 @@ class Output:
         self._followers: list[Callable[[EventTimeWatermark], object]] = []
 
     def connect(self, receiver: Receiver, tag: OutputTag | None) -> None:
-        """For the engine: send the emitted records, or those with ``tag``, to ``receiver``."""
+        """Send the emitted records, or those with ``tag``, to ``receiver``. The engine has done so in a running job."""
         if tag is None:
             self._receivers.append(receiver)
         else:
             self._tagged_receivers.setdefault(tag, []).append(receiver)
-
-    def follow(self, follower: Callable[[EventTimeWatermark], object]) -> None:
-        """For the engine: give event-time watermarks to ``follower``, behind all records that were emitted before."""
-        self._followers.append(follower)
-
-    def pass_watermark(self, watermark: EventTimeWatermark) -> None:
-        """For the engine: pass an event-time watermark on."""
-        self.flush()
-        self.passed = watermark
-        for follower in self._followers:
-            follower(watermark)
-
-    def trace(self, at_hand: BatchAtHand, passes: Passes) -> None:
-        """For the engine: set where the batch at hand is found, and what the batches have that are made of it."""
-        self._at_hand, self._passes = at_hand, passes
-
-    def report_rejected(self, on_rejected: Callable[[DeadLetter], None] | None) -> None:
-        """For the engine: set the function that is called with each refused record, unless the job fails by it."""
-        self._on_rejected = on_rejected
 
     @property
     def batch_origin(self) -> BatchOrigin | None:
         """Where the current batch, or the current record, was read, as far as known; pass it to ``reject``."""
         row = self._row_at_hand()
         if row is not None:
-            return self.origin_at(row)
+            return self._origin_at(row)
         return None if self._at_hand is None else self._at_hand.origin
 
     def _row_at_hand(self) -> int | None:
         return self._row
 
-    def origin_at(self, row: int) -> BatchOrigin | None:
-        """For the engine: return where the record at this place of the batch at hand was read."""
+    def _origin_at(self, row: int) -> BatchOrigin | None:
         origin = None if self._at_hand is None else self._at_hand.origin
         return origin if origin is None else origin.taken(range(row, row + 1))
 
     @property
-    def knows_originals(self) -> bool:
-        """For the engine: whether the place of a record in the batch at hand is of use to a dead letter."""
+    def _knows_originals(self) -> bool:
         at_hand = self._at_hand
         return at_hand is not None and at_hand.origin is not None and at_hand.origin.originals is not None
-
-    @property
-    def passes_originals(self) -> bool:
-        """For the engine: whether a dead letter of a later step is to know the original of what is emitted."""
-        return self._passes == "originals" and self.knows_originals
-
-    def each(self, records: Iterable[T], rows: Iterable[int] | None = None) -> Iterable[T]:
-        """For the engine: give the records of the batch at hand, while it is known at which of ``rows`` each is."""
-        return self._each(records, rows) if self.knows_originals else records
-
-    def _each(self, records: Iterable[T], rows: Iterable[int] | None) -> Iterator[T]:
-        # The rows come last: zip takes none of them for a record that is not there.
-        for record, row in zip(records, count() if rows is None else rows, strict=False):
-            self._begin_row(row)
-            yield record
-        self._begin_row(None)
 
     def _begin_row(self, row: int | None) -> None:
         if self._row is not None:
             self._gathered_rows += [self._row] * (len(self._gathered) - len(self._gathered_rows))
         self._row = row
 
-    def keep(self, rows: Rows) -> None:
-        """For the engine: only the records at ``rows`` remain of the batch at hand; the others are refused."""
-        if self.knows_originals:
+    def _keep_rows(self, rows: Rows) -> None:
+        if self._knows_originals:
             assert self._at_hand is not None
             assert self._at_hand.origin is not None
             self._at_hand.origin = self._at_hand.origin.taken(rows)
             self._at_hand.records = take(self._at_hand.records, rows)
 
-    def as_list(self, batch: Batch) -> list[Any]:
-        """For the engine: return the records of the batch at hand as objects, by which refused ones are found."""
-        records = batch if isinstance(batch, list) else list(batch)
-        at_hand = self._at_hand
-        if at_hand is not None and len(records) == len(at_hand.records or ()):
-            at_hand.records = records
-        return records
-
-    def emit_made(self, batch: Batch, rows: Rows | None = None) -> None:
-        """For the engine: emit records that were each made of the record of the batch at hand at the same place.
-
-        Or at the place that ``rows`` has for it.
-        """
-        if self._passes == "originals":
-            self._rows_of_next = range(len(batch)) if rows is None else rows
-        self.emit_batch(batch)
-        self._rows_of_next = None
-
-    def emit_read(self, batch: Batch, topic: str, columns: Any) -> None:
-        """For the engine: emit records that were decoded from the rows of ``columns``, of this topic."""
-        at_hand = self._at_hand
-        if self._passes == "originals" and at_hand is not None and at_hand.origin is not None:
-            read = at_hand.origin
-            at_hand.origin, at_hand.records = read.with_originals(Originals.read(topic, columns, len(batch))), batch
-            self.emit_made(batch)
-            at_hand.origin, at_hand.records = read, None
-        else:
-            self.emit_batch(batch)
-
     def _send(self, receivers: Sequence[Receiver], batch: Batch, rows: Rows | None, *, by_place: bool) -> None:
         """Give a batch to its receivers, as the batch at hand. ``rows`` are the places of what it was made of."""
-        if self._passes == "no origin" or not self.knows_originals:
+        if self._passes == "no origin" or not self._knows_originals:
             for receiver in receivers:
                 receiver(batch)
             return
@@ -189,30 +122,6 @@ class Output:
             at_hand.origin, at_hand.records = made, batch
             receiver(batch)
         at_hand.origin, at_hand.records = given
-
-    def detach(self) -> Callable[[], None]:
-        """For the engine: gather the emitted batches, and return a function that sends them and ends the gathering.
-
-        So an operator can run in another thread than the receivers of its output.
-        """
-        receivers, tagged_receivers = self._receivers, self._tagged_receivers
-        gathered: list[tuple[Receiver, Batch, BatchOrigin | None]] = []
-        at_hand = self._at_hand or BatchAtHand()
-
-        def gathering(receiver: Receiver) -> Receiver:
-            return lambda batch: gathered.append((receiver, batch, at_hand.origin))
-
-        def attach() -> None:
-            self._receivers, self._tagged_receivers = receivers, tagged_receivers
-            for receiver, batch, at_hand.origin in gathered:
-                at_hand.records = batch
-                receiver(batch)
-
-        self._receivers = [gathering(receiver) for receiver in receivers]
-        self._tagged_receivers = {
-            tag: [gathering(receiver) for receiver in several] for tag, several in tagged_receivers.items()
-        }
-        return attach
 
     def emit(self, record: Any, tag: OutputTag | None = None, *, event_time: int | None = None) -> None:
         """Emit one record.
@@ -275,16 +184,8 @@ class Output:
         at_hand = self._at_hand
         if at_hand is not None and at_hand.origin is origin and isinstance(origin, BatchOrigin) and origin.originals:
             place = place_of(record, untimed(at_hand.records))
-            origin = origin if place is None else self.origin_at(place)
-        self.reject_letter(DeadLetter.of(record, self._step, described(reason), origin))
-
-    def reject_letter(self, letter: DeadLetter) -> None:
-        """For the engine: refuse the record of a letter."""
-        self.rejected += 1
-        if self._on_rejected is not None:
-            self._on_rejected(letter)
-        if self._policy == "dead_letter":
-            self.emit(letter, tag=DEAD_LETTERS)
+            origin = origin if place is None else self._origin_at(place)
+        reject_letter(self, DeadLetter.of(record, self._step, described(reason), origin))
 
     def skip(self, record: Any, reason: str | Exception, *, origin: Origin | BatchOrigin | None = None) -> None:
         """Refuse a record as by the policy ``skip``, whatever the step's policy is: it is counted, and left out."""
@@ -298,7 +199,7 @@ class Output:
         raise RecordFailure(self._step, record, has_record=True, origin=origin) from cause
 
     def flush(self) -> None:
-        """For the engine: send the gathered records."""
+        """Send the gathered records, as the engine does after each call of the operator."""
         if self._gathered:
             self._send_gathered()
         if self._tagged_gathered:
@@ -321,6 +222,131 @@ class Output:
         self.records_emitted += len(batch)
         if len(batch):
             self._send(receivers, batch, None, by_place=False)
+
+
+# -- what the engine and its operators do with an output ---------------------------------------------------
+
+
+def follow_watermarks(out: Output, follower: Callable[[EventTimeWatermark], object]) -> None:
+    """Give event-time watermarks to ``follower``, behind all records that were emitted before."""
+    out._followers.append(follower)
+
+
+def pass_watermark(out: Output, watermark: EventTimeWatermark) -> None:
+    """Pass an event-time watermark on."""
+    out.flush()
+    out.passed = watermark
+    for follower in out._followers:
+        follower(watermark)
+
+
+def trace_origins(out: Output, at_hand: BatchAtHand, passes: Passes) -> None:
+    """Set where the batch at hand is found, and what the batches have that are made of it."""
+    out._at_hand, out._passes = at_hand, passes
+
+
+def report_rejected(out: Output, on_rejected: Callable[[DeadLetter], None] | None) -> None:
+    """Set the function that is called with each refused record, unless the job fails by it."""
+    out._on_rejected = on_rejected
+
+
+def reject_letter(out: Output, letter: DeadLetter) -> None:
+    """Refuse the record of a letter."""
+    out.rejected += 1
+    if out._on_rejected is not None:
+        out._on_rejected(letter)
+    if out._policy == "dead_letter":
+        out.emit(letter, tag=DEAD_LETTERS)
+
+
+def origin_at(out: Output, row: int) -> BatchOrigin | None:
+    """Return where the record at this place of the batch at hand was read."""
+    return out._origin_at(row)
+
+
+def knows_originals(out: Output) -> bool:
+    """Return whether the place of a record in the batch at hand is of use to a dead letter."""
+    return out._knows_originals
+
+
+def passes_originals(out: Output) -> bool:
+    """Return whether a dead letter of a later step is to know the original of what is emitted."""
+    return out._passes == "originals" and out._knows_originals
+
+
+def each_with_its_row(out: Output, records: Iterable[T], rows: Iterable[int] | None = None) -> Iterable[T]:
+    """Give the records of the batch at hand, while it is known at which of ``rows`` each is."""
+    return _each(out, records, rows) if out._knows_originals else records
+
+
+def _each(out: Output, records: Iterable[T], rows: Iterable[int] | None) -> Iterator[T]:
+    # The rows come last: zip takes none of them for a record that is not there.
+    for record, row in zip(records, count() if rows is None else rows, strict=False):
+        out._begin_row(row)
+        yield record
+    out._begin_row(None)
+
+
+def keep_rows(out: Output, rows: Rows) -> None:
+    """Keep only the records at ``rows`` of the batch at hand; the others are refused."""
+    out._keep_rows(rows)
+
+
+def as_list(out: Output, batch: Batch) -> list[Any]:
+    """Return the records of the batch at hand as objects, by which refused ones are found."""
+    records = batch if isinstance(batch, list) else list(batch)
+    at_hand = out._at_hand
+    if at_hand is not None and len(records) == len(at_hand.records or ()):
+        at_hand.records = records
+    return records
+
+
+def emit_made(out: Output, batch: Batch, rows: Rows | None = None) -> None:
+    """Emit records that were each made of the record of the batch at hand at the same place.
+
+    Or at the place that ``rows`` has for it.
+    """
+    if out._passes == "originals":
+        out._rows_of_next = range(len(batch)) if rows is None else rows
+    out.emit_batch(batch)
+    out._rows_of_next = None
+
+
+def emit_read(out: Output, batch: Batch, topic: str, columns: Any) -> None:
+    """Emit records that were decoded from the rows of ``columns``, of this topic."""
+    at_hand = out._at_hand
+    if out._passes == "originals" and at_hand is not None and at_hand.origin is not None:
+        read = at_hand.origin
+        at_hand.origin, at_hand.records = read.with_originals(Originals.read(topic, columns, len(batch))), batch
+        emit_made(out, batch)
+        at_hand.origin, at_hand.records = read, None
+    else:
+        out.emit_batch(batch)
+
+
+def detach(out: Output) -> Callable[[], None]:
+    """Gather the emitted batches, and return a function that sends them and ends the gathering.
+
+    So an operator can run in another thread than the receivers of its output.
+    """
+    receivers, tagged_receivers = out._receivers, out._tagged_receivers
+    gathered: list[tuple[Receiver, Batch, BatchOrigin | None]] = []
+    at_hand = out._at_hand or BatchAtHand()
+
+    def gathering(receiver: Receiver) -> Receiver:
+        return lambda batch: gathered.append((receiver, batch, at_hand.origin))
+
+    def attach() -> None:
+        out._receivers, out._tagged_receivers = receivers, tagged_receivers
+        for receiver, batch, at_hand.origin in gathered:
+            at_hand.records = batch
+            receiver(batch)
+
+    out._receivers = [gathering(receiver) for receiver in receivers]
+    out._tagged_receivers = {
+        tag: [gathering(receiver) for receiver in several] for tag, several in tagged_receivers.items()
+    }
+    return attach
 
 
 def _no_event_time(step: str) -> ConfigurationError:
@@ -350,7 +376,7 @@ class TimedOutput(Output):
         """Whether batches are gathered as records are, because they have one record each."""
 
     def begin_batch(self, batch: Batch) -> None:
-        """For the engine: the operator handles this batch now."""
+        """The operator handles this batch now."""
         if isinstance(batch, TimedBatch):
             self._times = batch.times
             self.begin_records(batch)
@@ -359,7 +385,7 @@ class TimedOutput(Output):
             self.end_batch()
 
     def begin_records(self, batch: Batch, first_row: int = 0) -> None:
-        """For the engine: the operator handles the records of this batch now; ``row`` is that of the record at hand.
+        """The operator handles the records of this batch now; ``row`` is that of the record at hand.
 
         ``first_row`` is the place of the first one in the batch at hand.
         """
@@ -373,15 +399,15 @@ class TimedOutput(Output):
         row = self._step_times.row
         return self._row if row < 0 else self._first_row + row
 
-    def origin_at(self, row: int) -> BatchOrigin | None:
-        return super().origin_at(self._step_times.row if self.gathers else row)
+    def _origin_at(self, row: int) -> BatchOrigin | None:
+        return super()._origin_at(self._step_times.row if self.gathers else row)
 
-    def keep(self, rows: Rows) -> None:
+    def _keep_rows(self, rows: Rows) -> None:
         if not self.gathers:  # Otherwise the operator handles a part of the batch at hand.
-            super().keep(rows)
+            super()._keep_rows(rows)
 
     def end_batch(self) -> None:
-        """For the engine: the operator handles no batch."""
+        """The operator handles no batch."""
         self._times = None
         if self._order is not None:
             self.flush()
@@ -519,7 +545,7 @@ class DeadLetter:
 
 
 class RecordFailure(Exception):
-    """For the engine: a step failed, on this record where it is known. ``__cause__`` is the user's error."""
+    """A step failed, on this record where it is known. ``__cause__`` is the user's error."""
 
     def __init__(
         self, step: str, record: Any = None, *, has_record: bool = False, origin: Origin | None = None

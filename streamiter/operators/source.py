@@ -17,7 +17,7 @@ from streamiter.operators.event_time import PartState
 from streamiter.operators.operator import Context, MaybeAwaitable, Operator
 from streamiter.operators.output import Output
 from streamiter.origins import BatchOrigin
-from streamiter.records import Batch, Record, take
+from streamiter.records import BATCH_RECORDS, Batch, Record, take
 from streamiter.tables import arrow_table
 
 Positions = dict[Any, Any]
@@ -92,19 +92,11 @@ class Source:
     topic_name: str | None = None
     """The name of the topic that the source reads, for statistics."""
 
-    tells_end: bool = False
-    """For the engine, which sets it before ``open`` if a step waits for the records that the topic has then: ``read``
-    returns None behind these records, and reading continues after ``read_on``."""
-
     def open(self, context: Context, positions: Positions | None) -> MaybeAwaitable:
         """Prepare to read. Called once, first; ``positions`` are those of a snapshot, or None."""
 
     def read(self) -> Awaitable[SourceBatch | None] | SourceBatch | None:
         """Return the next :class:`SourceBatch`, or None at the end. May be ``async``."""
-        raise NotImplementedError
-
-    async def read_on(self) -> None:
-        """For the engine: continue behind the end that was found in ``open``; called once, if ``tells_end`` is set."""
         raise NotImplementedError
 
     def positions(self) -> Positions:
@@ -158,12 +150,22 @@ class Source:
         """Release resources. Called once, last, in every case."""
 
 
+class TellsEnd(Source):
+    """Base of the sources that can say when they have read what a topic had at their start."""
+
+    tells_end: bool = False
+    """Set before ``open`` if a step waits for the records that the topic has then: ``read`` returns None behind these
+    records, and reading continues after ``read_on``."""
+
+    async def read_on(self) -> None:
+        """Continue behind the end that was found in ``open``; called once, if ``tells_end`` is set."""
+        raise NotImplementedError
+
+
 SourceFactory = Callable[[], Source]
 """A source class, or a callable without arguments that returns a source. Called once for each subtask."""
 
 
-# As many as a topic reader returns at most: the cost of a hop is small for so many.
-_BATCH_RECORDS: Final = 8192
 _DONE: Final = "items done"
 # For each earlier run with another number of subtasks, the number of items that each subtask had done.
 _BEFORE: Final = "items done before"
@@ -190,7 +192,7 @@ class ItemsSource(Source):
             self._done = positions.get(_DONE, 0)
 
     def read(self) -> SourceBatch | None:
-        batch = self._items[self._done : self._done + _BATCH_RECORDS]
+        batch = self._items[self._done : self._done + BATCH_RECORDS]
         if len(batch) == 0:
             return None
         before, self._done = self._done, self._done + len(batch)
@@ -265,16 +267,6 @@ class Collected(Generic[Record]):
         """Return the records as a ``pandas.DataFrame``, as :meth:`to_arrow` does; needs pandas and pyarrow."""
         return self.to_arrow().to_pandas()
 
-    def begin(self, subtask: int, parallelism: int) -> list[Any]:
-        """For the engine: return the list that a subtask of a new run fills."""
-        self._parts = {index: part for index, part in self._parts.items() if index < parallelism}
-        self._parts[subtask] = []
-        return self._parts[subtask]
-
-    def parts(self) -> dict[int, list[Any]]:
-        """For the engine: return the list of each subtask."""
-        return dict(self._parts)
-
     def __len__(self) -> int:
         return sum(len(part) for part in self._parts.values())
 
@@ -283,6 +275,18 @@ class Collected(Generic[Record]):
 
     def __repr__(self) -> str:
         return f"Collected({len(self)} items)"
+
+
+def begin_collecting(collected: Collected, subtask: int, parallelism: int) -> list[Any]:
+    """Return the list that a subtask of a new run fills."""
+    collected._parts = {index: part for index, part in collected._parts.items() if index < parallelism}
+    collected._parts[subtask] = []
+    return collected._parts[subtask]
+
+
+def collected_parts(collected: Collected) -> dict[int, list[Any]]:
+    """Return the list of each subtask."""
+    return dict(collected._parts)
 
 
 class Collect(Operator):
@@ -296,7 +300,7 @@ class Collect(Operator):
         self._items: list[Any] = []
 
     def open(self, context: Context) -> None:
-        self._items = self.into.begin(context.subtask_index, context.parallelism)
+        self._items = begin_collecting(self.into, context.subtask_index, context.parallelism)
 
     def process_batch(self, batch: Batch, out: Output) -> None:
         self._items.extend(batch)

@@ -21,12 +21,12 @@ from streamiter.operators.functions import (
     refuse,
     rows_if_table,
 )
-from streamiter.operators.operator import Operator
-from streamiter.operators.output import Output
+from streamiter.operators.operator import EngineOperator
+from streamiter.operators.output import Output, emit_made, passes_originals
 from streamiter.records import Batch, Columns, TimedBatch, take, untimed
 
 
-class Map(Operator):
+class Map(EngineOperator):
     """Emits ``f(record)`` for each record, in order, as lists.
 
     A record for which ``f`` raises follows the step's policy.
@@ -46,10 +46,10 @@ class Map(Operator):
         self._f = plain_function("Map(f)", f)
 
     def process_batch(self, batch: Batch, out: Output) -> None:
-        out.emit_made(apply_to_each(self._f, batch, out)[1])
+        emit_made(out, apply_to_each(self._f, batch, out)[1])
 
 
-class MapBatch(Operator):
+class MapBatch(EngineOperator):
     """Emits the batch ``f(batch)``, of any length, for each transport batch.
 
     The size of a transport batch has no meaning, so the results of ``f`` must not depend on it: change, drop or add
@@ -90,7 +90,7 @@ class MapBatch(Operator):
         out.emit_batch(result)
 
 
-class Filter(Operator):
+class Filter(EngineOperator):
     """Emits the records for which ``predicate(record)`` is true, in order, in the kind of batch in which they arrived.
 
     A record for which the predicate raises follows the step's policy.
@@ -112,14 +112,14 @@ class Filter(Operator):
         self._predicate = plain_function("Filter(predicate)", predicate)
 
     def process_batch(self, batch: Batch, out: Output) -> None:
-        out.emit_made(*(self._kept_tolerantly(batch, out) if out.tolerates_rejections else self._kept(batch, out)))
+        emit_made(out, *(self._kept_tolerantly(batch, out) if out.tolerates_rejections else self._kept(batch, out)))
 
     def _kept(self, batch: Batch, out: Output) -> tuple[Batch, list[int] | None]:
         """Return the records that are kept, and their places; None if all are kept, or if no place is asked for."""
         predicate = self._predicate
         records, progress = records_of(batch)
         try:
-            if isinstance(batch, list) and not out.passes_originals:
+            if isinstance(batch, list) and not passes_originals(out):
                 return [record for record in records if predicate(record)], None
             indices = [index for index, record in enumerate(records) if predicate(record)]
         except Exception as error:
@@ -136,7 +136,7 @@ class Filter(Operator):
 Mask = npt.NDArray[np.bool_]
 
 
-class FilterBatch(Operator):
+class FilterBatch(EngineOperator):
     """Emits the records where the mask ``f(batch)`` is true, in order, in the kind of batch in which they arrived.
 
     ``f`` returns one boolean for each record, as an array or a list. It may raise ``RejectRecords`` to refuse single
@@ -164,11 +164,11 @@ class FilterBatch(Operator):
             return
         mask = _checked_mask(self._f(untimed(batch)), len(batch))
         if mask.all():
-            out.emit_made(batch)
+            emit_made(out, batch)
         elif isinstance(batch, (np.ndarray, Columns, TimedBatch)):
-            out.emit_made(take(batch, indices := np.flatnonzero(mask)), indices)
+            emit_made(out, take(batch, indices := np.flatnonzero(mask)), indices)
         else:
-            out.emit_made(list(compress(batch, mask)), np.flatnonzero(mask))
+            emit_made(out, list(compress(batch, mask)), np.flatnonzero(mask))
 
 
 def _checked_mask(result: Any, length: int) -> Mask:
@@ -186,7 +186,7 @@ def _checked_mask(result: Any, length: int) -> Mask:
 _PIECE_RECORDS: Final = 1024
 
 
-class FlatMap(Operator):
+class FlatMap(EngineOperator):
     """Emits each item of the iterable ``f(record)``, record after record, as lists.
 
     The iterable is consumed piece by piece, so it may have any length. If ``f`` or its iterable raises, the record
@@ -210,7 +210,7 @@ class FlatMap(Operator):
         """The types of results that are no tables: a lookup in a set is faster than a check for a table."""
 
     def process_batch(self, batch: Batch, out: Output) -> None:
-        if out.tolerates_rejections or out.passes_originals:
+        if out.tolerates_rejections or passes_originals(out):
             self._emit_tolerantly(batch, out)
         else:
             self._emit(batch, out)
@@ -256,10 +256,10 @@ class FlatMap(Operator):
                 continue
             rows += [row] * (len(gathered) - kept)
             if len(gathered) >= _PIECE_RECORDS:
-                out.emit_made(gathered, rows)
+                emit_made(out, gathered, rows)
                 gathered, rows = [], []
                 _emit_rest(row, record, items, out)
-        out.emit_made(gathered, rows)
+        emit_made(out, gathered, rows)
 
 
 def _emit_rest(row: int, record: Any, items: Iterator[Any], out: Output) -> None:
@@ -271,7 +271,7 @@ def _emit_rest(row: int, record: Any, items: Iterator[Any], out: Output) -> None
             return
         if not piece:
             return
-        out.emit_made(piece, [row] * len(piece))
+        emit_made(out, piece, [row] * len(piece))
 
 
 class _End:
@@ -294,11 +294,11 @@ class _End:
         raise StopIteration
 
 
-class Identity(Operator):
+class Identity(EngineOperator):
     """Emits each batch as it is, for steps that only re-partition, union or name a stream."""
 
     is_stateless = True
     takes_timed_batches = True
 
     def process_batch(self, batch: Batch, out: Output) -> None:
-        out.emit_made(batch)
+        emit_made(out, batch)

@@ -55,14 +55,15 @@ class LossLimits:
                 object.__setattr__(self, name, positive(f"{owner}: {name}", in_seconds(value)))
         whole_number(f"{owner}: losses_max", self.losses_max, 0)
 
-    def limits(self) -> LossLimits:
-        """For the engine: return these options alone."""
-        return LossLimits(**{each.name: getattr(self, each.name) for each in dataclasses.fields(LossLimits)})
 
-    @property
-    def pulse_s(self) -> float:
-        """For the engine: the time between two signs of life."""
-        return min(PULSE_S, in_seconds(self.silence_s) / 5)
+def limits_of(options: LossLimits) -> LossLimits:
+    """Return these options alone, without those of a place."""
+    return LossLimits(**{each.name: getattr(options, each.name) for each in dataclasses.fields(LossLimits)})
+
+
+def pulse_s(limits: LossLimits) -> float:
+    """Return the time between two signs of life."""
+    return min(PULSE_S, in_seconds(limits.silence_s) / 5)
 
 
 DEFAULT_LIMITS: Final = LossLimits()
@@ -142,7 +143,8 @@ class ProcessSettings(msgspec.Struct, frozen=True):
     processes: int
     """The number of processes of the run."""
     run: str
-    """The id of the run; behind a hyphen, that of a supervisor which resumes the run of a lost one."""
+    """The id of the run. If a second supervisor resumes the run after a loss of the first, a hyphen and the id of the
+    second one follow."""
     attempt: int
     """How many times the processes were started again after a loss."""
     secret: bytes

@@ -16,7 +16,7 @@ import msgspec
 from streamiter.errors import ConfigurationError
 from streamiter.flow.flow import Flow
 from streamiter.numbers import whole_number
-from streamiter.processes.host import LossLimits, ProcessSettings, check_topics
+from streamiter.processes.host import LossLimits, ProcessSettings, check_topics, limits_of
 from streamiter.processes.link import Address
 from streamiter.processes.silence import ProcessLook, look_at_process
 from streamiter.processes.supervisor import Attempt, run_supervised
@@ -55,14 +55,14 @@ class LocalProcesses(LossLimits):
         whole_number("LocalProcesses: processes", self.processes, 1)
         LossLimits.__post_init__(self)
 
-    async def run(
+    async def _run_flow(
         self, flow: Flow, options: Mapping[str, Any], first: OnInterrupt, while_running: WhileRunning[Attempt]
     ) -> JobStatistics:
-        """For the engine: run the flow to its end."""
+        """Run the flow to its end."""
         check_topics(flow, many_machines=False)
         reference = self.flow or reference_to(flow)
         host = _Local(self.processes)
-        return await run_supervised(flow, reference, host, options, first, while_running, self.limits())
+        return await run_supervised(flow, reference, host, options, first, while_running, limits_of(self))
 
 
 def reference_to(flow: Flow) -> str:

@@ -23,7 +23,7 @@ from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError, ProcessLost
 from streamiter.flow.flow import Flow
 from streamiter.numbers import whole_number
-from streamiter.processes.host import LossLimits, PlainOptions, check_topics
+from streamiter.processes.host import LossLimits, PlainOptions, check_topics, limits_of
 from streamiter.processes.ray_cluster import RayCluster, Untyped
 from streamiter.processes.ray_host import NodeFacts, RayHost, Room, ShippedFlow
 from streamiter.processes.supervisor import Attempt, CollectedPart, Supervisor, put_collected, run_supervised
@@ -108,10 +108,10 @@ class Ray(LossLimits):
             f"cpus={self.cpus:g}, resources={self.resources}, placement={self.placement!r}, ...)"
         )
 
-    async def run(
+    async def _run_flow(
         self, flow: Flow, options: Mapping[str, Any], first: OnInterrupt, while_running: WhileRunning[Attempt]
     ) -> JobStatistics:
-        """For the engine: run the flow to its end, or wait for the end of the flow that runs on the cluster.
+        """Run the flow to its end, or wait for the end of the flow that runs on the cluster.
 
         ``while_running`` has no effect on a cluster, where the program may come and go.
         """
@@ -124,12 +124,12 @@ class Ray(LossLimits):
             if self.address is None:
                 host = RayHost(cluster.ray, room, shipped, NodeFacts.here())
                 try:
-                    given = flow, self.flow or "", host, options, first, while_running, self.limits()
+                    given = flow, self.flow or "", host, options, first, while_running, limits_of(self)
                     return await run_supervised(*given)
                 finally:
                     host.release()
             run = _ClusterRun(
-                flow.name, fingerprint(flow.name, flow.steps), plain, self.limits(), room, NodeFacts.here()
+                flow.name, fingerprint(flow.name, flow.steps), plain, limits_of(self), room, NodeFacts.here()
             )
             outcome = await _on_cluster(cluster.ray, run, shipped, first)
         finally:

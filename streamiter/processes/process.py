@@ -46,12 +46,12 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock, SystemClock
 from streamiter.deferred import PlainValue
 from streamiter.errors import GraphError, PlainDataError, user_line
-from streamiter.flow.flow import Flow
+from streamiter.flow.flow import Flow, job_of
 from streamiter.flow.loading import load_flow
 from streamiter.importing import IS_LOADING
-from streamiter.operators.source import Collect
+from streamiter.operators.source import Collect, collected_parts
 from streamiter.processes.frames import FrameEncoding
-from streamiter.processes.host import ProcessSettings
+from streamiter.processes.host import ProcessSettings, pulse_s
 from streamiter.processes.link import LinkError, LinkIdentity, ProcessLink, connect
 from streamiter.processes.mesh import ProcessMesh
 from streamiter.processes.silence import ProcessNote
@@ -231,7 +231,7 @@ class _Process:
         self._tell("listens", await mesh.listen(settings.listen))
         others = await mesh.connect(await self._addresses)
         own = OwnProcess(own.placement, settings.number, others, own.operators, mesh, self._note)
-        return flow.job(self._options, own), own
+        return job_of(flow, self._options, own), own
 
     async def _run_job(self, job: Job, own: OwnProcess, plain_data: PlainData) -> None:
         assert self._mesh is not None
@@ -269,7 +269,7 @@ class _Process:
 
     def _tell_collected(self, own: OwnProcess, plain_data: PlainData) -> None:
         for step, operator in own.operators.items():
-            parts = operator.into.parts() if isinstance(operator, Collect) else {}
+            parts = collected_parts(operator.into) if isinstance(operator, Collect) else {}
             try:
                 for subtask, items in parts.items():
                     self._tell("collected", step.name, subtask, plain_data.encode(items))
@@ -348,12 +348,12 @@ class Pulse:
         except OSError:
             return
         limits = self._settings.limits
-        while self._unanswered * limits.pulse_s < in_seconds(limits.silence_s) and not self._ended.is_set():
+        while self._unanswered * pulse_s(limits) < in_seconds(limits.silence_s) and not self._ended.is_set():
             if self._link is not None:
                 link.send_message(["alive"])
             self._unanswered += 1
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), limits.pulse_s)
+                await asyncio.wait_for(self._ended.wait(), pulse_s(limits))
 
     def opened(self, link: ProcessLink) -> None:
         self._link = link

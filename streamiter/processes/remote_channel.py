@@ -19,11 +19,11 @@ from streamiter.processes.frames import BATCH, CONTROL, TAKEN, Taken
 from streamiter.processes.link import ProcessLink, check_length
 from streamiter.records import WATERMARKS, Control, DataBatch
 
-# A channel between processes has room for so many times as many records, because batches are on their way while the
-# consumer handles others. Measured with columns of 10,000 records: 101 instead of 168 µs for a batch. The limit in
-# bytes is that of all channels.
+# A channel between processes has room for eight times the records of a channel within one, because batches are on their
+# way while the consumer handles others. Measured with columns of 10,000 records: 101 instead of 168 µs for a batch. The
+# limit in bytes is that of all channels.
 TIMES_RECORDS: Final = 8
-# So many channels into one task have the full limits. More channels share the limits of so many, so that the memory of
+# Up to eight channels into a task have the full limits. More channels share the limits of eight, so that the memory of
 # a task does not grow with the number of processes.
 _FULL_WINDOWS: Final = 8
 # Enough for a few batches under way, which are small where there are many channels.
@@ -34,7 +34,7 @@ _BYTES_MIN: Final = 64 << 10
 def window(
     channels: int, limit_records: int = LIMIT_RECORDS * TIMES_RECORDS, limit_bytes: int = LIMIT_BYTES
 ) -> tuple[int, int]:
-    """Return the limits in records and bytes of one of so many channels from other processes into a task.
+    """Return the limits in records and bytes of a channel, if a task has ``channels`` from other processes.
 
     >>> window(8), window(16), window(1024)
     ((65536, 4194304), (32768, 2097152), (512, 65536))

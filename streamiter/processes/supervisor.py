@@ -24,7 +24,7 @@ from streamiter.deferred import PlainValue
 from streamiter.errors import GraphError, ProcessLost, StreamiterError, user_line
 from streamiter.flow.flow import Flow
 from streamiter.models.update import ModelSnapshot
-from streamiter.operators.source import Collect
+from streamiter.operators.source import Collect, begin_collecting
 from streamiter.processes.frames import FrameEncoding
 from streamiter.processes.host import (
     DEFAULT_LIMITS,
@@ -101,7 +101,7 @@ def put_collected(flow: Flow, collected: Sequence[CollectedPart]) -> None:
     for name, subtask, items in collected:
         operator = steps[name].factory()
         assert isinstance(operator, Collect)
-        operator.into.begin(subtask, steps[name].parallelism)[:] = flow.plain_data.decode(items)
+        begin_collecting(operator.into, subtask, steps[name].parallelism)[:] = flow.plain_data.decode(items)
 
 
 @final

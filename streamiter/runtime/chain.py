@@ -12,8 +12,8 @@ from typing import final
 
 from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError, StreamiterError
-from streamiter.operators.operator import Boundary, Operator, Progress
-from streamiter.operators.output import RecordFailure
+from streamiter.operators.operator import Boundary, Operator, Progress, known_of
+from streamiter.operators.output import RecordFailure, pass_watermark
 from streamiter.records import Control, EndOfData, EndOfInput, EpochWatermark, EventTimeWatermark
 from streamiter.runtime.feeder import Feeder
 from streamiter.runtime.graph import SINGLE_INPUT, Step
@@ -101,7 +101,7 @@ class Chain:
         # What operators emit because of it must not come after the watermark of their epoch.
         self._progress.epoch = self._progress.watermark + 1
         if after_first:
-            self._first.out.pass_watermark(control)
+            pass_watermark(self._first.out, control)
         elif self._rounds is None:  # In rounds, each operator has an event time of its own.
             await self._first.advance_awaited(control)
             await self._first.catch_up(self._room)
@@ -167,7 +167,7 @@ def is_per_round(step: Step, operator: Operator) -> bool:
 
     Without state, that makes no difference; a boundary holds watermarks back, so it has no records at the end of one.
     """
-    return step.per_round and not (operator.is_stateless or isinstance(operator, Boundary))
+    return step.per_round and not (known_of(operator).is_stateless or isinstance(operator, Boundary))
 
 
 CloseNow = Callable[[Callable[[], Coroutine[object, object, None]]], Awaitable[None]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import Any, Final
 
 from streamiter.checkpoints.keys import check_keys, normalize_key
@@ -17,8 +17,8 @@ from streamiter.errors import ConfigurationError, GraphError, RejectRecords, Str
 from streamiter.operators.event_timers import StepTimes
 from streamiter.operators.functions import misfit, refuse
 from streamiter.operators.keyed_state import in_turns
-from streamiter.operators.operator import Context, IterationListener, Operator, Progress
-from streamiter.operators.output import Output, RecordFailure
+from streamiter.operators.operator import Context, IterationListener, Operator, states_of
+from streamiter.operators.output import Output, RecordFailure, each_with_its_row, keep_rows
 from streamiter.records import Batch, TimedBatch, take
 from streamiter.runtime.graph import SINGLE_INPUT
 from streamiter.times import MIN_TIME
@@ -190,24 +190,10 @@ def make_entry(operator: Operator, input_name: str, out: Output, context: Contex
     return _by_record(handle, out) if key_of is None else _keyed(handle, out, context, key_of)
 
 
-def make_async_entry(
-    operator: Operator, input_name: str, out: Output, context: Context, key_of: KeyOf | None, progress: Progress
-) -> AsyncEntry:
-    """Return the entry of an operator that the engine awaits.
-
-    Each record counts as progress: a batch of thousands of records, each awaited, may take longer than a stall.
-    """
-    method, whole_batches = handler_of(operator, input_name, step=context.name, keyed=key_of is not None)
-    handle = awaitable(getattr(operator, method))
-    if whole_batches:
-        return _awaited_by_batch(handle, out)
-    return _awaited_by_record(handle, out, context, key_of, progress)
-
-
 def _by_record(handle: Callable[[Any, Output], object], out: Output) -> Entry:
     def entry(batch: Batch) -> None:
         record: Any = None
-        records = iter(out.each(batch))
+        records = iter(each_with_its_row(out, batch))
         while True:
             try:
                 for record in records:
@@ -244,7 +230,7 @@ def _keyed(handle: Callable[[Any, Output], object], out: Output, context: Contex
         records, keys = keyed_records(batch, key_of, out)
         rows = count()
         for some, of_some in keys_in_turns(context, keys, records):
-            for key, record in out.each(zip(some, of_some, strict=True), rows):
+            for key, record in each_with_its_row(out, zip(some, of_some, strict=True), rows):
                 context.key = key
                 try:
                     if (result := handle(record, out)) is not None:
@@ -260,11 +246,11 @@ def keys_in_turns(
     context: Context, keys: list[Any], records: Batch, times: StepTimes | None = None
 ) -> Iterator[tuple[list[Any], Batch]]:
     """Give the keys and records of a batch in pieces whose states and timers are loaded, and are stored afterward."""
-    if context.keyed is None:
+    if (states := states_of(context)) is None:
         yield keys, records
         return
     try:
-        for some, of_some in in_turns(context.keyed, keys, records):
+        for some, of_some in in_turns(states, keys, records):
             if times is not None:
                 times.prefetch(some)
             yield some, of_some
@@ -274,41 +260,15 @@ def keys_in_turns(
         raise RecordFailure(context.name) from error
 
 
-def _awaited_by_batch(handle: Callable[[Batch, Output], Awaitable[None]], out: Output) -> AsyncEntry:
-    async def entry(batch: Batch) -> None:
-        while len(batch):
-            try:
-                await handle(batch, out)
-            except Exception as error:
-                batch = without_rejected(batch, rejection(error, RecordFailure(out.step)), out)
-                continue
-            break
-        out.flush()
-
-    return entry
-
-
-def _awaited_by_record(
-    handle: Callable[[Any, Output], Awaitable[None]],
-    out: Output,
-    context: Context,
-    key_of: KeyOf | None,
-    progress: Progress,
-) -> AsyncEntry:
-    async def entry(batch: Batch) -> None:
-        records, keys = (batch, [None] * len(batch)) if key_of is None else keyed_records(batch, key_of, out)
-        rows = count()
-        for some, of_some in keys_in_turns(context, keys, records):
-            for key, record in out.each(zip(some, of_some, strict=True), rows):
-                context.key = key
-                progress.handled += 1
-                try:
-                    await handle(record, out)
-                except Exception as error:
-                    refuse(out, record, rejection(error, RecordFailure(out.step, record, has_record=True)))
-        out.flush()
-
-    return entry
+def each_with_its_key(batch: Batch, context: Context, key_of: KeyOf | None, out: Output) -> Iterator[tuple[Any, Any]]:
+    """Give each key (None without keys) with its record, whose place in the batch is at hand."""
+    records, keys = (batch, [None] * len(batch)) if key_of is None else keyed_records(batch, key_of, out)
+    rows = count()
+    # A generator over the records would cost a twelfth of an awaited call.
+    return chain.from_iterable(
+        each_with_its_row(out, zip(some, of_some, strict=True), rows)
+        for some, of_some in keys_in_turns(context, keys, records)
+    )
 
 
 def awaitable(handle: Callable[[Any, Output], Any]) -> Callable[[Any, Output], Awaitable[None]]:
@@ -358,7 +318,7 @@ def without_rejected(batch: Batch, rejected: RejectRecords, out: Output, times: 
         _at_hand(batch, index, times)
         refuse(out, batch[index], rejected, index)
     kept = [index for index in range(len(batch)) if index not in refused]
-    out.keep(kept)
+    keep_rows(out, kept)
     return take(batch, kept)
 
 
@@ -387,5 +347,5 @@ def _keyed_one_by_one(batch: Batch, key_of: KeyOf, out: Output, times: StepTimes
             refuse(out, record, error, index)
         else:
             accepted.append(index)
-    out.keep(accepted)
+    keep_rows(out, accepted)
     return take(batch, accepted), keys

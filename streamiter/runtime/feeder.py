@@ -17,8 +17,8 @@ from streamiter.errors import ConfigurationError, shortened
 from streamiter.operators.event_time import PartState
 from streamiter.operators.functions import rows_if_table
 from streamiter.operators.operator import Context
-from streamiter.operators.output import DEAD_LETTERS, Output, RecordFailure
-from streamiter.operators.source import Positions, Source, SourceBatch
+from streamiter.operators.output import DEAD_LETTERS, Output, RecordFailure, trace_origins
+from streamiter.operators.source import Positions, Source, SourceBatch, TellsEnd
 from streamiter.origins import BatchAtHand, BatchOrigin
 from streamiter.records import Batch, Control, EndOfInput, ReadToEnd
 from streamiter.runtime.entries import by_batch
@@ -114,7 +114,7 @@ class Feeder:
         if not self._stopped:
             for f in self._when_read:
                 f()
-        if self.source.tells_end and not self._stopped:
+        if isinstance(self.source, TellsEnd) and self.source.tells_end and not self._stopped:
             self.channel.put_control(ReadToEnd())
             await self._unless_stopped(self.source.read_on)
             await self._read_all()
@@ -251,7 +251,7 @@ class SinkEncoding:
         self._out.connect(self._emitted.append, None)
         self._out.connect(self._emitted.append, DEAD_LETTERS)
         self._at_hand = BatchAtHand()
-        self._out.trace(self._at_hand, "no origin")
+        trace_origins(self._out, self._at_hand, "no origin")
         self._entry = by_batch(sink.encode, self._out)
 
     async def open(self) -> None:

@@ -30,10 +30,11 @@ from streamiter.operators.operator import (
     Operator,
     OperatorStatistics,
     Progress,
+    known_of,
 )
-from streamiter.operators.output import Output, TimedOutput
+from streamiter.operators.output import Output, TimedOutput, pass_watermark
 from streamiter.operators.source import Source
-from streamiter.records import Batch, Control, EventTimeWatermark, untimed
+from streamiter.records import BATCH_RECORDS, Batch, Control, EventTimeWatermark, untimed
 from streamiter.runtime.entries import (
     SOURCE_METHODS,
     AsyncEntry,
@@ -44,13 +45,12 @@ from streamiter.runtime.entries import (
     check_methods,
     handler_of,
     is_awaited,
-    make_async_entry,
     make_entry,
 )
 from streamiter.runtime.failures import FailuresOf, StepNote, noted, unless_cancelled
 from streamiter.runtime.graph import Step
 from streamiter.runtime.output import subtask_of_group
-from streamiter.runtime.timed_entries import make_async_timed_entry, make_timed_entry
+from streamiter.runtime.timed_entries import Timing, make_async_entry, make_timed_entry
 from streamiter.states.backends import JobStates
 from streamiter.times import MIN_TIME
 
@@ -160,6 +160,7 @@ class OperatorInstance:
         return self._operator_states
 
     def _bind_event_time(self) -> None:
+        self._known = known_of(self.operator)
         self._holds_back = getattr(self.operator, "on_event_time_watermark", None)
 
     def renew(self, operator: Operator) -> None:
@@ -169,7 +170,7 @@ class OperatorInstance:
         self._takes_timers = True
         self._bind_event_time()
         if self._adopted is not None:
-            operator.adopt(self._adopted)
+            self._known.adopt(self._adopted)
         if self.times is not None:
             self.times.clear()
         if self.keyed is not None:
@@ -194,7 +195,7 @@ class OperatorInstance:
     def adopt(self, definition: Definition) -> None:
         """Have the operator, and those of later rounds, take a state of this definition."""
         self._adopted = definition
-        self.operator.adopt(definition)
+        self._known.adopt(definition)
 
     def entry(self, input_name: str) -> Entry:
         """Return the function that the step before calls with a batch."""
@@ -208,13 +209,13 @@ class OperatorInstance:
 
     def async_entry(self, input_name: str) -> AsyncEntry:
         """Return the same function for an operator whose calls are awaited: the first of its task, which notes it."""
-        given = self.operator, input_name, self.out, self.context, self._keys.get(input_name)
-        if self.times is None:
-            return self._counted(make_async_entry(*given, self.progress))
-        if not isinstance(self.out, TimedOutput):
-            return self._counted(_without_times(make_async_entry(*given, self.progress)))
-        timed = self.operator, input_name, self.out, self.context, self._keys.get(input_name), self.times
-        return self._counted(make_async_timed_entry(*timed, self._fire_awaited, self._after_batch, self.progress))
+        timing = None
+        if isinstance(self.out, TimedOutput):
+            assert self.times is not None
+            timing = Timing(self.out, self.times, self._fire_awaited, self._after_batch)
+        key_of = self._keys.get(input_name)
+        entry = make_async_entry(self.operator, input_name, self.out, self.context, key_of, self.progress, timing)
+        return self._counted(entry if self.times is None or timing is not None else _without_times(entry))
 
     def takes_batches(self, input_name: str) -> bool:
         """Return whether the operator handles whole batches of this input, not single records."""
@@ -302,7 +303,7 @@ class OperatorInstance:
     async def open(self) -> None:
         self._is_open = True
         self._loop = asyncio.get_running_loop()
-        if self.times is not None and self.keyed is not None and self.context.takes_event_timers:
+        if self.times is not None and self.keyed is not None and hasattr(self.operator, "on_event_timer"):
             self.times.keep_timers_in(lambda: self._make_states(None), self._no_key(), self._prefetch)
         await self.call("open", self.context)
         if self.keyed is not None and self.keyed.time_to_live_s is not None:
@@ -316,7 +317,7 @@ class OperatorInstance:
     @property
     def _timers_at_once(self) -> int:
         """How many timers fire before what they have emitted may wait for room, and the states are stored."""
-        return (None if self.keyed is None else self.keyed.keys_at_once) or _TIMERS_AT_ONCE
+        return (None if self.keyed is None else self.keyed.keys_at_once) or BATCH_RECORDS
 
     def _no_key(self) -> Any:
         """Return what stands for the key of event timers that are set without one: a key of this subtask."""
@@ -335,21 +336,21 @@ class OperatorInstance:
 
     def advance(self, control: EventTimeWatermark) -> None:
         """Handle an event-time watermark of the input: let timers fire, then pass it on."""
-        if self.operator.assigns_event_time:
+        if self._known.assigns_event_time:
             return
         self._reach(control)
         self._take_turn()
 
     async def advance_awaited(self, control: EventTimeWatermark) -> None:
         """Do the same for an operator that may be awaited."""
-        if not self.operator.assigns_event_time:
+        if not self._known.assigns_event_time:
             self._reach(control)
             await self._take_turn_awaited()
 
     @property
     def is_behind(self) -> bool:
         """Whether a part of what was due by the watermark is still to be emitted: it may be more than memory holds."""
-        return self.operator.is_behind or self._has_due_timers
+        return self._known.is_behind or self._has_due_timers
 
     async def catch_up(self, room: Callable[[], Awaitable[None]]) -> None:
         """Let the operator emit all that is due. ``room`` waits until there is room for more records."""
@@ -370,14 +371,14 @@ class OperatorInstance:
     def event_time(self) -> int | None:
         """The event-time watermark that it has passed on; if it passes on none, the one that has arrived."""
         passed = MIN_TIME if self.out.passed is None else self.out.passed.time
-        if self.times is not None and not self.operator.assigns_event_time:
+        if self.times is not None and not self._known.assigns_event_time:
             passed = max(self.times.passed, passed)
         return None if passed == MIN_TIME else passed
 
     def announce(self) -> None:
         """Tell the readers the watermark that they were told before the job was restored."""
         if self.times is not None and self.times.passed != MIN_TIME and self.step.watermarked:
-            self.out.pass_watermark(EventTimeWatermark(self.times.passed))
+            pass_watermark(self.out, EventTimeWatermark(self.times.passed))
 
     def _reach(self, control: EventTimeWatermark) -> None:
         """Note a watermark."""
@@ -448,7 +449,7 @@ class OperatorInstance:
             self.times.store()
         if self._holds_back is not None and self.times.passed < self.times.watermark:
             self._pass_turn()
-            while self.operator.is_behind:
+            while self._known.is_behind:
                 self._pass_turn()
 
     def _pass_turn(self) -> None:
@@ -468,7 +469,7 @@ class OperatorInstance:
         told = self.out.passed
         is_new = told is None or (told.time, told.is_idle) != (now.time, now.is_idle)
         if is_new and self.step.watermarked:
-            self.out.pass_watermark(now)
+            pass_watermark(self.out, now)
 
     # -- timers ---------------------------------------------------------------------------------------
 
@@ -570,9 +571,6 @@ def _in_event_loop() -> bool:
         return False
     return True
 
-
-# What so many timers emit is small compared with the limit of a lane. With timers on disk, as many are read at once.
-_TIMERS_AT_ONCE: Final = 8192
 
 _SWEEP: Final = object()
 """The payload of the timer that drops expired keyed state."""

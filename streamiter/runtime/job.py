@@ -98,7 +98,7 @@ class Job:
             )
         self._checkpoint_messages = CheckpointMessages(own.messages, own.number, self._processes)
         self._barriers = Barriers(options.clock, self._checkpoint_messages)
-        self._states = MemoryStates(plain_data) if options.state is None else options.state.of_job(flow, plain_data)
+        self._states = MemoryStates(plain_data) if options.state is None else options.state._of_job(flow, plain_data)
         planner = Planner(
             own=own,
             steps=steps,

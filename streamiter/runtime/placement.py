@@ -19,7 +19,7 @@ import msgspec
 
 from streamiter.errors import GraphError
 from streamiter.operators.holding import MiniBatch
-from streamiter.operators.operator import Boundary, Operator
+from streamiter.operators.operator import Boundary, Operator, known_of
 from streamiter.operators.source import Collect
 from streamiter.runtime.chain import is_per_round
 from streamiter.runtime.entries import is_awaited
@@ -178,6 +178,7 @@ def _refuse_difference(subject: str, expected: str, given: str, where: str | Non
 def traits_of(step: Step, operator: Operator) -> Traits:
     """Return the traits of an operator of this step. A user's class may have set numbers as truth values."""
     boundary, per_round = isinstance(operator, Boundary), is_per_round(step, operator)
+    known = known_of(operator)
     sink = operator if isinstance(operator, TopicSink) and operator.is_transactional else None
     return Traits(
         boundary=boundary,
@@ -187,8 +188,8 @@ def traits_of(step: Step, operator: Operator) -> Traits:
         epochs_in_order=bool(operator.epochs_in_order or per_round),
         per_round=per_round,
         any_order=bool(operator.any_order),
-        stateless=bool(operator.is_stateless),
-        emits_at_once=bool(operator.is_stateless or operator.emits_at_once),
+        stateless=bool(known.is_stateless),
+        emits_at_once=bool(known.is_stateless or known.emits_at_once),
         mini_batches=isinstance(operator, MiniBatch),
         central=sink is not None or isinstance(operator, Collect),
         takes_encoded=sink is not None and sink.takes_encoded,

@@ -19,7 +19,8 @@ from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock, SystemClock
 from streamiter.operators.event_time import AssignEventTime, TellsOrder
 from streamiter.operators.operator import JobScope, Operator, Progress
-from streamiter.operators.output import DeadLetter
+from streamiter.operators.output import DeadLetter, follow_watermarks, report_rejected, trace_origins
+from streamiter.operators.source import TellsEnd
 from streamiter.origins import Passes
 from streamiter.runtime.chain import Rounds
 from streamiter.runtime.checkpointing.restore import Restore
@@ -320,7 +321,8 @@ class Planner:
         feeder, ports, input_names = None, self._ports(head, subtask), head.input_names()
         if head.source is not None:
             source, is_awaited = make_source(head), head in self._read_to_end
-            source.tells_end = is_awaited and not head.bounded
+            if isinstance(source, TellsEnd):
+                source.tells_end = is_awaited and not head.bounded
             channel = self._bounded_channel(f"{name} ← source")
             feeder = Feeder(source, channel, head.name, self.options.clock, is_awaited=is_awaited, note=self.own.note)
             ports = [Port(0, SINGLE_INPUT, feeder.channel, is_feedback=False)]
@@ -446,9 +448,9 @@ class Planner:
             for step in self._chain(head)
         }
         for step, instance in instances.items():
-            instance.out.report_rejected(self.options.on_rejected)
+            report_rejected(instance.out, self.options.on_rejected)
             if self._knows_origin(step):
-                instance.out.trace(progress, self._passes(step))
+                trace_origins(instance.out, progress, self._passes(step))
         return instances
 
     def _knows_origin(self, step: Step) -> bool:
@@ -496,12 +498,12 @@ class Planner:
                 if self._chained_to.get(reader) is edge:
                     instance.out.connect(instances[reader].entry(SINGLE_INPUT), edge.tag)
                     if instances[reader].times is not None:
-                        instance.out.follow(instances[reader].advance)
+                        follow_watermarks(instance.out, instances[reader].advance)
                 else:
                     writer = self._writer(edge, subtask, progress, reader)
                     writers.append(writer)
                     instance.out.connect(writer, edge.tag)
-                    instance.out.follow(writer.control)
+                    follow_watermarks(instance.out, writer.control)
         return writers
 
     def _writer(self, edge: Edge, subtask: int, progress: Progress, reader: Step) -> Writer:

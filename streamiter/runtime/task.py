@@ -19,8 +19,8 @@ from streamiter.closing import close_each
 from streamiter.errors import StreamiterError
 from streamiter.operators.event_time import PartState
 from streamiter.operators.functions import refuse
-from streamiter.operators.operator import Boundary, BoundaryOutput, Look, Progress, ServiceWorker
-from streamiter.operators.output import RecordFailure
+from streamiter.operators.operator import Boundary, BoundaryOutput, Look, Progress, ServiceWorker, serve_with
+from streamiter.operators.output import RecordFailure, detach, knows_originals
 from streamiter.operators.source import Positions, SourceBatch
 from streamiter.origins import BatchOrigin
 from streamiter.records import (
@@ -171,7 +171,7 @@ class Task:
         ``keeps_last_state``: whether a suspended job leaves a checkpoint.
         """
         self.barriers.serve_with(worker, clocks, keeps_last_state=keeps_last_state)
-        self.first.context.serve_with(worker)
+        serve_with(self.first.context, worker)
 
     @property
     def is_handling(self) -> bool:
@@ -370,7 +370,7 @@ class Task:
 
     async def _handle_records(self, port: Port, records: Batch, epoch: int) -> None:
         self.progress.epoch = epoch
-        self.progress.records = records if self.first.out.knows_originals else None
+        self.progress.records = records if knows_originals(self.first.out) else None
         self._records_in_a_row += len(records)
         if self._boundary is not None:
             self.first.count(records)
@@ -437,7 +437,7 @@ class Task:
         """Return an entry that handles batches in a thread, and passes the emitted records on in the event loop."""
 
         async def handle(batch: Batch) -> None:
-            attach = self.first.out.detach()
+            attach = detach(self.first.out)
             await asyncio.get_running_loop().run_in_executor(self._executor, entry, batch)
             attach()
 

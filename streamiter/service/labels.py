@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from streamiter.errors import shortened
+from streamiter.flow.building import outlets_of
 from streamiter.flow.event_time import is_behind_topic
 from streamiter.flow.stream import Stream
 from streamiter.learn import DelayedLabels
@@ -155,7 +156,7 @@ def _timed(events: Stream, label: LabelSettings, name: str, rejections: Mapping[
         return events.event_time(
             lambda event: milliseconds_of(event[label.time]), unit="ms", check_unit=False, **options
         )
-    if all(map(is_behind_topic, events.outlets)):
+    if all(map(is_behind_topic, outlets_of(events))):
         return events.event_time(idle_after_s=_QUIET_S, when_idle="advance", **options)
     return events
 

@@ -25,7 +25,7 @@ class JobStates(Protocol):
 class StateBackend(Protocol):
     """The choice of a flow where keyed states are kept; it has no connection to a job."""
 
-    def of_job(self, flow: str, plain_data: PlainData) -> JobStates:
+    def _of_job(self, flow: str, plain_data: PlainData) -> JobStates:
         """Return the states of one job of the flow; this touches no disk. ``plain_data`` is the flow's encoding."""
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from streamiter.states.database import Change, Database
 
 _NUMBERS: Final = [Struct(f">{count}Q") for count in range(4)]
-# So many items are read for one that is taken first.
+# The number of items that are read at once when one is taken.
 _AHEAD: Final = 256
 # Added to a number, so that the bytes of negative ones come first.
 _ZERO: Final = 2**63

@@ -24,7 +24,7 @@ from streamiter.errors import ConfigurationError, InternalError, shortened
 from streamiter.numbers import whole_number
 from streamiter.operators.due import Prefetch
 from streamiter.operators.keyed_state import KeyedState, KeyedStates, StateFrame
-from streamiter.records import Array
+from streamiter.records import BATCH_RECORDS, Array
 from streamiter.states.due_rows import DueRows
 from streamiter.states.stored import (
     ALL_END,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 # States that are read and held at once. The more keys are read in their order, the nearer is the next one: a key costs
 # half of what it costs with 1,024 at once. Large states must not take more memory than the database itself.
-_KEYS_AT_ONCE: Final = 8192
+_KEYS_AT_ONCE: Final = BATCH_RECORDS
 _BYTES_AT_ONCE: Final = 8 << 20
 
 # A sweep reads 0.3 µs a row; so the records wait some milliseconds for it.
@@ -89,8 +89,8 @@ class RocksState:
             )
         whole_number("RocksState: memory_bytes", self.memory_bytes, _MEMORY_BYTES_MIN)
 
-    def of_job(self, flow: str, plain_data: PlainData) -> RocksJobStates:
-        """For the engine: return the states of one job. Raises ``ConfigurationError`` without rocksdict."""
+    def _of_job(self, flow: str, plain_data: PlainData) -> RocksJobStates:
+        """Return the states of one job. Raises ``ConfigurationError`` without rocksdict."""
         try:
             from streamiter.states.database import DatabaseHome
         except ImportError as error:

@@ -19,9 +19,9 @@ import orjson
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, DecodeError, EncodeError, safe_repr
 from streamiter.operators.event_time import PartState
-from streamiter.operators.operator import Context, Operator
-from streamiter.operators.output import DeadLetter, Origin, Output
-from streamiter.operators.source import Positions, Source, SourceBatch
+from streamiter.operators.operator import Context, EngineOperator, Operator
+from streamiter.operators.output import DeadLetter, Origin, Output, emit_read, keep_rows, origin_at, reject_letter
+from streamiter.operators.source import Positions, SourceBatch, TellsEnd
 from streamiter.origins import BatchOrigin, Originals
 from streamiter.records import Batch, take
 from streamiter.topics.connecting import ReaderBehindLosses
@@ -60,7 +60,7 @@ class ConsumerGroup:
     """Whether the source of this step begins as in its first run, and ignores the positions of the group."""
 
 
-class TopicSource(Source):
+class TopicSource(TellsEnd):
     """Reads one subtask's share of a topic's partitions, as objects of :class:`TopicBatch`.
 
     Its positions are the offsets by partition and, under ``"identities"``, the identities of the partitions as far as
@@ -214,7 +214,7 @@ class TopicSource(Source):
 
     @classmethod
     def group_positions(cls, positions: Sequence[Positions], run: str) -> GroupPositions:
-        """Return the positions of all subtasks as those that a run commits for its group."""
+        """Merge the positions of all subtasks into the positions that a run commits for its consumer group."""
         [merged] = cls.redistribute(positions, 1)
         return GroupPositions(_offsets(merged), run, merged.get(_IDENTITIES, {}))
 
@@ -253,7 +253,7 @@ def _in_order(identities: Mapping[int, str]) -> dict[int, str]:
     return dict(sorted(identities.items()))
 
 
-class DecodeValues(Operator):
+class DecodeValues(EngineOperator):
     """Decodes the batches of a :class:`TopicSource`; a value that cannot be decoded follows the step's policy."""
 
     is_stateless = True
@@ -271,7 +271,7 @@ class DecodeValues(Operator):
             self._refuse(batch, error, out)
             return
         self.decoded = batch
-        out.emit_read(records, self._url, batch)
+        emit_read(out, records, self._url, batch)
 
     def _refuse(self, batch: TopicBatch, error: DecodeError, out: Output) -> None:
         read = Originals.read(self._url, batch, len(batch))
@@ -359,7 +359,7 @@ class TopicSink(Operator):
             return batch
         if type(batch) is list and batch and type(batch[0]) is DeadLetter and batch[0].step == out.step:
             for letter in batch:  # Another process could not encode the records.
-                out.reject_letter(letter)
+                reject_letter(out, letter)
             return None
         await self.ask_for_limit(out)
         return self._encode(batch, out)
@@ -417,9 +417,9 @@ class TopicSink(Operator):
                 self._check_sizes(outgoing)
             except EncodeError as error:
                 for index, reason in error.failures.items():
-                    out.reject(batch[index], reason, origin=out.origin_at(index))
+                    out.reject(batch[index], reason, origin=origin_at(out, index))
                 good = [index for index in range(len(batch)) if index not in error.failures]
-                out.keep(good)
+                keep_rows(out, good)
                 batch, columns = take(batch, good), columns.take(good)
             else:
                 return outgoing

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, Protocol
 
 from streamiter.clock import Clock, SystemClock
-from streamiter.records import Batch, estimated_bytes
+from streamiter.records import BATCH_RECORDS, Batch, estimated_bytes
 from streamiter.topics.joined_values import joined_column
 
 _PartOf = Callable[[Sequence[Any]], Sequence[Any]]
@@ -233,7 +233,7 @@ class ReadRequest:
     """The topic to which the offsets of ``positions``, or of a ``start`` by partition, belong: the text for each
     partition that `TopicReader.identities` or a description has returned. If the topic was deleted and created again
     since, opening or reading raises :class:`~streamiter.errors.OffsetOutOfRange`."""
-    max_records: int = 8192
+    max_records: int = BATCH_RECORDS
     """The largest number of records in a batch."""
     refresh_s: float = 30.0
     """Partitions that the topic gains are found within so many seconds, and are read from their earliest record."""
@@ -387,7 +387,7 @@ class TopicBatch:
 
     @staticmethod
     def joined(parts: Sequence[TopicBatch]) -> TopicBatch:
-        """Return one batch of consecutive batches of one partition, of which there is at least one."""
+        """Join one or more consecutive batches of a partition into one batch."""
         first = parts[0]
         if len(parts) == 1:
             return first

@@ -183,7 +183,7 @@ async def test_an_end_that_waits_after_records_arrives_once(before: int, after: 
 @everywhere
 def test_remaining_items_are_read_once(before: int, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The items of a faster subtask were read again by another subtask."""
-    monkeypatch.setattr("streamiter.operators.source._BATCH_RECORDS", 3)
+    monkeypatch.setattr("streamiter.operators.source.BATCH_RECORDS", 3)
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
         flow = Flow("items", parallelism=parallelism)

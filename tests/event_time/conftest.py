@@ -17,7 +17,7 @@ from streamiter.states import due_rows, rocks_state
 @pytest.fixture(scope="session")
 def states_on_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeyedStates]:
     """Return states on disk; they are opened once for all tests."""
-    job = RocksState(tmp_path_factory.mktemp("states"), memory_bytes=16 << 20).of_job("tests", PLAIN)
+    job = RocksState(tmp_path_factory.mktemp("states"), memory_bytes=16 << 20)._of_job("tests", PLAIN)
     yield job.of_subtask("windows", clock=ManualClock())
     job.close()
 

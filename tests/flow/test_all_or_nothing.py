@@ -62,7 +62,7 @@ def counting(variables: list[Stream], data: list[Stream]) -> IterationBodyResult
 def state_of(flow: Flow) -> tuple[object, ...]:
     """Return everything that a flow knows of its steps."""
     steps = [(step.name, step.where, tuple(edge.upstream.name for edge in step.inputs)) for step in flow.steps]
-    return steps, flow.draw(), dict(flow.published_models), flow.loop, repr(flow)
+    return steps, flow.draw(), dict(flow.graph.published_models), flow.graph.loop, repr(flow)
 
 
 def refused_as_if_never_called(flow: Flow, build: Callable[[], object], error: type[BaseException]) -> None:
@@ -482,9 +482,9 @@ def test_the_steps_of_a_failed_call_are_removed_with_any_error(error: type[BaseE
     items = flow.from_items([1])
 
     def add() -> None:
-        with flow.all_or_nothing():
+        with flow.graph.all_or_nothing():
             epochs_every(items, records=1)
-            with flow.all_or_nothing():
+            with flow.graph.all_or_nothing():
                 items.map(lambda x: x)
             iterate_bounded_streams_until_termination([items], [replayed(items)], counting)
             raise error

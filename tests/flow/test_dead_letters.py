@@ -19,6 +19,7 @@ from topics.topic_case import read_to_end, write
 from streamiter import Flow, IterationBodyResult, Operator, Stream, iterate_unbounded_streams, tumbling
 from streamiter.errors import GraphError, JobFailed, RejectRecords
 from streamiter.operators import DeadLetter, MiniBatch, Origin, Output
+from streamiter.operators.operator import EngineOperator
 from streamiter.records import Columns
 from streamiter.topics import MemoryBroker, OutgoingBatch, SizeLimit, Topic, TopicRecord, topic
 from streamiter.topics.source_and_sink import DeadLetterEncoder
@@ -288,7 +289,7 @@ class RefusingLate(Late):
             out.reject(record, "no")
 
 
-class Renaming(Operator):
+class Renaming(EngineOperator):
     """Emits another object for each record."""
 
     is_stateless = True

@@ -416,7 +416,7 @@ def test_a_refused_body_leaves_the_flow_usable() -> None:
     with pytest.raises(ZeroDivisionError):
         iterate(flow, lambda variables, data: 1 / 0)
     seen = flow.from_items([1]).map(lambda x: x + 1).collect()
-    assert flow.loop is None
+    assert flow.graph.loop is None
     flow.run()
     assert seen.items == [2]
 

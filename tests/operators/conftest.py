@@ -20,7 +20,7 @@ def make_states(request: Any, tmp_path: Path) -> Iterator[MakeStates]:
     if request.param == "memory":
         yield keyed_state
         return
-    job = RocksState(tmp_path, memory_bytes=16 << 20).of_job("tests", PLAIN)
+    job = RocksState(tmp_path, memory_bytes=16 << 20)._of_job("tests", PLAIN)
 
     def make(clock: ManualClock, time_to_live_s: float | None = None) -> KeyedStates:
         return job.of_subtask("count", clock=clock, time_to_live_s=time_to_live_s)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from operators.operator_harness import KINDS, Driven, as_kind, cuts, frozen, number_in, pieces_of, thorough
 
 from streamiter.errors import ConfigurationError
-from streamiter.operators import Join, Operator, RecordFailure, ReduceAll, Sort
+from streamiter.operators import Join, Operator, ReduceAll, Sort
+from streamiter.operators.output import RecordFailure
 from streamiter.records import Columns
 
 NUMBERS = st.lists(st.integers(-5, 5), max_size=40)

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from operators.operator_harness import Driven, quick
 
-from streamiter.operators import FlatMap, Output, RecordFailure
+from streamiter.operators import FlatMap, Output
+from streamiter.operators.output import RecordFailure
 
 LENGTHS = st.lists(st.sampled_from([0, 1, 2, 1023, 1024, 1025, 3000]), max_size=6)
 

@@ -12,7 +12,8 @@ from operators.operator_harness import Driven, stored, thorough
 
 from streamiter.checkpoints.keys import check_keys
 from streamiter.errors import PlainDataError
-from streamiter.operators import FunctionResultError, KeyedReduce, RecordFailure, StatefulMap
+from streamiter.operators import FunctionResultError, KeyedReduce, StatefulMap
+from streamiter.operators.output import RecordFailure
 
 WORDS = st.lists(st.text("abc", min_size=1, max_size=3))
 

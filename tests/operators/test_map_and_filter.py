@@ -9,7 +9,8 @@ import pytest
 from operators.operator_harness import KINDS, Driven, as_kind, frozen, number_in
 
 from streamiter.errors import ConfigurationError, RejectRecords
-from streamiter.operators import Filter, Map, RecordFailure
+from streamiter.operators import Filter, Map
+from streamiter.operators.output import RecordFailure
 from streamiter.records import Columns
 
 

@@ -60,6 +60,7 @@ NO_STATE = {
     "streamiter.operators.operator.Operator": "the base of operators",
     "streamiter.operators.source.Source": "the base of sources",
     "streamiter.learn.drift.DriftDetector": "the base of detectors",
+    "streamiter.iteration.marked_streams.Replaying": "the base of operators that send records again",
     "streamiter.saved_objects.Savable": "the base of objects that are copied and saved",
     "streamiter.learn.training.StepRule": "the base of rules",
     "streamiter.learn.training._MiniBatchModel": "a Protocol of models, which have cases",

@@ -36,7 +36,7 @@ def flow_of(life: Life, kind: type[Probe], fails_in: str, *, bounded: bool = Tru
 
 
 class StatesThatFailToClose(MemoryStates):
-    def of_job(self, flow: str, plain_data: PlainData) -> StatesThatFailToClose:
+    def _of_job(self, flow: str, plain_data: PlainData) -> StatesThatFailToClose:
         return self
 
     def close(self) -> None:

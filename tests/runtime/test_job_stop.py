@@ -13,6 +13,7 @@ from support.waiting import PATIENCE_S
 
 from streamiter import Flow, Operator, connect
 from streamiter.errors import ConfigurationError, JobFailed
+from streamiter.flow.flow import job_of
 from streamiter.operators import Output
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Source, SourceBatch
@@ -192,7 +193,7 @@ async def test_an_abort_before_the_first_turn_of_a_job_closes_its_steps() -> Non
 
     flow = Flow("f")
     flow.from_source(lambda: ProbeSource(life), name="in").process(lambda: Probe(life, "step"), name="step")
-    jobs.append(flow.job(JobOptions()))
+    jobs.append(job_of(flow, JobOptions()))
     loop.set_task_factory(begin)
     try:
         await jobs[0].start()

@@ -26,6 +26,7 @@ from streamiter import (
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import GraphError
 from streamiter.operators import Output
+from streamiter.operators.operator import EngineOperator
 from streamiter.parameter_server import ParameterServer
 from streamiter.runtime.placement import PlacedEdge, PlacedStep, Placement, StepDescription, Traits
 from streamiter.runtime.plan import first_process
@@ -196,7 +197,9 @@ def test_the_traits_of_a_step_are_those_of_its_operators() -> None:
         "chooses_inputs": {"wanted_inputs": lambda self: None},
     }.items():
         flow = Flow("f")
-        flow.from_items([1]).process(type("Made", (Pass,), kind), name="step")
+        flow.from_items([1]).process(
+            type("Made", (Pass, EngineOperator) if name == "stateless" else (Pass,), kind), name="step"
+        )
         follows = {"awaited": name == "in_thread", "emits_at_once": name == "stateless"}
         assert msgspec.structs.asdict(placed(flow).steps[-1].traits) == {**nothing, name: True, **follows}
     keyed = Flow("f")

@@ -240,7 +240,7 @@ def test_ranges_of_rows_begin_and_end_where_they_should(tmp_path: Path) -> None:
 
 def test_large_states_are_loaded_a_few_at_a_time(tmp_path: Path) -> None:
     """The states of one batch, a megabyte each, did not fit into memory."""
-    job = RocksState(tmp_path, memory_bytes=16 << 20).of_job("tests", PLAIN)
+    job = RocksState(tmp_path, memory_bytes=16 << 20)._of_job("tests", PLAIN)
     states = job.of_subtask("count", clock=ManualClock())
     assert states.keys_at_once == rocks_state._KEYS_AT_ONCE
     for key in range(4):
@@ -259,7 +259,7 @@ TTL_S = 10.0
 @pytest.fixture
 def make_states(tmp_path: Path) -> Iterator[Callable[..., KeyedStates]]:
     """Return a maker of the states of one subtask."""
-    job = RocksState(tmp_path / "state", memory_bytes=16 << 20).of_job("tests", PLAIN)
+    job = RocksState(tmp_path / "state", memory_bytes=16 << 20)._of_job("tests", PLAIN)
     yield lambda clock, time_to_live_s=None: job.of_subtask("count", clock=clock, time_to_live_s=time_to_live_s)
     job.close()
 
@@ -529,7 +529,7 @@ def test_what_is_due_at_once_leaves_in_turns(
     monkeypatch.setattr(output, "LANE_LIMIT_BYTES", 10_000)
     monkeypatch.setattr(rocks_state, "_KEYS_AT_ONCE", 50)
     monkeypatch.setattr(rocks_state.RocksStates, "keys_at_once", 50)
-    monkeypatch.setattr(instance, "_TIMERS_AT_ONCE", 50)
+    monkeypatch.setattr(instance, "BATCH_RECORDS", 50)
     flow = Flow("due at once", state=RocksState(tmp_path))
     numbers = flow.from_items(range(600)).event_time(lambda number: 5, unit="ms", check_unit=False)
     rows = due(numbers.key_by(lambda number: number), name="due", parallelism=parallelism)

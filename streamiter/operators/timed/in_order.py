@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from heapq import heappop, heappush
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, final
 
 import numpy as np
 
-from streamiter.operators.operator import Context, KeepsRecords, Operator
+from streamiter.operators.due import DueHeap, DueItem
+from streamiter.operators.operator import Context, EngineOperator, KeepsRecords
 from streamiter.operators.output import Output
 from streamiter.records import (
     BEFORE,
@@ -44,14 +44,6 @@ UNKNOWN_PART: Final = -1
 """The part of records whose order is not told: they are sorted by their timestamps."""
 
 
-class _Held(NamedTuple):
-    """A batch that waits, by the order of its first record; the heap never compares more than the first two."""
-
-    reached: int
-    arrival: int
-    batch: TimedBatch
-
-
 @final
 class RecordOrder:
     """Merges the records of all parts. Pure data, no I/O.
@@ -69,7 +61,8 @@ class RecordOrder:
 
     def __init__(self, *, one_way: bool = False) -> None:
         self._one_way = one_way
-        self._heap: list[_Held] = []
+        self._waiting = DueHeap(0, 2)
+        """The batches that wait, by the watermark behind the first record and its number of arrival."""
         self._arrivals = 0
         self._parts: set[int] = set()
         self.held = 0
@@ -104,7 +97,7 @@ class RecordOrder:
         if not len(batch):
             return
         assert batch.order is not None
-        heappush(self._heap, _Held(int(batch.order[0, REACHED]), self._arrivals, batch))
+        self._waiting.push((int(batch.order[0, REACHED]), self._arrivals), batch)
         self._arrivals += len(batch)
         self.held += len(batch)
 
@@ -123,9 +116,8 @@ class RecordOrder:
         """
         limit = watermark if is_idle or watermark == MAX_TIME or self._one_way else watermark - 1
         pieces: list[Batch] = []
-        while self._heap and self._heap[0].reached <= limit:
-            held = heappop(self._heap)
-            batch, order = held.batch, held.batch.order
+        for _, arrival, _, batch in self._waiting.until(limit):
+            order = batch.order
             assert order is not None
             stop = int(np.searchsorted(order[:, REACHED], limit, side="right"))
             self.held -= len(batch)
@@ -133,7 +125,7 @@ class RecordOrder:
             if stop < len(batch):
                 rest = batch[stop:]
                 assert rest.order is not None
-                heappush(self._heap, _Held(int(rest.order[0, REACHED]), held.arrival + stop, rest))
+                self._waiting.push((int(rest.order[0, REACHED]), arrival + stop), rest)
                 self.held += len(rest)
         return self._merged(pieces) if pieces else None
 
@@ -141,10 +133,10 @@ class RecordOrder:
         """If more than ``most`` records wait, return the first of them, in order as far as they are known."""
         pieces: list[Batch] = []
         while self.held > most:
-            held = heappop(self._heap)
-            self.held -= len(held.batch)
-            self.unsorted += len(held.batch)
-            pieces.append(held.batch)
+            *_, batch = self._waiting.take_first()
+            self.held -= len(batch)
+            self.unsorted += len(batch)
+            pieces.append(batch)
         return self._merged(pieces) if pieces else None
 
     def _merged(self, pieces: list[Batch]) -> TimedBatch:
@@ -162,7 +154,7 @@ class RecordOrder:
 
     def snapshot(self) -> dict[str, Any]:
         return {
-            "held": [held.batch for held in sorted(self._heap, key=lambda held: held.arrival)],
+            "held": [batch for *_, batch in sorted(self._waiting.latest(), key=itemgetter(1))],
             "parts": sorted(self._parts),
             "arrivals": self._arrivals,
             "one way": self._one_way,
@@ -189,7 +181,7 @@ def _of_records(pieces: Sequence[Batch]) -> TimedBatch:
     return TimedBatch(records, np.concatenate([piece.times for piece in timed]), np.concatenate(orders))
 
 
-class InOrder(Operator, KeepsRecords):
+class InOrder(EngineOperator, KeepsRecords):
     """Emits the records of a stream with event time in one order, as tuples ``(before, time, record)``. Parallelism 1.
 
     ``before`` is the watermark behind all records before this one: the result is as if each record had a batch and a
@@ -260,8 +252,8 @@ class SpansInOrder(InOrder):
     def __init__(self, *, one_way: bool = False, held_max: int = HELD_MAX) -> None:
         super().__init__(one_way=one_way, held_max=held_max)
         self._next = 0
-        self._unknown: list[tuple[int, int, Any]] = []
-        """The pairs that were emitted once: when they were known, number and record."""
+        self._unknown = DueHeap(1, 2)
+        """The pairs that were emitted once, by the time at which they were known and by number."""
         self._has_warned = False
 
     @property
@@ -279,18 +271,18 @@ class SpansInOrder(InOrder):
         for record, at, known_at in zip(released, asked, known, strict=True):
             self._emit_known(at, out)
             out.emit((MIN_TIME, at, record, self._next, False), event_time=at)
-            heappush(self._unknown, (known_at, self._next, record))
+            self._unknown.push((known_at, self._next), record)
             self._next += 1
             if len(self._unknown) > self._held_max:
                 self._emit_too_early(at, out)
 
     def _emit_known(self, before: int, out: Output) -> None:
         """Emit the pairs that were known before a time."""
-        while self._unknown and (self._unknown[0][0] < before or before == MAX_TIME):
-            self._emit_first_known(before, out)
+        for known in self._unknown.until(before if before == MAX_TIME else before - 1):
+            self._emit_pair(known, before, out)
 
-    def _emit_first_known(self, before: int, out: Output) -> None:
-        at, number, record = heappop(self._unknown)
+    def _emit_pair(self, known: DueItem, before: int, out: Output) -> None:
+        at, number, _, record = known
         out.emit((MIN_TIME, at, record, number, True), event_time=min(at, before))
 
     def _emit_too_early(self, before: int, out: Output) -> None:
@@ -302,11 +294,14 @@ class SpansInOrder(InOrder):
                 self._context.name,
                 self._held_max,
             )
-        self._emit_first_known(before, out)
+        self._emit_pair(self._unknown.take_first(), before, out)
 
     def snapshot(self) -> dict[str, Any]:
-        return super().snapshot() | {"next": self._next, "unknown": sorted(self._unknown, key=itemgetter(0, 1))}
+        unknown = [(at, number, record) for at, number, _, record in sorted(self._unknown.latest())]
+        return super().snapshot() | {"next": self._next, "unknown": unknown}
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        self._next, self._unknown = state["next"], [tuple(pair) for pair in state["unknown"]]
+        self._next = state["next"]
+        for at, number, record in state["unknown"]:
+            self._unknown.push((at, number), record)

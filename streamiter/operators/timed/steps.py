@@ -7,13 +7,14 @@ from typing import Any, Final, cast
 
 import numpy as np
 
+from streamiter.clock import is_due
 from streamiter.deferred import Deferred
 from streamiter.operators.definitions import Definition, at_most
 from streamiter.operators.functions import refuse
 from streamiter.operators.keyed import CheckKeys, KeyedOperator, any_keys, array_of_keys
 from streamiter.operators.keyed_state import StateFrame, in_turns
-from streamiter.operators.operator import Context, KeepsRecords
-from streamiter.operators.output import Output
+from streamiter.operators.operator import Context, KeepsRecords, keys_are_further
+from streamiter.operators.output import Output, each_with_its_row
 from streamiter.operators.timed.kinds import WindowKind
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.timed_states import TimedStates
@@ -100,7 +101,7 @@ class TimedOperator(KeyedOperator, KeepsRecords):
         context, states = self._opened(), self._timed_states
         if (watermark := context.event_time) is not None:
             states.watermark = max(states.watermark, self._own(watermark))
-        states.floor_of = self._floor if context.keys_are_further else None
+        states.floor_of = self._floor if keys_are_further(context) else None
 
     def _floor(self, key: Any) -> int:
         context = self._opened()
@@ -140,7 +141,7 @@ class TimedOperator(KeyedOperator, KeepsRecords):
         places = iter(rows)
         for some, of_some in in_turns(self._states, [key for _, key, _ in moments], moments):
             self._states.load(some)
-            yield from out.each(cast(list[tuple[Any, Any, int]], of_some), places)
+            yield from each_with_its_row(out, cast(list[tuple[Any, Any, int]], of_some), places)
 
     def _emit_late(self, out: Output, record: Any, time: int) -> None:
         """Emit a late record as it came, if there is a side output for late records."""
@@ -274,7 +275,7 @@ class WindowStep(TimedOperator):
     def on_timer(self, payload: Any, out: Output) -> None:
         """Emit early results."""
         now_s = self._opened().clock.monotonic_s()
-        if self._early_every_s is None or now_s < self._early_at_s - _ROUNDING_S:
+        if self._early_every_s is None or not is_due(self._early_at_s - now_s):
             return
         while not self._turn(self._windows.early, out):
             pass
@@ -310,9 +311,6 @@ _RECORDS_LEAST: Final = 16
 
 _AT_ONCE_S: Final = -1.0
 """Earlier than all times of a clock."""
-
-# A timer counts as due when it is early by at most this: a rounding error of time plus delay must not delay it.
-_ROUNDING_S: Final = 1e-6
 
 
 class ByClock(TimedOperator):

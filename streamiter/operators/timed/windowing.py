@@ -484,11 +484,11 @@ def make_windows(kind: WindowKind, content: WindowContent, **options: Any) -> Op
     return AlignedWindows(kind, content, **options)
 
 
-# A table of all possible groups is used where it has at most so many times as many places as there are records: then
-# it is several times faster than sorting.
+# The most places of the table of all possible groups for each record. A table with fewer places is several times faster
+# than sorting.
 _SPARSE: Final = 8
 
-# Pairs with so many starts, and fewer than 2³¹ keys, are numbers of 64 bits.
+# A pair is one number of 64 bits if the starts are within this distance and there are fewer than 2³¹ keys.
 _LONGEST_SPREAD: Final = 2**31
 
 

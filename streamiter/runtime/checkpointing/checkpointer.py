@@ -22,7 +22,7 @@ from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepSt
 from streamiter.checkpoints.store import Checkpoints, CheckpointStore, store_at
 from streamiter.closing import close_all
 from streamiter.errors import GraphError, ProducerFenced, StorageFull, StoreUnavailable, StreamiterError
-from streamiter.operators.operator import JobScope, Operator
+from streamiter.operators.operator import JobScope, Operator, known_of
 from streamiter.operators.source import Positions
 from streamiter.runtime.checkpointing.barriers import (
     Barriers,
@@ -500,7 +500,7 @@ def stateful_steps(tasks: Sequence[Task]) -> dict[str, StepState]:
                 type(instance.operator).__name__,
                 is_source=source is not None,
                 definition=instance.definition() if source is None else {"kind": type(source).__name__},
-                keeps=instance.operator.keeps if source is None else "where it has read to",
+                keeps=known_of(instance.operator).keeps if source is None else "where it has read to",
             )
             if not step.has_lasting_name:
                 unnamed[step.name] = step
@@ -524,6 +524,6 @@ def _keeps_state(instance: OperatorInstance) -> bool:
     step, operator = instance.step, instance.operator
     if step.source is not None or step.keys is not None or hasattr(operator, "on_event_timer"):
         return True
-    if operator.is_stateless or type(operator) is TopicSink:
+    if known_of(operator).is_stateless or type(operator) is TopicSink:
         return False
     return type(operator).snapshot is not Operator.snapshot

@@ -16,7 +16,7 @@ from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock
 from streamiter.closing import close_all
 from streamiter.errors import ConfigurationError, GraphError, StorageFull, did_you_mean
-from streamiter.operators.operator import Operator
+from streamiter.operators.operator import Operator, known_of
 from streamiter.runtime.checkpointing.checkpoint_messages import PositionsByStep
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.task import Task
@@ -182,7 +182,7 @@ def _state_of(instance: OperatorInstance) -> str | None:
         return f"works with the parameter server {step.service.name!r}"
     if step.keys is not None:
         return "keeps state by key"
-    if operator.is_stateless or type(operator) is TopicSink:
+    if known_of(operator).is_stateless or type(operator) is TopicSink:
         return None
     kind = type(operator)
     holding = [name for name in _HOLDING if getattr(kind, name, None) is not getattr(Operator, name, None)]

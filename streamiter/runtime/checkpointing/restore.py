@@ -24,6 +24,7 @@ from streamiter.closing import close_now
 from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError, ConfigurationError, did_you_mean
 from streamiter.operators.definitions import changes
+from streamiter.operators.operator import known_of
 from streamiter.runtime.checkpointing.checkpoint_messages import Agreement, CheckpointMessages
 from streamiter.runtime.checkpointing.commit import CommitRecord, JobTransaction
 from streamiter.runtime.checkpointing.reading_on import ENDLESS, NOTHING, read_on
@@ -338,7 +339,7 @@ class JobRestore:
             each.step.name: each.step.loop
             for task in tasks
             for each in task.instances
-            if each.step.loop is not None or not each.operator.starts_alone
+            if each.step.loop is not None or not known_of(each.operator).starts_alone
         }
         check_steps(snapshot.header, self._steps, self._changed_steps, tied=tied)
         dropped = steps_left_behind(snapshot.header, self._steps, self._changed_steps)

@@ -17,6 +17,7 @@ from streamiter.errors import CheckpointError, JobFailed, ProcessLost, ProducerF
 from streamiter.flow.flow import Flow
 from streamiter.processes.host import PlainOptions
 from streamiter.processes.supervisor import Attempt, Supervisor
+from streamiter.records import BATCH_RECORDS
 from streamiter.runtime.checkpointing.barriers import WorkersApart
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.placement import Placement
@@ -67,7 +68,7 @@ class LifeSettings:
 
 CALM_SETTINGS: Final = LifeSettings(
     shuffle=Shuffle(0, 0),
-    channel_records=8192,
+    channel_records=BATCH_RECORDS,
     interval_s=1.0,
     keep=3,
     alignment_timeout_s=60.0,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamiter.numbers import positive, whole_number
+from streamiter.records import BATCH_RECORDS
 from streamiter.testing.simulated_time import SimulationFailed, where_tasks_wait
 from streamiter.testing.simulation.event_loop import Deadlock, Shuffle
 from streamiter.testing.simulation.life import CALM_SETTINGS, Ending, Life, LifeSettings
@@ -330,7 +331,7 @@ class SimulationDriver:
         alignment_timeout_s = chosen.choice([0.3, 5.0, 60.0])
         return LifeSettings(
             shuffle=Shuffle(chosen.getrandbits(64), chosen.choice([0, 2, 8, 32])),
-            channel_records=chosen.choice([1, 2, 4, 16, 64, 8192]),
+            channel_records=chosen.choice([1, 2, 4, 16, 64, BATCH_RECORDS]),
             interval_s=interval_s,
             keep=chosen.randint(1, 3),
             alignment_timeout_s=alignment_timeout_s,
