@@ -34,7 +34,7 @@ from streamiter.learn.score_metrics import (
     weights_of_classes,
 )
 from streamiter.numbers import Floats, Indices
-from streamiter.operators.declared_state import NESTED, DeclaredOperator, DeclaredState, declared
+from streamiter.operators.declared_state import COPIED, NESTED, DeclaredOperator, DeclaredState, Form, declared
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.records import Array, OutputTag
@@ -54,7 +54,7 @@ _SUMS: Final = 9
 _WEIGHT, _LOSS, _SQUARES, _CORRECT, _DISTANCE, _BOTH, _ONES, _TARGETS, _GENERATED = range(_SUMS)
 
 
-class ProgressiveValidation(Savable):
+class ProgressiveValidation(DeclaredState, Savable):
     """Metrics of predictions, over all rows so far and over the last ``window`` rows.
 
     ``kind="classification"``: predictions are probabilities of target 1, targets are 0 or 1. ``kind="regression"``:
@@ -91,6 +91,16 @@ class ProgressiveValidation(Savable):
     (4, 0.75, 0.54, 0.5)
     """
 
+    _first: float | None = declared(None)
+    """The first target; sums of squares lose the digits of numbers such as 1,700,000,000 that hardly differ."""
+    _of_class: Floats | None = declared(made=lambda: np.zeros(0), form=COPIED)
+    """The weight of the rows of each class; None if their numbers are not given."""
+    _count = declared(0)
+    _sums: Floats = declared(made=lambda: np.zeros(_SUMS), form=COPIED)
+    _scores: ScoreHistogram | None = declared(form=NESTED)
+    _calibration: Calibration | None = declared(form=NESTED)
+    _window: LastRows = declared(form=Form(LastRows.rows))
+
     def __init__(
         self, *, window: int = 10_000, kind: ValidationKind = "classification", loss: LinearLoss | None = None
     ) -> None:
@@ -106,12 +116,6 @@ class ProgressiveValidation(Savable):
             )
         self.kind: ValidationKind = kind
         self.loss: LinearLoss = loss or (SquaredLoss() if kind == "regression" else LogLoss())
-        self._first: float | None = None
-        """The first target; sums of squares lose the digits of numbers such as 1,700,000,000 that hardly differ."""
-        self._of_class: Floats | None = np.zeros(0)
-        """The weight of the rows of each class; None if their numbers are not given."""
-        self._count = 0
-        self._sums = np.zeros(_SUMS)
         self._scores = ScoreHistogram() if kind == "classification" else None
         self._calibration = Calibration() if kind == "classification" else None
         self._window = LastRows(window)
@@ -235,33 +239,15 @@ class ProgressiveValidation(Savable):
             return calibration_of(self._window.rows()[:3]).table()
         return self._calibration.table()
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         """Return a copy of all sums and of the window as plain data."""
-        return {
-            "kind": self.kind,
-            "loss": plain_loss(self.loss),
-            "count": self._count,
-            "sums": self._sums.copy(),
-            "calibration": self._calibration.sums.copy() if self._calibration else None,
-            "scores": self._scores.state() if self._scores else None,
-            "window": self._window.rows(),
-            "first": self._first,
-            "of class": None if self._of_class is None else self._of_class.copy(),
-        }
+        return super().state() | {"kind": self.kind, "loss": plain_loss(self.loss)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a :meth:`state` of the same kind; a smaller window takes the last rows of the old one."""
         if state.get("kind") != self.kind:
             raise ModelError(f"{_NAME}.restore: expected a state of {self.kind}, given {state.get('kind')!r}")
-        self._count = state["count"]
-        self._sums = np.array(state["sums"])
-        if self._calibration:
-            self._calibration.sums[:] = state["calibration"]
-        if self._scores:
-            self._scores.restore(state["scores"])
-        self._window.restore(state["window"])
-        self._first, of_class = state["first"], state["of class"]
-        self._of_class = None if of_class is None else np.array(of_class)
+        super().restore(state)
 
     def _checked(
         self,

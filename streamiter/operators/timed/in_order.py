@@ -15,8 +15,7 @@ from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 
-from streamiter.operators.declared_state import NESTED, DeclaredOperator, Form, declared
-from streamiter.operators.operator import Context, KeepsRecords
+from streamiter.operators.operator import Context, KeepsRecords, Operator
 from streamiter.operators.output import Output
 from streamiter.records import (
     BEFORE,
@@ -161,7 +160,7 @@ class RecordOrder:
         self.reached = max(int(order[-1, BEFORE]), int(order[-1, REACHED]))
         return TimedBatch(merged.records, merged.times, order)
 
-    def state(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         return {
             "held": [held.batch for held in sorted(self._heap, key=lambda held: held.arrival)],
             "parts": sorted(self._parts),
@@ -190,7 +189,7 @@ def _of_records(pieces: Sequence[Batch]) -> TimedBatch:
     return TimedBatch(records, np.concatenate([piece.times for piece in timed]), np.concatenate(orders))
 
 
-class InOrder(DeclaredOperator, KeepsRecords):
+class InOrder(Operator, KeepsRecords):
     """Emits the records of a stream with event time in one order, as tuples ``(before, time, record)``. Parallelism 1.
 
     ``before`` is the watermark behind all records before this one: the result is as if each record had a batch and a
@@ -198,8 +197,6 @@ class InOrder(DeclaredOperator, KeepsRecords):
     """
 
     takes_timed_batches = True
-
-    _order: RecordOrder = declared(form=NESTED)
 
     def __init__(self, *, one_way: bool = False, held_max: int = HELD_MAX) -> None:
         """``one_way``: all records come from one subtask, through steps with one subtask.
@@ -246,6 +243,12 @@ class InOrder(DeclaredOperator, KeepsRecords):
         before = released.order[:, BEFORE]
         out.emit_batch(TimedBatch(list(zip(before.tolist(), released.times.tolist(), released, strict=True)), before))
 
+    def snapshot(self) -> dict[str, Any]:
+        return self._order.snapshot()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._order.restore(state)
+
 
 class SpansInOrder(InOrder):
     """Emits the pairs of an interval join in the order of their earlier records, each once more when it was known.
@@ -254,14 +257,11 @@ class SpansInOrder(InOrder):
     ``is_known`` at that of its later one, or at the end of the wait. ``number`` is that of the pair.
     """
 
-    _next = declared(0)
-    _unknown: list[tuple[int, int, Any]] = declared(
-        made=list, form=Form(lambda unknown: sorted(unknown, key=itemgetter(0, 1)), list)
-    )
-    """The pairs that were emitted once: when they were known, number and record."""
-
     def __init__(self, *, one_way: bool = False, held_max: int = HELD_MAX) -> None:
         super().__init__(one_way=one_way, held_max=held_max)
+        self._next = 0
+        self._unknown: list[tuple[int, int, Any]] = []
+        """The pairs that were emitted once: when they were known, number and record."""
         self._has_warned = False
 
     @property
@@ -303,3 +303,10 @@ class SpansInOrder(InOrder):
                 self._held_max,
             )
         self._emit_first_known(before, out)
+
+    def snapshot(self) -> dict[str, Any]:
+        return super().snapshot() | {"next": self._next, "unknown": sorted(self._unknown, key=itemgetter(0, 1))}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self._next, self._unknown = state["next"], [tuple(pair) for pair in state["unknown"]]
