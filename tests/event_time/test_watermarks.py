@@ -121,13 +121,9 @@ def test_partitions_keep_their_maxima_when_other_subtasks_read_them() -> None:
         before[number].add(number)
         before[number].take(number, np.array([time]))
     [joined] = WatermarkGenerator.redistribute([each.state() for each in before], 1)
-    assert (joined["greatest"], joined["watermark"]) == ([(0, 100), (1, 200)], 100)
+    assert (joined["greatest"], joined["parts"]) == ({0: 100, 1: 200}, 100)
     shared = WatermarkGenerator.redistribute([joined], 3)
-    assert [(each["greatest"], each["watermark"]) for each in shared] == [
-        ([(0, 100)], 100),
-        ([(1, 200)], 100),
-        ([], 100),
-    ]
+    assert [(each["greatest"], each["parts"]) for each in shared] == [({0: 100}, 100), ({1: 200}, 100), ({}, 100)]
 
 
 def changes(random: Random) -> list[tuple[str, int, int]]:

@@ -57,7 +57,7 @@ from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, O
 from streamiter.learn.row_reading import LabelFields, NumberMiniBatches, ReadsLabels
 from streamiter.learn.row_training import RowOwner
 from streamiter.learn.rows import MiniBatches
-from streamiter.learn.score_metrics import ScoreHistogram
+from streamiter.learn.score_metrics import Calibration, ScoreHistogram
 from streamiter.learn.server_training import ParameterServerWorker, Repeater, Versions
 from streamiter.learn.training import (
     BroadcastSteps,
@@ -572,7 +572,9 @@ CASES = [
     Case(hashed_features, (LinearModel,), {"cuts": 4}),
     Case(scaler, (StandardScaler,)),
     Case(online_centroids, (OnlineKMeans,), {"cuts": 6}),
-    Case(functools.partial(validation, "classification"), (Validate, ProgressiveValidation, ScoreHistogram)),
+    Case(
+        functools.partial(validation, "classification"), (Validate, ProgressiveValidation, ScoreHistogram, Calibration)
+    ),
     Case(functools.partial(validation_in_time, "regression"), (Validate, ProgressiveValidation, MeanComparison)),
     Case(functools.partial(validation, "regression"), (Validate, ProgressiveValidation, MeanComparison)),
     Case(functools.partial(validation, "classes"), (Validate, ProgressiveValidation, MeanComparison)),
