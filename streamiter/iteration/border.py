@@ -353,7 +353,7 @@ class Head(ReceivingHead):
         self.received.restore(state["received"])
         self._released = state["released"]
         self._advanced = state["advanced"]
-        self._passed_watermark = state.get("passed", self._advanced)  # An earlier version has passed both together.
+        self._passed_watermark = state["passed"]
         self._initial_ended = state["initial ended"]
         self._feedback_ended = state["feedback ended"]
         self.ended_in = state["ended in"]
@@ -383,7 +383,7 @@ class Head(ReceivingHead):
                 "released": min(state["released"] for state in states),
                 "advanced": min(state["advanced"] for state in states),
                 "complete": max(state["advanced"] for state in states),
-                "passed": min(state.get("passed", state["advanced"]) for state in states),
+                "passed": min(state["passed"] for state in states),
                 "initial ended": all(state["initial ended"] for state in states),
                 "feedback ended": all(state["feedback ended"] for state in states),
                 "ended in": ended_in,

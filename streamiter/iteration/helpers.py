@@ -21,9 +21,18 @@ from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
 from streamiter.iteration.loop import for_each_epoch
 from streamiter.numbers import whole_number
+from streamiter.operators.declared_state import (
+    COPIED,
+    DICTS_BY_KEY,
+    FIRST,
+    SAME,
+    DeclaredOperator,
+    SharedOperator,
+    declared,
+)
 from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.functions import checked_batch
-from streamiter.operators.operator import Context, IterationListener, Operator, value_of_all
+from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
 from streamiter.records import Batch
 from streamiter.runtime.graph import StepLoop
@@ -66,17 +75,18 @@ def _named(label: str, make: Callable[[], Operator]) -> Callable[[], Operator]:
     return make
 
 
-class ReduceEpoch(Operator, IterationListener):
+class ReduceEpoch(DeclaredOperator, IterationListener):
     """Reduces the records of each epoch, and emits (subtask, result) in the callback of the epoch.
 
     With ``of_subtasks`` its records are such pairs, and it emits the result of all.
     """
 
+    _results: dict[int, dict[int, Any]] = declared(made=dict, form=DICTS_BY_KEY)
+    """The results by epoch and subtask."""
+
     def __init__(self, f: Callable[[Any, Any], Any], *, of_subtasks: bool = False) -> None:
         self._f = f
         self._of_subtasks = self.any_order = of_subtasks
-        self._results: dict[int, dict[int, Any]] = {}
-        """The results by epoch and subtask."""
 
     def definition(self) -> Definition:
         return {**super().definition(), "f": function_in_words(self._f)}
@@ -110,22 +120,16 @@ class ReduceEpoch(Operator, IterationListener):
             total = self._f(total, results[subtask])
         out.emit(total)
 
-    def snapshot(self) -> list[tuple[int, list[tuple[int, Any]]]]:
-        return [(epoch, list(results.items())) for epoch, results in self._results.items()]
-
-    def restore(self, state: list[tuple[int, list[tuple[int, Any]]]]) -> None:
-        self._results = {epoch: dict(results) for epoch, results in state}
-
-    def redistribute(self, states: Sequence[list[Any]], parallelism: int) -> list[list[Any]]:
+    def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Give the results of old subtask i to the new subtask i modulo ``parallelism``, which reduces them."""
-        return [self._joined(states[subtask::parallelism], subtask) for subtask in range(parallelism)]
+        return [{"results": self._joined(states[subtask::parallelism], subtask)} for subtask in range(parallelism)]
 
-    def _joined(self, states: Sequence[list[Any]], subtask: int) -> list[Any]:
+    def _joined(self, states: Sequence[dict[str, Any]], subtask: int) -> dict[int, dict[int, Any]]:
         joined: dict[int, Any] = {}
-        for epoch, results in itertools.chain.from_iterable(states):
-            for _, result in results:
+        for epoch, results in itertools.chain.from_iterable(state["results"].items() for state in states):
+            for result in results.values():
                 joined[epoch] = self._f(joined[epoch], result) if epoch in joined else result
-        return [(epoch, [(subtask, result)]) for epoch, result in joined.items()]
+        return {epoch: {subtask: result} for epoch, result in joined.items()}
 
 
 def last_round(stream: Stream, *, name: str | None = None) -> Stream:
@@ -149,12 +153,11 @@ def last_round(stream: Stream, *, name: str | None = None) -> Stream:
     return stream.process(_named("last_round", lambda: LastRound()), name=name)
 
 
-class LastRound(Operator, IterationListener):
+class LastRound(DeclaredOperator, IterationListener):
     """Keeps the records of the latest epoch, and emits them at the end of the iteration."""
 
-    def __init__(self) -> None:
-        self._epoch = -1
-        self._batches: list[Batch] = []
+    _epoch = declared(-1)
+    _batches: list[Batch] = declared(made=list, form=COPIED)
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -170,13 +173,6 @@ class LastRound(Operator, IterationListener):
     def on_iteration_terminated(self, context: Context, out: Output) -> None:
         for batch in self._batches:
             out.emit_batch(batch)
-
-    def snapshot(self) -> dict[str, Any]:
-        return {"epoch": self._epoch, "batches": list(self._batches)}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._epoch = state["epoch"]
-        self._batches = list(state["batches"])
 
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
         """Forget the last round, which was emitted."""
@@ -243,17 +239,18 @@ def map_with(
     return Stream(data.flow, output)
 
 
-class MapWith(Operator, IterationListener):
+class MapWith(SharedOperator, IterationListener):
     """Handles data with the value of a variable: it reads the variable of an epoch before the data of that epoch."""
 
     epochs_in_order = True
 
+    _value: Any = declared(None, share=FIRST)
+    _value_epoch = declared(-1, share=SAME)
+    _turn = declared(0, share=SAME)
+    """The epoch whose records are handled now."""
+
     def __init__(self, f: Callable[[Any, Any], Batch]) -> None:
         self._f = f
-        self._value: Any = None
-        self._value_epoch = -1
-        self._turn = 0
-        """The epoch whose records are handled now."""
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -281,23 +278,9 @@ class MapWith(Operator, IterationListener):
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
         self._turn = epoch_watermark + 1
 
-    def snapshot(self) -> dict[str, Any]:
-        return {"value": self._value, "value epoch": self._value_epoch, "turn": self._turn}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._value, self._value_epoch = state["value"], state["value epoch"]
-        self._turn = state["turn"]
-
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
         """Keep the value: no other one comes before the first data."""
         return {"value": state["value"], "value epoch": min(state["value epoch"], 0), "turn": 0}
-
-    @staticmethod
-    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Give the value, which all old subtasks have, to all new ones."""
-        value_of_all(states, "value epoch")
-        value_of_all(states, "turn")
-        return [states[0]] * parallelism
 
 
 def terminate_after(stream: Stream, *, rounds: int, tolerance: float | None = None, name: str | None = None) -> Stream:
@@ -349,14 +332,15 @@ def _loss(record: Any) -> float:
     )
 
 
-class TerminateAfter(Operator, IterationListener):
+class TerminateAfter(DeclaredOperator, IterationListener):
     """Emits a record in the callback of each round after which the iteration is to continue."""
+
+    _losses: dict[int, float] = declared(made=dict, form=COPIED)
 
     def __init__(self, rounds: int, tolerance: float | None) -> None:
         self._rounds = rounds
         self._tolerance = tolerance
         self.any_order = tolerance is None
-        self._losses: dict[int, float] = {}
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -375,12 +359,6 @@ class TerminateAfter(Operator, IterationListener):
     def definition(self) -> Definition:
         """Without a tolerance the losses of the round under way are not known."""
         return {**super().definition(), "tolerance": None if self._tolerance is None else "a number"}
-
-    def snapshot(self) -> list[tuple[int, float]]:
-        return list(self._losses.items())
-
-    def restore(self, state: list[tuple[int, float]]) -> None:
-        self._losses = dict(state)
 
 
 def _check_body_stream(stream: Any, call: str) -> StepLoop:

@@ -14,6 +14,7 @@ from streamiter.flow.building import edges_of, loop_of
 from streamiter.flow.graph_checks import check_count, check_function, check_name, check_seconds
 from streamiter.flow.stream import Stream
 from streamiter.iteration.stamping_pace import CatchUp, CheckSilence, Silence, StampingClock, StampingPace
+from streamiter.operators.declared_state import EVERY, GREATEST, SharedOperator, again, declared
 from streamiter.operators.functions import fail_at, records_of
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, OperatorFactory
 from streamiter.operators.output import Output
@@ -132,12 +133,16 @@ def _check_one_of(**ways: Any) -> None:
         )
 
 
-class CatchingUp(Boundary):
-    """Base of the stampers: keeps the epoch that other subtasks have completed, as it was told last."""
+class CatchingUp(SharedOperator, Boundary):
+    """Base of the stampers: keeps the epoch that other subtasks have completed, as it was told last.
+
+    With another parallelism all subtasks continue in the furthest epoch of any, so that no record is late.
+    """
 
     gives_epochs = True
     _post: Callable[[Control], None]
-    _epoch = 0
+    _epoch = declared(0, share=GREATEST)
+    _ended = declared(False, share=EVERY)
     _reached = BEFORE_ALL_EPOCHS
 
     def tell(self, catch_up: CatchUp) -> None:
@@ -163,13 +168,13 @@ class Stamper(CatchingUp):
     reached for ``idle_timeout_s``. If it is told late, and has records again, its current group ends early.
     """
 
+    _count = declared(0, share=again(0))
+    """The number of records of that epoch; with another parallelism a new group begins."""
+    _idle = declared(False, share=again(False))
+
     def __init__(self, cut: CutEpochs, idle_timeout_s: float | None) -> None:
         self._cut = cut
         self._idle_timeout_s = idle_timeout_s
-        self._count = 0
-        """The number of records of that epoch."""
-        self._idle = False
-        self._ended = False
 
     def open(self, context: Context) -> None:
         self._step = context.name
@@ -240,14 +245,8 @@ class Stamper(CatchingUp):
             if not (self._idle or self._ended):
                 self._pace.complete_epoch(self._index, self._reached)
 
-    def snapshot(self) -> dict[str, Any]:
-        return {"epoch": self._epoch, "count": self._count, "idle": self._idle, "ended": self._ended}
-
     def restore(self, state: dict[str, Any]) -> None:
-        self._epoch = state["epoch"]
-        self._count = state["count"]
-        self._idle = state["idle"]
-        self._ended = state["ended"]
+        super().restore(state)
         self._pace.complete_epoch(self._index, self._epoch - 1)
         if self._ended:
             self._pace.end(self._index, self._epoch - 1)
@@ -259,24 +258,17 @@ class Stamper(CatchingUp):
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
         return {"epoch": 0, "count": 0, "idle": False, "ended": False}
 
-    @staticmethod
-    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Continue at all subtasks in the furthest epoch of any: no record is late, and a new group begins."""
-        epoch = max(state["epoch"] for state in states)
-        ended = all(state["ended"] for state in states)
-        return [{"epoch": epoch, "count": 0, "idle": False, "ended": ended} for _ in range(parallelism)]
-
 
 class TimedStamper(CatchingUp):
     """Gives epochs to the records of its subtask by time: all belong to the current epoch of the step's clock."""
+
+    _has_records = declared(False, share=again(False))
+    """Whether it has passed on records of that epoch."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._due_s = 0.0
         """When the clock ends the next epoch, as it has told last."""
-        self._has_records = False
-        """Whether it has passed on records of that epoch."""
-        self._ended = False
 
     def open(self, context: Context) -> None:
         self._index = context.subtask_index
@@ -316,17 +308,10 @@ class TimedStamper(CatchingUp):
             self._has_records = False
 
     def snapshot(self) -> dict[str, Any]:
-        return {
-            "epoch": self._epoch,
-            "has records": self._has_records,
-            "ended": self._ended,
-            "remaining_s": self._due_s - self._now_s(),
-        }
+        return super().snapshot() | {"remaining_s": self._due_s - self._now_s()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._epoch = state["epoch"]
-        self._has_records = state["has records"]
-        self._ended = state["ended"]
+        super().restore(state)
         self._clock.resume_after(self._index, self._epoch - 1, state["remaining_s"])
         if self._has_records:
             self._clock.add_records(self._index, self._epoch)
@@ -336,17 +321,13 @@ class TimedStamper(CatchingUp):
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
         return {"epoch": 0, "has records": False, "ended": False, "remaining_s": self._seconds}
 
-    @staticmethod
-    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Continue at all subtasks in the furthest epoch of any, which ends after the shortest remaining time."""
-        epoch = max(state["epoch"] for state in states)
-        shared = {
-            "epoch": epoch,
-            "has records": any(state["has records"] and state["epoch"] == epoch for state in states),
-            "ended": all(state["ended"] for state in states),
-            "remaining_s": min(state["remaining_s"] for state in states),
-        }
-        return [dict(shared) for _ in range(parallelism)]
+    def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """Let the furthest epoch of any subtask end after the shortest remaining time."""
+        shares = super().redistribute(states, parallelism)
+        furthest = [state for state in states if state["epoch"] == shares[0]["epoch"]]
+        has_records = any(state["has records"] for state in furthest)
+        remaining_s = min(state["remaining_s"] for state in states)
+        return [share | {"has records": has_records, "remaining_s": remaining_s} for share in shares]
 
 
 CutEpochs = Callable[[Batch, int, str], Iterator[tuple[Batch, bool]]]

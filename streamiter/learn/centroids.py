@@ -21,6 +21,7 @@ from streamiter.errors import ConfigurationError, GraphError, ModelError, Stream
 from streamiter.learn.rows import as_points, row_hashes, row_weights
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import Floats, plain_float, whole_number
+from streamiter.operators.declared_state import COPIED, DeclaredState, declared
 from streamiter.operators.definitions import Definition
 from streamiter.saved_objects import Savable
 
@@ -282,7 +283,7 @@ def offsets_by_cluster(centroids: Floats, points: Floats) -> tuple[Floats, float
     return sums, float(np.square(offsets).sum())
 
 
-class OnlineKMeans(Savable):
+class OnlineKMeans(DeclaredState, Savable):
     """Centroids with weights, which learn from mini-batches of points and forget old points.
 
     With each mini-batch the weight w of a centroid becomes w·decay + n, where n is the number of points that are
@@ -301,6 +302,12 @@ class OnlineKMeans(Savable):
     ([[0.5, 0.5], [9.5, 0.5]], [2.0, 2.0])
     """
 
+    _centroids: Floats | None = declared(None, form=COPIED)
+    _weights: Floats = declared(form=COPIED)
+    _records = declared(0)
+    _version = declared(0)
+    _distance: float | None = declared(None)
+
     def __init__(
         self,
         clusters: int,
@@ -317,10 +324,7 @@ class OnlineKMeans(Savable):
         self._clusters = whole_number("OnlineKMeans(clusters=)", clusters, 1)
         self._decay = checked_decay("OnlineKMeans", decay, ConfigurationError)
         self._seed = whole_number("OnlineKMeans(seed=)", seed, 0)
-        self._centroids: Floats | None = None
         self._weights = np.zeros(clusters)
-        self._records = self._version = 0
-        self._distance: float | None = None
         if initial is not None:
             self.start_from({"centroids": initial, "weights": np.zeros(clusters) if weights is None else weights})
 
@@ -396,20 +400,3 @@ class OnlineKMeans(Savable):
     def definition(self) -> Definition:
         """Return on what the meaning of the state depends."""
         return {"model": "OnlineKMeans", "clusters": self._clusters}
-
-    def state(self) -> dict[str, object]:
-        """Return a copy of the state of learning, as plain data."""
-        return {
-            "centroids": None if self._centroids is None else self._centroids.copy(),
-            "weights": self._weights.copy(),
-            "records": self._records,
-            "version": self._version,
-            "distance": self._distance,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a :meth:`state`."""
-        self._centroids = None if state["centroids"] is None else state["centroids"].copy()
-        self._weights = state["weights"].copy()
-        self._records, self._version = state["records"], state["version"]
-        self._distance = state["distance"]

@@ -42,7 +42,8 @@ from streamiter.learn.estimators import check_fit, read_topic, run_offline
 from streamiter.learn.rows import as_points
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import Floats, plain_float, whole_number
-from streamiter.operators.operator import Context, IterationListener, Operator
+from streamiter.operators.declared_state import DeclaredOperator, declared
+from streamiter.operators.operator import Context, IterationListener
 from streamiter.operators.output import Output
 from streamiter.records import BATCH_RECORDS, Batch
 from streamiter.saved_objects import Savable
@@ -261,11 +262,10 @@ class _Lloyd:
         ]
 
 
-class _SomePoints(Operator, IterationListener):
+class _SomePoints(DeclaredOperator, IterationListener):
     """Passes on the sum of all contributions; fails if there are no points to choose centroids among."""
 
-    def __init__(self) -> None:
-        self._is_found = False
+    _is_found = declared(False)
 
     def process_batch(self, batch: Batch, out: Output) -> None:
         self._is_found = self._is_found or len(batch) > 0
@@ -274,12 +274,6 @@ class _SomePoints(Operator, IterationListener):
     def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Context, out: Output) -> None:
         if not self._is_found:
             raise ModelError("k_means: expected points to choose centroids among, given none; check the steps before")
-
-    def snapshot(self) -> bool:
-        return self._is_found
-
-    def restore(self, state: bool) -> None:
-        self._is_found = state
 
 
 def _first_value(centroids: Floats | None, clusters: int) -> Value:

@@ -33,8 +33,8 @@ from streamiter.learn.validation import PredictedRows, ProgressiveValidation, Va
 from streamiter.models.update import ModelSnapshot
 from streamiter.notebooks import html_table
 from streamiter.numbers import Floats, whole_number
+from streamiter.operators.declared_state import COPIED, LISTS_BY_KEY, NESTED_BY_KEY, DeclaredOperator, declared
 from streamiter.operators.definitions import Definition
-from streamiter.operators.operator import EngineOperator
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import OutputTag
 from streamiter.topics.topic import Topic
@@ -283,7 +283,7 @@ def _of_learner(learner: str, what: str, record: Any) -> dict[str, Any]:
 _AHEAD_MAX: Final = 1_000_000
 
 
-class Compare(EngineOperator):
+class Compare(DeclaredOperator):
     """Compares learners on the rows that all of them have predicted: emits metrics, and the best model as :data:`BEST`.
 
     A block is ``report_every`` records of the stream. It is counted when each learner has predicted its last record, or
@@ -292,24 +292,28 @@ class Compare(EngineOperator):
 
     starts_alone = False
 
+    _best: str = declared()
+    _models: dict[str, ModelSnapshot] = declared(made=dict, form=COPIED)
+    """The last version of each learner."""
+    _start = declared(0)
+    """The number of the first record of the block."""
+    _next: dict[str, int] = declared(form=COPIED)
+    """For each learner the number after its last record."""
+    _waiting: dict[str, list[Floats]] = declared(form=LISTS_BY_KEY)
+    """For each learner matrices of rows that wait, with the rows of ``_matrix``."""
+    _earlier_targets: tuple[float, float] | None = declared(None)
+    """What labels seemed to be before they were numbers (see ``PredictedRows``)."""
+    _validations: dict[str, ProgressiveValidation] = declared(made=dict, form=NESTED_BY_KEY)
+    _has_warned = declared(False)
+
     def __init__(self, learners: Sequence[str], *, margin: float, window: int, report_every: int) -> None:
         self._learners = list(learners)
         self._margin = margin
         self._window = window
         self._report_every = report_every
         self._best = self._learners[0]
-        self._models: dict[str, ModelSnapshot] = {}
-        """The last version of each learner."""
-        self._start = 0
-        """The number of the first record of the block."""
         self._next = dict.fromkeys(self._learners, 0)
-        """For each learner the number after its last record."""
-        self._waiting: dict[str, list[Floats]] = {learner: [] for learner in self._learners}
-        """For each learner matrices of rows that wait, with the rows of ``_matrix``."""
-        self._earlier_targets: tuple[float, float] | None = None
-        """What labels seemed to be before they were numbers (see ``PredictedRows``)."""
-        self._validations: dict[str, ProgressiveValidation] = {}
-        self._has_warned = False
+        self._waiting = {learner: [] for learner in self._learners}
 
     def process(self, told: _Told, out: Output) -> None:
         """Take over predictions or a version of a learner."""
@@ -430,26 +434,10 @@ class Compare(EngineOperator):
         while max(self._next.values()) > self._start:
             self._end_block(out)
 
-    def snapshot(self) -> dict[str, object]:
-        return {
-            "best": self._best,
-            "models": dict(self._models),
-            "start": self._start,
-            "next": dict(self._next),
-            "waiting": {learner: list(waiting) for learner, waiting in self._waiting.items()},
-            "validations": {learner: each.state() for learner, each in self._validations.items()},
-            "has warned": self._has_warned,
-            "earlier targets": self._earlier_targets,
-        }
-
     def definition(self) -> Definition:
         return {"kind": "compare_online", "learners": sorted(self._learners)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._best, self._models, self._start = state["best"], dict(state["models"]), state["start"]
-        self._next, self._has_warned = dict(state["next"]), state["has warned"]
-        self._earlier_targets = state["earlier targets"] and tuple(state["earlier targets"])
-        self._waiting = {learner: list(waiting) for learner, waiting in state["waiting"].items()}
         for learner, stored in state["validations"].items():
             self._validations[learner] = validation_of(stored["kind"], stored["loss"], self._window)
-            self._validations[learner].restore(stored)
+        super().restore(state)

@@ -20,6 +20,7 @@ from streamiter.errors import ConfigurationError
 from streamiter.learn.rows import refuse_rows_unless
 from streamiter.learn.validation import PredictedRows, ValidationKind
 from streamiter.numbers import Floats, whole_number
+from streamiter.operators.declared_state import COPIED, DeclaredState, declared
 from streamiter.operators.output import Output
 from streamiter.records import OutputTag
 from streamiter.saved_objects import Savable
@@ -72,7 +73,7 @@ class DriftDetector(Savable, abc.ABC):
         return float(given)
 
 
-class ADWIN(DriftDetector):
+class ADWIN(DeclaredState, DriftDetector):
     """A window that grows while its mean is constant, and drops its oldest values when the mean changes.
 
     Every ``check_every`` values the detector parts the window at about 5·log2(n/5) places, for n values, and compares
@@ -91,6 +92,10 @@ class ADWIN(DriftDetector):
 
     name = "ADWIN"
 
+    _seen = declared(0)
+    _buckets: Floats = declared(form=COPIED)
+    _lengths: npt.NDArray[np.intp] = declared(form=COPIED)
+
     def __init__(self, *, confidence: float = 0.01, check_every: int = 32) -> None:
         from streamiter.learn import drift_steps
 
@@ -99,8 +104,7 @@ class ADWIN(DriftDetector):
             "confidence", confidence, "a probability above 0 and below 1", is_good=0.0 < confidence < 1.0
         )
         self._check_every = whole_number("ADWIN(check_every=)", check_every, 1)
-        self._seen = 0
-        self._buckets: Floats = np.zeros((drift_steps.LEVELS, drift_steps.BUCKETS + 1, 4))
+        self._buckets = np.zeros((drift_steps.LEVELS, drift_steps.BUCKETS + 1, 4))
         self._lengths = np.zeros(drift_steps.LEVELS, dtype=np.intp)
         with saying_that_it_compiles(f"the arithmetic of {self.name}"):
             self.watch(np.zeros(0))
@@ -122,15 +126,8 @@ class ADWIN(DriftDetector):
     def new(self) -> Self:
         return type(self)(confidence=self._confidence, check_every=self._check_every)
 
-    def state(self) -> dict[str, object]:
-        return {"seen": self._seen, "buckets": self._buckets.copy(), "lengths": self._lengths.copy()}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._seen = state["seen"]
-        self._buckets[:], self._lengths[:] = state["buckets"], state["lengths"]
-
-
-class PageHinkley(DriftDetector):
+class PageHinkley(DeclaredState, DriftDetector):
     """Adds up how far values are above their mean; a sum that has risen by ``threshold`` is a rise of the mean.
 
     The sum grows by the distance of each value to the mean of all values since the last rise, less ``allowance``, and
@@ -146,6 +143,8 @@ class PageHinkley(DriftDetector):
     """
 
     name = "PageHinkley"
+
+    _test: Floats = declared(made=lambda: np.zeros(6), form=COPIED)
 
     def __init__(
         self, *, threshold: float = 10.0, allowance: float = 0.1, memory: float = 0.9999, rows_min: int = 30
@@ -163,7 +162,6 @@ class PageHinkley(DriftDetector):
             "memory", memory, "a factor above 0, at most 1", is_good=0.0 < memory <= 1.0
         )
         self._rows_min = whole_number("PageHinkley(rows_min=)", rows_min, 1)
-        self._test = np.zeros(6)
         with saying_that_it_compiles(f"the arithmetic of {self.name}"):
             self.watch(np.zeros(0))
 
@@ -179,12 +177,6 @@ class PageHinkley(DriftDetector):
         return type(self)(
             threshold=self._threshold, allowance=self._allowance, memory=self._memory, rows_min=self._rows_min
         )
-
-    def state(self) -> dict[str, object]:
-        return {"test": self._test.copy()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._test[:] = state["test"]
 
 
 def _changes(found: Floats) -> list[Change]:
@@ -211,7 +203,7 @@ DRIFTS: Final = OutputTag("drifts")
 """The side output of a learner: each :class:`DriftEvent`."""
 
 
-class DriftWatch(Savable):
+class DriftWatch(DeclaredState, Savable):
     """Watches the loss of each prediction that a learner makes, and counts drifts: changes to a larger mean loss.
 
     The loss is from 0 to 1, because one row of a large log loss would hide a change of all others: the squared error of
@@ -227,15 +219,18 @@ class DriftWatch(Savable):
     ([], [1024], {'drifts': 1, 'rows_since_drift': 976})
     """
 
+    _rows = declared(0)
+    _drifts = declared(0)
+    _row_of_drift = declared(0)
+    _scale: Floats = declared(made=lambda: np.zeros(3), form=COPIED)
+    """The number of targets, their mean and their sum of squared deviations; only for numbers."""
+    _are_numbers: bool | None = declared(None)
+
     def __init__(self, detector: DriftDetector) -> None:
         from streamiter.learn import drift_steps
 
         self._losses_of_numbers = drift_steps.losses_of_numbers
         self._detector = detector.new()
-        self._rows = self._drifts = self._row_of_drift = 0
-        self._scale = np.zeros(3)
-        """The number of targets, their mean and their sum of squared deviations; only for numbers."""
-        self._are_numbers: bool | None = None
         with saying_that_it_compiles("the losses of numbers"):
             self._losses("regression", np.zeros(0), np.zeros(0))
 
@@ -283,17 +278,9 @@ class DriftWatch(Savable):
         """Return the number of ``drifts``, and ``rows_since_drift``: rows since the last drift, or the start."""
         return {"drifts": self._drifts, "rows_since_drift": self._rows - self._row_of_drift}
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         """Return a copy of the counts and of the detector's state, as plain data."""
-        return {
-            "detector": self._detector.name,
-            "detector state": self._detector.state(),
-            "rows": self._rows,
-            "drifts": self._drifts,
-            "row of drift": self._row_of_drift,
-            "scale": self._scale.copy(),
-            "are numbers": self._are_numbers,
-        }
+        return super().state() | {"detector": self._detector.name, "detector state": self._detector.state()}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
         """Restore a :meth:`state`; a detector of another kind keeps the counts, and has seen no values.
@@ -302,7 +289,6 @@ class DriftWatch(Savable):
         """
         if state is None:
             return
-        self._rows, self._drifts, self._row_of_drift = state["rows"], state["drifts"], state["row of drift"]
-        self._scale[:], self._are_numbers = state["scale"], state["are numbers"]
+        super().restore(state)
         if state["detector"] == self._detector.name:
             self._detector.restore(state["detector state"])

@@ -23,6 +23,7 @@ from streamiter.learn.rows import BadRows, blaming_rows, of_numbered_rows, row_w
 from streamiter.learn.validation import PredictedRows, ValidationKind
 from streamiter.models.documents import Parameters, state_in
 from streamiter.numbers import Floats, Indices, plain_scalar
+from streamiter.operators.declared_state import declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
@@ -216,6 +217,9 @@ class ForeignOwner(ModelOwner, Generic[Model]):
     learner = _NAME
     needs_epochs = False
 
+    _read_records = declared(0)
+    """The number of records, refused ones included."""
+
     def __init__(
         self,
         model: ForeignModel[Model],
@@ -231,8 +235,6 @@ class ForeignOwner(ModelOwner, Generic[Model]):
         self._features = features
         self._made_of = made_of
         self._records = 0
-        self._read_records = 0
-        """The number of records, refused ones included."""
         self._may_predict = False
         """Whether the model has learned: many libraries refuse to predict before."""
         self._classes: dict[Any, int] = {}
@@ -327,14 +329,12 @@ class ForeignOwner(ModelOwner, Generic[Model]):
         """Return the number of a class; a new one gets the next."""
         return self._classes.setdefault(label, len(self._classes))
 
-    def snapshot(self) -> dict[str, object]:
-        saved = {"model": self._functions.save(self._model), "records read": self._read_records}
-        return super().snapshot() | self.state() | saved
+    def snapshot(self) -> dict[str, Any]:
+        return super().snapshot() | self.state() | {"model": self._functions.save(self._model)}
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
         self._model = self._functions.load(state["model"])
-        self._read_records = state["records read"]
         self._restore_counts(state)
 
     def _restore_counts(self, state: Mapping[str, Any]) -> None:

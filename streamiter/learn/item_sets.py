@@ -20,8 +20,9 @@ from streamiter.iteration.api import iterate_bounded_streams_until_termination
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.helpers import all_reduce
 from streamiter.numbers import whole_number
+from streamiter.operators.declared_state import LISTS_BY_KEY, DeclaredOperator, declared
 from streamiter.operators.definitions import Definition
-from streamiter.operators.operator import Context, IterationListener, Operator, value_of_all
+from streamiter.operators.operator import Context, IterationListener, value_of_all
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch, OutputTag
 from streamiter.topics.topic import Topic
@@ -62,14 +63,15 @@ def order_of_items(items: ItemSet) -> list[tuple[bool, Any]]:
 CANDIDATES: Final = OutputTag("candidates")
 
 
-class ChooseFrequent(Operator):
+class ChooseFrequent(DeclaredOperator):
     """Emits the frequent candidates with their counts, and to a side output the candidates with one more item."""
+
+    _transactions = declared(0)
+    _candidates: list[ItemSet] | None = declared(None)
 
     def __init__(self, minimum_support: float, maximum_size: int | None) -> None:
         self._minimum_support = minimum_support
         self._maximum_size = maximum_size
-        self._transactions = 0
-        self._candidates: list[ItemSet] | None = None
 
     def process(self, counts: Counts, out: Output) -> None:
         if self._candidates is None:
@@ -93,12 +95,6 @@ class ChooseFrequent(Operator):
     def definition(self) -> Definition:
         return {**super().definition(), "minimum_support": self._minimum_support}
 
-    def snapshot(self) -> dict[str, object]:
-        return {"transactions": self._transactions, "candidates": self._candidates}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._transactions, self._candidates = state["transactions"], state["candidates"]
-
 
 def _one_item_more(frequent: Sequence[ItemSet]) -> Iterator[ItemSet]:
     """Yield the sets with one more item whose subsets of the old size are all frequent, in the given order."""
@@ -116,19 +112,18 @@ Counts = dict[ItemSet, int]
 """The number of transactions that hold each item set."""
 
 
-class CountItemSets(Operator, IterationListener):
+class CountItemSets(DeclaredOperator, IterationListener):
     """Keeps its transactions; at the end of each epoch counts the candidates of that epoch in them.
 
     In epoch 0 it counts the single items, and the empty set, which is in every transaction.
     """
 
-    def __init__(self) -> None:
-        self._transactions = 0
-        self._rows: dict[int | str, list[int]] = {}
-        """The numbers of the transactions that hold an item; used until the frequent items are known."""
-        self._bits: dict[int | str, int] = {}
-        """The transactions of each frequent item: bit t for transaction t, as & and bit_count of ints are quick."""
-        self._candidates: list[ItemSet] = []
+    _transactions = declared(0)
+    _rows: dict[int | str, list[int]] = declared(made=dict, form=LISTS_BY_KEY)
+    """The numbers of the transactions that hold an item; used until the frequent items are known."""
+    _bits: dict[int | str, int] = declared(made=dict)
+    """The transactions of each frequent item: bit t for transaction t, as & and bit_count of ints are quick."""
+    _candidates: list[ItemSet] = declared(made=list)
 
     def process_transactions_batch(self, transactions: Batch, out: Output) -> None:
         for transaction in transactions:
@@ -159,19 +154,6 @@ class CountItemSets(Operator, IterationListener):
             for candidate in group:
                 if count := (bits & self._bits.get(candidate[-1], 0)).bit_count():
                     yield candidate, count
-
-    def snapshot(self) -> dict[str, object]:
-        return {
-            "transactions": self._transactions,
-            "rows": {item: list(rows) for item, rows in self._rows.items()},
-            "bits": self._bits,
-            "candidates": self._candidates,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._transactions = state["transactions"]
-        self._rows = {item: list(rows) for item, rows in state["rows"].items()}
-        self._bits, self._candidates = state["bits"], state["candidates"]
 
     @staticmethod
     def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:

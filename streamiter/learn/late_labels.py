@@ -31,6 +31,7 @@ from streamiter.learn.row_reading import (
 from streamiter.learn.rows import BadRows, SparseRecord, blaming_rows, of_numbered_rows, row_weights
 from streamiter.named_rows import NamedRows, named_matrix
 from streamiter.numbers import Floats, Indices
+from streamiter.operators.declared_state import COPIED, DeclaredState, Form, declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.due import DueHeap
 from streamiter.operators.operator import Context
@@ -132,7 +133,7 @@ _MEANS_WITHOUT_ANSWER: Final = 5.0
 _GOLDEN: Final = 2_654_435_769
 
 
-class AnswerDelays:
+class AnswerDelays(DeclaredState):
     """How long answers take, and how many questions have none: when does a question count as one without an answer?
 
     Let F(a) be the share of answers that take at most ``a``, and u the share of questions without one. If every such
@@ -142,16 +143,17 @@ class AnswerDelays:
     this age, times this probability. The rest, u · ln(1/u) / (1 − u) less than all, waits to the end.
     """
 
+    _delays: deque[int] = declared(made=deque, form=Form(list, deque))
+    _ended = declared(0)
+    """The number of waits that have ended; until the first one, answers say nothing of those that have none."""
+    _counted = declared(0)
+    _unanswered = declared(0.0)
+    """The share of the last questions that have no answer."""
+    _taken = declared(0)
+    """The number of questions that have reached their age since the last answer."""
+
     def __init__(self) -> None:
-        self._delays: deque[int] = deque()
         self._sorted: list[int] = []
-        self._ended = 0
-        """The number of waits that have ended; until the first one, answers say nothing of those that have none."""
-        self._counted = 0
-        self._unanswered = 0.0
-        """The share of the last questions that have no answer."""
-        self._taken = 0
-        """The number of questions that have reached their age since the last answer."""
 
     def answered(self, delay: int) -> None:
         self._taken = 0
@@ -190,18 +192,9 @@ class AnswerDelays:
         self._taken += 1
         return self._taken * (1.0 - self._unanswered) <= _MEANS_WITHOUT_ANSWER
 
-    def snapshot(self) -> dict[str, Any]:
-        return {
-            "taken": self._taken,
-            "delays": list(self._delays),
-            "ended": self._ended,
-            "counted": self._counted,
-            "unanswered": self._unanswered,
-        }
-
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._taken, self._delays, self._sorted = state["taken"], deque(state["delays"]), sorted(state["delays"])
-        self._ended, self._counted, self._unanswered = state["ended"], state["counted"], state["unanswered"]
+        super().restore(state)
+        self._sorted = sorted(self._delays)
 
     @staticmethod
     def merged(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -444,7 +437,7 @@ class LabelJoin:
                 (question and question_to_record(question), answer and answer_to_record(answer), kind)
                 for question, answer, kind in self._restored
             ],
-            "delays": self._delays.snapshot(),
+            "delays": self._delays.state(),
             "may assume": self._may_assume,
         }
 
@@ -456,7 +449,7 @@ class LabelJoin:
     ) -> None:
         """Resume from what :meth:`snapshot` returned. Questions wait for as long as ``within_s`` says now."""
         self._asked = state["asked"]
-        self._settled = OrderedDict(zip(*state.get("settled", ((), ())), strict=True))
+        self._settled = OrderedDict(zip(*state["settled"], strict=True))
         self._delays.restore(state["delays"])
         self._may_assume = state["may assume"]
         for side, key, time, number, event, when in state["waiting"]:
@@ -496,9 +489,7 @@ class LabelJoin:
         return {
             "watermark": min(state["watermark"] for state in states),
             "asked": many * (1 + max(state["asked"] for state in states)),
-            "settled": [
-                [item for state in states for item in state.get("settled", ((), ()))[part]] for part in range(2)
-            ],
+            "settled": [[item for state in states for item in state["settled"][part]] for part in range(2)],
             "waiting": [
                 (*event[:3], event[3] * many + place, *event[4:])
                 for place, state in enumerate(states)
@@ -648,12 +639,11 @@ Prior = tuple[float, float]
 NOTHING_KNOWN: Final = 0.5
 
 
-class Answers:
+class Answers(DeclaredState):
     """Counts questions and answers until the first label is learned: what do they suggest? State of the owner."""
 
-    def __init__(self) -> None:
-        self.counts = [0.0, 0.0, 0.0]
-        """The number of questions, and of answers with a number, and the sum of these."""
+    counts = declared(made=lambda: [0.0, 0.0, 0.0], form=COPIED)
+    """The number of questions, and of answers with a number, and the sum of these."""
 
     def ask(self, *, is_answered: bool) -> Prior:
         """Count a question; return the prior for it. ``is_answered``: questions without an answer have no label."""

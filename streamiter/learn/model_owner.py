@@ -18,8 +18,9 @@ from streamiter.models.documents import state_in, with_state
 from streamiter.models.rollbacks import Rollbacks, RollbackWatch
 from streamiter.models.update import ModelSnapshot, ModelUpdate
 from streamiter.numbers import positive, whole_number
+from streamiter.operators.declared_state import NESTED, DeclaredOperator, Form, declared
 from streamiter.operators.definitions import Definition
-from streamiter.operators.operator import Context, IterationListener, Operator
+from streamiter.operators.operator import Context, IterationListener
 from streamiter.operators.output import Output
 from streamiter.records import OutputTag
 from streamiter.times import Seconds, in_seconds
@@ -77,7 +78,7 @@ class OwnerOptions:
     """In words what is learned."""
 
 
-class ModelOwner(Operator, IterationListener, abc.ABC):
+class ModelOwner(DeclaredOperator, IterationListener, abc.ABC):
     """The base of all owners: has the model, resumes from rollbacks, publishes versions. Parallelism 1.
 
     Input ``start`` brings the one record to start from: None, the parameters of a model, or a ``ModelSnapshot``; later
@@ -87,22 +88,27 @@ class ModelOwner(Operator, IterationListener, abc.ABC):
     learner: ClassVar[str]
     """The name of the learner whose state versions carry."""
 
+    _is_started = declared(False)
+    _has_published = declared(False)
+    """Whether a version was published, or a rollback taken over; the first one does not wait."""
+    _steps = declared(0)
+    """The number of steps, mini-batches or epochs since a version was published."""
+    _records_published = declared(0)
+    """The records that this version, or the start, had learned from."""
+    _has_timer = declared(False)
+    _loss = declared(0.0)
+    """The sum of the losses of the rows since a version was published."""
+    _weight = declared(0.0)
+    """The sum of their weights."""
+    _drift: DriftWatch | None = declared(form=NESTED)
+    _rollbacks: RollbackWatch = declared(form=Form(lambda watch: watch.taken))
+
     def __init__(self, options: OwnerOptions) -> None:
         self._schedule = options.schedule
         self._rollbacks = RollbackWatch(options.rollbacks)
         self._drift = None if options.drift is None else DriftWatch(options.drift)
         self._publishes_state = options.publishes_state
         self._learns = {"mode": "synchronous" if options.in_epochs else "asynchronous", "label": options.label}
-        self._is_started = False
-        self._has_published = False
-        """Whether a version was published, or a rollback taken over; the first one does not wait."""
-        self._steps = 0
-        """The number of steps, mini-batches or epochs since a version was published."""
-        self._records_published = 0
-        """The records that this version, or the start, had learned from."""
-        self._has_timer = False
-        self._loss = self._weight = 0.0
-        """The sums of the losses and weights of the rows since a version was published."""
 
     async def open(self, context: Context) -> None:
         self._context = context
@@ -226,33 +232,17 @@ class ModelOwner(Operator, IterationListener, abc.ABC):
     def definition(self) -> Definition:
         return {"kind": "training", "learner": self.learner, **self._learns}
 
-    def snapshot(self) -> dict[str, object]:
+    def snapshot(self) -> dict[str, Any]:
         every_s = self._schedule.every_s
-        return {
-            "started": self._is_started,
-            "steps": self._steps,
-            "records published": self._records_published,
-            "has published": self._has_published,
-            "published ago": None if every_s is None else every_s - self.seconds_left(every_s),
-            "timer": self._has_timer,
-            "since published": (self._loss, self._weight),
-            "drift": None if self._drift is None else self._drift.state(),
-            "rollback": self._rollbacks.taken,
-        }
+        return super().snapshot() | {"published ago": None if every_s is None else every_s - self.seconds_left(every_s)}
 
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
-        return {**state, "timer": False}
+        return {**state, "has timer": False}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._is_started, self._steps = state["started"], state["steps"]
-        self._records_published, self._has_published = state["records published"], state["has published"]
-        self._has_timer = state["timer"]
+        super().restore(state)
         if (ago_s := state["published ago"]) is not None:
             self._published_at_s = self._context.clock.monotonic_s() - ago_s
-        self._loss, self._weight = state["since published"]
-        if self._drift is not None:
-            self._drift.restore(state["drift"])
-        self._rollbacks.restore(state["rollback"])
 
 
 def started_from(given: Any) -> ModelSnapshot | None:

@@ -22,6 +22,16 @@ from streamiter.learn.rows import (
     share_of,
 )
 from streamiter.learn.training import GradientSum, GradientWorker, MakeModel
+from streamiter.operators.declared_state import (
+    FIRST,
+    GREATEST,
+    JOINED,
+    NESTED,
+    DeclaredState,
+    Form,
+    declared,
+    of_nested,
+)
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.records import Batch
@@ -49,12 +59,14 @@ class OfflineWorker(GradientWorker):
     when an answer of the owner arrives, once for each round.
     """
 
+    _examples: KeptExamples | ReplayedExamples = declared(form=NESTED, share=FIRST)
+    _reports = declared(0, share=FIRST)
+
     def __init__(self, options: OfflineWorkerOptions) -> None:
         super().__init__(options.make_model, in_epochs=options.synchronous)
         # Kept examples arrive in epoch 0 only, so no record arrives early.
         self.epochs_in_order = options.replay
         self._options = options
-        self._reports = 0
 
     def open(self, context: Context) -> None:
         super().open(context)
@@ -98,14 +110,6 @@ class OfflineWorker(GradientWorker):
         if self._in_epochs:
             self.report(self._examples.take_round(self._model), out)
 
-    def snapshot(self) -> dict[str, object]:
-        return super().snapshot() | {"examples": self._examples.state(), "reports": self._reports}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
-        self._examples.restore(state["examples"])
-        self._reports = state["reports"]
-
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Deal the examples; mini-batches begin at the first row again."""
         if not self._in_epochs:
@@ -116,12 +120,21 @@ class OfflineWorker(GradientWorker):
         return [state | {"examples": own} for state, own in zip(shared, examples, strict=True)]
 
 
-class KeptExamples:
+def _cut(name: str, of_subtasks: Sequence[list[Any]], parallelism: int) -> list[list[Any]]:
+    """Cut each block of rows into as many parts as there are subtasks now."""
+    blocks = [CheckedExamples.from_record(record) for records in of_subtasks for record in records]
+    parts = [[block[share_of(len(block), subtask, parallelism)] for block in blocks] for subtask in range(parallelism)]
+    return [[part.to_record() for part in of_subtask if len(part)] for of_subtask in parts]
+
+
+class KeptExamples(DeclaredState):
     """Examples that arrive once and stay in memory."""
+
+    _mini_batches: MiniBatches = declared(form=NESTED, share=of_nested(MiniBatches.redistribute))
+    _blocks = declared(made=ExampleBlocks, form=Form(ExampleBlocks.to_records, ExampleBlocks.from_records), share=_cut)
 
     def __init__(self, mini_batch: int | None) -> None:
         self._mini_batches = MiniBatches(mini_batch)
-        self._blocks = ExampleBlocks()
 
     def add(self, examples: CheckedExamples, model: LinearModel) -> None:
         """Append examples; they must not change afterwards."""
@@ -135,44 +148,39 @@ class KeptExamples:
         self._mini_batches.advance(len(self._blocks))
         return sums
 
-    def state(self) -> dict[str, object]:
-        """Return the state as plain data."""
-        return {"rows": self._blocks.to_records(), "next": self._mini_batches.start}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state that :meth:`state` returned."""
-        self._blocks = ExampleBlocks.from_records(state["rows"])
-        self._mini_batches.start = state["next"]
-
-    @staticmethod
-    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Cut each block of rows into as many parts as there are subtasks now."""
-        blocks = [CheckedExamples.from_record(record) for state in states for record in state["rows"]]
-        shared = []
-        for subtask in range(parallelism):
-            parts = [block[share_of(len(block), subtask, parallelism)] for block in blocks]
-            shared.append({"rows": [part.to_record() for part in parts if len(part)], "next": 0})
-        return shared
-
 
 # A gradient of so many rows takes far longer than a numpy call. Replayed examples may be more than the memory has room
 # for, so a block is short: 8 MB with a thousand features.
 _REPLAYED_BLOCK_ROWS: Final = 1_024
 
 
-class ReplayedExamples:
+def _added(name: str, records: Sequence[Any], parallelism: int) -> list[Any]:
+    """Give the sums of old subtask i to the new subtask i modulo ``parallelism``."""
+    totals = [GradientSum() for _ in range(parallelism)]
+    for subtask, record in enumerate(records):
+        if (sums := GradientSum.from_record(record)).gradient is not None:
+            totals[subtask % parallelism].add(sums.gradient, sums.loss)
+    return [total.to_record() for total in totals]
+
+
+class ReplayedExamples(DeclaredState):
     """Examples that arrive again in every round, after the round's parameters; with the methods of KeptExamples.
 
     Gradients are computed of blocks of equal length, so that sums do not depend on the cuts of batches.
     """
 
+    _mini_batches: MiniBatches = declared(form=NESTED, share=of_nested(MiniBatches.redistribute))
+    _seen = declared(0, share=GREATEST)
+    """Rows that have arrived in this round."""
+    _sums = declared(made=GradientSum, form=Form(GradientSum.to_record, GradientSum.from_record), share=_added)
+    _waiting: ExampleBlocks = declared(
+        form=Form(ExampleBlocks.to_records, take_on=ExampleBlocks.add_records), share=JOINED
+    )
+    """Rows of this round's mini-batch that do not fill a block yet."""
+
     def __init__(self, mini_batch: int | None) -> None:
         self._mini_batches = MiniBatches(mini_batch)
-        self._seen = 0
-        """Rows that have arrived in this round."""
-        self._sums = GradientSum()
         self._waiting = ExampleBlocks(_REPLAYED_BLOCK_ROWS)
-        """Rows of this round's mini-batch that do not fill a block yet."""
 
     def add(self, examples: CheckedExamples, model: LinearModel) -> None:
         """Add the gradient of the rows that belong to this round's mini-batch."""
@@ -192,31 +200,3 @@ class ReplayedExamples:
         self._mini_batches.advance(self._seen)
         self._sums, self._seen = GradientSum(), 0
         return sums
-
-    def state(self) -> dict[str, object]:
-        return {
-            "sums": self._sums.to_record(),
-            "rows": self._waiting.to_records(),
-            "seen": self._seen,
-            "next": self._mini_batches.start,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._sums, self._seen = GradientSum.from_record(state["sums"]), state["seen"]
-        for record in state["rows"]:
-            self._waiting.add(CheckedExamples.from_record(record))
-        self._mini_batches.start = state["next"]
-
-    @staticmethod
-    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Give the sums and waiting rows of old subtask i to the new subtask i modulo ``parallelism``."""
-        shared = []
-        for given in (states[subtask::parallelism] for subtask in range(parallelism)):
-            total = GradientSum()
-            for sums in (GradientSum.from_record(state["sums"]) for state in given):
-                if sums.gradient is not None:
-                    total.add(sums.gradient, sums.loss)
-            rows = [record for state in given for record in state["rows"]]
-            seen = max(state["seen"] for state in states)
-            shared.append({"sums": total.to_record(), "rows": rows, "seen": seen, "next": 0})
-        return shared

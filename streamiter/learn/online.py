@@ -60,6 +60,7 @@ from streamiter.learn.validation import PREDICTIONS, Validate
 from streamiter.models.rollbacks import Rollbacks, since_rollback
 from streamiter.numbers import positive as above_zero
 from streamiter.numbers import whole_number
+from streamiter.operators.declared_state import DeclaredOperator, declared
 from streamiter.operators.definitions import function_in_words
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output, RejectionPolicy
@@ -575,16 +576,17 @@ def _never_extracts(mini_batch: object) -> Examples:
     raise NotImplementedError  # A worker with delayed labels makes its examples itself.
 
 
-class OneStart(Operator):
+class OneStart(DeclaredOperator):
     """Passes on the one record that training starts from, and refuses any other number of records.
 
     A rollback of the model replaces it: the newest version since then.
     """
 
+    _passed = declared(0)
+
     def __init__(self, rollbacks: Rollbacks | None = None, owner: str = "train_online") -> None:
         self._rollbacks = rollbacks
         self._owner = owner
-        self._passed = 0
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -606,9 +608,3 @@ class OneStart(Operator):
                 f"{self._owner}(initial=): expected a stream of one record, given none; to start with the model's own "
                 "parameters, give the record None"
             )
-
-    def snapshot(self) -> int:
-        return self._passed
-
-    def restore(self, state: int) -> None:
-        self._passed = state

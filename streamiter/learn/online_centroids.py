@@ -28,6 +28,7 @@ from streamiter.learn.online_workers import OnlineWorker, OnlineWorkerOptions
 from streamiter.learn.rows import Examples, blaming_rows, of_good_rows
 from streamiter.learn.training import EpochSteps, GradientSum, LearnMiniBatches, MakeModel, StartedOwner
 from streamiter.numbers import whole_number
+from streamiter.operators.declared_state import declared
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.records import Batch
 from streamiter.times import Seconds
@@ -121,10 +122,11 @@ def online_k_means(
 class _LearnFromStart(LearnMiniBatches):
     """Takes over the initial centroids (input ``start``), then learns from each mini-batch (input ``points``)."""
 
+    _is_started = declared(False)
+
     def __init__(self, model: OnlineKMeans) -> None:
         super().__init__(model)
         self._centroids = model
-        self._is_started = False
 
     def wanted_inputs(self) -> tuple[str, ...] | None:
         """Read the start before any points."""
@@ -146,13 +148,6 @@ class _LearnFromStart(LearnMiniBatches):
     def process_points(self, mini_batch: Batch, out: Output) -> None:
         """Learn from a mini-batch."""
         self.process(mini_batch, out)
-
-    def snapshot(self) -> dict[str, object]:
-        return {"model": super().snapshot(), "is started": self._is_started}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state["model"])
-        self._is_started = state["is started"]
 
 
 # ---- with workers

@@ -27,6 +27,7 @@ from streamiter.learn.rows import (
 from streamiter.learn.training import GradientSum, GradientWorker, MakeModel, gradients_under_way
 from streamiter.learn.validation import PREDICTIONS, PredictedRows
 from streamiter.numbers import Floats, Indices
+from streamiter.operators.declared_state import GREATEST, LEAST, OF_SAME_NUMBER, declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, KeepsRecords
 from streamiter.operators.output import Output
@@ -59,14 +60,15 @@ class OnlineWorker(GradientWorker):
     its own gradients: these are under way. Synchronous, it waits for the parameters of each epoch.
     """
 
+    _reported_epoch = declared(-1, share=LEAST)
+    _gradients_under_way = declared(0, share=OF_SAME_NUMBER)
+    """The gradients that no received parameters contain."""
+    _records_read = declared(0, share=GREATEST)
+    """The number of records, or events, refused ones included; no number is given twice."""
+
     def __init__(self, options: OnlineWorkerOptions) -> None:
         super().__init__(options.make_model, in_epochs=options.synchronous)
         self._extract = options.extract
-        self._reported_epoch = -1
-        self._gradients_under_way = 0
-        """The gradients that no received parameters contain."""
-        self._records_read = 0
-        """The number of records, or events, refused ones included."""
 
     def wanted_inputs(self) -> tuple[str, ...] | None:
         if not self._in_epochs and self._gradients_under_way >= gradients_under_way(self._context.parallelism):
@@ -147,33 +149,8 @@ class OnlineWorker(GradientWorker):
             rows["loss"] = plain
         out.emit(rows, tag=PREDICTIONS)
 
-    def snapshot(self) -> dict[str, object]:
-        return super().snapshot() | {
-            "reported epoch": self._reported_epoch,
-            "gradients under way": self._gradients_under_way,
-            "records read": self._records_read,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
-        self._reported_epoch = state["reported epoch"]
-        self._gradients_under_way = state["gradients under way"]
-        self._records_read = state["records read"]
-
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
         return super().without_end(state) | {"reported epoch": -1, "gradients under way": 0}
-
-    def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Repeat no number of a record; the answers under way count for the workers of the same number."""
-        progress = {
-            "reported epoch": min(state["reported epoch"] for state in states),
-            "records read": max(state["records read"] for state in states),
-        }
-        under_way = [state["gradients under way"] for state in states] + [0] * parallelism
-        divided = super().redistribute(states, parallelism)
-        return [
-            state | progress | {"gradients under way": count} for state, count in zip(divided, under_way, strict=False)
-        ]
 
 
 # Indices and values, as lists: numpy arrays of about eight features each would take ten times as long.
@@ -396,7 +373,7 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
         rows = SparseRows.from_rows([each.question.row for each in labelled], self._model.width)
         return Examples(rows, np.array([each.target for each in labelled]))
 
-    def snapshot(self) -> dict[str, object]:
+    def snapshot(self) -> dict[str, Any]:
         return super().snapshot() | {"waiting": self._join.snapshot(_Question.to_record, _same)}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -34,7 +34,17 @@ from streamiter.learn.rows import (
 )
 from streamiter.named_rows import NamedRows, is_missing, named_matrix
 from streamiter.numbers import Floats, Indices
-from streamiter.operators.operator import Context, Operator
+from streamiter.operators.declared_state import (
+    COPIED,
+    GREATEST,
+    NESTED,
+    DeclaredState,
+    Form,
+    SharedOperator,
+    declared,
+    for_all,
+)
+from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.records import Batch, Columns
 from streamiter.sparse_rows import SparseRows
@@ -204,7 +214,7 @@ class UnnamedFields:
         )
 
 
-class LabelFields:
+class LabelFields(DeclaredState):
     """Calls the user's function of a label, and notes the fields that it reads of the first records, or may read.
 
     It may read a field that its code names, in a branch that has not run so far. A warning tells once, in the log
@@ -215,15 +225,17 @@ class LabelFields:
     (True, ['delay'])
     """
 
+    _named: frozenset[str] = declared(form=Form(sorted, take_on=lambda named, of_state: None))
+    fields: list[str] = declared(made=list, form=COPIED)
+    """The fields of the records so far that were read, or that its code names."""
+    _left = declared(FIRST_LABELS)
+    """So many records more are looked at."""
+    _is_told = declared(False)
+
     def __init__(self, label: Callable[[Any], Label], step: str = "read") -> None:
         self._label = label
         self.step = step
         self._named = texts_in(label)
-        self.fields: list[str] = []
-        """The fields of the records so far that were read, or that its code names."""
-        self._left = FIRST_LABELS
-        """So many records more are looked at."""
-        self._is_told = False
 
     @classmethod
     def of(cls, label: str | Callable[[Any], Label], features: object) -> LabelFields | None:
@@ -256,13 +268,9 @@ class LabelFields:
                     self.step,
                 )
 
-    def state(self) -> dict[str, Any]:
-        named = sorted(self._named)
-        return {"fields": list(self.fields), "left": self._left, "is told": self._is_told, "named": named}
-
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.fields, self._left, self._is_told = list(state["fields"]), state["left"], state["is told"]
-        if set(state.get("named", ())) != self._named:  # It is another function.
+        super().restore(state)
+        if set(state["named"]) != self._named:  # It is another function.
             self._left = FIRST_LABELS
 
     @staticmethod
@@ -273,7 +281,7 @@ class LabelFields:
             return None
         fields = dict.fromkeys(chain.from_iterable(state["fields"] for state in given))
         left, is_told = min(state["left"] for state in given), any(state["is told"] for state in given)
-        return {"fields": list(fields), "left": left, "is told": is_told, "named": given[0].get("named", ())}
+        return {"fields": list(fields), "left": left, "is told": is_told, "named": given[0]["named"]}
 
 
 def texts_in(function: object) -> frozenset[str]:
@@ -446,11 +454,10 @@ def _has(record: Any, field: str) -> bool:
     return True
 
 
-class NumberMiniBatches(Operator):
+class NumberMiniBatches(SharedOperator):
     """Numbers the records of a subtask, so that the owner can learn from mini-batches in the order of the stream."""
 
-    def __init__(self) -> None:
-        self._next = 0
+    _next = declared(0, share=GREATEST)
 
     def open(self, context: Context) -> None:
         self._subtask = context.subtask_index
@@ -460,37 +467,15 @@ class NumberMiniBatches(Operator):
         out.emit({"position": (self._subtask, self._next), "records": mini_batch})
         self._next += len(mini_batch)
 
-    def snapshot(self) -> int:
-        return self._next
 
-    def restore(self, state: int) -> None:
-        self._next = state
-
-    @staticmethod
-    def redistribute(states: Sequence[int], parallelism: int) -> list[int]:
-        """Continue with numbers that no old subtask has given."""
-        return [max(states)] * parallelism
-
-
-class ReadsLabels(Operator):
+class ReadsLabels(SharedOperator):
     """An operator whose state is what its :class:`LabelFields` have noted, if it has any."""
 
-    made_of: LabelFields | None
+    made_of: LabelFields | None = declared(form=NESTED, share=for_all(LabelFields.merged))
 
     def open(self, context: Context) -> None:
         if self.made_of is not None:
             self.made_of.step = context.name
-
-    def snapshot(self) -> dict[str, Any] | None:
-        return None if self.made_of is None else self.made_of.state()
-
-    def restore(self, state: dict[str, Any] | None) -> None:
-        if self.made_of is not None and state is not None:
-            self.made_of.restore(state)
-
-    @staticmethod
-    def redistribute(states: Sequence[dict[str, Any] | None], parallelism: int) -> list[dict[str, Any] | None]:
-        return [LabelFields.merged(states)] * parallelism
 
 
 class RowReader(ReadsLabels):

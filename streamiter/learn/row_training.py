@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from itertools import starmap
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -31,6 +32,7 @@ from streamiter.learn.rows import BadRows, without
 from streamiter.learn.score_metrics import as_lists, hits, widened
 from streamiter.learn.validation import PredictedRows, ValidationKind, loss_of
 from streamiter.numbers import Floats, Indices
+from streamiter.operators.declared_state import COPIED, NESTED, Form, declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, KeepsRecords
 from streamiter.operators.output import Output
@@ -64,6 +66,20 @@ class RowOwner(ModelOwner, KeepsRecords):
 
     learner = "AdaptiveLinearModel"
 
+    _version_published: int = declared()
+    _held: list[RowsToLearn | EventsToLearn] = declared(made=list, form=COPIED)
+    """Mini-batches of the epoch under way, or that have overtaken others."""
+    _next_event = declared(0)
+    """The number of the next event of the stream, where labels come later."""
+    _answers = declared(made=Answers, form=NESTED)
+    _forgotten = declared(0)
+    """The number of questions that were asked again, or that too many others have replaced."""
+    _missing = declared(0)
+    """The number of missing values since a version was published."""
+    _untold: list[_Untold] = declared(
+        made=list, form=Form(lambda rows: list(map(tuple, rows)), lambda rows: list(starmap(_Untold, rows)))
+    )
+
     def __init__(
         self, make_model: Callable[[], AdaptiveLinearModel], options: OwnerOptions, labels: LabelJoin | None = None
     ) -> None:
@@ -75,17 +91,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         self._labels = labels
         self._raises_rates = options.raises_rates
         self._version_published = self._model.version
-        self._held: list[RowsToLearn | EventsToLearn] = []
-        """Mini-batches of the epoch under way, or that have overtaken others."""
-        self._next_event = 0
-        """The number of the next event of the stream, where labels come later."""
         self._watermark = MIN_TIME
-        self._answers = Answers()
-        self._forgotten = 0
-        """The number of questions that were asked again, or that too many others have replaced."""
-        self._missing = 0
-        """The number of missing values since a version was published."""
-        self._untold: list[_Untold] = []
 
     @property
     def kept(self) -> int:
@@ -388,18 +394,9 @@ class RowOwner(ModelOwner, KeepsRecords):
         self._tell_all(out)
         super().finish(out)
 
-    def snapshot(self) -> dict[str, object]:
-        return super().snapshot() | {
-            **self.state(),
-            "held": list(self._held),
-            "next event": self._next_event,
-            "answers": list(self._answers.counts),
-            "waiting": None if self._labels is None else self._labels.snapshot(Question.to_record, tuple),
-            "missing": self._missing,
-            "forgotten": self._forgotten,
-            "version published": self._version_published,
-            "untold": [tuple(row) for row in self._untold],
-        }
+    def snapshot(self) -> dict[str, Any]:
+        waiting = None if self._labels is None else self._labels.snapshot(Question.to_record, tuple)
+        return super().snapshot() | self.state() | {"waiting": waiting}
 
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
         waiting = state["waiting"] and LabelJoin.without_end(state["waiting"])
@@ -408,14 +405,9 @@ class RowOwner(ModelOwner, KeepsRecords):
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
         column_of = self._model.adopt(state["model"])
-        if state["model"]["bits"] != self._model.bits and (state["held"] or not state["started"]):
+        if state["model"]["bits"] != self._model.bits and (state["held"] or not state["is started"]):
             raise OtherModel("AdaptiveLinearModel.restore: the checkpoint has rows that were read with other bits")
-        self._held = list(state["held"])
-        self._next_event, self._answers.counts = state["next event"], list(state["answers"])
         if self._labels is not None:
             self._labels.restore(state["waiting"], Question.from_record, lambda record: Answer(*record))
             if column_of is not None:
                 self._renumber(column_of)
-        self._missing, self._version_published = state["missing"], state["version published"]
-        self._forgotten = state["forgotten"]
-        self._untold = [_Untold(*row) for row in state["untold"]]

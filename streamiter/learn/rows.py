@@ -19,6 +19,7 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.known_fields import BadKind
 from streamiter.numbers import Floats, Indices
+from streamiter.operators.declared_state import DeclaredState, again, declared
 from streamiter.operators.output import Output
 from streamiter.records import Batch, Columns, take
 from streamiter.sparse_rows import SparseRows, sparse_if_scipy
@@ -548,21 +549,26 @@ class ExampleBlocks:
     def from_records(cls, records: list[RowsRecord]) -> ExampleBlocks:
         """Return the examples of records that :meth:`to_records` returned."""
         blocks = cls()
-        for record in records:
-            blocks.add(CheckedExamples.from_record(record))
+        blocks.add_records(records)
         return blocks
 
+    def add_records(self, records: list[RowsRecord]) -> None:
+        """Add the examples of records that :meth:`to_records` returned."""
+        for record in records:
+            self.add(CheckedExamples.from_record(record))
 
-class MiniBatches:
+
+class MiniBatches(DeclaredState):
     """The bounds of one mini-batch after the other: ``length`` rows each, fewer at the end, then from the first row.
 
     Without a length each mini-batch has all rows.
     """
 
+    start = declared(0, share=again(0))
+    """The first row of the mini-batch."""
+
     def __init__(self, length: int | None) -> None:
         self._length = sys.maxsize if length is None else length
-        self.start = 0
-        """The first row of the mini-batch."""
 
     def bounds(self) -> tuple[int, int]:
         """Return the first row, and the row after the last one."""

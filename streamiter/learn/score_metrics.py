@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from streamiter.numbers import Floats, Indices
+from streamiter.operators.declared_state import COPIED, DeclaredState, declared
 from streamiter.sparse_rows import sums_by
 
 # 32,768 bins over log odds of ±20 (probabilities from 2e-9 on) are 0.0012 wide, 0.5 MB in all. Pairs in one bin count
@@ -100,11 +101,10 @@ class CalibrationBin(NamedTuple):
     """The share of rows with target 1; None without rows."""
 
 
-class Calibration:
+class Calibration(DeclaredState):
     """For each bin the sums of weights, predictions and targets."""
 
-    def __init__(self) -> None:
-        self.sums: Floats = np.zeros((3, CALIBRATION_BINS))
+    sums: Floats = declared(made=lambda: np.zeros((3, CALIBRATION_BINS)), form=COPIED)
 
     def add(self, rows: Floats) -> None:
         """Count rows of predictions, targets and weights, one after the other."""

@@ -24,8 +24,9 @@ from streamiter.iteration.marked_streams import Replaying, SendNext
 from streamiter.learn.rows import blaming_rows, of_good_rows
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import whole_number
+from streamiter.operators.declared_state import COPIED, DeclaredOperator, SharedOperator, declared
 from streamiter.operators.definitions import Definition
-from streamiter.operators.operator import BoundaryOutput, Context, EngineOperator, Operator
+from streamiter.operators.operator import BoundaryOutput, Context, Operator
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.parameter_server.consistency import BSP, Consistency
 from streamiter.parameter_server.matrix import DTYPES, DType
@@ -319,7 +320,16 @@ class ServerWorkerOptions(NamedTuple):
     """The number of clocks of the first worker between two versions of the model."""
 
 
-class ParameterServerWorker(EngineOperator):
+def _at_one_clock(name: str, clocks: Sequence[int], parallelism: int) -> Sequence[int]:
+    """Let the new workers continue at the clock of the old ones: with BSP, these stop for a checkpoint at one."""
+    if len(set(clocks)) > 1:
+        raise CheckpointError(
+            "its workers are at different clocks: they do not wait for each other, or some have no rows left"
+        )
+    return [clocks[0]] * parallelism
+
+
+class ParameterServerWorker(SharedOperator):
     """Trains on its mini-batches, and leaves the training after the last one, so that no worker waits for it.
 
     To do more for each mini-batch, derive a class, and give the derived class as ``worker=``.
@@ -327,10 +337,11 @@ class ParameterServerWorker(EngineOperator):
 
     keeps = "the model"
 
+    _clocks = declared(0, share=_at_one_clock)
+
     def __init__(self, options: ServerWorkerOptions) -> None:
         self.learner = options.learner
         self._publish_every = options.publish_every
-        self._clocks = 0
 
     async def open(self, context: Context) -> None:
         self.context = context
@@ -382,27 +393,12 @@ class ParameterServerWorker(EngineOperator):
     def definition(self) -> Definition:
         return {"kind": "training", **self.learner.definition()}
 
-    def snapshot(self) -> object:
-        return self._clocks
-
-    def restore(self, state: Any) -> None:
-        self._clocks = state
-
-    @staticmethod
-    def redistribute(states: Sequence[Any], parallelism: int) -> list[Any]:
-        """Let the new workers continue at the clock of the old ones: with BSP, these stop for a checkpoint at one."""
-        if len(set(states)) > 1:
-            raise CheckpointError(
-                "its workers are at different clocks: they do not wait for each other, or some have no rows left"
-            )
-        return [states[0]] * parallelism
-
 
 REPORTS: Final = OutputTag("losses")
 """The side output of :class:`Versions`: for each mini-batch its mean loss, and the worker that learned from it."""
 
 
-class Versions(EngineOperator):
+class Versions(DeclaredOperator):
     """Makes a ``ModelSnapshot`` of all parameters that workers send, and one of the server's parameters at the end.
 
     At the end every worker has left, so no worker adds anything any more; when the data of a single worker ends, other
@@ -415,20 +411,21 @@ class Versions(EngineOperator):
 
     keeps = "the counts of its versions"
 
+    _records = declared(0)
+    _learned: dict[int, tuple[int, float]] = declared(made=dict, form=COPIED)
+    """The number of records since the last version and the sum of their losses, by clock."""
+    _clocks: dict[int, int] = declared(made=dict, form=COPIED)
+    """The last clock that each worker has reported."""
+    _ended = declared(0)
+    """The number of workers that have ended."""
+    _waiting: list[tuple[int, dict[str, object]]] = declared(made=list, form=COPIED)
+    """Clocks and parameters of the versions to make; with BSP workers differ by one clock at most."""
+
     def __init__(self, learner: AnyLearner, server: ParameterServer, workers: int, owner: str) -> None:
         self._learner = learner
         self._server = server
         self._workers = workers
         self._owner = owner
-        self._records = 0
-        self._learned: dict[int, tuple[int, float]] = {}
-        """The number of records since the last version and the sum of their losses, by clock."""
-        self._clocks: dict[int, int] = {}
-        """The last clock that each worker has reported."""
-        self._ended = 0
-        """The number of workers that have ended."""
-        self._waiting: list[tuple[int, dict[str, object]]] = []
-        """Clocks and parameters of the versions to make; with BSP workers differ by one clock at most."""
 
     def process(self, report: MiniBatchReport | ParametersReport | EndReport, out: Output) -> None:
         """Count the report of a worker, then make the versions that are due."""
@@ -474,26 +471,17 @@ class Versions(EngineOperator):
     def definition(self) -> Definition:
         return {"kind": "versions", **self._learner.definition()}
 
-    def snapshot(self) -> dict[str, object]:
-        return {
-            "records": self._records,
-            "told": [(clock, *learned) for clock, learned in self._learned.items()],
-            "clocks": list(self._clocks.items()),
-            "ended": self._ended,
-            "workers": self._workers,
-            "waiting": self._waiting.copy(),
-        }
+    def snapshot(self) -> dict[str, Any]:
+        return super().snapshot() | {"workers": self._workers}
 
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
         """Wait for all workers again: each joins the server once more."""
-        return {**state, "clocks": [], "ended": 0}
+        return {**state, "clocks": {}, "ended": 0}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._records = state["records"]
-        self._learned = {clock: (records, loss) for clock, records, loss in state["told"]}
-        if state["workers"] == self._workers:  # Otherwise all workers were at one clock, and have reported it.
-            self._clocks, self._ended = dict(state["clocks"]), state["ended"]
-        self._waiting = [(clock, parameters) for clock, parameters in state["waiting"]]
+        if state["workers"] != self._workers:  # All workers were at one clock, and have reported it.
+            state = {**state, "clocks": {}, "ended": 0}
+        super().restore(state)
 
 
 def repeated(stream: Stream, passes: int, *, memory_bytes: int, name: str) -> Stream:

@@ -27,8 +27,20 @@ from streamiter.learn.linear import LEARNER, LinearModel
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.rows import blaming_rows, of_good_rows
 from streamiter.models.update import ModelSnapshot
+from streamiter.operators.declared_state import (
+    COPIED,
+    EVERY,
+    FIRST,
+    NESTED,
+    SAME,
+    DeclaredOperator,
+    DeclaredState,
+    Form,
+    SharedOperator,
+    declared,
+)
 from streamiter.operators.definitions import Definition
-from streamiter.operators.operator import Context, IterationListener, Operator, value_of_all
+from streamiter.operators.operator import Context, IterationListener
 from streamiter.operators.output import Output
 from streamiter.records import Batch, OutputTag
 
@@ -106,7 +118,7 @@ class GradientSum:
 # ---- the owner
 
 
-class StepRule(abc.ABC):
+class StepRule(DeclaredState, abc.ABC):
     """Decides when the owner makes a step, and which workers get the new parameters.
 
     A rule is a plain data structure: it keeps the reports of the workers, and never reads the model.
@@ -142,13 +154,9 @@ class StepRule(abc.ABC):
         """Whether training ends without rows although rows are required."""
         return False
 
-    @abc.abstractmethod
-    def snapshot(self) -> dict[str, object]:
-        """Return the state as plain data."""
 
-    @abc.abstractmethod
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state that :meth:`snapshot` returned."""
+def _of_each_worker(f: Callable[[Any], Any], epochs: dict[int, dict[int, Any]]) -> dict[int, dict[int, Any]]:
+    return {epoch: {worker: f(sums) for worker, sums in workers.items()} for epoch, workers in epochs.items()}
 
 
 class EpochSteps(StepRule):
@@ -161,10 +169,17 @@ class EpochSteps(StepRule):
 
     needs_epochs = True
 
+    _epochs: dict[int, dict[int, GradientSum]] = declared(
+        made=dict,
+        form=Form(
+            functools.partial(_of_each_worker, GradientSum.to_record),
+            functools.partial(_of_each_worker, GradientSum.from_record),
+        ),
+    )
+    """The sums of each worker, by epoch."""
+
     def __init__(self, *, requires_examples: bool) -> None:
         self._requires_examples = requires_examples
-        self._epochs: dict[int, dict[int, GradientSum]] = {}
-        """The sums of each worker, by epoch."""
 
     def add(self, report: WorkerReport, epoch: int) -> None:
         workers = self._epochs.setdefault(epoch, {})
@@ -190,19 +205,6 @@ class EpochSteps(StepRule):
     def answer(self, worker: int | None, parameters: Callable[[], dict[str, Any]]) -> object:
         return parameters()
 
-    def snapshot(self) -> dict[str, object]:
-        epochs = [
-            (epoch, [(worker, sums.to_record()) for worker, sums in workers.items()])
-            for epoch, workers in self._epochs.items()
-        ]
-        return {"epochs": epochs}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._epochs = {
-            epoch: {worker: GradientSum.from_record(record) for worker, record in workers}
-            for epoch, workers in state["epochs"]
-        }
-
 
 class Answer(TypedDict):
     """The answer of the owner to one worker."""
@@ -220,11 +222,12 @@ class ReplySteps(StepRule):
 
     needs_epochs = False
 
+    _last: dict[int, tuple[float, float] | None] = declared(made=dict, form=COPIED)
+    """The sums of losses and weights of each worker's last mini-batch; None for a worker without examples."""
+
     def __init__(self, workers: int, tolerance: float | None) -> None:
         self._workers = workers
         self._tolerance = tolerance
-        self._last: dict[int, tuple[float, float] | None] = {}
-        """The sums of losses and weights of each worker's last mini-batch; None for a worker without examples."""
 
     def add(self, report: WorkerReport, epoch: int) -> GradientSum | None:
         sums = GradientSum.from_record(report)
@@ -250,12 +253,6 @@ class ReplySteps(StepRule):
 
     def lacks_examples(self) -> bool:
         return not any(self._last.values())
-
-    def snapshot(self) -> dict[str, object]:
-        return {"last": list(self._last.items())}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._last = dict(state["last"])
 
 
 # While one gradient of a worker is under way, it computes the next. n workers with k gradients under way make steps
@@ -294,12 +291,11 @@ class BroadcastSteps(StepRule):
 
     needs_epochs = False
 
-    def __init__(self) -> None:
-        self._steps = 0
-        self._active: dict[int, None] = {}
-        """The workers to wait for before the next answer."""
-        self._received: dict[int, int] = {}
-        """How many gradients each worker has sent since the last answer."""
+    _steps = declared(0)
+    _active: dict[int, None] = declared(made=dict, form=COPIED)
+    """The workers to wait for before the next answer."""
+    _received: dict[int, int] = declared(made=dict, form=COPIED)
+    """How many gradients each worker has sent since the last answer."""
 
     def add(self, report: WorkerReport, epoch: int) -> GradientSum:
         sums = GradientSum.from_record(report)
@@ -319,13 +315,6 @@ class BroadcastSteps(StepRule):
             return None
         contained, self._received = self._received, {}
         return parameters() | {"contained": contained, "steps": self._steps}
-
-    def snapshot(self) -> dict[str, object]:
-        return {"active": list(self._active), "received": self._received.copy(), "steps": self._steps}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._active, self._received = dict.fromkeys(state["active"]), dict(state["received"])
-        self._steps = state.get("steps", 0)  # States of earlier versions have none.
 
 
 def _total(workers: dict[int, GradientSum]) -> GradientSum:
@@ -347,14 +336,17 @@ class ParameterOwner(ModelOwner):
 
     learner = LEARNER
 
+    _model: LinearModel = declared(form=NESTED)
+    _rule: StepRule = declared(form=NESTED)
+    _starts = declared(0)
+    """How often a rollback has replaced the parameters."""
+
     def __init__(self, make_model: MakeModel, rule: StepRule, options: OwnerOptions) -> None:
         super().__init__(options)
         self._is_started = True
         self._model = make_model()
         self._rule = rule
         self.needs_epochs = self.any_order = rule.needs_epochs  # Such a rule adds by worker, at the end of the epoch.
-        self._starts = 0
-        """How often a rollback has replaced the parameters."""
 
     def definition(self) -> Definition:
         return {**super().definition(), **self._model.definition()}
@@ -418,19 +410,6 @@ class ParameterOwner(ModelOwner):
             raise _no_examples()
         super().finish(out)
 
-    def snapshot(self) -> dict[str, object]:
-        return super().snapshot() | {
-            "model": self._model.state(),
-            "rule": self._rule.snapshot(),
-            "starts": self._starts,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
-        self._model.restore(state["model"])
-        self._rule.restore(state["rule"])
-        self._starts = state["starts"]
-
 
 class StartedOwner(ParameterOwner):
     """An owner that receives the initial parameters first; the input ``gradients`` carries the workers' reports.
@@ -457,7 +436,13 @@ class StartedOwner(ParameterOwner):
 # ---- the workers
 
 
-class GradientWorker(Operator, IterationListener):
+_FOLLOWING: Final = Form(
+    lambda model: model.parameters(state=False), take_on=lambda model, parameters: model.follow(parameters)
+)
+"""The form of a model without the optimizer's state."""
+
+
+class GradientWorker(SharedOperator, IterationListener):
     """The base of all workers: a copy of the model, which follows the model of the owner.
 
     Input ``model`` carries parameters, input ``examples`` carries the rows to learn from. With ``in_epochs`` the worker
@@ -465,18 +450,20 @@ class GradientWorker(Operator, IterationListener):
     arrived.
     """
 
+    _model: LinearModel = declared(form=_FOLLOWING, share=FIRST)
+    _epoch = declared(0, share=SAME)
+    """The epoch whose examples are read now; 0 if the worker does not count epochs."""
+    _model_epoch = declared(-1, share=SAME)
+    """The epoch of the newest parameters; -1 before the first."""
+    _examples_ended = declared(False, share=EVERY)
+    _starts = declared(0, share=FIRST)
+    """How often a rollback had replaced the parameters that the worker has."""
+    _steps = declared(0, share=FIRST)
+    """How many steps these parameters contain, as the owner has said."""
+
     def __init__(self, make_model: MakeModel, *, in_epochs: bool) -> None:
         self._model = make_model()
         self._in_epochs = self.epochs_in_order = self.needs_epochs = in_epochs
-        self._epoch = 0
-        """The epoch whose examples are read now; 0 if the worker does not count epochs."""
-        self._model_epoch = -1
-        """The epoch of the newest parameters; -1 before the first."""
-        self._examples_ended = False
-        self._starts = 0
-        """How often a rollback had replaced the parameters that the worker has."""
-        self._steps = 0
-        """How many steps these parameters contain, as the owner has said."""
 
     def definition(self) -> Definition:
         return {**super().definition(), **self._model.definition()}
@@ -511,31 +498,15 @@ class GradientWorker(Operator, IterationListener):
         steps = {"steps": self._steps} if self._steps else {}
         out.emit({"worker": self._context.subtask_index, **starts, **steps, **sums.to_record()})
 
-    def snapshot(self) -> dict[str, object]:
-        return {
-            "parameters": self._model.parameters(state=False) | {"starts": self._starts, "steps": self._steps},
-            "epoch": self._epoch,
-            "model epoch": self._model_epoch,
-            "examples ended": self._examples_ended,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._model.follow(state["parameters"])
-        self._starts, self._steps = state["parameters"].get("starts", 0), state["parameters"].get("steps", 0)
-        self._epoch, self._model_epoch = state["epoch"], state["model epoch"]
-        self._examples_ended = state["examples ended"]
-
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
         """Keep the parameters, which are those of the last step: no others come before the first examples."""
         return {**state, "epoch": 0, "model epoch": min(state["model epoch"], 0), "examples ended": False}
 
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Give all new workers the parameters of one old worker, of one that knows the last rollback."""
-        value_of_all(states, "epoch")
-        value_of_all(states, "model epoch")
-        chosen = max(states, key=lambda state: state["parameters"]["starts"])
-        examples_ended = all(state["examples ended"] for state in states)
-        return [{**chosen, "examples ended": examples_ended} for _ in range(parallelism)]
+        chosen = max(states, key=lambda state: state["starts"])
+        parameters = {entry: chosen[entry] for entry in ("model", "starts", "steps")}
+        return [share | parameters for share in super().redistribute(states, parallelism)]
 
 
 # ---- models that learn in one subtask
@@ -563,8 +534,10 @@ class _MiniBatchModel(Protocol):
         """Restore a state that :meth:`state` returned."""
 
 
-class LearnMiniBatches(Operator):
+class LearnMiniBatches(DeclaredOperator):
     """Learns from each mini-batch and emits the model. Rows that the model refuses follow the step's policy."""
+
+    _model: _MiniBatchModel = declared(form=NESTED)
 
     def __init__(self, model: _MiniBatchModel) -> None:
         self._model = model
@@ -581,9 +554,3 @@ class LearnMiniBatches(Operator):
     def _learned(self, mini_batch: Batch) -> ModelSnapshot:
         self._model.learn(mini_batch)
         return self._model.to_update()
-
-    def snapshot(self) -> dict[str, object]:
-        return self._model.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._model.restore(state)

@@ -23,8 +23,9 @@ from streamiter.iteration.helpers import all_reduce, last_round
 from streamiter.learn.rows import row_hashes, share_of
 from streamiter.learn.tree_splits import Criterion, Gini, Variance, best_splits, exact_grid
 from streamiter.numbers import Floats, Indices
+from streamiter.operators.declared_state import COPIED, DeclaredOperator, declared
 from streamiter.operators.definitions import Definition
-from streamiter.operators.operator import Context, IterationListener, Operator
+from streamiter.operators.operator import Context, IterationListener
 from streamiter.operators.output import Output
 from streamiter.records import Batch, Columns, OutputTag, concatenate
 
@@ -116,7 +117,7 @@ SUMMARIES: Final = OutputTag("summaries")
 """The side output of a worker: a summary of its rows, in epoch 0."""
 
 
-class HistogramWorker(Operator, IterationListener):
+class HistogramWorker(DeclaredOperator, IterationListener):
     """Holds rows, and makes histograms of them for the nodes that the owner asks for.
 
     In epoch 0 a worker reads its rows and emits a summary of them. Then the owner sends the growing tree in each epoch,
@@ -124,15 +125,17 @@ class HistogramWorker(Operator, IterationListener):
     of each feature; then the worker keeps only the bins of its rows.
     """
 
+    _batches: list[Columns] = declared(made=list, form=COPIED)
+    _bins: npt.NDArray[np.unsignedinteger[Any]] = declared(np.zeros((0, 0), dtype=np.uint8))
+    """An array (features, rows): histograms are made for one feature after the other."""
+    _bins_of_feature: list[int] = declared(made=list)
+    _targets: Floats = declared(np.zeros(0))
+    _weights: Floats = declared(np.zeros(0))
+    _node: npt.NDArray[np.intp] = declared(np.zeros(0, dtype=np.intp), form=COPIED)
+    """The node that each row has reached."""
+
     def __init__(self, criterion: Criterion) -> None:
         self._criterion = criterion
-        self._batches: list[Columns] = []
-        self._bins: npt.NDArray[np.unsignedinteger[Any]] = np.zeros((0, 0), dtype=np.uint8)
-        """An array (features, rows): histograms are made for one feature after the other."""
-        self._bins_of_feature: list[int] = []
-        self._targets = self._weights = np.zeros(0)
-        self._node = np.zeros(0, dtype=np.intp)
-        """The node that each row has reached."""
 
     def process_rows_batch(self, rows: Batch, out: Output) -> None:
         assert isinstance(rows, Columns)
@@ -188,24 +191,9 @@ class HistogramWorker(Operator, IterationListener):
             start += bins
         return histograms
 
-    def snapshot(self) -> dict[str, object]:
-        return {
-            "rows": list(self._batches),
-            "bins": self._bins,
-            "bins of feature": self._bins_of_feature,
-            "targets": self._targets,
-            "weights": self._weights,
-            "node": self._node.copy(),
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._batches, self._bins = list(state["rows"]), state["bins"]
-        self._bins_of_feature = state["bins of feature"]
-        self._targets, self._weights, self._node = state["targets"], state["weights"], state["node"].copy()
-
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Give each worker a part of all rows, of equal length."""
-        batches = [batch for state in states for batch in state["rows"]]
+        batches = [batch for state in states for batch in state["batches"]]
         binned = [state for state in states if len(state["node"])]
         if batches and binned:
             raise CheckpointError("only some of them have put their rows into bins")
@@ -219,7 +207,7 @@ class HistogramWorker(Operator, IterationListener):
         for subtask in range(parallelism):
             binned_share = share_of(len(arrays["node"]), subtask, parallelism)
             own: dict[str, Any] = {name: array[..., binned_share] for name, array in arrays.items()}
-            own["rows"] = [all_rows[share_of(len(all_rows), subtask, parallelism)] for all_rows in rows]
+            own["batches"] = [all_rows[share_of(len(all_rows), subtask, parallelism)] for all_rows in rows]
             shared.append(own | {"bins of feature": with_bins[0]["bins of feature"]})
         return shared
 
@@ -244,7 +232,7 @@ _HISTOGRAM_BYTES: Final = 64 << 20
 _NO_GAIN: Final = 1e-14
 
 
-class TreeOwner(Operator):
+class TreeOwner(DeclaredOperator):
     """Holds the growing tree and splits its nodes, level by level. Parallelism 1.
 
     The owner makes the plan from the summary of all rows, then splits nodes by their histograms. Each time it emits the
@@ -252,18 +240,23 @@ class TreeOwner(Operator):
     into memory. When it needs none, the tree is complete.
     """
 
+    # Of each node:
+    _feature = declared(made=lambda: [-1], form=COPIED)
+    _threshold = declared(made=lambda: [0.0], form=COPIED)
+    _cut = declared(made=lambda: [0], form=COPIED)
+    _child = declared(made=lambda: [0], form=COPIED)
+    _depth = declared(made=lambda: [0], form=COPIED)
+    _statistics: list[Floats] = declared(form=COPIED)
+
+    _waiting = declared(made=lambda: [0], form=COPIED)
+    """The nodes that may be split, in the order in which they were added."""
+    _plan: Plan = declared()
+
     def __init__(self, options: TreeOptions) -> None:
         self._options = options
         self._criterion = options.criterion()
-        self._plan: Plan = {"cuts": [], "grid": 1.0, "center": 0.0, "scale": 1.0}
-        self._feature = [-1]
-        self._threshold = [0.0]
-        self._cut = [0]
-        self._child = [0]
-        self._depth = [0]
-        self._statistics: list[Floats] = [np.zeros(self._criterion.columns)]
-        self._waiting = [0]
-        """The nodes that may be split, in the order in which they were added."""
+        self._plan = {"cuts": [], "grid": 1.0, "center": 0.0, "scale": 1.0}
+        self._statistics = [np.zeros(self._criterion.columns)]
 
     def definition(self) -> Definition:
         return {**super().definition(), **self._options._asdict()}
@@ -336,24 +329,6 @@ class TreeOwner(Operator):
         }
         nodes = np.array(self._asked() if self._waiting else [], dtype=np.intp)
         out.emit({"plan": self._plan, "tree": tree, "cut": np.array(self._cut, dtype=np.intp), "nodes": nodes})
-
-    def snapshot(self) -> dict[str, object]:
-        return {
-            "plan": self._plan,
-            "feature": list(self._feature),
-            "threshold": list(self._threshold),
-            "cut": list(self._cut),
-            "child": list(self._child),
-            "depth": list(self._depth),
-            "statistics": list(self._statistics),
-            "waiting": list(self._waiting),
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        # The lists will grow, so they must not be the lists of the snapshot.
-        self._plan, self._feature, self._threshold = state["plan"], [*state["feature"]], [*state["threshold"]]
-        self._cut, self._child, self._depth = [*state["cut"]], [*state["child"]], [*state["depth"]]
-        self._statistics, self._waiting = [*state["statistics"]], [*state["waiting"]]
 
 
 def _power_of_two_above(number: float) -> float:

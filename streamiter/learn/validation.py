@@ -34,7 +34,8 @@ from streamiter.learn.score_metrics import (
     weights_of_classes,
 )
 from streamiter.numbers import Floats, Indices
-from streamiter.operators.operator import Context, Operator
+from streamiter.operators.declared_state import COPIED, NESTED, DeclaredOperator, DeclaredState, Form, declared
+from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.records import Array, OutputTag
 from streamiter.saved_objects import Savable
@@ -53,7 +54,7 @@ _SUMS: Final = 9
 _WEIGHT, _LOSS, _SQUARES, _CORRECT, _DISTANCE, _BOTH, _ONES, _TARGETS, _GENERATED = range(_SUMS)
 
 
-class ProgressiveValidation(Savable):
+class ProgressiveValidation(DeclaredState, Savable):
     """Metrics of predictions, over all rows so far and over the last ``window`` rows.
 
     ``kind="classification"``: predictions are probabilities of target 1, targets are 0 or 1. ``kind="regression"``:
@@ -90,6 +91,16 @@ class ProgressiveValidation(Savable):
     (4, 0.75, 0.54, 0.5)
     """
 
+    _first: float | None = declared(None)
+    """The first target; sums of squares lose the digits of numbers such as 1,700,000,000 that hardly differ."""
+    _of_class: Floats | None = declared(made=lambda: np.zeros(0), form=COPIED)
+    """The weight of the rows of each class; None if their numbers are not given."""
+    _count = declared(0)
+    _sums: Floats = declared(made=lambda: np.zeros(_SUMS), form=COPIED)
+    _scores: ScoreHistogram | None = declared(form=NESTED)
+    _calibration: Calibration | None = declared(form=NESTED)
+    _window: LastRows = declared(form=Form(LastRows.rows))
+
     def __init__(
         self, *, window: int = 10_000, kind: ValidationKind = "classification", loss: LinearLoss | None = None
     ) -> None:
@@ -105,12 +116,6 @@ class ProgressiveValidation(Savable):
             )
         self.kind: ValidationKind = kind
         self.loss: LinearLoss = loss or (SquaredLoss() if kind == "regression" else LogLoss())
-        self._first: float | None = None
-        """The first target; sums of squares lose the digits of numbers such as 1,700,000,000 that hardly differ."""
-        self._of_class: Floats | None = np.zeros(0)
-        """The weight of the rows of each class; None if their numbers are not given."""
-        self._count = 0
-        self._sums = np.zeros(_SUMS)
         self._scores = ScoreHistogram() if kind == "classification" else None
         self._calibration = Calibration() if kind == "classification" else None
         self._window = LastRows(window)
@@ -234,33 +239,15 @@ class ProgressiveValidation(Savable):
             return calibration_of(self._window.rows()[:3]).table()
         return self._calibration.table()
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         """Return a copy of all sums and of the window as plain data."""
-        return {
-            "kind": self.kind,
-            "loss": plain_loss(self.loss),
-            "count": self._count,
-            "sums": self._sums.copy(),
-            "calibration": self._calibration.sums.copy() if self._calibration else None,
-            "scores": self._scores.state() if self._scores else None,
-            "window": self._window.rows(),
-            "first": self._first,
-            "of class": None if self._of_class is None else self._of_class.copy(),
-        }
+        return super().state() | {"kind": self.kind, "loss": plain_loss(self.loss)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a :meth:`state` of the same kind; a smaller window takes the last rows of the old one."""
         if state.get("kind") != self.kind:
             raise OtherModel(f"{_NAME}.restore: expected a state of {self.kind}, given {state.get('kind')!r}")
-        self._count = state["count"]
-        self._sums = np.array(state["sums"])
-        if self._calibration:
-            self._calibration.sums[:] = state["calibration"]
-        if self._scores:
-            self._scores.restore(state["scores"])
-        self._window.restore(state["window"])
-        self._first, of_class = state["first"], state["of class"]
-        self._of_class = None if of_class is None else np.array(of_class)
+        super().restore(state)
 
     def _checked(
         self,
@@ -423,24 +410,23 @@ _LOG_LOSS_MORE: Final = 0.05
 _ROUNDING: Final = 1e-12
 
 
-class MeanComparison:
+class MeanComparison(DeclaredState):
     """Compares predictions with those of a model that always predicts the mean of all targets so far.
 
     It looks at 1,000 rows at a time, from the second thousand on. The mean of classes is the share of each class.
     """
 
-    def __init__(self) -> None:
-        self._count = 0
-        """The number of rows of this thousand."""
-        self._loss = 0.0
-        """The sum of their losses."""
-        self._recent = np.zeros(1)
-        """Their sums: the weight of each class; or weight, targets and squared targets, measured from the first."""
-        self._all = np.zeros(1)
-        """The same sums of all rows."""
-        self._first: float | None = None
-        """The first target; sums of squares lose the digits of numbers such as 1,700,000,000 that hardly differ."""
-        self._is_told = False
+    _count = declared(0)
+    """The number of rows of this thousand."""
+    _loss = declared(0.0)
+    """The sum of their losses."""
+    _recent: Floats = declared(np.zeros(1))
+    """Their sums: the weight of each class; or weight, targets and squared targets, measured from the first."""
+    _all: Floats = declared(np.zeros(1))
+    """The same sums of all rows."""
+    _first: float | None = declared(None)
+    """The first target; sums of squares lose the digits of numbers such as 1,700,000,000 that hardly differ."""
+    _is_told = declared(False)
 
     def far_above(self, rows: PredictedRows, loss: float) -> tuple[int, float, float] | None:
         """Count rows and the sum of their losses.
@@ -486,22 +472,6 @@ class MeanComparison:
         shares = self._all[there] / self._all.sum()
         return -float(self._recent[there] @ np.log(shares)), _LOG_LOSS_MORE
 
-    def state(self) -> dict[str, object]:
-        """Return a copy of the sums as plain data."""
-        return {
-            "count": self._count,
-            "loss": self._loss,
-            "recent": self._recent.copy(),
-            "all": self._all.copy(),
-            "first": self._first,
-            "is told": self._is_told,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a :meth:`state`."""
-        self._count, self._loss, self._first = state["count"], state["loss"], state["first"]
-        self._recent, self._all, self._is_told = (np.array(state["recent"]), np.array(state["all"]), state["is told"])
-
 
 def _added(first: Floats, second: Floats) -> Floats:
     """Return the sum of two vectors, where a number that one of them does not have is 0."""
@@ -511,7 +481,7 @@ def _added(first: Floats, second: Floats) -> Floats:
     return total
 
 
-class Validate(Operator):
+class Validate(DeclaredOperator):
     """Progressive validation as a step: reads predictions with targets, emits metrics every ``report_every`` rows.
 
     With ``report_every_s`` it emits them so many seconds after the first new row instead. The last metrics are emitted
@@ -519,15 +489,16 @@ class Validate(Operator):
     logger ``streamiter.learn``.
     """
 
+    _has_timer = declared(False)
+    _since_report = declared(0)
+    _validation: ProgressiveValidation | None = declared(None, form=NESTED)
+    """None before the first predictions, which say what they are."""
+    _comparison = declared(made=MeanComparison, form=NESTED)
+
     def __init__(self, *, window: int, report_every: int, report_every_s: float | None = None) -> None:
         self._window = window
         self._report_every = report_every
         self._report_every_s = report_every_s
-        self._has_timer = False
-        self._since_report = 0
-        self._validation: ProgressiveValidation | None = None
-        """None before the first predictions, which say what they are."""
-        self._comparison = MeanComparison()
 
     def open(self, context: Context) -> None:
         self._context, self._name = context, context.name
@@ -574,18 +545,7 @@ class Validate(Operator):
     def finish(self, out: Output) -> None:
         self._report(out)
 
-    def snapshot(self) -> dict[str, object]:
-        return {
-            "validation": None if self._validation is None else self._validation.state(),
-            "since report": self._since_report,
-            "timer": self._has_timer,
-            "comparison": self._comparison.state(),
-        }
-
     def restore(self, state: dict[str, Any]) -> None:
         if (validation := state["validation"]) is not None:
             self._validation = validation_of(validation["kind"], validation["loss"], self._window)
-            self._validation.restore(validation)
-        self._since_report = state["since report"]
-        self._has_timer = state["timer"]
-        self._comparison.restore(state["comparison"])
+        super().restore(state)

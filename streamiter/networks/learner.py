@@ -27,6 +27,7 @@ from streamiter.networks.layers.layer import Parameter
 from streamiter.networks.network import LayerGraph, Network, check_size
 from streamiter.networks.serving import Diverged, checked_arrays, finite_loss, version_of
 from streamiter.networks.sparse import FEATURES, DrawnRows, columns_of, no_features, seed_of
+from streamiter.operators.declared_state import SAME, declared
 from streamiter.operators.definitions import Definition, changes
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
@@ -382,13 +383,14 @@ class NetworkWorker(ParameterServerWorker):
 
     learner: NetworkLearner
 
+    _steps_before = declared(0, share=SAME)
+    """The steps, in step, that the parameters contained when the training started."""
+
     def __init__(self, options: ServerWorkerOptions) -> None:
         super().__init__(options)
         self.learner = replace(self.learner)  # Two threads cannot compute with one graph.
         self._last_s = 0.0
         """How long the last step took to compute."""
-        self._steps_before = 0
-        """The steps, in step, that the parameters contained when the training started."""
 
     async def compute(self, mini_batch: FeatureMiniBatch, pulled: PulledParameters) -> Computed[Sequence[Array]]:
         """Compute with a number that identifies the mini-batch, also after a restart: dropout depends on it."""
@@ -422,12 +424,8 @@ class NetworkWorker(ParameterServerWorker):
             await self._step(self._clocks, out)
         made.tell(self._clocks)
 
-    def snapshot(self) -> object:
-        return self._clocks, self._steps_before
-
-    def restore(self, state: Any) -> None:
-        clocks, self._steps_before = state
-        super().restore(clocks)
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
         if self.learner.steps is not None:
             StepsMade.of(self.context, self.learner.steps).tell(self._clocks)
 

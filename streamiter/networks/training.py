@@ -43,7 +43,8 @@ from streamiter.networks.serving import (
     evaluation_of,
 )
 from streamiter.numbers import Indices, whole_number
-from streamiter.operators.operator import Context, Operator
+from streamiter.operators.declared_state import DeclaredOperator, declared
+from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.parameter_server.consistency import BSP, Consistency
@@ -255,13 +256,14 @@ class _StepNumbers(Source):
         return [{"step": 0} for _ in range(parallelism)]
 
 
-class _Judge(Operator):
+class _Judge(DeclaredOperator):
     """Numbers versions, and adds their evaluation to their metrics."""
+
+    _epoch = declared(0)
 
     def __init__(self, network: Network, data: LabelledRows | None) -> None:
         self._graph = network.graph()
         self._data = data
-        self._epoch = 0
 
     def process(self, model: ModelSnapshot, out: Output) -> None:
         """Emit the version with its number and its evaluation."""
@@ -274,12 +276,6 @@ class _Judge(Operator):
                 raise error.within(f"epoch {self._epoch}, rows for validation") from error
             metrics = {**metrics, **found.metrics(_VALIDATION), _ROWS: found.rows}
         out.emit(msgspec.structs.replace(model, metrics=metrics, epoch=self._epoch))
-
-    def snapshot(self) -> int:
-        return self._epoch
-
-    def restore(self, state: int) -> None:
-        self._epoch = state
 
 
 # After Ctrl-C the steps in the channels are still made: with short channels these are few.

@@ -17,6 +17,18 @@ import numpy as np
 
 from streamiter.clock import TimerHandle
 from streamiter.errors import ConfigurationError
+from streamiter.operators.declared_state import (
+    COPIED,
+    LEAST,
+    NESTED,
+    SUM,
+    DeclaredState,
+    Form,
+    SharedOperator,
+    by_partition,
+    declared,
+    of_nested,
+)
 from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.frontier import Frontier
 from streamiter.operators.functions import apply_to_each, field_or_function
@@ -56,6 +68,16 @@ from streamiter.times import (
 _log = logging.getLogger("streamiter.operators")
 
 
+def _no_parts() -> Frontier[int | None]:
+    return Frontier((), MIN_TIME)
+
+
+def _parts_at(watermark: int) -> Frontier[int | None]:
+    parts = _no_parts()
+    parts.advance_to(watermark)
+    return parts
+
+
 class Piece(NamedTuple):
     """A part of a batch, and the watermark to send behind it, if it has grown."""
 
@@ -65,7 +87,7 @@ class Piece(NamedTuple):
 
 
 @final
-class WatermarkGenerator:
+class WatermarkGenerator(DeclaredState):
     """Makes the watermark of one subtask from the timestamps of its partitions. Pure data, no I/O.
 
     A partition has reached its greatest timestamp minus the bound. The watermark is as if it were sent after every
@@ -80,15 +102,16 @@ class WatermarkGenerator:
     [Piece(start=0, stop=2, watermark=8), Piece(start=2, stop=3, watermark=None)]
     """
 
+    _greatest: dict[int | None, int] = declared(made=dict, form=COPIED, share=by_partition(min))
+    _taken: dict[int | None, int] = declared(made=dict, form=COPIED, share=by_partition(max))
+    """By partition: the number of its records for which :meth:`order` was asked."""
+    parts = declared(made=_no_parts, form=Form(lambda parts: parts.value, _parts_at), share=LEAST)
+    """The parts; only their watermark is in the state, since they are added when they are read."""
+    late = declared(0, share=SUM)
+    """The number of records below the watermark."""
+
     def __init__(self, bound_ms: int) -> None:
         self._bound_ms = bound_ms
-        self.parts = _no_parts()
-        """The least time that the partitions which are read have reached."""
-        self.late = 0
-        """The number of records below the watermark."""
-        self._greatest: dict[int | None, int] = {}
-        self._taken: dict[int | None, int] = {}
-        """By partition: the number of its records for which :meth:`order` was asked."""
 
     def add(self, partition: int | None) -> None:
         """Note a partition that is read now; it is active."""
@@ -130,50 +153,6 @@ class WatermarkGenerator:
         order[:1, BEFORE] = known if known == MIN_TIME else known - self._bound_ms
         order[:, PART], order[:, NUMBER], order[:, KNOWN] = part, np.arange(first, first + len(times)), times
         return order
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the state as plain data. Idleness is no part of it."""
-        return {
-            "greatest": list(self._greatest.items()),
-            "taken": list(self._taken.items()),
-            "watermark": self.parts.value,
-            "late": self.late,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over the result of ``snapshot``; partitions are added when they are read."""
-        self._greatest, self._taken = dict(state["greatest"]), dict(state["taken"])
-        self.parts = _no_parts()
-        self.parts.advance_to(state["watermark"])
-        self.late = state["late"]
-
-    @staticmethod
-    def redistribute(states: Sequence[Mapping[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Give partition p to subtask p mod n, and all subtasks the least watermark.
-
-        Subtasks of one partition each become subtasks that have all reached the least.
-        """
-        greatest: dict[int | None, int] = {}
-        for partition, time in (each for state in states for each in state["greatest"]):
-            known = greatest.setdefault(partition, time)
-            greatest[partition] = min(known, time)
-        taken: dict[int | None, int] = {}
-        for partition, count in (each for state in states for each in state["taken"]):
-            taken[partition] = max(count, taken.get(partition, 0))
-        least = min(state["watermark"] for state in states)
-        return [
-            {
-                "greatest": [each for each in greatest.items() if each[0] is None or each[0] % parallelism == subtask],
-                "taken": [each for each in taken.items() if each[0] is None or each[0] % parallelism == subtask],
-                "watermark": least,
-                "late": sum(state["late"] for state in states[subtask::parallelism]),
-            }
-            for subtask in range(parallelism)
-        ]
-
-
-def _no_parts() -> Frontier[int | None]:
-    return Frontier((), MIN_TIME)
 
 
 class PartState(Enum):
@@ -239,7 +218,7 @@ class TellsOrder(EngineOperator):
     """Its number among the steps whose records a later step puts in order; None: none does."""
 
 
-class AssignEventTime(TellsOrder):
+class AssignEventTime(SharedOperator, TellsOrder):
     """Gives each record its timestamp, and sends the watermarks that follow from the timestamps.
 
     A record without a valid time follows the step's policy. See ``Stream.event_time``.
@@ -248,6 +227,8 @@ class AssignEventTime(TellsOrder):
     assigns_event_time = True
     emits_at_once = True
     keeps = "how far event time has come"
+
+    _generator: WatermarkGenerator = declared(form=NESTED, share=of_nested(WatermarkGenerator.redistribute))
 
     def __init__(self, settings: EventTimeSettings) -> None:
         self.settings = settings
@@ -448,17 +429,7 @@ class AssignEventTime(TellsOrder):
 
     # -- state ---------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, Any]:
-        return self._generator.snapshot()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._generator.restore(state)
-
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
         """Let the watermark follow from the greatest timestamps again."""
-        return {**state, "watermark": before_end(state["watermark"])}
-
-    @staticmethod
-    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Give the partitions to the subtasks that read them now; see :class:`WatermarkGenerator`."""
-        return WatermarkGenerator.redistribute(states, parallelism)
+        generator = state["generator"]
+        return {"generator": {**generator, "parts": before_end(generator["parts"])}}

@@ -14,6 +14,7 @@ import numpy as np
 
 from streamiter.clock import is_due
 from streamiter.errors import ConfigurationError, shortened
+from streamiter.operators.declared_state import NESTED, DeclaredOperator, declared
 from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.functions import apply_to_each, fail_at, field_or_function, plain_function, records_of, refuse
 from streamiter.operators.keyed import NO_STATE
@@ -128,7 +129,7 @@ class MiniBatch(EngineOperator, IterationListener):
 
     def snapshot(self) -> dict[str, Any]:
         return {
-            "left_over": [(epoch, held.snapshot()) for epoch, held in self._left_over.items()],
+            "left_over": [(epoch, held.state()) for epoch, held in self._left_over.items()],
             "remaining_s": [] if self._timeouts is None else self._timeouts.snapshot(),
         }
 
@@ -299,7 +300,7 @@ class ReduceAll(Operator):
         return [[reduce(self._f, of_subtask)] if of_subtask else [] for of_subtask in values]
 
 
-class Sort(Operator):
+class Sort(DeclaredOperator):
     """Emits all records in ascending order of ``key(record)``, at the end of the input.
 
     ``key`` is a function or the name of a field; without it the records themselves are compared. Records with equal
@@ -318,10 +319,11 @@ class Sort(Operator):
     ['to', 'or', 'be', 'not']
     """
 
+    _held: HeldInput = declared(made=lambda: HeldInput(), form=NESTED)
+
     def __init__(self, key: str | Callable[[Any], Any] | None = None, *, reverse: bool = False) -> None:
         self._key = None if key is None else field_or_function("Sort(key)", key)
         self._reverse = reverse
-        self._held = HeldInput()
 
     def process_batch(self, batch: Batch, out: Output) -> None:
         self._held.add(batch)
@@ -336,15 +338,9 @@ class Sort(Operator):
         for start in range(0, len(order), BATCH_RECORDS):
             out.emit_batch(take(records, order[start : start + BATCH_RECORDS]))
 
-    def snapshot(self) -> list[Batch]:
-        return self._held.snapshot()
-
-    def restore(self, state: list[Batch]) -> None:
-        self._held.restore(state)
-
-    def share_out(self, states: Sequence[list[Batch]], sharing: Sharing) -> list[list[Batch]]:
+    def share_out(self, states: Sequence[dict[str, Any]], sharing: Sharing) -> list[dict[str, Any]]:
         """Send the records to the new subtasks as its input would be."""
-        return sharing.records("input", states)
+        return [{"held": held} for held in sharing.records("input", [state["held"] for state in states])]
 
 
 def _merged_timed(pieces: Sequence[Batch]) -> TimedBatch:
@@ -358,7 +354,7 @@ def _merged_timed(pieces: Sequence[Batch]) -> TimedBatch:
 KeyOf = str | Callable[[Any], Any]
 
 
-class Join(Operator):
+class Join(DeclaredOperator):
     """Emits the pair (left, right) of every two records with equal keys, at the end of the input.
 
     ``on`` is the name of a field, a function of the record, or a pair of these, for left and right. The pairs are in
@@ -379,6 +375,9 @@ class Join(Operator):
     [({'user': 7, 'page': '/'}, {'id': 7, 'name': 'ann'})]
     """
 
+    _left: HeldInput = declared(made=lambda: HeldInput(), form=NESTED)
+    _right: HeldInput = declared(made=lambda: HeldInput(), form=NESTED)
+
     def __init__(self, on: KeyOf | tuple[KeyOf, KeyOf]) -> None:
         if isinstance(on, tuple) and len(on) != 2:
             raise ConfigurationError(
@@ -388,7 +387,6 @@ class Join(Operator):
         left_on, right_on = on if isinstance(on, tuple) else (on, on)
         self._left_key = _hashable(field_or_function("Join(on)", left_on))
         self._right_key = _hashable(field_or_function("Join(on)", right_on))
-        self._left, self._right = HeldInput(), HeldInput()
 
     def process_left_batch(self, batch: Batch, out: Output) -> None:
         self._left.add(batch)
@@ -404,13 +402,6 @@ class Join(Operator):
         for key, left in _keyed(self._left, self._left_key, out):
             for right in right_by_key.get(key, ()):
                 out.emit((left, right))
-
-    def snapshot(self) -> dict[str, list[Batch]]:
-        return {"left": self._left.snapshot(), "right": self._right.snapshot()}
-
-    def restore(self, state: dict[str, list[Batch]]) -> None:
-        self._left.restore(state["left"])
-        self._right.restore(state["right"])
 
     def share_out(self, states: Sequence[dict[str, list[Batch]]], sharing: Sharing) -> list[dict[str, list[Batch]]]:
         """Send the records to the new subtasks as its inputs would be."""
@@ -481,11 +472,11 @@ class HeldInput:
         self._pieces, self._length, self.least_time = [], 0, MAX_TIME
         return merged
 
-    def snapshot(self) -> list[Batch]:
+    def state(self) -> list[Batch]:
         """Return the records as plain data."""
         return [list(piece) if isinstance(piece, list) else piece for piece in self._pieces]
 
     def restore(self, state: list[Batch]) -> None:
-        """Take over the records that ``snapshot`` returned."""
+        """Take over the records that ``state`` returned."""
         for batch in state:
             self.add(batch)

@@ -24,6 +24,7 @@ from streamiter.operators.output import RecordFailure, detach, knows_originals
 from streamiter.operators.source import Positions, SourceBatch
 from streamiter.origins import BatchOrigin
 from streamiter.records import (
+    BATCH_RECORDS,
     Batch,
     CheckpointBarrier,
     Control,
@@ -59,9 +60,6 @@ from streamiter.runtime.turn import TURN_S
 # The number of batches after which a task gives way to other tasks. With some 100 µs for a batch, the other tasks wait
 # for one or two milliseconds. In a loop a task gives way after each batch, so that feedback returns soon.
 _BATCHES_IN_A_ROW: Final = 16
-
-# The number of records after which a task gives way: the largest batch of a topic reader.
-_RECORDS_IN_A_ROW: Final = 8192
 
 # The task compares with them for each control record, and Python is slow to look up a member of an enum.
 _STOPPED: Final = Suspension.DONE
@@ -317,7 +315,7 @@ class Task:
         if (
             (self._in_loop and not isinstance(message, Control))
             or self._batches_in_a_row >= _BATCHES_IN_A_ROW
-            or self._records_in_a_row >= _RECORDS_IN_A_ROW
+            or self._records_in_a_row >= BATCH_RECORDS
             or 2 * self._seconds_in_a_row >= TURN_S
         ):
             self._begin_row()

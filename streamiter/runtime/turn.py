@@ -11,12 +11,14 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Final, final
 
+from streamiter.records import BATCH_RECORDS
+
 if TYPE_CHECKING:
     from streamiter.runtime.port_log import Port
 
 # The limit for joining small batches: the size of the largest batch of a topic reader. An operator that falls behind
 # gets larger batches, which take less time for each record.
-JOINED_RECORDS: Final = 8192
+JOINED_RECORDS: Final = BATCH_RECORDS
 
 # The time that a turn of a slow step should take. It is short enough that timers, connections and other tasks do not
 # wait long, and long enough that the cost of a turn (some ten microseconds) does not matter. Now and then a turn has

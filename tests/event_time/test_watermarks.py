@@ -116,7 +116,7 @@ def test_watermarks_are_as_if_sent_after_every_record(example: tuple[int, list[t
 
 def restored_as(generator: WatermarkGenerator, bound_ms: int) -> WatermarkGenerator:
     restored = WatermarkGenerator(bound_ms)
-    restored.restore(generator.snapshot())
+    restored.restore(generator.state())
     for partition in range(3):
         restored.add(partition)
     restored.parts.settle()
@@ -128,14 +128,10 @@ def test_partitions_keep_their_maxima_when_other_subtasks_read_them() -> None:
     for number, time in enumerate((100, 200)):
         before[number].add(number)
         before[number].take(number, np.array([time]))
-    [joined] = WatermarkGenerator.redistribute([each.snapshot() for each in before], 1)
-    assert (joined["greatest"], joined["watermark"]) == ([(0, 100), (1, 200)], 100)
+    [joined] = WatermarkGenerator.redistribute([each.state() for each in before], 1)
+    assert (joined["greatest"], joined["parts"]) == ({0: 100, 1: 200}, 100)
     shared = WatermarkGenerator.redistribute([joined], 3)
-    assert [(each["greatest"], each["watermark"]) for each in shared] == [
-        ([(0, 100)], 100),
-        ([(1, 200)], 100),
-        ([], 100),
-    ]
+    assert [(each["greatest"], each["parts"]) for each in shared] == [({0: 100}, 100), ({1: 200}, 100), ({}, 100)]
 
 
 def changes(random: Random) -> list[tuple[str, int, int]]:

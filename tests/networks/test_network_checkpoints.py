@@ -17,7 +17,7 @@ from support.waiting import until
 from streamiter import Checkpoints, Flow
 from streamiter.checkpoints.store import MemoryStore
 from streamiter.errors import CheckpointError
-from streamiter.learn.server_training import ParameterServerWorker
+from streamiter.learn.server_training import ParameterServerWorker, ServerWorkerOptions
 from streamiter.networks.network import Network
 from streamiter.networks.serving import network_of_version, save_network
 from streamiter.networks.training import NetworkTraining, train_network, train_network_online
@@ -186,9 +186,10 @@ async def test_other_workers_continue_on_a_stream(before: int, after: int) -> No
 
 def test_workers_at_different_clocks_keep_their_number() -> None:
     """The clock of one worker was taken for that of all."""
-    assert ParameterServerWorker.redistribute([3, 3], 3) == [3, 3, 3]
+    worker = ParameterServerWorker(ServerWorkerOptions(learner=None, publish_every=1))  # type: ignore[arg-type]
+    assert worker.redistribute([{"clocks": 3}] * 2, 3) == [{"clocks": 3}] * 3
     with pytest.raises(CheckpointError, match="its workers are at different clocks: they do not wait for each other"):
-        ParameterServerWorker.redistribute([3, 4], 3)
+        worker.redistribute([{"clocks": 3}, {"clocks": 4}], 3)
 
 
 KILLED = """

@@ -80,7 +80,7 @@ def test_sort_emits_its_records_in_pieces() -> None:
     """One batch with all records would fill the channels after the step."""
     driven = Driven(Sort()).feed(np.arange(20_000)[::-1]).finish()
     assert [len(batch) for batch in driven.batches] == [8192, 8192, 3616]
-    assert driven.operator.snapshot() == []
+    assert driven.operator.snapshot() == {"held": []}
 
 
 def test_sort_refuses_a_record_without_a_key() -> None:

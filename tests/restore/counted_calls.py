@@ -13,15 +13,25 @@ ASKED = ("snapshot", "state", "positions", "freeze")
 
 
 def asked_of(kind: type[Any]) -> str | None:
-    """Return the name of the method by which the class itself returns its state, or None."""
-    return next((name for name in ASKED if inspect.isfunction(vars(kind).get(name))), None)
+    """Return the name of the method by which the class itself returns its state, or None.
+
+    A class that declares fields has the method from its base class.
+    """
+    get = functools.partial(getattr, kind) if _declares(kind) else vars(kind).get
+    return next((name for name in ASKED if inspect.isfunction(get(name, None))), None)
+
+
+def _declares(kind: type[Any]) -> bool:
+    """Whether the class declares fields of a state itself."""
+    inherited = {entry for base in kind.__mro__[1:] for entry in vars(base).get("_declared_fields", {})}
+    return bool(vars(kind).get("_declared_fields", {}).keys() - inherited)
 
 
 def count_calls(kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Count the calls of that method: return a list that gets one entry for each call."""
     name = asked_of(kind)
     assert name is not None, f"{kind.__name__} keeps nothing"
-    original, calls = vars(kind)[name], []
+    original, calls = getattr(kind, name), []
 
     @functools.wraps(original)
     def counted(*arguments: Any) -> Any:

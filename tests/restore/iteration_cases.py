@@ -38,7 +38,7 @@ from streamiter.iteration.helpers import (
 )
 from streamiter.iteration.marked_streams import Replayer
 from streamiter.iteration.progress import EpochCounts
-from streamiter.iteration.stamping import Stamper, TimedStamper
+from streamiter.iteration.stamping import CatchingUp, Stamper, TimedStamper
 from streamiter.operators import Context, Output
 from streamiter.operators.source import Positions, SourceBatch
 from streamiter.runtime.alignment import _PortFeedback
@@ -247,7 +247,7 @@ def bounded_with_a_step_for_each_round(flow: Flow) -> dict[str, Stream]:
 LOOP = (Head, Entrance, ReceivedEpochs)
 
 CASES = [
-    Case(stamped_by_records, (Stamper,)),
+    Case(stamped_by_records, (CatchingUp, Stamper)),
     Case(stamped_by_marks, (Stamper,)),
     Case(stamped_by_time, (TimedStamper,)),
     # With this seed the silent subtask ends late.

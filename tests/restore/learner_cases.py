@@ -47,7 +47,7 @@ from streamiter.learn.clustering import _SomePoints
 from streamiter.learn.comparison import Compare
 from streamiter.learn.expert_weights import CrossStatistics, ExpertWeights
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
-from streamiter.learn.late_labels import AnswerDelays, LabelJoin
+from streamiter.learn.late_labels import AnswerDelays, Answers, LabelJoin
 from streamiter.learn.model_owner import ModelOwner
 from streamiter.learn.model_rows import FirstRows
 from streamiter.learn.offline_workers import KeptExamples, OfflineWorker, ReplayedExamples
@@ -56,7 +56,8 @@ from streamiter.learn.online_centroids import _LearnFromStart
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions
 from streamiter.learn.row_reading import LabelFields, NumberMiniBatches, ReadsLabels
 from streamiter.learn.row_training import RowOwner
-from streamiter.learn.score_metrics import ScoreHistogram
+from streamiter.learn.rows import MiniBatches
+from streamiter.learn.score_metrics import Calibration, ScoreHistogram
 from streamiter.learn.server_training import ParameterServerWorker, Repeater, Versions
 from streamiter.learn.training import (
     BroadcastSteps,
@@ -547,13 +548,14 @@ BY_ROWS = (
     ExpertWeights,
     CrossStatistics,
     RowOwner,
+    Answers,
     NumberMiniBatches,
     ReadsLabels,
     Validate,
     MeanComparison,
 )
 ONLINE = (GradientWorker, OnlineWorker, ModelOwner, ParameterOwner, LinearModel, Validate)
-OFFLINE = (GradientWorker, OfflineWorker, ParameterOwner)
+OFFLINE = (GradientWorker, OfflineWorker, ParameterOwner, MiniBatches)
 ON_SERVER = (ParameterServerWorker, Versions, Repeater, Arrivals, ProgressTracker)
 
 CASES = [
@@ -570,7 +572,9 @@ CASES = [
     Case(hashed_features, (LinearModel,), {"cuts": 4}),
     Case(scaler, (StandardScaler,)),
     Case(online_centroids, (OnlineKMeans,), {"cuts": 6}),
-    Case(functools.partial(validation, "classification"), (Validate, ProgressiveValidation, ScoreHistogram)),
+    Case(
+        functools.partial(validation, "classification"), (Validate, ProgressiveValidation, ScoreHistogram, Calibration)
+    ),
     Case(functools.partial(validation_in_time, "regression"), (Validate, ProgressiveValidation, MeanComparison)),
     Case(functools.partial(validation, "regression"), (Validate, ProgressiveValidation, MeanComparison)),
     Case(functools.partial(validation, "classes"), (Validate, ProgressiveValidation, MeanComparison)),
@@ -580,7 +584,7 @@ CASES = [
     Case(online_training_by_two_workers, (EpochSteps,), {"cuts": 5}),
     Case(online_training_by_two_workers, (EpochSteps,), turns(6)),
     Case(online_training_from_a_start, (*ONLINE, OneStart, BroadcastSteps), {"cuts": 6}),
-    Case(online_training_with_delayed_labels, (*ONLINE, DelayedLabelsWorker, LabelJoin)),
+    Case(online_training_with_delayed_labels, (*ONLINE, DelayedLabelsWorker, LabelJoin, AnswerDelays)),
     *(
         Case(
             functools.partial(online_training_with_labels_in_event_time, mode, model=regression, schedule=schedule),

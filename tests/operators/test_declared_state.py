@@ -1,0 +1,102 @@
+"""A declared state has each field once: first value, form in a snapshot, and share of the new subtasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streamiter.errors import CheckpointError, InternalError
+from streamiter.operators.declared_state import (
+    COPIED,
+    EVERY,
+    FIRST,
+    GREATEST,
+    JOINED,
+    LEAST,
+    LISTS_BY_KEY,
+    NESTED,
+    OF_SAME_NUMBER,
+    SAME,
+    SUM,
+    DeclaredOperator,
+    DeclaredState,
+    Share,
+    SharedOperator,
+    again,
+    by_partition,
+    declared,
+)
+
+
+class Inner(DeclaredState):
+    seen: list[int] = declared(made=list, form=COPIED)
+
+
+class Outer(DeclaredOperator):
+    """Its fields are those of a base class and its own."""
+
+    _inner = declared(made=Inner, form=NESTED)
+    _gone: Inner | None = declared(None, form=NESTED)
+    _rows: dict[str, list[int]] = declared(made=dict, form=LISTS_BY_KEY)
+
+
+class Further(Outer):
+    last: int | None = declared(None)
+
+
+def test_a_state_has_the_fields_of_all_classes_and_shares_nothing_with_the_object() -> None:
+    """A list of the snapshot that grew further would store records twice."""
+    first, restored = Further(), Further()
+    first._inner.seen.append(1)
+    first._rows["a"] = [2]
+    first.last = 3
+    state = first.snapshot()
+    first._inner.seen.append(9)
+    first._rows["a"].append(9)
+    assert state == {"inner": {"seen": [1]}, "gone": None, "rows": {"a": [2]}, "last": 3}
+    restored.restore({**state, "gone": {"seen": [4]}})
+    restored._inner.seen.append(5)
+    restored._rows["a"].append(5)
+    assert state == {"inner": {"seen": [1]}, "gone": None, "rows": {"a": [2]}, "last": 3}
+    assert (restored._inner.seen, restored._gone, restored._rows, restored.last) == ([1, 5], None, {"a": [2, 5]}, 3)
+    assert Further().snapshot() == {"inner": {"seen": []}, "gone": None, "rows": {}, "last": None}
+
+
+@pytest.mark.parametrize(
+    ("share", "values", "expected"),
+    [
+        (LEAST, [4, 2, 3], [2, 2]),
+        (GREATEST, [4, 2, 3], [4, 4]),
+        (SUM, [4, 2, 3], [7, 2]),
+        (JOINED, [[4], [2], [3]], [[4, 3], [2]]),
+        (EVERY, [True, False, True], [False, False]),
+        (FIRST, [4, 2, 3], [4, 4]),
+        (SAME, [4, 4, 4], [4, 4]),
+        (OF_SAME_NUMBER, [4, 2, 3], [4, 2]),
+        (again(0), [4, 2, 3], [0, 0]),
+        (by_partition(max), [{0: 1, 1: 2, None: 5}, {0: 3, 2: 1}], [{0: 3, 2: 1, None: 5}, {1: 2, None: 5}]),
+    ],
+)
+def test_a_field_is_shared_out_as_its_declaration_says(share: Share, values: list[Any], expected: list[Any]) -> None:
+    """Subtasks that are fewer now must lose no count, and those that are more must repeat none."""
+
+    class Counting(SharedOperator):
+        _field: Any = declared(share=share)
+
+    shared = Counting().redistribute([{"field": value} for value in values], 2)
+    assert shared == [{"field": value} for value in expected]
+    assert OF_SAME_NUMBER("", [4, 2], 3) == [4, 2, 0]
+
+
+def test_subtasks_that_differ_in_a_field_that_must_be_the_same_keep_their_number() -> None:
+    with pytest.raises(CheckpointError, match=r"some of them are further than others \(last epoch\)"):
+        SAME("last epoch", [1, 2], 2)
+
+
+def test_a_field_without_a_share_is_a_fault_of_the_engine() -> None:
+    class Undecided(SharedOperator):
+        _field = declared(0)
+
+    with pytest.raises(InternalError, match=r"Undecided\._field: expected a share= of its declaration, given none"):
+        Undecided().redistribute([{"field": 0}], 2)
