@@ -372,14 +372,14 @@ class Inbox:
 
     def take_aside(self, up_to_epoch: int) -> DataBatch | None:
         """Take the next feedback of these epochs that was set aside, by (epoch, port); None if there is none."""
-        ports = [port for port in self._feedback.ports if port.later or port.held]
-        waiting = [(epoch, port.index) for port in ports if (epoch := port.first_epoch) is not None]
-        if not waiting or min(waiting)[0] > up_to_epoch:
+        first, lowest = None, up_to_epoch + 1
+        for port in self._feedback.ports:
+            if (epoch := port.first_epoch) is not None and epoch < lowest:
+                first, lowest = port, epoch
+        if first is None:
             return None
-        epoch, index = min(waiting)
-        port = self.ports[index]
-        port.load(epoch)
-        batch = port.take()
+        first.load(lowest)
+        batch = first.take()
         assert isinstance(batch, DataBatch)
         return batch
 

@@ -210,7 +210,7 @@ class Port:
     @property
     def first_epoch(self) -> int | None:
         """The lowest epoch of the records that were set aside by epoch; None without any."""
-        if self.later is None or not (self.held or self.later):
+        if self.later is None or not (self.held or self.later.counts):
             return None
         return min([*self._held_epochs(), *self.later.counts], default=None)
 
