@@ -17,7 +17,7 @@ from streamiter.flow.event_time import checked_duration, has_event_time, is_behi
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
 from streamiter.learn.adaptive import AdaptiveLinearModel
-from streamiter.learn.labels import Label
+from streamiter.learn.labels import Label, counts_as_false
 from streamiter.learn.losses import LogLoss
 from streamiter.numbers import whole_number
 from streamiter.operators.timed.in_order import InOrder, SpansInOrder
@@ -92,7 +92,7 @@ class DelayedLabels:
             return self.schedule
         if self.otherwise is None or self.within_s is None:
             return "at once"
-        return "expected" if self.otherwise is False and self.weight_of is None else "end"
+        return "expected" if counts_as_false(self.otherwise) and self.weight_of is None else "end"
 
 
 def labels_of_rows(
@@ -138,15 +138,19 @@ _SECONDS_QUIET: Final = 5.0
 def with_schedule(labels: DelayedLabels, model: Any) -> DelayedLabels:
     """Return the labels with the schedule that is chosen; GraphError for one that cannot be."""
     schedule = labels.chosen_schedule()
+    is_text, positive = isinstance(labels.otherwise, str), None
     if isinstance(model, AdaptiveLinearModel):
-        is_of_classes = model.classes is not None or model.get_params()["task"] == "multiclass"
-        is_binary = model.task != "regression" and not is_of_classes
+        options = model.get_params()
+        is_of_classes = model.classes is not None or options["task"] == "multiclass"
+        is_binary, positive = model.task != "regression" and not is_of_classes, options["positive"]
+        is_text = is_text and schedule != "expected"  # Which of two texts is negative is known after the first labels.
     else:
         is_binary = isinstance(model.loss, LogLoss)
+    is_false = not is_text and counts_as_false(labels.otherwise, positive=positive)
     assumes = schedule in ("expected", "weighted")
-    if labels.schedule is None and schedule == "expected" and not is_binary:
+    if labels.schedule is None and schedule == "expected" and not (is_binary and is_false):
         schedule = "end"
-    elif assumes and not (is_binary and labels.otherwise is not None and not labels.otherwise):
+    elif assumes and not (is_binary and is_false):
         raise GraphError(
             f'DelayedLabels(schedule="{schedule}"): expected otherwise=False and a model that predicts the probability '
             f'of True, given otherwise={labels.otherwise!r} and {type(model).__name__}; write schedule="end"'
