@@ -64,9 +64,10 @@ class DelayedLabels:
     schedule: Schedule | None = None
     """When a question is learned from.
 
-    - ``"expected"``: with ``otherwise=False``, when its answer comes, or as False at an age at which answers come; a
-      True answer after that learns True, and takes back what was learned. So all labels are learned as soon as those of
-      answered questions, without bias. Until 1,000 waits have ended, and 100 answers have come, as ``"end"``.
+    - ``"expected"``: with an ``otherwise`` that counts as False, when its answer comes, or as False at an age at which
+      answers come; a True answer after that learns True, and takes back what was learned. So most labels are learned as
+      soon as those of answered questions, without bias. Until 1,000 waits have ended, and 100 answers have come, as
+      ``"end"``; so is most of what comes in bursts, and of what is asked while answers fail to come.
     - ``"end"``: at the end of its wait, with its answer or ``otherwise``. Unbiased; nothing is learned in the first
       wait.
     - ``"weighted"``: with ``otherwise=False``, as False at once; an answer True then learns True, and takes back what
@@ -74,8 +75,8 @@ class DelayedLabels:
     - ``"at once"``: when its answer comes, or with ``otherwise`` at the end of its wait. With ``otherwise`` the model
       is biased until the first wait is over, and when traffic changes.
     - None: without ``within_s`` or ``otherwise`` ``"at once"``; ``"expected"`` where it can be, else ``"end"``. It can
-      be with ``otherwise=False``, labels that are True or False, a model that predicts the probability of
-      True, and no ``weight_of``.
+      be with labels that are True and False, 1 and 0 or two texts, an ``otherwise`` that is the negative one, a model
+      that predicts the probability of the other, and no ``weight_of``.
     """
     time: Literal["event", "processing"] | None = None
     """The time that counts: that of the events, or the clock when they arrive. None: event time if the stream has it or
