@@ -1,4 +1,8 @@
-"""How long answers take, and how many questions have none: what is learned before the end of its wait, and when."""
+"""What answers tell of questions: how long they take, how many questions have none, and the share of True.
+
+:class:`AnswerDelays` says what is learned before the end of its wait, and :class:`Answers` what to predict before the
+first label.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import Any, Final
 
-from streamiter.learn.labels import FIRST_LABELS
+import numpy as np
+
+from streamiter.learn.labels import FIRST_LABELS, Label
 
 # Of fewer answers nobody knows how long the longest of a hundred takes.
 _ANSWERS_MIN: Final = 100
@@ -103,3 +109,35 @@ class AnswerDelays:
             "unanswered": unanswered,
             "ahead": max(-_AHEAD_MAX, min(_AHEAD_MAX, sum(state["ahead"] for state in states))),
         }
+
+
+# ---- before the first label
+
+Prior = tuple[float, float]
+"""The share of True that the answers so far suggest, as a lower bound, and the mean of their numbers."""
+
+NOTHING_KNOWN: Final = 0.5
+
+
+class Answers:
+    """Counts questions and answers until the first label is learned: what do they suggest? State of the owner."""
+
+    def __init__(self) -> None:
+        self.counts = [0.0, 0.0, 0.0]
+        """The number of questions, and of answers with a number, and the sum of these."""
+
+    def ask(self, *, is_answered: bool) -> Prior:
+        """Count a question; return the prior for it. ``is_answered``: questions without an answer have no label."""
+        asked, answered, total = self.counts
+        self.counts[0] += 1
+        of = answered if is_answered else asked
+        share = (min(max(total, 0.0), of) + NOTHING_KNOWN) / (of + 1)
+        # While no answer can have come, few answers say little: a share of 1/n would cost log n for each True.
+        return max(share, NOTHING_KNOWN / math.sqrt(of + 1)), total / answered if answered else 0.0
+
+    def add(self, label: Label, otherwise: Label) -> None:
+        """Count the label of an answer; one of two texts is as good as True or False."""
+        label = label != otherwise if isinstance(label, str) else label
+        if isinstance(label, (bool, int, float, np.number, np.bool_)) and math.isfinite(label):
+            self.counts[1] += 1
+            self.counts[2] += float(label)

@@ -6,7 +6,6 @@ Predictions are made where the model is, so the join is there, too: :class:`Labe
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from heapq import heappop, heappush
@@ -614,35 +613,3 @@ class EventReader(ReadsLabels):
         except BadRows as bad:
             reasons = {asked[row]: reason for row, reason in bad.reasons.items()}
             raise BadRows([asked[row] for row in bad.rows], bad.reason, reasons) from bad
-
-
-# ---- before the first label
-
-Prior = tuple[float, float]
-"""The share of True that the answers so far suggest, as a lower bound, and the mean of their numbers."""
-
-NOTHING_KNOWN: Final = 0.5
-
-
-class Answers:
-    """Counts questions and answers until the first label is learned: what do they suggest? State of the owner."""
-
-    def __init__(self) -> None:
-        self.counts = [0.0, 0.0, 0.0]
-        """The number of questions, and of answers with a number, and the sum of these."""
-
-    def ask(self, *, is_answered: bool) -> Prior:
-        """Count a question; return the prior for it. ``is_answered``: questions without an answer have no label."""
-        asked, answered, total = self.counts
-        self.counts[0] += 1
-        of = answered if is_answered else asked
-        share = (min(max(total, 0.0), of) + NOTHING_KNOWN) / (of + 1)
-        # While no answer can have come, few answers say little: a share of 1/n would cost log n for each True.
-        return max(share, NOTHING_KNOWN / math.sqrt(of + 1)), total / answered if answered else 0.0
-
-    def add(self, label: Label, otherwise: Label) -> None:
-        """Count the label of an answer; one of two texts is as good as True or False."""
-        label = label != otherwise if isinstance(label, str) else label
-        if isinstance(label, (bool, int, float, np.number, np.bool_)) and math.isfinite(label):
-            self.counts[1] += 1
-            self.counts[2] += float(label)

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamiter.learn.adaptive import AdaptiveLinearModel
+from streamiter.learn.answer_delays import NOTHING_KNOWN, Prior
 from streamiter.learn.labels import Label, is_label
-from streamiter.learn.late_labels import NOTHING_KNOWN, LabelJoin, Outcome, Prior
+from streamiter.learn.late_labels import LabelJoin, Outcome
 from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, WITHDRAWN, ModelRows, RowSteps
 from streamiter.named_rows import is_missing
 

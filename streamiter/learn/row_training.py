@@ -20,9 +20,10 @@ import numpy as np
 
 from streamiter.errors import ModelError
 from streamiter.learn.adaptive import AdaptiveLinearModel
+from streamiter.learn.answer_delays import Answers
 from streamiter.learn.expert_weights import ExpertWeights
 from streamiter.learn.labels import Label, Labels, is_label
-from streamiter.learn.late_labels import WAIT_IS_OVER, Answers, EventsToLearn, LabelJoin, Outcome, no_events
+from streamiter.learn.late_labels import WAIT_IS_OVER, EventsToLearn, LabelJoin, Outcome, no_events
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.model_rows import ModelRows, RowSteps
 from streamiter.learn.question_steps import Answer, EventPlan, Question

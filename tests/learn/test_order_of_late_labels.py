@@ -180,8 +180,8 @@ def test_predictions_have_no_bias_after_the_first_wait(
 ) -> None:
     """Only positives were learned until the first wait was over, and every prediction tended to 1.
 
-    The last answers come when there are no questions any more: what is published then must not follow them. A quarter of
-    the rare stream has 205 True, a standard error of 7 %: with "weighted" a bound of a tenth cannot be kept there.
+    The last answers come when there are no questions any more: what is published then must not follow them. A quarter
+    of the rare stream has 205 True, a standard error of 7 %: "weighted" cannot keep a bound of a tenth there.
     """
     given = start_of(shares, delay_s, 20_000)
     losses = {}
