@@ -121,8 +121,9 @@ _COUNTED: Final = Outcome(None, None, "answered")
 # The limit of a question that waits without end: the end of the stream.
 _TO_THE_END: Final = MAX_TIME
 
-# What is delivered twice comes again within seconds or minutes. Each is in every checkpoint: so many take some 10 ms.
-_KNOWN_AGAIN_MAX: Final = 100_000
+# Of the questions that have been learned, each is in every checkpoint until its wait is over: so many take some 10 ms.
+# What is delivered twice comes again within seconds or minutes.
+_IN_CHECKPOINT_MAX: Final = 100_000
 
 
 class LabelJoin:
@@ -302,7 +303,7 @@ class LabelJoin:
         """Forget the settled questions whose wait would be over, and the oldest if there are too many."""
         settled, within_ms = self._settled, self._within_ms
         while settled and (
-            len(settled) > _KNOWN_AGAIN_MAX
+            len(settled) > _IN_CHECKPOINT_MAX
             or (within_ms is not None and next(iter(settled.values())) + within_ms <= self._join.watermark)
         ):
             settled.popitem(last=False)
@@ -340,7 +341,7 @@ class LabelJoin:
     def _count_later(self, time: int, number: int) -> None:
         """Count the end of the wait of a question that has been learned; of too many, that of the oldest now."""
         heappush(self._learned, (time + (self._within_ms or 0), number))
-        if len(self._learned) > self._kept_max:
+        if len(self._learned) > min(self._kept_max, _IN_CHECKPOINT_MAX):
             heappop(self._learned)
             self._delays.ended(is_answered=True)
 
@@ -422,7 +423,7 @@ class LabelJoin:
         self._settled = OrderedDict(zip(*state.get("settled", ((), ())), strict=True))
         self._delays.restore(state["delays"])
         self._latest, self._other = state["latest"], state["other label"]
-        self.is_false_otherwise = state["is false otherwise"]
+        self.is_false_otherwise = state["is false otherwise"] and counts_as_false(self.otherwise)
         if state["false label"] is not None:
             self.false_label = state["false label"]
         if self.schedule == "expected":
