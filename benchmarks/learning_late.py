@@ -1,7 +1,6 @@
 """Labels that come later: each schedule of ``train_online``, and river record by record in the same order.
 
-The flow does not report which question a prediction belongs to, so :func:`ours` takes that from the order of
-``learning_late_streams``, and checks it by the labels and the numbers of the events.
+The flow reports the events of the question and of its label for each prediction, and :func:`ours` checks the labels.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 import orjson
@@ -72,7 +71,7 @@ def _trained(
     predicted, models = training.predictions.collect(), training.models.collect()
     with Stopwatch() as watch:
         flow.run()
-    fields = ("predictions", "targets", "numbers")
+    fields = ("predictions", "targets", "questions")
     reported = {field: np.concatenate([part[field] for part in predicted.items]) for field in fields}
     return reported, models.items[-1].parameters, watch.cpu_seconds
 
@@ -82,21 +81,22 @@ def _timed(stream: Stream) -> Stream:
 
 
 def ours(stream: LateStream, schedule: Schedule) -> Followed:
-    """Learn with ``train_online(labels=…)``; the order tells the question of each prediction that it reports."""
+    """Learn with ``train_online(labels=…)``."""
     records = _records(stream)
     reported, _, cpu_seconds = _trained(stream, schedule, lambda flow: _timed(flow.from_items(records)))
-    settled = [(row, event) for kind, row, event in order(stream, schedule) if kind in ("learn", "confirm")]
-    rows, events = np.array(settled).T
-    if not (
-        np.array_equal(reported["targets"], stream.rows.labels[rows]) and np.array_equal(reported["numbers"], events)
-    ):
-        raise AssertionError(f"{stream.about}, {schedule}: expected that questions are settled in the order of events")
+    rows = stream.events()[0][reported["questions"]] // 2
+    is_each = np.array_equal(np.sort(rows), np.arange(len(stream)))
+    if not (is_each and np.array_equal(reported["targets"], stream.rows.labels[rows])):
+        raise AssertionError(f"{stream.about}, {schedule}: expected each question once, with its label")
     predictions = np.empty(len(stream))
     predictions[rows] = reported["predictions"]
     return Followed(predictions, len(stream) / cpu_seconds)
 
 
-def river(stream: LateStream, schedule: Schedule, *, has_weights_of_ktena: bool = False) -> Followed:
+_Ordered = Literal["end", "weighted", "at once"]
+
+
+def river(stream: LateStream, schedule: _Ordered, *, has_weights_of_ktena: bool = False) -> Followed:
     """Learn with river's logistic regression, record by record.
 
     A True answer to a question that was learned as False is learned, and the slope for False is taken back, as in
@@ -169,7 +169,7 @@ def follow(stream: LateStream) -> dict[str, Followed]:
     }
     found |= {f"streamiter, {schedule}": ours(stream, schedule) for schedule in SCHEDULES}
     if find_spec("river") is not None:
-        found |= {f"river, {schedule}": river(stream, schedule) for schedule in SCHEDULES}
+        found |= {f"river, {schedule}": river(stream, schedule) for schedule in get_args(_Ordered)}
         found["river, Ktena"] = river(stream, "weighted", has_weights_of_ktena=True)
     return found
 
@@ -240,8 +240,8 @@ questions, also those from before the first label. streamiter learns with `train
 [schedules](learning.md#labels-that-arrive-later); *expected* is the default here. The others, record by record:
 
 - *river*: its logistic regression behind `StandardScaler` and `OneHotEncoder`, in the order of events that each
-  schedule says. With *weighted* it learns False at the question, with *expected* at an age at which answers come; a
-  True answer then learns True, and takes back the slope with which its question was learned. *Ktena* is *weighted* with
+  schedule says. With *weighted* it learns False at the question; a True answer then learns True, and takes back the
+  slope with which its question was learned. *Ktena* is *weighted* with
   the weights (1 − p)(1 + p) at the question and 1 + p for a True answer, p the prediction at that moment (Ktena et al.,
   2019, arXiv 1907.06558).
 - *share so far*: the share of True of the questions whose wait is over; before the first one a half.

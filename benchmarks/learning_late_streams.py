@@ -1,6 +1,6 @@
 """Streams of questions whose answers come later: rare and frequent, short and long delays, drift, flights.
 
-:func:`order` tells what happens, event by event, under each schedule of ``DelayedLabels``.
+:func:`order` tells what happens, event by event, under the schedules of ``DelayedLabels`` that need no figures.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
@@ -17,7 +16,6 @@ import numpy.typing as npt
 
 from benchmarks.learning_streams import LearningStream, flights_as_events
 from streamiter import Columns
-from streamiter.learn.late_labels import AnswerDelays
 
 __all__ = ["LATE_STREAMS", "SCHEDULES", "Happened", "LateStream", "Schedule", "order"]
 
@@ -68,7 +66,7 @@ class Happened(NamedTuple):
     event: int
 
 
-def order(stream: LateStream, schedule: Schedule) -> Iterator[Happened]:
+def order(stream: LateStream, schedule: Literal["end", "weighted", "at once"]) -> Iterator[Happened]:
     """Yield what happens, event by event; before an event all waits end that are over by the time of the last one."""
     events, times = (array.tolist() for array in stream.events())
     asked, within = stream.asked_ms.tolist(), stream.within_ms
@@ -76,15 +74,7 @@ def order(stream: LateStream, schedule: Schedule) -> Iterator[Happened]:
     waiting: set[int] = set()
     answered: set[int] = set()
     assumed: set[int] = set()
-    with_age: set[int] = set()
-    ages: list[tuple[int, int]] = []
-    delays = AnswerDelays()
     due: deque[int] = deque()  # Questions come by time, and all wait equally long.
-
-    def assume(row: int, event: int) -> Iterator[Happened]:
-        if row in waiting and (schedule == "weighted" or delays.takes_next()):
-            assumed.add(row)
-            yield Happened("assume", row, event)
 
     def known(row: int, event: int, *, label: bool) -> Iterator[Happened]:
         waiting.discard(row)
@@ -93,13 +83,8 @@ def order(stream: LateStream, schedule: Schedule) -> Iterator[Happened]:
     def over(reached: float, event: int) -> Iterator[Happened]:
         while due and asked[due[0]] + within <= reached:
             row = due.popleft()
-            while ages and ages[0] < (asked[row] + within, row):
-                yield from assume(heappop(ages)[1], event)
             if row in waiting:
-                delays.ended(is_answered=row in answered)
                 yield from known(row, event, label=row in answered and labels[row])
-        while ages and ages[0][0] <= reached:
-            yield from assume(heappop(ages)[1], event)
 
     reached = -1
     for number, (event, time) in enumerate(zip(events, times, strict=True)):
@@ -110,19 +95,14 @@ def order(stream: LateStream, schedule: Schedule) -> Iterator[Happened]:
             waiting.add(row)
             due.append(row)
             if schedule == "weighted":
-                yield from assume(row, number)
-            elif schedule == "expected" and delays.are_known():
-                with_age.add(row)
-                if (age := delays.age_of(row + 1)) is not None and age < within:
-                    heappush(ages, (time + age, row))
+                assumed.add(row)
+                yield Happened("assume", row, number)
         elif row not in waiting or row in answered or time >= asked[row] + within:
             yield Happened("late", row, number)
+        elif schedule == "end":
+            answered.add(row)
         else:
-            delays.answered(time - asked[row])
-            if schedule == "end" or (schedule == "expected" and row not in with_age):
-                answered.add(row)
-            else:
-                yield from known(row, number, label=labels[row])
+            yield from known(row, number, label=labels[row])
         reached = time
     yield from over(float("inf"), len(events))
 
@@ -140,11 +120,14 @@ class _Delays(NamedTuple):
     within_s: int
     in_time: float = 1.0
     """The share of answers that come before the end of the wait."""
+    every_s: int = 0
+    """How often the answers so far come, all at once; 0: each by itself."""
 
 
 _SHORT: Final = _Delays(lambda drawn, count: drawn.uniform(1.0, 40.0, count), 60)
 _SHORTER: Final = _Delays(lambda drawn, count: drawn.uniform(0.0, 6.0, count), 20)
 _LONG: Final = _Delays(lambda drawn, count: drawn.uniform(500.0, 3_000.0, count), 4_000)
+_IN_BURSTS: Final = _LONG._replace(every_s=900)
 _TOO_LATE: Final = _Delays(lambda drawn, count: drawn.exponential(1_000.0, count), 2_000, 1.0 - float(np.exp(-2.0)))
 
 
@@ -154,7 +137,10 @@ def _made(
     """Return a stream with drawn delays; a label whose answer comes after the wait becomes False."""
     delays_ms = (delays.draw(np.random.default_rng(_SEED + 1), len(labels)) * 1_000).astype(np.int64)
     labels = labels & (delays_ms < delays.within_s * 1_000)
-    answered_ms = np.where(answered, asked_ms + delays_ms, -1)
+    answered_ms = asked_ms + delays_ms
+    if every_ms := delays.every_s * 1_000:
+        answered_ms = -(-answered_ms // every_ms) * every_ms
+    answered_ms = np.where(answered, answered_ms, -1)
     rows = LearningStream("", "binary", features, labels)
     return LateStream(rows, asked_ms, answered_ms, delays.within_s * 1_000, about, chances * delays.in_time)
 
@@ -244,6 +230,7 @@ LATE_STREAMS: Final[Mapping[str, Callable[[int], LateStream]]] = MappingProxyTyp
             _rare,
             lambda place: np.exp(0.5 * np.log(10.0) * np.sin(6.0 * np.pi * place)),
         ),
+        "bursts": _kinds("as *rare, long*, but all answers so far come every 900 s, at once", _IN_BURSTS, _rare),
         "threshold, short": _threshold(
             "two numbers, one of which decides by a threshold, so that a linear model does not fit: True above the "
             "middle; 60 % are answered, with True or False, within 6 s; wait 20 s, 50 questions a second",

@@ -17,7 +17,7 @@ from streamiter.flow.event_time import checked_duration, has_event_time, is_behi
 from streamiter.flow.graph_checks import check_function
 from streamiter.flow.stream import Stream
 from streamiter.learn.adaptive import AdaptiveLinearModel
-from streamiter.learn.labels import Label
+from streamiter.learn.labels import Label, counts_as_false
 from streamiter.learn.losses import LogLoss
 from streamiter.numbers import whole_number
 from streamiter.operators.timed.in_order import InOrder, SpansInOrder
@@ -64,9 +64,10 @@ class DelayedLabels:
     schedule: Schedule | None = None
     """When a question is learned from.
 
-    - ``"expected"``: with ``otherwise=False``, when its answer comes, or as False at an age at which answers come; a
-      True answer after that learns True, and takes back what was learned. So all labels are learned as soon as those of
-      answered questions, without bias. Until 1,000 waits have ended, and 100 answers have come, as ``"end"``.
+    - ``"expected"``: with an ``otherwise`` that counts as False, when its answer comes, or as False at an age at which
+      answers come; a True answer after that learns True, and takes back what was learned. So most labels are learned as
+      soon as those of answered questions, without bias. Until 1,000 waits have ended, and 100 answers have come, as
+      ``"end"``; so is most of what comes in bursts, and of what is asked while answers fail to come.
     - ``"end"``: at the end of its wait, with its answer or ``otherwise``. Unbiased; nothing is learned in the first
       wait.
     - ``"weighted"``: with ``otherwise=False``, as False at once; an answer True then learns True, and takes back what
@@ -74,8 +75,8 @@ class DelayedLabels:
     - ``"at once"``: when its answer comes, or with ``otherwise`` at the end of its wait. With ``otherwise`` the model
       is biased until the first wait is over, and when traffic changes.
     - None: without ``within_s`` or ``otherwise`` ``"at once"``; ``"expected"`` where it can be, else ``"end"``. It can
-      be with ``otherwise=False``, labels that are True or False, a model that predicts the probability of
-      True, and no ``weight_of``.
+      be with labels that are True and False, 1 and 0 or two texts, an ``otherwise`` that is the negative one, a model
+      that predicts the probability of the other, and no ``weight_of``.
     """
     time: Literal["event", "processing"] | None = None
     """The time that counts: that of the events, or the clock when they arrive. None: event time if the stream has it or
@@ -87,7 +88,7 @@ class DelayedLabels:
             return self.schedule
         if self.otherwise is None or self.within_s is None:
             return "at once"
-        return "expected" if self.otherwise is False and self.weight_of is None else "end"
+        return "expected" if counts_as_false(self.otherwise) and self.weight_of is None else "end"
 
 
 def come_with_questions(labels: DelayedLabels) -> bool:
@@ -138,15 +139,19 @@ _SECONDS_QUIET: Final = 5.0
 def with_schedule(labels: DelayedLabels, model: Any) -> DelayedLabels:
     """Return the labels with the schedule that is chosen; GraphError for one that cannot be."""
     schedule = labels.chosen_schedule()
+    is_text, positive = isinstance(labels.otherwise, str), None
     if isinstance(model, AdaptiveLinearModel):
-        is_of_classes = model.classes is not None or model.get_params()["task"] == "multiclass"
-        is_binary = model.task != "regression" and not is_of_classes
+        options = model.get_params()
+        is_of_classes = model.classes is not None or options["task"] == "multiclass"
+        is_binary, positive = model.task != "regression" and not is_of_classes, options["positive"]
+        is_text = is_text and schedule != "expected"  # Which of two texts is negative is known after the first labels.
     else:
         is_binary = isinstance(model.loss, LogLoss)
+    is_false = not is_text and counts_as_false(labels.otherwise, positive=positive)
     assumes = schedule in ("expected", "weighted")
-    if labels.schedule is None and schedule == "expected" and not is_binary:
+    if labels.schedule is None and schedule == "expected" and not (is_binary and is_false):
         schedule = "end"
-    elif assumes and not (is_binary and labels.otherwise is not None and not labels.otherwise):
+    elif assumes and not (is_binary and is_false):
         raise GraphError(
             f'DelayedLabels(schedule="{schedule}"): expected otherwise=False and a model that predicts the probability '
             f'of True, given otherwise={labels.otherwise!r} and {type(model).__name__}; write schedule="end"'

@@ -491,6 +491,28 @@ def is_label(label: Label) -> bool:
     return isinstance(plain, str) or (isinstance(plain, (int, float)) and abs(plain) <= _TARGET_MAX)
 
 
+def is_truth(label: Label) -> bool:
+    """Whether a label is True or False, or 1 or 0."""
+    return isinstance(label, (bool, int, float, np.number, np.bool_)) and label in (0, 1)
+
+
+def counts_as_false(label: Label, other: Label = None, positive: Label = None) -> bool:
+    """Whether a label is False, 0, or the negative one of two texts; without ``other``, whether it may be.
+
+    ``positive`` is the label whose probability is asked for, None for no choice.
+
+    >>> counts_as_false("no", "yes"), counts_as_false("yes", "no"), counts_as_false("yes", "no", positive="no")
+    (True, False, True)
+    """
+    if positive is not None and label == positive:
+        return False
+    if not isinstance(label, str):
+        return is_truth(label) and not label and (other is None or is_truth(other))
+    if other is None or positive is not None:
+        return other is None or other == positive
+    return isinstance(other, str) and _order(label) < _order(other)
+
+
 def _plain(label: Label) -> Label:
     """Return the label as plain Python data, so that equal labels of numpy and Python are one class."""
     plain = plain_scalar(label)

@@ -6,18 +6,17 @@ Predictions are made where the model is, so the join is there, too: :class:`Labe
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left, insort
-from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, TypedDict, final
 
 import numpy as np
 
 from streamiter.errors import ModelError
+from streamiter.learn.answer_delays import AnswerDelays
 from streamiter.learn.delayed_labels import DelayedLabels, come_with_questions
-from streamiter.learn.labels import FIRST_LABELS, Label
+from streamiter.learn.labels import Label, counts_as_false
 from streamiter.learn.row_reading import (
     LabelFields,
     NamedRecord,
@@ -30,8 +29,7 @@ from streamiter.learn.row_reading import (
 )
 from streamiter.learn.rows import BadRows, SparseRecord, blaming_rows, of_numbered_rows, row_weights
 from streamiter.named_rows import NamedRows, named_matrix
-from streamiter.numbers import Floats, Indices
-from streamiter.operators.declared_state import COPIED, DeclaredState, Form, declared
+from streamiter.numbers import Floats, Indices, plain_scalar
 from streamiter.operators.definitions import Definition
 from streamiter.operators.due import DueHeap
 from streamiter.operators.operator import Context
@@ -117,96 +115,15 @@ class _Waiting:
         self.is_open = True
 
 
+_COUNTED: Final = Outcome(None, None, "answered")
+"""The end of the wait of a question that has been learned."""
+
 # The limit of a question that waits without end: the end of the stream.
 _TO_THE_END: Final = MAX_TIME
 
-# What is delivered twice comes again within seconds or minutes. Each is in every checkpoint: so many take some 10 ms.
-_KNOWN_AGAIN_MAX: Final = 100_000
-# Of fewer answers nobody knows how long the longest of a hundred takes.
-_ANSWERS_MIN: Final = 100
-_ANSWERS: Final = 1_000
-_QUESTIONS: Final = 10_000
-# Between two answers some questions are taken as ones without an answer, u / (1 − u) in the mean, and five times as
-# many once in 150 times; more of them say that answers fail to come.
-_MEANS_WITHOUT_ANSWER: Final = 5.0
-# Multiples of it are spread evenly between 0 and 2**32, of any numbers in a row (Knuth, 6.4).
-_GOLDEN: Final = 2_654_435_769
-
-
-class AnswerDelays(DeclaredState):
-    """How long answers take, and how many questions have none: when does a question count as one without an answer?
-
-    Let F(a) be the share of answers that take at most ``a``, and u the share of questions without one. If every such
-    question is learned at the age of an answer, no label is fresher than another, and the model has no bias while
-    traffic changes. But a question of age a, without an answer so far, is one of those only with the probability
-    u / (u + (1 − u)(1 − F(a))). So questions are drawn: the chance that one is taken at an age is that of an answer at
-    this age, times this probability. The rest, u · ln(1/u) / (1 − u) less than all, waits to the end.
-    """
-
-    _delays: deque[int] = declared(made=deque, form=Form(list, deque))
-    _ended = declared(0)
-    """The number of waits that have ended; until the first one, answers say nothing of those that have none."""
-    _counted = declared(0)
-    _unanswered = declared(0.0)
-    """The share of the last questions that have no answer."""
-    _taken = declared(0)
-    """The number of questions that have reached their age since the last answer."""
-
-    def __init__(self) -> None:
-        self._sorted: list[int] = []
-
-    def answered(self, delay: int) -> None:
-        self._taken = 0
-        self._delays.append(delay)
-        insort(self._sorted, delay)
-        if len(self._delays) > _ANSWERS:
-            del self._sorted[bisect_left(self._sorted, self._delays.popleft())]
-        if self._ended:
-            self._count(0.0)
-
-    def ended(self, *, is_answered: bool) -> None:
-        self._ended += 1
-        if not is_answered:
-            self._count(1.0)
-
-    def _count(self, is_unanswered: float) -> None:
-        self._counted = min(self._counted + 1, _QUESTIONS)
-        self._unanswered += (is_unanswered - self._unanswered) / self._counted
-
-    def are_known(self) -> bool:
-        """Whether enough answers have come, and the model has read so many labels that their kind will not change."""
-        return len(self._sorted) >= _ANSWERS_MIN and self._ended >= FIRST_LABELS
-
-    def age_of(self, number: int) -> int | None:
-        """Return the age at which question ``number`` counts as one without an answer; None: at the end of its wait."""
-        share, drawn = self._unanswered, (number * _GOLDEN % 2**32) / 2**32
-        if share < 1.0:
-            left = (math.exp(-drawn * (1.0 - share) / share) - share) / (1.0 - share) if share else 0.0
-            if left <= 0.0:
-                return None
-            drawn = 1.0 - left
-        return self._sorted[min(int(drawn * len(self._sorted)), len(self._sorted) - 1)] + 1
-
-    def takes_next(self) -> bool:
-        """Whether the next question that reaches its age counts as one without an answer: if answers still come."""
-        self._taken += 1
-        return self._taken * (1.0 - self._unanswered) <= _MEANS_WITHOUT_ANSWER
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        super().restore(state)
-        self._sorted = sorted(self._delays)
-
-    @staticmethod
-    def merged(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return what several have counted."""
-        counted = sum(state["counted"] for state in states)
-        return {
-            "taken": max(state["taken"] for state in states),
-            "delays": [delay for state in states for delay in state["delays"]][-_ANSWERS:],
-            "ended": sum(state["ended"] for state in states),
-            "counted": min(counted, _QUESTIONS),
-            "unanswered": sum(state["unanswered"] * state["counted"] for state in states) / max(counted, 1),
-        }
+# Of the questions that have been learned, each is in every checkpoint until its wait is over: so many take some 10 ms.
+# What is delivered twice comes again within seconds or minutes.
+_IN_CHECKPOINT_MAX: Final = 100_000
 
 
 class LabelJoin:
@@ -220,6 +137,8 @@ class LabelJoin:
         self.is_timed = is_timed
         self.schedule = labels.chosen_schedule()
         self.otherwise = labels.otherwise
+        self.false_label = labels.otherwise if self.schedule in ("expected", "weighted") else None
+        """The label with which questions are learned, or were in an earlier run, before theirs is known."""
         self._unknown = labels.unknown
         self._ignores_unknown = come_with_questions(labels)
         self._within_ms = None if labels.within_s is None else round(in_seconds(labels.within_s) * 1000)
@@ -231,14 +150,30 @@ class LabelJoin:
         self._settled: OrderedDict[Hashable, int] = OrderedDict()
         """By key the time of a question that has got its answer, in this order, until its wait would be over."""
         self._asked = 0
+        self._latest = MIN_TIME
+        """The latest time of an event."""
         self._delays = AnswerDelays()
-        self._may_assume = self.schedule == "expected"
-        """Whether questions count as ones without an answer, once enough delays of answers are known."""
-        self._assumed = DueHeap(1, 2)
+        self._learned = DueHeap(1, 2)
+        """The questions whose answers have been learned, until the end of their wait counts."""
+        self._other: Label = None
+        """The first label that is another one than that of a question without an answer."""
+        self.is_false_otherwise = counts_as_false(self.otherwise)
+        """Whether a question without an answer counts as False beside the labels so far."""
+        self._assumed = DueHeap(2, 2)
         """The questions by the time at which they count as ones without an answer; also questions with an answer."""
         self._restored: list[Outcome] = []
         """What a restore has led to, because waits are longer now, or fewer questions may wait."""
         self._timer_at = MAX_TIME
+
+    @property
+    def _may_assume(self) -> bool:
+        """Whether questions count as ones without an answer, once enough delays of answers are known."""
+        return self.schedule == "expected" and self.is_false_otherwise
+
+    @property
+    def has_share(self) -> bool:
+        """Whether the share of True is that of answers which are not ``otherwise``: of two texts not always."""
+        return self.is_false_otherwise or not isinstance(self.otherwise, str)
 
     def open(self, context: Context) -> None:
         """Take the time from the step, and set its timers."""
@@ -251,6 +186,8 @@ class LabelJoin:
 
         Call :meth:`heard` and this when it fires.
         """
+        while self._assumed and not self._assumed.peek()[-1].is_open:
+            self._assumed.take_first()
         waits = (self._join.next_due() or MAX_TIME, self._answered.first(), self._assumed.first())
         due = min(MAX_TIME if first is None else first for first in waits)
         if not self.is_timed and (self.otherwise is not None or self._answered) and due < self._timer_at:
@@ -281,9 +218,11 @@ class LabelJoin:
         join.advance(watermark)
         if self._settled:
             self._forget_settled()
+        # At the end of the stream a question that still waits has no answer so far, which says nothing.
+        counted_to = watermark if watermark < MAX_TIME else self._latest
         ended: list[tuple[int, int, Outcome, bool]] = []
         for when, number, _, waiting in self._assumed.until(watermark):
-            if waiting.is_open and when < self._limit(waiting):
+            if waiting.is_open and when < self._limit(waiting) and when <= counted_to:
                 waiting.when = MAX_TIME
                 ended.append((when, number, Outcome(waiting.question, None, "assumed"), False))
         for _, (waiting, answer) in join.take_results() if join.results else ():
@@ -294,18 +233,23 @@ class LabelJoin:
                 ended.append((limit, waiting.number, Outcome(waiting.question, None, "over"), False))
         for limit, number, _, (waiting, answer) in self._answered.until(watermark):
             ended.append((limit, number, Outcome(waiting.question, answer, "over"), True))
+        for limit, number, *_ in self._learned.until(watermark):
+            ended.append((limit, number, _COUNTED, True))
         if len(ended) > 1:
             ended.sort(key=_by_limit)
         # In this order, wherever it is cut.
-        return [outcome for _, _, outcome, is_answered in ended if self._is_counted(outcome, is_answered=is_answered)]
-
-    def _is_counted(self, outcome: Outcome, *, is_answered: bool) -> bool:
-        """Count an end of a wait; return False for a question that is not to be assumed, and waits further."""
-        if outcome.kind == "assumed":
-            return self._delays.takes_next()
-        if outcome.question is not None:
-            self._delays.ended(is_answered=is_answered)
-        return True
+        outcomes: list[Outcome] = []
+        for limit, _, outcome, is_answered in ended:
+            if outcome.kind == "assumed":
+                if not self._delays.learns_now(is_answered=False):
+                    continue  # It waits further.
+            elif outcome is _COUNTED or outcome.question is not None:
+                if self._may_assume and limit <= counted_to:
+                    self._delays.ended(is_answered=is_answered)
+                if outcome is _COUNTED:
+                    continue
+            outcomes.append(outcome)
+        return outcomes
 
     def _limit(self, waiting: _Waiting) -> int:
         return _TO_THE_END if self._within_ms is None else waiting.time + self._within_ms
@@ -326,12 +270,16 @@ class LabelJoin:
         self._join.add(LEFT, key, time, waiting)
         return self._outcomes(key) if self._join.results else []
 
-    def never_assume(self) -> None:
-        """A label has come that is neither True nor False: it may be one of several classes, or a number.
+    def note_label(self, label: Label, positive: Label) -> None:
+        """Note the label of an answer: beside it, that of a question without an answer may be one of several classes.
 
         No effect once so many labels have come that the model refuses such a label.
         """
-        self._may_assume = self._may_assume and self._delays.are_known()
+        if label in (self.otherwise, self._other) or not self.is_false_otherwise or self._delays.are_known():
+            return
+        has_two = self._other is None or not isinstance(label, str)
+        self.is_false_otherwise = has_two and counts_as_false(self.otherwise, label, positive)
+        self._other = plain_scalar(label)
 
     def _assume(self, waiting: _Waiting, when: int | None) -> None:
         waiting.when = when
@@ -345,13 +293,15 @@ class LabelJoin:
 
     def _time(self, time: int | None) -> int:
         reached = self._join.watermark
-        return reached if time is None or time < reached else time
+        time = reached if time is None or time < reached else time
+        self._latest = max(self._latest, time)
+        return time
 
     def _forget_settled(self) -> None:
         """Forget the settled questions whose wait would be over, and the oldest if there are too many."""
         settled, within_ms = self._settled, self._within_ms
         while settled and (
-            len(settled) > _KNOWN_AGAIN_MAX
+            len(settled) > _IN_CHECKPOINT_MAX
             or (within_ms is not None and next(iter(settled.values())) + within_ms <= self._join.watermark)
         ):
             settled.popitem(last=False)
@@ -363,23 +313,35 @@ class LabelJoin:
             if waiting is None:
                 outcomes.append(Outcome(None, answer, "over"))
                 continue
-            waiting.is_open = False
+            waiting.is_open, question = False, waiting.question
             if answer is None:
-                outcomes.append(Outcome(waiting.question, None, "forgotten"))
+                outcomes.append(Outcome(question, None, "forgotten"))
+                waiting.question = None  # It may be among those that reach their age.
                 continue
             if self._may_assume:
                 self._delays.answered(time - waiting.time)
             if self.is_timed and key is not None and not self._ignores_unknown:
                 self._settled[key] = waiting.time
                 self._settled.move_to_end(key)
-            if waiting.when is not None or self.schedule not in ("end", "expected"):
-                outcomes.append(Outcome(waiting.question, answer, "answered"))
+            may_learn = waiting.when is not None and self._may_assume
+            if self.schedule in ("weighted", "at once") or (may_learn and self._delays.learns_now(is_answered=True)):
+                outcomes.append(Outcome(question, answer, "answered"))
+                waiting.question = None
+                if self._may_assume:
+                    self._count_later(waiting.time, waiting.number)
             else:
                 self._answered.push((self._limit(waiting), waiting.number), (waiting, answer))
                 if len(self._answered) > self._kept_max:
                     first, its_answer = self._answered.take_first()[-1]
                     outcomes.append(Outcome(first.question, its_answer, "over"))
         return outcomes
+
+    def _count_later(self, time: int, number: int) -> None:
+        """Count the end of the wait of a question that has been learned; of too many, that of the oldest now."""
+        self._learned.push((time + (self._within_ms or 0), number), None)
+        if len(self._learned) > min(self._kept_max, _IN_CHECKPOINT_MAX):
+            self._learned.take_first()
+            self._delays.ended(is_answered=True)
 
     def end(self) -> list[Outcome]:
         """Return the outcomes of all that wait, since no other events come; none if all would be forgotten."""
@@ -397,8 +359,11 @@ class LabelJoin:
     # ---- state
 
     def definition(self) -> Definition:
-        """Return on what the meaning of the state depends; how long questions wait may change."""
-        return {"labels": "later, in event time" if self.is_timed else "later, by the clock", "schedule": self.schedule}
+        """Return on what the meaning of the state depends.
+
+        How long questions wait, and their schedule, may change: each of them says whether it has been learned as False.
+        """
+        return {"labels": "later, in event time" if self.is_timed else "later, by the clock"}
 
     @property
     def waiting(self) -> int:
@@ -438,7 +403,11 @@ class LabelJoin:
                 for question, answer, kind in self._restored
             ],
             "delays": self._delays.state(),
-            "may assume": self._may_assume,
+            "learned": [(limit - (self._within_ms or 0), number) for limit, number, *_ in self._learned.latest()],
+            "latest": self._latest,
+            "other label": self._other,
+            "is false otherwise": self.is_false_otherwise,
+            "false label": plain_scalar(self.false_label),
         }
 
     def restore(
@@ -451,11 +420,17 @@ class LabelJoin:
         self._asked = state["asked"]
         self._settled = OrderedDict(zip(*state["settled"], strict=True))
         self._delays.restore(state["delays"])
-        self._may_assume = state["may assume"]
+        self._latest, self._other = state["latest"], state["other label"]
+        self.is_false_otherwise = state["is false otherwise"] and counts_as_false(self.otherwise)
+        if state["false label"] is not None:
+            self.false_label = state["false label"]
+        if self.schedule == "expected":
+            for time, number in state["learned"]:
+                self._count_later(time, number)
         for side, key, time, number, event, when in state["waiting"]:
             if side == LEFT:
                 waiting = _Waiting(question_from_record(event), time, number, None)
-                self._assume(waiting, when)
+                self._assume(waiting, when if self.schedule == "expected" else None)
                 self._join.add(side, key, time, waiting)
             else:
                 self._join.add(side, key, time, answer_from_record(event))
@@ -486,10 +461,12 @@ class LabelJoin:
     def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return the state of a join that takes over what waited in several; each question gets a number of its own."""
         many = len(states)
+        settled = [pair for state in states for pair in zip(*state.get("settled", ((), ())), strict=True)]
+        settled.sort(key=itemgetter(1))  # The first ones are forgotten first.
         return {
             "watermark": min(state["watermark"] for state in states),
             "asked": many * (1 + max(state["asked"] for state in states)),
-            "settled": [[item for state in states for item in state["settled"][part]] for part in range(2)],
+            "settled": [[key for key, _ in settled], [time for _, time in settled]],
             "waiting": [
                 (*event[:3], event[3] * many + place, *event[4:])
                 for place, state in enumerate(states)
@@ -502,7 +479,13 @@ class LabelJoin:
             ],
             "restored": [outcome for state in states for outcome in state["restored"]],
             "delays": AnswerDelays.merged([state["delays"] for state in states]),
-            "may assume": all(state["may assume"] for state in states),
+            "learned": [
+                (time, number * many + place) for place, state in enumerate(states) for time, number in state["learned"]
+            ],
+            "latest": max(state["latest"] for state in states),
+            "other label": next((state["other label"] for state in states if state["other label"] is not None), None),
+            "false label": next((state["false label"] for state in states if state["false label"] is not None), None),
+            "is false otherwise": all(state["is false otherwise"] for state in states),
         }
 
     def _before_first_due(self) -> int:
@@ -629,32 +612,3 @@ class EventReader(ReadsLabels):
         except BadRows as bad:
             reasons = {asked[row]: reason for row, reason in bad.reasons.items()}
             raise BadRows([asked[row] for row in bad.rows], bad.reason, reasons) from bad
-
-
-# ---- before the first label
-
-Prior = tuple[float, float]
-"""The share of True that the answers so far suggest, as a lower bound, and the mean of their numbers."""
-
-NOTHING_KNOWN: Final = 0.5
-
-
-class Answers(DeclaredState):
-    """Counts questions and answers until the first label is learned: what do they suggest? State of the owner."""
-
-    counts = declared(made=lambda: [0.0, 0.0, 0.0], form=COPIED)
-    """The number of questions, and of answers with a number, and the sum of these."""
-
-    def ask(self, *, is_answered: bool) -> Prior:
-        """Count a question; return the prior for it. ``is_answered``: questions without an answer have no label."""
-        asked, answered, total = self.counts
-        self.counts[0] += 1
-        of = answered if is_answered else asked
-        share = (min(max(total, 0.0), of) + NOTHING_KNOWN) / (of + 1)
-        # While no answer can have come, few answers say little: a share of 1/n would cost log n for each True.
-        return max(share, NOTHING_KNOWN / math.sqrt(of + 1)), total / answered if answered else 0.0
-
-    def add(self, label: Label) -> None:
-        if isinstance(label, (bool, int, float, np.number, np.bool_)) and math.isfinite(label):
-            self.counts[1] += 1
-            self.counts[2] += float(label)

@@ -215,6 +215,14 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
         super().open(context)
         self._join.open(context)
 
+    def follow(self, given: Any) -> None:
+        """Continue with these parameters; those of another model have never learned a question that waits."""
+        starts = self._starts
+        super().follow(given)
+        if self._starts != starts:
+            for question in self._join.questions():
+                question.assumed = None
+
     def process_examples(self, mini_batch: Batch, out: Output) -> None:
         """Predict all questions together, then match the events in order; learn from all labels together."""
         labelled: list[_Labelled] = []

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamiter.learn.adaptive import AdaptiveLinearModel
-from streamiter.learn.labels import Label
-from streamiter.learn.late_labels import NOTHING_KNOWN, LabelJoin, Outcome, Prior
+from streamiter.learn.answer_delays import NOTHING_KNOWN, Prior
+from streamiter.learn.labels import Label, is_label
+from streamiter.learn.late_labels import LabelJoin, Outcome
 from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, WITHDRAWN, ModelRows, RowSteps
 from streamiter.named_rows import is_missing
 
@@ -90,6 +91,8 @@ class Settled(NamedTuple):
     weight: float
     number: int
     answer: int
+    has_share: bool
+    """Whether the share of other answers than ``otherwise`` is that of True."""
 
 
 class EventPlan:
@@ -106,6 +109,7 @@ class EventPlan:
         self.priors: dict[int, Prior] = {}
         """By step of a question: what the answers so far suggest, while the model knows nothing."""
         self._is_weighted, self._otherwise = labels.schedule == "weighted", labels.otherwise
+        self._false, self._labels = labels.false_label, labels
         self._assumed_at: dict[Question, int] = {}
         """The steps in which questions that wait are learned as False."""
         self._answers: dict[int, tuple[Question, Answer]] = {}
@@ -130,14 +134,14 @@ class EventPlan:
         self.asked[question.step] = question
         if prior is not None:
             self.priors[question.step] = prior
-        self._add(question.row, False if self._is_weighted else None, asks=True, assumes=self._is_weighted)
+        self._add(question.row, self._false if self._is_weighted else None, asks=True, assumes=self._is_weighted)
         return question
 
     def _assume(self, question: Question) -> None:
         """Learn from a question that waits as if it had no answer, and keep the scores with which it was learned."""
         question.is_assumed = True
         self._assumed_at[question] = len(self._rows)
-        self._add(self._row_of(question), False, asks=True, assumes=True)
+        self._add(self._row_of(question), self._false, asks=True, assumes=True)
 
     def settle(self, outcomes: list[Outcome], number: int) -> list[Answer]:
         """Learn from the questions whose labels are known before, or with, the event ``number``.
@@ -160,15 +164,18 @@ class EventPlan:
                 self.forgotten += 1
             if kind == "forgotten" or label is None:
                 if question.is_assumed:
-                    self._withdrawn.add(self._learn(question, Answer(False, None)))
+                    self._withdrawn.add(self._learn(question, Answer(self._false, None)))
                 continue
             step = self._learn(question, answer or Answer(label, {"otherwise": label}))
-            self.settled.append(Settled(question, label, 1.0 if answer is None else answer.weight, number, step))
+            weight, has_share = 1.0 if answer is None else answer.weight, self._labels.has_share
+            self.settled.append(Settled(question, label, weight, number, step, has_share))
         return late
 
     def _learn(self, question: Question, answer: Answer) -> int:
         """Learn from the row of a question; return the step."""
         step = len(self._rows)
+        if question.is_assumed:
+            answer = answer._replace(weight=1.0)  # As it was learned before the answer told a weight.
         self._answers[step] = question, answer
         self._add(self._row_of(question), answer.label, asks=False)
         return step
@@ -190,7 +197,7 @@ class EventPlan:
         self.settled = [each for each in self.settled if each.answer != step]
         question, answer = self._answers[step]
         if question.is_assumed:
-            self.labels[step], self._answers[step] = False, (question, Answer(False, None))
+            self.labels[step], self._answers[step] = self._false, (question, Answer(self._false, None))
             self._withdrawn.add(step)
         else:
             self.labels[step] = None
@@ -238,7 +245,8 @@ class EventPlan:
             return 0
         if step in self._withdrawn:
             return WITHDRAWN
-        return CONFIRMED if is_truth(self.labels[step]) and not self.labels[step] else CORRECTED
+        label = self.labels[step]
+        return CONFIRMED if is_label(label) and label == self._false else CORRECTED
 
     def earlier_scores(self) -> dict[int, list[float]]:
         """Return the experts' scores of earlier questions, by the step of the answer; none if a step makes them."""
@@ -265,12 +273,13 @@ class EventPlan:
             question.row = question.step = -1
 
     def prediction_of(
-        self, question: Question, predictions: list[list[float]], model: AdaptiveLinearModel
+        self, settled: Settled, predictions: list[list[float]], model: AdaptiveLinearModel
     ) -> tuple[list[float], list[float]]:
         """Return the prediction that was made for a question, and its scores, none for one of this mini-batch.
 
         Before the first label it is what the answers suggested.
         """
+        question = settled.question
         if question.predicted is None:
             prediction, prior = predictions[question.step], self.priors.get(question.step)
             scores: list[float] = []
@@ -278,12 +287,7 @@ class EventPlan:
             prediction, scores, prior = question.predicted[2:]
         if not math.isnan(prediction[0]):
             return prediction, scores
-        share, mean = (NOTHING_KNOWN, 0.0) if prior is None or isinstance(self._otherwise, str) else prior
+        share, mean = prior if prior is not None and settled.has_share else (NOTHING_KNOWN, 0.0)
         if model.readings:
             return [share], [0.0]  # The first reading was that of two labels.
         return [mean if model.task == "regression" else NOTHING_KNOWN if model.scores > 1 else share], []
-
-
-def is_truth(label: Label) -> bool:
-    """Whether a label is True or False, or 1 or 0."""
-    return isinstance(label, (bool, int, float, np.number, np.bool_)) and label in (0, 1)

@@ -21,12 +21,13 @@ import numpy as np
 
 from streamiter.errors import OtherModel
 from streamiter.learn.adaptive import AdaptiveLinearModel
+from streamiter.learn.answer_delays import Answers
 from streamiter.learn.expert_weights import ExpertWeights
 from streamiter.learn.labels import Label, Labels, is_label
-from streamiter.learn.late_labels import WAIT_IS_OVER, Answers, EventsToLearn, LabelJoin, Outcome, no_events
+from streamiter.learn.late_labels import WAIT_IS_OVER, EventsToLearn, LabelJoin, Outcome, no_events
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.model_rows import ModelRows, RowSteps
-from streamiter.learn.question_steps import Answer, EventPlan, Question, is_truth
+from streamiter.learn.question_steps import Answer, EventPlan, Question
 from streamiter.learn.row_reading import RowsToLearn, features_of_record, missing_values_of
 from streamiter.learn.rows import BadRows, without
 from streamiter.learn.score_metrics import as_lists, hits, widened
@@ -87,6 +88,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         super().__init__(options)
         self._make_model = make_model
         self._model = make_model()
+        self._positive = self._model.get_params()["positive"]
         self._in_epochs = self.needs_epochs = self.epochs_in_order = self.any_order = options.in_epochs
         self._labels = labels
         self._raises_rates = options.raises_rates
@@ -305,10 +307,10 @@ class RowOwner(ModelOwner, KeepsRecords):
                 outcomes = join.ask(key, time, question)
             elif given["is_answer"][event]:
                 answer = Answer(labels[event], given["records"][event], weight_of(event))
-                if is_label(answer.label) and not is_truth(answer.label):
-                    join.never_assume()
+                if is_label(answer.label):
+                    join.note_label(answer.label, self._positive)
                 if not self._model.records:
-                    self._answers.add(answer.label)
+                    self._answers.add(answer.label, join.otherwise)
                 outcomes = join.answer(key, time, answer)
             if outcomes:
                 refused += plan.settle(outcomes, number)
@@ -355,7 +357,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         """Emit the predictions of the questions whose labels are known now, in that order."""
         if not (settled := plan.settled):
             return
-        made = [plan.prediction_of(each.question, predictions, self._model) for each in settled]
+        made = [plan.prediction_of(each, predictions, self._model) for each in settled]
         shaped = self._model.as_now([prediction for prediction, _ in made], [scores for _, scores in made])
         weights = np.array([each.weight for each in settled])
         numbers = np.array([(each.number, each.question.number) for each in settled], dtype=np.intp)

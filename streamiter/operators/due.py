@@ -113,6 +113,10 @@ class DueHeap:
     def first(self) -> int | None:
         return self._heap[0][0] if self._heap else None
 
+    def peek(self) -> DueItem:
+        """Return the first item without taking it. There must be one."""
+        return self._heap[0]
+
     def take_first(self) -> DueItem:
         return next(self.until(self._heap[0][0]))
 

@@ -65,30 +65,27 @@ class Expected:
     def __init__(self) -> None:
         self.delays: list[int] = []
         self.ended = 0
-        self.share, self.counted = 0.0, 0
-        self.since_answer = 0
+        self.share = 0.5
+        self.ahead = 0.0
 
     def count(self, *, is_unanswered: bool) -> None:
-        self.counted = min(self.counted + 1, 10_000)
-        self.share += (is_unanswered - self.share) / self.counted
+        self.ended += 1
+        self.share += (is_unanswered - self.share) / (min(self.ended, 10_000) + 1)
 
-    def takes_next(self) -> bool:
-        """Return whether so many questions without an answer, one after the other, are still what is to be expected."""
-        self.since_answer += 1
-        return self.since_answer <= 5.0 / (1.0 - self.share)
+    def learns_now(self, *, is_answer: bool) -> bool:
+        """Return whether True and False stay in balance if it is learned before the end of the wait."""
+        step = self.share if is_answer else self.share - 1.0
+        ahead = self.ahead * (1.0 - 0.05 * abs(step)) + step
+        self.ahead = ahead if -5.0 <= ahead <= 5.0 else self.ahead
+        return -5.0 <= ahead <= 5.0
 
     def age(self, number: int) -> float:
         """Return at which age the probability to be taken, added up, reaches the number that is drawn."""
         drawn, share = (number * 2_654_435_769 % 2**32) / 2**32, self.share
         delays = sorted(self.delays[-1_000:])
-        if share == 0.0:
-            return math.inf
         for place, delay in enumerate(delays):
             left = 1.0 - (place + 1) / len(delays)
-            taken = (
-                share * math.log(1.0 / (share + (1.0 - share) * left)) / (1.0 - share) if share < 1.0 else 1.0 - left
-            )
-            if drawn < taken:
+            if drawn < share * math.log(1.0 / (share + (1.0 - share) * left)) / (1.0 - share):
                 return delay + 1
         return math.inf
 
@@ -100,23 +97,24 @@ def one_by_one(given: Sequence[Record], within_ms: int, bound_ms: int, schedule:
     answered: dict[int, bool] = {}
     due: list[tuple[float, int, int]] = []
     ages: list[tuple[float, int, int]] = []
-    at_once = set() if schedule in ("expected", "end") else {event["id"] for event in given}
-    expected, asked, latest = Expected(), 0, -math.inf
+    with_age: set[int] = set()
+    learned: set[int] = set()
+    expected, asked, latest, reached = Expected(), 0, -math.inf, -math.inf
 
     def over(watermark: float) -> Iterator[Handled]:
+        is_end = watermark == math.inf
         while (ages and ages[0][0] <= watermark) or (due and due[0][0] <= watermark):
             if ages and ages[0] < due[0]:
-                _, _, key = heapq.heappop(ages)
-                if key in waiting and expected.takes_next():
+                when, _, key = heapq.heappop(ages)
+                if key in waiting and not (is_end and when > reached) and expected.learns_now(is_answer=False):
                     yield Handled("assumed", key)
                 continue
-            _, _, key = heapq.heappop(due)
+            limit, _, key = heapq.heappop(due)
+            if not (is_end and limit > reached) and (key in learned or key in answered or key in waiting):
+                expected.count(is_unanswered=key in waiting)
             if key in answered:
-                expected.ended += 1
                 yield Handled("label", key, answered.pop(key), is_answered=True)
             elif waiting.pop(key, None) is not None:
-                expected.ended += 1
-                expected.count(is_unanswered=True)
                 yield Handled("label", key, None)
         for key in [key for key, answer in early.items() if answer["at"] < watermark]:
             del early[key]
@@ -124,24 +122,25 @@ def one_by_one(given: Sequence[Record], within_ms: int, bound_ms: int, schedule:
 
     def settle(key: int, label: bool, at: float) -> Iterator[Handled]:
         expected.delays.append(int(at) - waiting.pop(key))
-        expected.since_answer = 0
-        if expected.ended:
-            expected.count(is_unanswered=False)
-        if key not in at_once:
+        if schedule == "end" or (
+            schedule == "expected" and not (key in with_age and expected.learns_now(is_answer=True))
+        ):
             answered[key] = label
         else:
+            learned.add(key)
             yield Handled("label", key, label, is_answered=True)
 
     for arrival, event in enumerate(given):
         watermark = latest - bound_ms
         yield from over(watermark)
         key, at = event["id"], max(event["at"], watermark)
+        reached = max(reached, at)
         if "label" not in event:
             yield Handled("question", key)
             waiting[key], asked = int(at), asked + 1
             heapq.heappush(due, (int(at) + within_ms, arrival, key))
             if schedule == "expected" and len(expected.delays) >= 100 and expected.ended >= 1_000:
-                at_once.add(key)
+                with_age.add(key)
                 if (age := expected.age(asked)) < within_ms:
                     heapq.heappush(ages, (at + age, arrival, key))
             if key in early:

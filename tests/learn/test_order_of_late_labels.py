@@ -9,6 +9,7 @@ from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,9 @@ from support.waiting import until
 from streamiter import Checkpoints, Flow, Stream
 from streamiter.errors import GraphError
 from streamiter.learn import DelayedLabels, LogisticRegression, SparseRows, train_online
+from streamiter.learn.answer_delays import AnswerDelays
 from streamiter.learn.late_labels import LabelJoin
+from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorkerOptions, _Question
 from streamiter.models import LinearPredictor
 from streamiter.optimizers import SGD
 from streamiter.testing import VirtualClock
@@ -54,7 +57,8 @@ def test_events_are_learned_one_by_one_whatever_the_batches_are(schedule: Any, b
         assert found.metrics["count"] == len(loop.labels) == count
         assert (found.late, found.records) == (loop.late, count)
 
-    for rows in (1, 7, 200, len(given)) if count == 300 else (20, len(given)):
+    sizes = (1, 7, 20, 200) if count == 300 else (7, 200) if bound_ms else (1, 20)
+    for rows in (*sizes, len(given)):
         check(Trained(labels, lambda flow, n=rows: timed(flow.from_source(source_of(given, n)), bound_ms)))
     cuts: list[dict[str, Any]] = [{"mini_batch": 1}] if count == 300 else []
     cuts += [{"mini_batch": 13, "workers": 3}, {"mini_batch": 50, "mode": "synchronous", "workers": 2}]
@@ -62,6 +66,18 @@ def test_events_are_learned_one_by_one_whatever_the_batches_are(schedule: Any, b
         check(
             Trained(labels, lambda flow, s=seed: timed(cut_items(flow, given, seed=s), bound_ms), seed=seed, **options)
         )
+
+
+def test_large_batches_of_a_source_are_learned_as_small_ones() -> None:
+    """In a block of 8,000 events the waits of thousands of questions end; the next ages depend on each of them."""
+    given = events(5_500)
+    assert len(given) > 8_000
+    found = [
+        Trained(LABELS, lambda flow, n=rows: timed(flow.from_source(source_of(given, n))))
+        for rows in (2_000, 8_000, len(given))
+    ]
+    assert [each.bits for each in found] == [found[0].bits] * 3
+    assert all(each.predictions.tobytes() == found[0].predictions.tobytes() for each in found)
 
 
 def test_partitions_and_streams_are_merged_in_the_order_of_event_time() -> None:
@@ -164,7 +180,8 @@ def test_predictions_have_no_bias_after_the_first_wait(
 ) -> None:
     """Only positives were learned until the first wait was over, and every prediction tended to 1.
 
-    The last answers come when there are no questions any more: what is published then must not follow them.
+    The last answers come when there are no questions any more: what is published then must not follow them. A quarter
+    of the rare stream has 205 True, a standard error of 7 %: "weighted" cannot keep a bound of a tenth there.
     """
     given = start_of(shares, delay_s, 20_000)
     losses = {}
@@ -179,7 +196,8 @@ def test_predictions_have_no_bias_after_the_first_wait(
         for predictions, targets in zip(
             np.array_split(found.predictions[after], 4), np.array_split(found.targets[after], 4), strict=True
         ):
-            assert abs(predictions.mean() - targets.mean()) < 0.25 * targets.mean()
+            bound = 0.1 if schedule is None else 0.25
+            assert abs(predictions.mean() - targets.mean()) < bound * targets.mean()
         if schedule is None:
             predict = LinearPredictor(found.parameters)
             for kind, share in shares.items():
@@ -242,6 +260,163 @@ def test_an_outage_of_answers_is_no_sign_of_false() -> None:
     assert abs(found.predictions[found.questions.argsort()][3_020:3_100].mean() - 0.3) < 0.1
 
 
+def test_answers_in_bursts_make_no_clumps_of_true() -> None:
+    """All answers of an hour were learned in one go, but few questions as False before: the loss was a half higher."""
+    draw, given = Random(8), []
+    for n in range(12_000):
+        given.append({"id": n, "at": 1_000 * n, "kind": "ab"[n % 2], "x": 0.5})
+        if draw.random() < (0.12, 0.02)[n % 2]:
+            at = 1_000 * n + draw.randrange(100_000, 1_000_000)
+            given.append({"id": n, "at": -(-at // 600_000) * 600_000, "label": True})
+    given.sort(key=itemgetter("at"))
+    labels = replace(LABELS, within_s=2_000.0, features=["kind"])
+    losses = {}
+    for schedule in (None, "end"):
+        found = Trained(replace(labels, schedule=schedule), lambda flow: timed(flow.from_items(given, parallelism=1)))
+        losses[schedule] = found.metrics["loss"]
+        made = found.predictions[found.questions.argsort()][4_000:]
+        assert abs(made.mean() - 0.07) < 0.007
+    assert losses[None] < 1.01 * losses["end"]
+
+
+@pytest.mark.parametrize("pair", [("no", "yes"), (0, 1), (np.False_, np.True_)], ids=str)
+def test_any_two_labels_are_learned_as_true_and_false(pair: tuple[Any, Any]) -> None:
+    """Only the very object False got the default schedule: with "no", 0 or numpy's False the model was a wait old."""
+    given, found = start_of({"a": 0.5, "b": 0.1}, (1, 40), 3_000), []
+    for negative, positive in (pair, (False, True)):
+        labels = replace(
+            LABELS,
+            within_s=300.0,
+            features=["kind"],
+            otherwise=negative,
+            target_of=lambda answer, names=(negative, positive): names[answer["label"]],
+        )
+        found.append(Trained(labels, lambda flow, labels=labels: timed(flow.from_items(given, parallelism=1))))
+    assert found[0].predictions.tobytes() == found[1].predictions.tobytes()
+    assert found[0].metrics["loss"] == found[1].metrics["loss"]
+    assert found[0].parameters["weights"].tobytes() == found[1].parameters["weights"].tobytes()
+
+
+@pytest.mark.parametrize("third", ["aye", 2.5, "maybe"])
+def test_a_label_that_is_no_negative_one_is_never_assumed(third: Any) -> None:
+    """Of "no" and "aye" the positive one is "no"; of three texts each is a class; and 0 may be a number."""
+    names = (third, "yes" if third == "maybe" else third)
+    given = [event | ({"label": names[event["id"] % 2]} if "label" in event else {}) for event in events(1_500)]
+    labels = replace(LABELS, schedule="expected", otherwise="no" if isinstance(third, str) else 0)
+    found = [
+        Trained(each, lambda flow: timed(flow.from_items(given, parallelism=1)))
+        for each in (labels, replace(labels, schedule="end"))
+    ]
+    assert found[0].bits == found[1].bits
+    assert found[0].metrics == found[1].metrics
+
+
+def test_the_end_of_a_stream_says_nothing_of_questions_that_wait() -> None:
+    """A stream that ended each night, and was read on, took all questions of its last wait for unanswered ones."""
+    labels = replace(LABELS, schedule="expected", within_s=1_000.0)
+    join, draw = LabelJoin(labels, is_timed=True), Random(1)
+    shares = []
+    for night in range(4):
+        given = []
+        for n in range(1_500):
+            at = 1_000 * (1_500 * night + n)
+            given.append((at, 0, n))
+            if draw.random() < 0.9:
+                given.append((at + draw.randrange(1, 600_000), 1, n))
+        for at, is_answer, n in sorted(given):
+            if at < 1_500_000 * (night + 1):
+                join.reach(at - 1)
+                (join.answer if is_answer else join.ask)((night, n), at, "event")
+        join.end()
+        state = LabelJoin.without_end(join.snapshot(str, str))
+        join = LabelJoin(labels, is_timed=True)
+        join.restore(state, str, str)
+        shares.append(state["delays"]["unanswered"])
+    assert all(abs(share - 0.1) < 0.03 for share in shares)
+
+
+def test_workers_that_become_one_keep_what_is_known_of_delays() -> None:
+    """Of two workers only the delays of the second one were known afterwards."""
+    states = []
+    for delay in (10, 1_000):
+        delays = AnswerDelays()
+        for _ in range(1_000):
+            delays.answered(delay)
+        states.append(delays.snapshot())
+    assert Counter(AnswerDelays.merged(states)["delays"]) == {10: 500, 1_000: 500}
+    joins = []
+    for at in (500, 0):
+        join = LabelJoin(LABELS, is_timed=True)
+        assert [*join.ask(at, at, "question"), *join.answer(at, at + 1, "answer")] == []
+        joins.append(join.snapshot(str, str))
+    assert LabelJoin.merged(joins)["settled"] == [[0, 500], [0, 500]]
+
+
+def test_an_answered_question_leaves_its_row_at_once() -> None:
+    """Answered questions stayed in memory with their rows until they would have been learned as False."""
+    labels, clock = replace(LABELS, schedule="expected"), VirtualClock()
+    join = LabelJoin(labels, is_timed=False)
+    join.open(SimpleNamespace(clock=clock, set_timer=lambda *_: None))
+    for n in range(2_000):
+        join.reach(10 * n)
+        join.ask(n, None, "question")
+        if n % 2:
+            join.answer(n, None, "answer")
+    assert join._assumed
+    assert all(waiting.is_open == (waiting.question is not None) for _, _, waiting in join._assumed)
+    join.wait()
+    assert not join._assumed  # No timer for the last one, which is answered.
+
+
+@pytest.mark.parametrize(
+    "second", [{"schedule": "end"}, {"schedule": "weighted"}, {"otherwise": True}, {"weight_of": lambda answer: 1.0}]
+)
+@pytest.mark.parametrize("is_back", [False, True])
+async def test_the_schedule_may_change_between_two_runs(second: dict[str, Any], is_back: bool, tmp_path: Path) -> None:
+    """A change of `otherwise` was refused, since the default schedule became another one."""
+    given = events(2_000)
+    source = MemoryBroker().topic("events")
+    await source.create()
+    first = replace(LABELS, features=["kind"])
+    variants = [first, replace(first, **second)][:: -1 if is_back else 1]
+    results: Any = None
+    for part, stop, labels in ((given[:2_400], None, variants[0]), (given[2_400:], "latest", variants[1])):
+        writer = await source.open_writer()
+        await writer.write(OutgoingBatch([orjson.dumps(event) for event in part]))
+        await writer.close()
+        flow = Flow("f")
+        stream = timed(flow.source(source, stop=stop, name="events"), name="times")
+        training = train_online(stream, labels=labels, report_every=10**6, name="late")
+        results = training.predictions.collect(name="predictions"), training.validation.collect(name="metrics")
+        job = await flow.start(checkpoints=Checkpoints(tmp_path, interval_s=3_600))
+        if stop is None:
+            await until(lambda job=job: job.statistics().step("late: in order").records_in == 2_400)
+            await job.stop("suspend")
+        else:
+            await job.wait()
+    predictions, metrics = results
+    assert metrics.items[-1]["count"] == 2_000
+    made, targets = (
+        np.concatenate([rows[field] for rows in predictions.items]) for field in ("predictions", "targets")
+    )
+    assert "otherwise" in second or abs(made.mean() - targets.mean()) < 0.05
+
+
+def test_a_question_that_waits_is_plain_for_the_model_of_a_rollback() -> None:
+    """A True answer took back what only the model before the rollback had learned: predictions were too high."""
+    model = LogisticRegression(2, optimizer=SGD(0.2))
+    labels = replace(LABELS, features=lambda rows: SparseRows.from_dense([[0.5, 1.0]] * len(rows)), schedule="weighted")
+    worker = DelayedLabelsWorker(OnlineWorkerOptions(lambda: model, None, synchronous=False), labels)  # type: ignore[arg-type]
+    worker.open(SimpleNamespace(epoch=0, parallelism=1, clock=VirtualClock()))  # type: ignore[arg-type]
+    parameters = model.parameters(state=False)
+    question = _Question(([0], [1.0]), 0.5, 1, assumed=0.5)
+    worker._join.ask("key", None, question)
+    worker.follow(parameters)
+    assert worker._learns(question, 1.0) == "corrected"
+    worker.follow(parameters | {"starts": 1})
+    assert worker._learns(question, 1.0) == "plain"
+
+
 async def test_a_restart_in_the_middle_keeps_what_is_known_of_delays(tmp_path: Path) -> None:
     """After a restart questions would wait as if nothing was known of answers: another model than without it."""
     given = events(1_500)
@@ -291,8 +466,8 @@ def test_numbers_and_classes_are_learned_at_the_end_of_the_wait(kind: str) -> No
     given = [
         event | ({"label": 3.0 if kind == "number" else "yes"} if "label" in event else {}) for event in events(300)
     ]
-    labels = replace(LABELS, otherwise=0.0 if kind == "number" else "no")
-    assert labels.chosen_schedule() == "end"
+    labels = replace(LABELS, otherwise=1.5 if kind == "number" else "no")
+    assert labels.chosen_schedule() == ("end" if kind == "number" else "expected")
     assert replace(LABELS, weight_of=lambda answer: 2.0).chosen_schedule() == "end"
     task: Any = "regression" if kind == "number" else None
     found = Trained(labels, lambda flow: timed(flow.from_items(given, parallelism=1)), task=task)

@@ -43,11 +43,12 @@ from streamiter.learn import (
     train_on_parameter_server,
     train_online,
 )
+from streamiter.learn.answer_delays import AnswerDelays, Answers
 from streamiter.learn.clustering import _SomePoints
 from streamiter.learn.comparison import Compare
 from streamiter.learn.expert_weights import CrossStatistics, ExpertWeights
 from streamiter.learn.item_sets import ChooseFrequent, CountItemSets
-from streamiter.learn.late_labels import AnswerDelays, Answers, LabelJoin
+from streamiter.learn.late_labels import LabelJoin
 from streamiter.learn.model_owner import ModelOwner
 from streamiter.learn.model_rows import FirstRows
 from streamiter.learn.offline_workers import KeptExamples, OfflineWorker, ReplayedExamples

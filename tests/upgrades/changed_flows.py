@@ -136,7 +136,7 @@ def trained(model: Any = None, width: int = 1, **options: Any) -> Build:
     return lambda inputs: train_online(inputs.plain(), model, name="step", **{**of_rows, **options}).models
 
 
-def trained_later(within_s: float = 5.0, **options: Any) -> Build:
+def trained_later(within_s: float = 5.0, otherwise: Any = False, **options: Any) -> Build:
     """Return the same of questions, whose answers have a key again."""
     labels = DelayedLabels(
         key_of=lambda record: record["id"],
@@ -144,7 +144,7 @@ def trained_later(within_s: float = 5.0, **options: Any) -> Build:
         features=["v"],
         target_of=lambda record: record["k"] == 2,
         within_s=within_s,
-        otherwise=False,
+        otherwise=otherwise,
         **options,
     )
     return lambda inputs: train_online(inputs.timed(), labels=labels, name="step").models

@@ -124,18 +124,17 @@ OF_LEARNERS: list[Change] = [
     online(OTHERS, adaptive(), trained(features=["v"], label="w", drift=ADWIN(), publish_every_s=60), "keep"),
     online("`mode`", adaptive(), trained(label="w", mode="synchronous"), "refuse", "mode was asynchronous, now"),
     online(
-        "`labels`: `time`, `schedule`",
+        "`labels`: `time`",
         trained_later(),
-        trained_later(schedule="weighted"),
+        trained_later(time="processing"),
         "refuse",
-        "schedule was expected, now weighted",
+        "labels was later, in event time, now later, by the clock",
     ),
+    online("`labels`: `schedule`", trained_later(), trained_later(schedule="weighted"), "keep", expected=2),
+    online("`labels`: `otherwise`", trained_later(), trained_later(otherwise=True), "keep", expected=2),
+    online("`labels`: `weight_of`", trained_later(), trained_later(weight_of=lambda record: 2.0), "keep", expected=2),
     online(
-        "`labels`: `within_s`, `otherwise`, `waiting_max`",
-        trained_later(),
-        trained_later(50.0, waiting_max=10),
-        "keep",
-        expected=2,
+        "`labels`: `within_s`, `waiting_max`", trained_later(), trained_later(50.0, waiting_max=10), "keep", expected=2
     ),
     learner(
         "compare_online",
