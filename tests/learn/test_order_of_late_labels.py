@@ -342,7 +342,7 @@ def test_workers_that_become_one_keep_what_is_known_of_delays() -> None:
         delays = AnswerDelays()
         for _ in range(1_000):
             delays.answered(delay)
-        states.append(delays.snapshot())
+        states.append(delays.state())
     assert Counter(AnswerDelays.merged(states)["delays"]) == {10: 500, 1_000: 500}
     joins = []
     for at in (500, 0):
@@ -363,7 +363,7 @@ def test_an_answered_question_leaves_its_row_at_once() -> None:
         if n % 2:
             join.answer(n, None, "answer")
     assert join._assumed
-    assert all(waiting.is_open == (waiting.question is not None) for _, _, waiting in join._assumed)
+    assert all(waiting.is_open == (waiting.question is not None) for *_, waiting in join._assumed.latest())
     join.wait()
     assert not join._assumed  # No timer for the last one, which is answered.
 
