@@ -9,6 +9,7 @@ from iteration.iteration_support import run
 
 from streamiter import Flow, IterationBodyResult, IterationListener, Operator, Stream, iterate_unbounded_streams
 from streamiter.errors import GraphError
+from streamiter.flow.building import loop_of
 
 SEEDS = range(3)
 
@@ -80,7 +81,7 @@ def test_outputs_are_outside_and_streams_of_the_body_are_not() -> None:
         return IterationBodyResult([kept[0].filter(lambda n: n < 1)], kept)
 
     [output] = iterate_unbounded_streams([flow.from_items([0])], [], body)
-    assert (output.loop is None, kept[0].loop is None) == (True, False)
+    assert (loop_of(output) is None, loop_of(kept[0]) is None) == (True, False)
     output.collect()
     with pytest.raises(GraphError, match="expected a stream from outside the iteration, given 'map'"):
         kept[0].map(str)

@@ -192,7 +192,7 @@ async def test_options_that_are_not_plain_data_are_refused() -> None:
     flow = flows_on_hosts.made()
     reference = LocalProcesses(2, flow="processes.flows_on_hosts:made")
     with pytest.raises(ConfigurationError, match="given on_rejected=; leave it out"):
-        await reference.run(flow, {"on_rejected": print}, "suspend", without_figures)
+        await reference._run_flow(flow, {"on_rejected": print}, "suspend", without_figures)
     with pytest.raises(ConfigurationError, match=r"asyncio.to_thread\(flow.run, on=…\)"):
         await flow.start(on=reference)  # type: ignore[arg-type]
 

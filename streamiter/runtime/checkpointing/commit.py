@@ -10,14 +10,13 @@ is committed and the next transaction has begun. :func:`snapshot_in_memory` is a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, final
+from typing import Final, NoReturn, final
 
 import orjson
 
@@ -175,8 +174,11 @@ class JobTransaction(Outputs):
             writer.seal()
 
     async def _write(self, topic: Topic, batch: OutgoingBatch) -> None:
-        async with self._one_at_a_time, self._explained_fencing():
-            await self._opened.write(topic, batch)
+        async with self._one_at_a_time:
+            try:
+                await self._opened.write(topic, batch)
+            except ProducerFenced as error:
+                await self._raise_explained(error)
 
     # -- for the job -------------------------------------------------------------------------------------
 
@@ -219,14 +221,17 @@ class JobTransaction(Outputs):
             await self.checkpoint_over()
 
     async def _commit(self, checkpoint: CheckpointId | None, *, continues: bool) -> None:
-        async with self._one_at_a_time, self._explained_fencing():
-            if self._positions is not None:
-                await self._positions.write_into(self._opened, self.commit_domain, at_start=checkpoint is None)
-            elif self._commits is not None:
-                await self._opened.write(self._commits, CommitRecord(self._flow, checkpoint).outgoing())
-            await self._opened.commit()
-            if continues:
-                await self._begin_next()
+        async with self._one_at_a_time:
+            try:
+                if self._positions is not None:
+                    await self._positions.write_into(self._opened, self.commit_domain, at_start=checkpoint is None)
+                elif self._commits is not None:
+                    await self._opened.write(self._commits, CommitRecord(self._flow, checkpoint).outgoing())
+                await self._opened.commit()
+                if continues:
+                    await self._begin_next()
+            except ProducerFenced as error:
+                await self._raise_explained(error)
 
     async def _begin_next(self) -> None:
         try:
@@ -240,27 +245,23 @@ class JobTransaction(Outputs):
         for writer in self._writers:
             await writer.unseal()
 
-    @contextlib.asynccontextmanager
-    async def _explained_fencing(self) -> AsyncIterator[None]:
+    async def _raise_explained(self, error: ProducerFenced) -> NoReturn:
         """Raise ``TransactionExpired`` instead of ``ProducerFenced`` if no newer run has fenced this one.
 
         A server reports a transaction that was open for too long like a newer run; after the former, the job may be
         restarted. The clock alone cannot tell: a run that slept for longer than the timeout may have been replaced. A
         newer run claims the flow in the store as soon as it has fenced this one.
         """
-        try:
-            yield
-        except ProducerFenced as error:
-            is_expired = isinstance(error, TransactionExpired)
-            is_over_time = is_expired or self._clock.monotonic_s() - self._began_s > self._timeout_s
-            if is_over_time and await self._is_newest_run():
-                if is_expired:
-                    raise
-                raise TransactionExpired(
-                    f"the transaction was open for longer than its timeout of {self._timeout_s:g} s, and no other run "
-                    f"has taken over: {error}"
-                ) from error
-            raise ProducerFenced(f"another run of the flow has taken over, so this one must end: {error}") from error
+        is_expired = isinstance(error, TransactionExpired)
+        is_over_time = is_expired or self._clock.monotonic_s() - self._began_s > self._timeout_s
+        if is_over_time and await self._is_newest_run():
+            if is_expired:
+                raise error
+            raise TransactionExpired(
+                f"the transaction was open for longer than its timeout of {self._timeout_s:g} s, and no other run "
+                f"has taken over: {error}"
+            ) from error
+        raise ProducerFenced(f"another run of the flow has taken over, so this one must end: {error}") from error
 
     def unanswered_since_s(self) -> float | None:
         return None if self._transactions is None else self._transactions.unanswered_since_s()
