@@ -374,7 +374,7 @@ class LabelJoin:
         """Return the questions that wait."""
         return [
             *(record[RECORD].question for side, _, record in self._join.waiting() if side == LEFT),
-            *(waiting.question for *_, (waiting, _) in self._answered.latest()),
+            *(waiting.question for *_, (waiting, _) in self._answered),
             *(outcome.question for outcome in self._restored if outcome.question is not None),
         ]
 
@@ -396,14 +396,14 @@ class LabelJoin:
             "waiting": [(side, key, record[TIME], *plain(side, record[RECORD])) for side, key, record in waiting],
             "answered": [
                 (each.time, each.number, question_to_record(each.question), answer_to_record(answer))
-                for _, _, _, (each, answer) in sorted(self._answered.latest(), key=itemgetter(1))
+                for _, _, _, (each, answer) in sorted(self._answered, key=itemgetter(1))
             ],
             "restored": [
                 (question and question_to_record(question), answer and answer_to_record(answer), kind)
                 for question, answer, kind in self._restored
             ],
             "delays": self._delays.state(),
-            "learned": [(limit - (self._within_ms or 0), number) for limit, number, *_ in self._learned.latest()],
+            "learned": [(limit - (self._within_ms or 0), number) for limit, number, *_ in self._learned],
             "latest": self._latest,
             "other label": self._other,
             "is false otherwise": self.is_false_otherwise,
@@ -461,7 +461,7 @@ class LabelJoin:
     def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return the state of a join that takes over what waited in several; each question gets a number of its own."""
         many = len(states)
-        settled = [pair for state in states for pair in zip(*state.get("settled", ((), ())), strict=True)]
+        settled = [pair for state in states for pair in zip(*state["settled"], strict=True)]
         settled.sort(key=itemgetter(1))  # The first ones are forgotten first.
         return {
             "watermark": min(state["watermark"] for state in states),

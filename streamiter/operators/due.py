@@ -110,6 +110,10 @@ class DueHeap:
     def __len__(self) -> int:
         return len(self._heap)
 
+    def __iter__(self) -> Iterator[DueItem]:
+        """Give the items in any order."""
+        return iter(self._heap)
+
     def first(self) -> int | None:
         return self._heap[0][0] if self._heap else None
 

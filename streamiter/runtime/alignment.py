@@ -276,8 +276,10 @@ class _PortFeedback:
         """Drop the log, and note nothing more."""
         queue, restored = self._queue, self._restored
         self._queue = self._return_path = self._restored = None
-        closing = [] if queue is None else [queue.close]
-        close_now([*closing, *([] if restored is None else [restored.release])])
+        # Only feedback through a topic may have restored batches, and it has no queue.
+        end = queue.close if queue is not None else restored.release if restored is not None else None
+        if end is not None:
+            end()
 
 
 @final

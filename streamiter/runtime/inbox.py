@@ -112,7 +112,7 @@ class Inbox:
         self._reads = _ALL
         self._admitted: float = math.inf
         """At the border of a loop: the last epoch whose records the operator receives now."""
-        self._on_aside: Callable[[int, int], object] | None = None
+        self._on_aside: Callable[[int, int], bool] | None = None
         """Takes the epoch and the number of records of feedback that is set aside."""
         self.count_aside: Callable[[Batch], object] = len
         """Counts feedback that is set aside as input of the operator. The task sets it."""
@@ -212,11 +212,12 @@ class Inbox:
                 self._ready.add(port)
                 return None
             port.take_behind()
-            port.set_aside(item)
             self._idle.discard(port.index)
             if port.is_feedback and self._on_aside is not None:
-                self._on_aside(item.epoch, len(item.records))
                 self.count_aside(item.records)
+                if not self._on_aside(item.epoch, len(item.records)):
+                    continue
+            port.set_aside(item)
         if item is None:
             return None
         assert isinstance(item, Control)
@@ -349,8 +350,10 @@ class Inbox:
 
     # -- at the border of a loop -----------------------------------------------------------------------
 
-    def set_feedback_aside(self, received: Callable[[int, int], object]) -> None:
-        """Set feedback aside that is not admitted; ``received`` is told its epoch, and the number of its records.
+    def set_feedback_aside(self, received: Callable[[int, int], bool]) -> None:
+        """Set feedback aside that is not admitted. ``received`` gets its epoch and the number of its records.
+
+        If it returns False, the feedback is dropped: the iteration has ended before that epoch.
 
         Control records of feedback pass it: the loop must know that an epoch was received before it is admitted.
         """

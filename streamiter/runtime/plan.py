@@ -419,8 +419,8 @@ class Planner:
     def _merges_in_order(self, step: Step, ports: Sequence[Port]) -> bool:
         """Return whether the inbox of a step hands over the records of several channels in a fixed order.
 
-        In a synchronous loop the results must not depend on the speed of tasks. Heads hold their feedback, and put it
-        into order themselves. Entrances may ask for it in other loops, too.
+        In a synchronous loop the results must not depend on the speed of tasks. The feedback of heads is set
+        aside by epoch and port. Entrances may ask for it in other loops, too.
         """
         traits = self._placed[step].traits
         return (

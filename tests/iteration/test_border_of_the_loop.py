@@ -162,6 +162,15 @@ async def test_feedback_that_is_set_aside_counts_as_input_of_its_head_once() -> 
     assert (counted, first.inbox.take_aside(1)) == ([[1, 2]], None)
 
 
+async def test_feedback_behind_the_end_of_the_iteration_is_not_kept() -> None:
+    """Feedback of later epochs stayed on disk and in each checkpoint, and no epoch ever took it."""
+    first = head(0)
+    first.operator.tell(Stop(1))
+    await first.feed(FEEDBACK, 1, 2, epoch=2)
+    await first.feed(FEEDBACK, 3, epoch=1)
+    assert first.inbox.held_records == 1
+
+
 async def test_a_head_gives_way_while_it_sets_much_feedback_aside() -> None:
     """A head read all feedback of an epoch from disk in one turn, and no other task ran meanwhile."""
     first = head(0)

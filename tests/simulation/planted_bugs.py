@@ -28,8 +28,9 @@ def drop_logged_feedback(patch: pytest.MonkeyPatch) -> None:
     """Let a head forget the feedback between its snapshot and the return of the barrier."""
     complete = FeedbackLog.complete
 
-    def without_log(self: FeedbackLog) -> list[BarrierReturned]:
-        return [BarrierReturned(returned.checkpoint, []) for returned in complete(self)]
+    def without_log(self: FeedbackLog) -> BarrierReturned | None:
+        returned = complete(self)
+        return returned and BarrierReturned(returned.checkpoint, [])
 
     patch.setattr(FeedbackLog, "complete", without_log)
 

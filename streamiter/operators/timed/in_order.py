@@ -154,7 +154,7 @@ class RecordOrder:
 
     def snapshot(self) -> dict[str, Any]:
         return {
-            "held": [batch for *_, batch in sorted(self._waiting.latest(), key=itemgetter(1))],
+            "held": [batch for *_, batch in sorted(self._waiting, key=itemgetter(1))],
             "parts": sorted(self._parts),
             "arrivals": self._arrivals,
             "one way": self._one_way,
@@ -297,7 +297,7 @@ class SpansInOrder(InOrder):
         self._emit_pair(self._unknown.take_first(), before, out)
 
     def snapshot(self) -> dict[str, Any]:
-        unknown = [(at, number, record) for at, number, _, record in sorted(self._unknown.latest())]
+        unknown = [(at, number, record) for at, number, _, record in sorted(self._unknown)]
         return super().snapshot() | {"next": self._next, "unknown": unknown}
 
     def restore(self, state: dict[str, Any]) -> None:
