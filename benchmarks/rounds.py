@@ -25,7 +25,7 @@ def bounded_rounds(session: Session) -> Iterator[Figure]:
         "parallelism 2": (2, False, False, 10e3),
         "parallelism 1, criteria stream": (1, True, False, None),
         "parallelism 2, criteria stream": (2, True, False, None),
-        # Each step has several channels, so that its gate puts records into order.
+        # Each step has several channels, so that its inbox puts records into order.
         "parallelism 2, repartitioned": (2, False, True, None),
     }
     series = alternate(

@@ -166,7 +166,7 @@ def length_and_cuts(random: Random) -> tuple[int, list[int]]:
 
 @random_examples(length_and_cuts)
 def test_joining_the_parts_of_a_batch_gives_the_batch_again(example: tuple[int, list[int]]) -> None:
-    """The gate joined small batches, and the joined batch differed from the one before the cuts."""
+    """The inbox joined small batches, and the joined batch differed from the one before the cuts."""
     length, cuts = example
     for batch in batches_of(length):
         bounds = [0, *cuts, length]

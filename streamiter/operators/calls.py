@@ -370,7 +370,7 @@ class MapAsync(Boundary):
     def share_out(self, states: Sequence[dict[str, Any]], sharing: Sharing) -> list[dict[str, Any]]:
         """Send the records to the new subtasks as its input would be; all calls are made again.
 
-        The gates of all new subtasks begin at the lowest watermark that the old ones had received, and bring an end
+        The inboxes of all new subtasks begin at the lowest watermark that the old ones had received, and bring an end
         again unless each of them had received it.
         """
         records = [[entry for entry in state["entries"] if entry[0] not in _KINDS] for state in states]

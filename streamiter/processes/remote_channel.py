@@ -1,6 +1,6 @@
 """A channel whose ends are in two processes: two halves, joined by a link.
 
-Both halves are channels, so lanes, ports and gates use them as any other. The producer's half is a
+Both halves are channels, so lanes, ports and inboxes use them as any other. The producer's half is a
 :class:`DepartingChannel`. It counts the items that are not taken yet, and so admits batches by the rule of
 ``Channel``. The consumer's half is an :class:`ArrivingChannel`. It has the items, and reports the totals of items taken
 and set aside, once in a turn of the event loop.

@@ -138,7 +138,7 @@ class LeftFirst(Operator):
 @pytest.mark.parametrize("how", ["forward", "rebalance", "key", "function"])
 @everywhere
 def test_records_that_wait_for_another_input_are_redistributed(how: str, before: int, after: int) -> None:
-    """Records that a gate held for an unwanted input were sent to a subtask that no longer existed."""
+    """Records that an inbox held for an unwanted input were sent to a subtask that no longer existed."""
 
     def make_flow(broker: MemoryBroker, parallelism: int) -> Flow:
         flow = Flow("left first", parallelism=parallelism)

@@ -200,7 +200,7 @@ def test_a_per_round_step_continues_in_the_current_round(before: int, after: int
 
 
 async def test_the_parallelism_outside_a_loop_through_a_topic_may_change() -> None:
-    """The gates of the heads were created again without their records in the topic."""
+    """The inboxes of the heads were created again without their records in the topic."""
     broker, stops = await new_broker(), Stops(0)
     await broker.topic("loop").create(partitions=2)
     tokens, rounds = 6, 60

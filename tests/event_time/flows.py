@@ -82,7 +82,7 @@ class Merged(NeverLate):
 
 
 def loop_with_records_set_aside(simulation: Simulation) -> Flow:
-    """Return a flow with a stale loop, whose gates set records of later epochs aside."""
+    """Return a flow with a stale loop, whose inboxes set records of later epochs aside."""
     flow = Flow("loop", parallelism=2)
     data = epochs_every(timed(simulation, flow), records=7, name="sevens")
     initial = flow.from_items([0], name="initial").filter(lambda n: False)

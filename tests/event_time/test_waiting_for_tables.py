@@ -301,7 +301,7 @@ async def test_a_table_that_is_read_later_does_not_hold_up_a_barrier_or_a_restor
     def port(index: int, name: str) -> Port:
         return Port(index, name, Channel(f"{name} {index}"), is_feedback=False)
 
-    def gate() -> tuple[Inbox, list[Channel]]:
+    def inbox() -> tuple[Inbox, list[Channel]]:
         ports = [port(0, "stream"), port(1, "table"), port(2, "table")]
         made = Inbox(ports, reads_to_end=True, awaited_input="table")
         made.want(["table"])
@@ -317,7 +317,7 @@ async def test_a_table_that_is_read_later_does_not_hold_up_a_barrier_or_a_restor
             seen += [f"{event}" for event in events]
         return seen
 
-    first, [stream, table, other] = gate()
+    first, [stream, table, other] = inbox()
     for item in (DataBatch([1]), ReadToEnd(), DataBatch([2]), CheckpointBarrier(1)):
         stream.try_put(item) if isinstance(item, DataBatch) else stream.put_control(item)
     table.put_control(ReadToEnd())
@@ -333,7 +333,7 @@ async def test_a_table_that_is_read_later_does_not_hold_up_a_barrier_or_a_restor
     assert handled(first) == ["DataBatch(1 records, epoch 0)", "ReadToEnd()", "DataBatch(1 records, epoch 0)"]
     assert first.waits_for_end() is None
 
-    again, [stream, table, other] = gate()
+    again, [stream, table, other] = inbox()
     again.restore(state)
     assert handled(again) == []
     table.put_control(EndOfInput())  # An end says as much, and a task whose inputs have all ended passes on the end.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from operators.operator_harness import stored
-from runtime.gate_run import GateRun, Item, data
+from runtime.inbox_run import InboxRun, Item, data
 from support.examples import random_examples
 
 from streamiter.errors import ConfigurationError
@@ -172,12 +172,12 @@ def test_the_watermark_of_a_gate_is_that_of_its_definition(example: list[tuple[s
         assert parts.is_idle is (not active and bool(asleep))
 
 
-def inbox_with_times(ports: int) -> GateRun:
+def inbox_with_times(ports: int) -> InboxRun:
     """Return an inbox by epoch, all of whose ports bring event time."""
-    return GateRun(["input"] * ports, in_order=True, timed_ports=range(ports))
+    return InboxRun(["input"] * ports, in_order=True, timed_ports=range(ports))
 
 
-def times_told(run: GateRun, port: int, *items: Item) -> list[str]:
+def times_told(run: InboxRun, port: int, *items: Item) -> list[str]:
     """Bring items; return the event-time watermarks and epochs that the task is told of."""
     run.trace.clear()
     run.put_all(port, *items)

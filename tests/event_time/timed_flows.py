@@ -95,7 +95,7 @@ def id_of(side: Any) -> Any:
 
 
 def in_a_loop(simulation: Simulation) -> Flow:
-    """Return a flow with windows and a join in a loop, whose gates set records of later epochs aside."""
+    """Return a flow with windows and a join in a loop, whose inboxes set records of later epochs aside."""
     flow = Flow("windows in a loop", parallelism=2)
     data = epochs_every(timed(simulation, flow), records=7, name="sevens")
     initial = flow.from_items([0], name="initial").filter(lambda n: False)

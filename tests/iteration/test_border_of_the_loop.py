@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from operators.operator_harness import stored
-from runtime.gate_run import spill_queue
+from runtime.inbox_run import spill_queue
 
 from streamiter.channels import Channel
 from streamiter.checkpoints.plain_data import PlainData

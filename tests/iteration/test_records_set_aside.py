@@ -1,4 +1,4 @@
-"""Records that gates set aside at barriers fill at most a few channels, in random programs under random schedules."""
+"""Records that inboxes set aside at barriers fill at most a few channels, in random programs under random schedules."""
 
 from __future__ import annotations
 

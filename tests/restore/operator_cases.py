@@ -396,7 +396,7 @@ CASES = [
     Case(collected, (Collect,)),
     Case(event_time, (AssignEventTime, WatermarkGenerator, StepTimes), {"cuts": 8}),
     Case(event_time_over_channels, (StepTimes, HeldInput), {"cuts": 4}),
-    # The input that the gate holds depends on the time of the barrier.
+    # The input that the inbox holds depends on the time of the barrier.
     Case(wanted_inputs, (Inbox,), {"compare_state": False}),
     Case(timers_of_a_step, (OperatorInstance,)),
     Case(awaited_steps, (OperatorInstance,)),
@@ -406,6 +406,6 @@ CASES = [
     Case(turns_of_a_rebalance, (Task,), {"cuts": 4}),
     # Where no window is open at the cut, the numbers of windows begin anew.
     Case(timed_windows, (TimedOperator,), {"cuts": 8, "structs": (WindowResult,), "compare_state": False}),
-    # The records that the gates hold depend on the time of the barrier.
+    # The records that the inboxes hold depend on the time of the barrier.
     Case(timed_joins, (TimedOperator, KeyedOperator), {"cuts": 6, "compare_state": False}),
 ]

@@ -86,7 +86,7 @@ def test_a_step_behind_a_coroutine_joins_it_and_one_behind_a_thread_does_not() -
 
 
 def test_fan_in_begins_a_task() -> None:
-    """Several channels met at a step without a gate, so they did not take turns and barriers did not align."""
+    """Several channels met at a step without an inbox, so they did not take turns and barriers did not align."""
     flow = Flow("f")
     left, right = flow.from_items([1], name="left"), flow.from_items([2], name="right")
     left.union(right).map(str, name="union")

@@ -1,4 +1,4 @@
-"""The gate and checkpoint barriers: alignment, held records, snapshot and restore, the feedback log."""
+"""The inbox and checkpoint barriers: alignment, held records, snapshot and restore, the feedback log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from checkpoints.deferred_support import unnamed_files
 from operators.operator_harness import stored
-from runtime.gate_run import GateRun, array, data, held_records, spill_queue
+from runtime.inbox_run import InboxRun, array, data, held_records, spill_queue
 
 from streamiter.channels import Channel
 from streamiter.errors import InternalError
@@ -26,7 +26,7 @@ def barrier(checkpoint: int = 1) -> CheckpointBarrier:
 class TestAlignment:
     def test_a_channel_that_has_brought_the_barrier_waits_for_the_others(self) -> None:
         """A record from after the barrier was in the snapshot, and counted twice after a restore."""
-        run = GateRun(["input", "input"])
+        run = InboxRun(["input", "input"])
         run.put_all(0, data(1), barrier(), data(2))
         run.run()
         assert run.told() == ["1"]
@@ -39,7 +39,7 @@ class TestAlignment:
 
     def test_the_end_of_a_channel_counts_as_its_barrier(self) -> None:
         """A partition that ended during a checkpoint failed it, or blocked it forever."""
-        run = GateRun(["input", "input"])
+        run = InboxRun(["input", "input"])
         run.put_all(0, barrier(), data(2))
         run.put_all(1, data(10), EndOfInput())
         run.run()
@@ -47,7 +47,7 @@ class TestAlignment:
 
     def test_a_channel_that_had_ended_brings_none(self) -> None:
         """Checkpoints stopped after a bounded input had ended, although an endless input continued."""
-        run = GateRun(["a", "b"])
+        run = InboxRun(["a", "b"])
         run.put_all(1, EndOfInput())
         run.run()
         for checkpoint in (1, 2):
@@ -57,14 +57,14 @@ class TestAlignment:
 
     def test_a_barrier_behind_the_end_of_its_channel_is_an_internal_error(self) -> None:
         """A barrier after the end of an input, which a channel must not have, blocked the ended channel."""
-        run = GateRun(["a", "b"])
+        run = InboxRun(["a", "b"])
         run.put_all(0, EndOfInput(), barrier())
         with pytest.raises(InternalError, match="0 → step: expected a barrier on an open channel only, given one"):
             run.run()
 
     def test_barriers_of_several_checkpoints_pass_in_order(self) -> None:
         """The second barrier arrived before all channels had the first, and passed before it."""
-        run = GateRun(["input", "input"])
+        run = InboxRun(["input", "input"])
         run.put_all(0, barrier(1), data(1), barrier(2), data(2))
         run.put_all(1, data(10), barrier(1), data(20), barrier(2))
         run.run()
@@ -77,7 +77,7 @@ class TestUnwantedInputs:
         """A worker waited for its model, whose channel the barrier blocked, and the other barrier was behind unread
         data.
         """
-        run = GateRun(["model", "data"], wants=lambda _: ("model",))
+        run = InboxRun(["model", "data"], wants=lambda _: ("model",))
         run.put_all(1, data(10, 11), barrier(), data(12))
         run.put_all(0, barrier(), data(1))
         run.run()
@@ -90,7 +90,7 @@ class TestUnwantedInputs:
 
     def test_a_barrier_that_starts_here_does_not_wait_for_an_end_after_unwanted_data(self) -> None:
         """An entrance held data for an epoch that could not complete, because the loop waited for the barrier."""
-        run = GateRun(["data"], wants=lambda _: ())
+        run = InboxRun(["data"], wants=lambda _: ())
         run.put_all(0, data(10, 11), EndOfInput())
         assert run.inbox.accept_trigger(barrier(1)) == []
         run.run()
@@ -104,8 +104,8 @@ class TestUnwantedInputs:
         assert run.told() == ["barrier 1", "10", "11", "data ended", "end"]
 
     def test_data_that_arrives_during_the_alignment_is_held_too(self) -> None:
-        """The gate stopped making room, so the producer waited with a full channel and never sent its barrier."""
-        run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=2)
+        """The inbox stopped making room, so the producer waited with a full channel and never sent its barrier."""
+        run = InboxRun(["model", "data"], wants=lambda _: ("model",), limit_records=2)
         run.put_all(0, barrier(), data(1))
         for number in range(10, 20, 2):
             run.put_all(1, data(number, number + 1))
@@ -117,8 +117,8 @@ class TestUnwantedInputs:
         assert held_records(run.snapshots[1], in_order=False) == list(range(10, 20))
 
     def test_records_behind_the_barrier_never_come_before_it(self) -> None:
-        """The alignment completed while the gate visited its ports, and records of the next port passed the barrier."""
-        run = GateRun(["model", "data", "model"], wants=lambda _: ("model",))
+        """The alignment completed while the inbox visited its ports, and records of the next port passed the barrier."""
+        run = InboxRun(["model", "data", "model"], wants=lambda _: ("model",))
         run.put_all(0, barrier(), data(1))
         run.run()
         run.put_all(1, data(10), barrier(), data(11))
@@ -127,8 +127,8 @@ class TestUnwantedInputs:
         assert run.told()[0] == "barrier 1"
 
     def test_an_unwanted_input_that_ends_without_a_barrier_does_not_block_the_barrier(self) -> None:
-        """The gate held the data and the end of the input, and waited forever for a barrier that could not come."""
-        run = GateRun(["model", "data"], wants=lambda _: ("model",))
+        """The inbox held the data and the end of the input, and waited forever for a barrier that could not come."""
+        run = InboxRun(["model", "data"], wants=lambda _: ("model",))
         run.put_all(0, barrier(), data(1))
         run.put_all(1, data(10), EndOfInput())
         run.run()
@@ -138,12 +138,12 @@ class TestUnwantedInputs:
         assert run.told()[2:] == ["model ended", "10", "data ended", "end"]
 
     def test_the_end_that_was_held_is_in_the_snapshot(self) -> None:
-        """The task before the gate had ended, so it sent no end after a restore, and the job never ended."""
-        run = GateRun(["model", "data"], wants=lambda _: ("model",))
+        """The task before the inbox had ended, so it sent no end after a restore, and the job never ended."""
+        run = InboxRun(["model", "data"], wants=lambda _: ("model",))
         run.put_all(0, barrier())
         run.put_all(1, data(10), EndOfInput(3))
         run.run()
-        restored = GateRun(["model", "data"], restored=run.snapshots[1])
+        restored = InboxRun(["model", "data"], restored=run.snapshots[1])
         restored.put_all(0, EndOfInput(3))
         restored.run()
         assert restored.records() == [10]
@@ -153,26 +153,26 @@ class TestUnwantedInputs:
 
     def test_an_end_that_was_held_and_restored_brings_no_barrier_either(self) -> None:
         """The next checkpoint after a restore waited for the channel of a task that had ended."""
-        run = GateRun(["model", "data"], wants=lambda _: ("model",))
+        run = InboxRun(["model", "data"], wants=lambda _: ("model",))
         run.put_all(0, barrier())
         run.put_all(1, data(10), EndOfInput())
         run.run()
-        restored = GateRun(["model", "data"], restored=run.snapshots[1], wants=lambda _: ("model",))
+        restored = InboxRun(["model", "data"], restored=run.snapshots[1], wants=lambda _: ("model",))
         restored.put_all(0, barrier(2))
         restored.run()
         assert restored.told() == ["barrier 2"]
 
     def test_control_at_the_front_of_an_unwanted_input_is_taken(self) -> None:
         """A watermark or barrier waited until its input was wanted, and delayed all other tasks."""
-        run = GateRun(["model", "data"], wants=lambda _: ("model",))
+        run = InboxRun(["model", "data"], wants=lambda _: ("model",))
         run.put_all(1, EpochWatermark(0), barrier())
         run.put_all(0, EpochWatermark(0), barrier())
         run.run()
         assert run.told() == ["watermark 0", "barrier 1"]
 
     def test_an_announced_barrier_passes_if_no_input_is_wanted(self) -> None:
-        """Both barriers were behind data while the operator waited for a timer, and no barrier reached the gate."""
-        run = GateRun(["a", "b"], wants=lambda _: ())
+        """Both barriers were behind data while the operator waited for a timer, and no barrier reached the inbox."""
+        run = InboxRun(["a", "b"], wants=lambda _: ())
         run.put_all(0, data(1), barrier(), data(2))
         run.put_all(1, data(10), barrier())
         run.run()
@@ -189,7 +189,7 @@ class TestUnwantedInputs:
 
 def test_data_that_is_not_admitted_stays_in_its_channel_and_lets_a_barrier_pass() -> None:
     """An entrance took a batch of an epoch too far ahead, and kept it where neither order nor limits applied."""
-    run = GateRun(["data"])
+    run = InboxRun(["data"])
     run.inbox.admit_up_to(0)
     run.put_all(0, data(1), data(2, epoch=1), EpochWatermark(1))
     run.run()
@@ -208,7 +208,7 @@ class TestRecordsSetAside:
 
     def test_many_checkpoints_set_aside_no_more_than_two_channels_hold(self) -> None:
         """A learner was slower than its topic, and each barrier moved the content of its channel into the snapshot."""
-        run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
+        run = InboxRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
         sizes = []
         for checkpoint in range(1, 30):
             while run.put(1, data(checkpoint)):
@@ -221,7 +221,7 @@ class TestRecordsSetAside:
 
     def test_records_put_back_take_the_room_of_their_channel(self) -> None:
         """The channel was filled again after each batch of which one record was wanted."""
-        run = GateRun(["a", "b"], wants=lambda run: ("a",) if not run.records() else ("b",), limit_records=4)
+        run = InboxRun(["a", "b"], wants=lambda run: ("a",) if not run.records() else ("b",), limit_records=4)
         run.put_all(0, data(1, 2, 3, 4))
         run.run()
         assert run.records() == [1]
@@ -230,11 +230,11 @@ class TestRecordsSetAside:
 
     def test_restored_records_take_the_room_of_their_channel(self) -> None:
         """A job that was restarted several times took the same amount of memory again each time."""
-        run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
+        run = InboxRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
         run.put_all(1, data(10, 11, 12, 13), barrier())
         run.put_all(0, barrier())
         run.run()
-        restored = GateRun(["model", "data"], restored=run.snapshots[1], limit_records=4)
+        restored = InboxRun(["model", "data"], restored=run.snapshots[1], limit_records=4)
         assert not restored.put(1, data(14))
         restored.run()
         assert restored.records() == [10, 11, 12, 13]
@@ -242,7 +242,7 @@ class TestRecordsSetAside:
 
     def test_records_take_room_until_they_are_handled(self) -> None:
         """A slow step took all held records at once, seemed to hold none, and received as many again."""
-        run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
+        run = InboxRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
         run.put_all(1, data(10, 11, 12, 13), barrier())
         run.put_all(0, barrier())
         run.run()
@@ -255,7 +255,7 @@ class TestRecordsSetAside:
 
     async def test_a_waiting_producer_continues_when_records_are_handled(self) -> None:
         """A producer waited forever for a read from a channel that was already empty."""
-        run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
+        run = InboxRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
         run.put_all(1, data(10, 11, 12, 13), barrier())
         run.put_all(0, barrier())
         run.run()
@@ -269,7 +269,7 @@ class TestRecordsSetAside:
 
     async def test_a_waiting_producer_continues_when_a_barrier_is_announced(self) -> None:
         """The channel was empty, but full of records set aside, and the barrier was behind a batch without room."""
-        run = GateRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
+        run = InboxRun(["model", "data"], wants=lambda _: ("model",), limit_records=4)
         run.put_all(1, data(10, 11, 12, 13), barrier())
         run.put_all(0, barrier())
         run.run()
@@ -287,13 +287,13 @@ class TestRecordsSetAside:
 class TestSnapshot:
     def test_a_restored_gate_continues_where_the_snapshot_was_taken(self) -> None:
         """A callback from before the snapshot was called again, or held records were lost."""
-        run = GateRun(["a", "b"], wants=lambda _: ("a",))
+        run = InboxRun(["a", "b"], wants=lambda _: ("a",))
         run.put_all(0, EpochWatermark(0), data(1, epoch=1), barrier())
         run.put_all(1, EpochWatermark(0), array(10, 11, epoch=1), barrier())
         run.run()
         assert run.told() == ["watermark 0", "1", "barrier 1"]
 
-        restored = GateRun(["a", "b"], restored=run.snapshots[1])
+        restored = InboxRun(["a", "b"], restored=run.snapshots[1])
         restored.put_all(0, EpochWatermark(1), EndOfInput())
         restored.put_all(1, EpochWatermark(1), EndOfInput())
         restored.run()
@@ -301,19 +301,19 @@ class TestSnapshot:
         assert isinstance(restored.batches[0].records, np.ndarray)
 
     def test_inputs_that_had_ended_stay_ended(self) -> None:
-        """The task before the gate had ended and did not report again, so a restored gate waited forever."""
-        run = GateRun(["a", "b"])
+        """The task before the inbox had ended and did not report again, so a restored inbox waited forever."""
+        run = InboxRun(["a", "b"])
         run.put_all(0, EndOfInput())
         run.put_all(1, data(1), barrier())
         run.run()
-        restored = GateRun(["a", "b"], restored=run.snapshots[1])
+        restored = InboxRun(["a", "b"], restored=run.snapshots[1])
         restored.put_all(1, EpochWatermark(0), barrier(2), EndOfInput())
         restored.run()
         assert restored.told() == ["watermark 0", "barrier 2", "b ended", "end"]
 
     def test_is_plain_data(self) -> None:
         """A value in the snapshot could not be encoded, and the first checkpoint in production failed."""
-        run = GateRun(["a", "b"], in_order=True, wants=lambda _: ("a",))
+        run = InboxRun(["a", "b"], in_order=True, wants=lambda _: ("a",))
         run.put_all(0, EpochWatermark(0), data(5, epoch=5), barrier())
         run.put_all(1, EpochWatermark(0), data(10, epoch=1), EpochWatermark(1), EndOfData(), EndOfInput(2))
         run.run()
@@ -322,7 +322,7 @@ class TestSnapshot:
 
 
 class Looped:
-    """A gate with an initial input and a feedback channel, as at the head of a loop."""
+    """An inbox with an initial input and a feedback channel, as at the head of a loop."""
 
     def __init__(self) -> None:
         self.initial, self.feedback = Channel("initial → head"), Channel("tail → head")

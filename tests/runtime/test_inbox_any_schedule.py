@@ -1,4 +1,4 @@
-"""The gate under random schedules, compared with simple rules."""
+"""The inbox under random schedules, compared with simple rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from runtime.gate_run import GateRun, Item, Seen, held_records
+from runtime.inbox_run import InboxRun, Item, Seen, held_records
 from support.examples import random_examples
 
 from streamiter.records import CheckpointBarrier, DataBatch, EndOfData, EndOfInput, EpochWatermark
@@ -32,7 +32,7 @@ class Plan:
     """Whether records have the order of epochs and ports."""
     epochs_in_order: bool = True
     wishes_follow_trace: bool = False
-    """Whether the wishes depend on what was handled, and not on how often the gate has asked."""
+    """Whether the wishes depend on what was handled, and not on how often the inbox has asked."""
 
 
 def scripts_of(random: Random, port: int, *, may_run_ahead: bool, may_end_early: bool = True) -> list[Item]:
@@ -90,7 +90,7 @@ def plans_with_moves_after_a_restore(random: Random) -> tuple[Plan, list[int]]:
 
 
 class Scheduler:
-    """Puts the items of a plan into the channels and runs the gate, in the order of the plan's moves."""
+    """Puts the items of a plan into the channels and runs the inbox, in the order of the plan's moves."""
 
     def __init__(self, plan: Plan, scripts: list[list[Item]], restored: dict[str, Any] | None = None) -> None:
         self.originals = scripts
@@ -99,13 +99,13 @@ class Scheduler:
         self.announced: set[int] = set()
         wishes: Iterator[tuple[str, ...] | None] | None = None if plan.wishes is None else iter(plan.wishes)
 
-        def wish(run: GateRun) -> tuple[str, ...] | None:
+        def wish(run: InboxRun) -> tuple[str, ...] | None:
             if plan.wishes is None or not plan.wishes_follow_trace:
                 return next(wishes, None) if wishes is not None else None
             handled = len(sequence_of(run))
             return plan.wishes[handled] if handled < len(plan.wishes) else None
 
-        self.run = GateRun(
+        self.run = InboxRun(
             plan.inputs,
             in_order=plan.in_order,
             merges_in_order=plan.merges,
@@ -152,7 +152,7 @@ class Scheduler:
             )
             assert not brought or checkpoint in self.run.snapshots
 
-    def play(self) -> GateRun:
+    def play(self) -> InboxRun:
         """Run to the end; fail if nothing moves before the end."""
         while self.moves:
             move = self.moves.popleft()
@@ -183,7 +183,7 @@ def records_before(script: list[Item], checkpoint: int) -> list[int]:
     return records_in(script[:at])
 
 
-def check_order(run: GateRun, plan: Plan) -> None:
+def check_order(run: InboxRun, plan: Plan) -> None:
     """Check that each record comes once, and in order in its channel (by epoch if epochs are in order)."""
     for port, script in enumerate(plan.scripts):
         expected = [
@@ -198,7 +198,7 @@ def check_order(run: GateRun, plan: Plan) -> None:
             assert got == expected
 
 
-def check_watermarks(run: GateRun) -> None:
+def check_watermarks(run: InboxRun) -> None:
     """Check that watermarks increase, and no record comes after the watermark of its epoch."""
     watermark = -1
     for entry in run.trace:
@@ -209,7 +209,7 @@ def check_watermarks(run: GateRun) -> None:
             assert entry.epoch > watermark
 
 
-def check_ends(run: GateRun, plan: Plan) -> None:
+def check_ends(run: InboxRun, plan: Plan) -> None:
     """Check that each input ends once, after its records, and all inputs together once, at the end."""
     assert sum(isinstance(entry, EndOfInput) for entry in run.trace) == 1
     ends = [entry.input_name for entry in run.trace if isinstance(entry, InputEnded)]
@@ -240,7 +240,7 @@ def test_every_record_arrives_once_in_order_and_the_end_last_also_from_a_checkpo
         check_restored(run, plan, moves)
 
 
-def check_checkpoint(run: GateRun, plan: Plan, checkpoint: int, snapshot: dict[str, Any]) -> None:
+def check_checkpoint(run: InboxRun, plan: Plan, checkpoint: int, snapshot: dict[str, Any]) -> None:
     """Check that the records handled before a checkpoint and in its snapshot are those before the barriers."""
     handled = []
     for entry in run.trace:
@@ -253,7 +253,7 @@ def check_checkpoint(run: GateRun, plan: Plan, checkpoint: int, snapshot: dict[s
     assert Counter([*handled, *kept]) == Counter(expected)
 
 
-def check_restored(run: GateRun, plan: Plan, moves: list[int]) -> None:
+def check_restored(run: InboxRun, plan: Plan, moves: list[int]) -> None:
     """Check that the records before the first checkpoint and those after a restore from it form one run."""
     before = run.trace[: next(i for i, entry in enumerate(run.trace) if _is_barrier(entry, 1))]  # type: ignore[arg-type]
     plan.moves = [min(move, len(plan.inputs)) for move in moves]
@@ -279,7 +279,7 @@ def behind_barrier(script: list[Item]) -> list[Item]:
 
 
 def plans_of_two_schedules(random: Random) -> tuple[Plan, list[int]]:
-    """Return a plan of a gate that merges in order, with ends of data and of an iteration, and moves of another run."""
+    """Return a plan of an inbox that merges in order, with ends of data and of an iteration, and moves of another run."""
     plan = plans(random)
     plan.in_order = plan.merges = plan.wishes_follow_trace = True
     ends = random.random() < 0.5
@@ -325,7 +325,7 @@ def test_a_gate_that_merges_in_order_has_one_sequence(example: tuple[Plan, list[
         assert sequence_of(again.play()) == sequence_of(run)
 
 
-def sequence_of(run: GateRun) -> list[object]:
+def sequence_of(run: InboxRun) -> list[object]:
     """Return the records, the callbacks of epochs and the ends, in order: a watermark may stand for several epochs."""
     sequence, watermark = list[object](), -1
     for entry, word in zip(run.trace, run.told(), strict=True):

@@ -1,4 +1,4 @@
-"""Drives a gate as a task does, and records its results: for tests of the gate against simple rules."""
+"""Drives an inbox as a task does, and records its results: for tests of the inbox against simple rules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streamiter.runtime.port_log import Port
 from streamiter.runtime.port_progress import InputEnded
 
 Item = DataBatch | Control
-Wants = Callable[["GateRun"], tuple[str, ...] | None]
+Wants = Callable[["InboxRun"], tuple[str, ...] | None]
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ def spill_queue() -> SpillQueue:
 
 
 @dataclass
-class GateRun:
-    """A gate with its channels, and an operator that records everything in ``trace``.
+class InboxRun:
+    """An inbox with its channels, and an operator that records everything in ``trace``.
 
     ``trace`` has ``Seen`` for records, and the control events; ``snapshots`` has the snapshot at each barrier.
     """
@@ -97,7 +97,7 @@ class GateRun:
             self.inbox.want(self.wants(self))
 
     def step(self) -> bool:
-        """Handle the next item of the gate; return whether there was one."""
+        """Handle the next item of the inbox; return whether there was one."""
         polled = self.inbox.poll()
         if polled is None:
             return False
@@ -145,7 +145,7 @@ class GateRun:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the gate has ended."""
+        """Return whether the inbox has ended."""
         return bool(self.trace) and isinstance(self.trace[-1], EndOfInput)
 
 
@@ -172,7 +172,7 @@ def array(*records: int, epoch: int = 0) -> DataBatch:
 
 
 def held_records(snapshot: dict[str, Any], in_order: bool) -> list[int]:
-    """Return the records in a gate's snapshot, read through a restored gate."""
+    """Return the records in an inbox's snapshot, read through a restored inbox."""
     kept: list[DataBatch] = []
     for of_port in snapshot["ports"]:
         port = Port(0, "input", Channel("0 → step"), is_feedback=False)

@@ -1,4 +1,4 @@
-"""Epochs at a gate: the watermark of several channels, and operators with ``epochs_in_order``."""
+"""Epochs at an inbox: the watermark of several channels, and operators with ``epochs_in_order``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from runtime.gate_run import GateRun, Seen, data
+from runtime.inbox_run import InboxRun, Seen, data
 from support.examples import random_examples
 
 from streamiter.errors import InternalError
@@ -49,14 +49,14 @@ def test_the_watermark_is_the_least_of_the_unfinished_channels_and_never_decreas
 
 def test_a_task_without_channels_is_restored() -> None:
     """The restore of a source failed, because a task without channels has no greatest watermark."""
-    source, restored = GateRun([]), GateRun([])
+    source, restored = InboxRun([]), InboxRun([])
     restored.inbox.restore(source.inbox.snapshot())
     assert restored.inbox.poll() is None
 
 
 def test_a_watermark_that_decreases_is_an_internal_error() -> None:
     """A decreasing watermark repeated callbacks, or an equal one was refused."""
-    run = GateRun(["a"])
+    run = InboxRun(["a"])
     run.put_all(0, EpochWatermark(3), data(1, epoch=4), EpochWatermark(3), data(2, epoch=4), EpochWatermark(2))
     with pytest.raises(InternalError, match="0 → step: expected watermarks that only grow, given 2 after 3"):
         run.run()
@@ -65,7 +65,7 @@ def test_a_watermark_that_decreases_is_an_internal_error() -> None:
 
 def test_a_watermark_behind_the_end_of_data_does_not_hold_back_the_others() -> None:
     """A channel whose data had ended brought one more watermark, and its operator waited for its next epochs."""
-    run = GateRun(["a", "b"])
+    run = InboxRun(["a", "b"])
     run.put_all(0, EndOfData(0), EpochWatermark(1))
     run.put_all(1, EpochWatermark(4))
     run.run()
@@ -74,7 +74,7 @@ def test_a_watermark_behind_the_end_of_data_does_not_hold_back_the_others() -> N
 
 def test_records_of_later_epochs_wait_and_come_in_epoch_order() -> None:
     """Feedback ahead of its epoch stayed in the channel, and delayed the watermark after it."""
-    run = GateRun(["a", "b"], in_order=True)
+    run = InboxRun(["a", "b"], in_order=True)
     run.put_all(0, data(2, epoch=2), data(1, epoch=1), data(0, epoch=0), EpochWatermark(2))
     run.put_all(1, EpochWatermark(0))
     run.run()
@@ -89,7 +89,7 @@ def test_records_of_later_epochs_wait_and_come_in_epoch_order() -> None:
 
 def test_a_watermark_waits_for_the_records_that_were_set_aside_before_it() -> None:
     """The watermark had arrived, and the callback of epoch 3 came before the records of epoch 3."""
-    run = GateRun(["a", "b"], in_order=True)
+    run = InboxRun(["a", "b"], in_order=True)
     run.put_all(1, data(30, epoch=3), EpochWatermark(3))
     run.put_all(0, EpochWatermark(0), EpochWatermark(1), EpochWatermark(2), EpochWatermark(3))
     run.run()
@@ -98,7 +98,7 @@ def test_a_watermark_waits_for_the_records_that_were_set_aside_before_it() -> No
 
 def test_an_unwanted_input_s_records_come_before_their_watermark_too() -> None:
     """In synchronous training, the examples set aside for a model came after the watermark of their epoch."""
-    run = GateRun(["model", "examples"], in_order=True, wants=lambda run: None if "100" in run.told() else ("model",))
+    run = InboxRun(["model", "examples"], in_order=True, wants=lambda run: None if "100" in run.told() else ("model",))
     run.put_all(1, EpochWatermark(0), data(1, epoch=1), EpochWatermark(1))
     run.put_all(0, EpochWatermark(0), data(100, epoch=1), EpochWatermark(1))
     run.run()
@@ -107,7 +107,7 @@ def test_an_unwanted_input_s_records_come_before_their_watermark_too() -> None:
 
 def test_an_input_ends_only_after_its_records_that_were_set_aside() -> None:
     """Records came after ``input_ended``, and were lost."""
-    run = GateRun(["a", "b"], in_order=True)
+    run = InboxRun(["a", "b"], in_order=True)
     run.put_all(0, data(2, epoch=2), EpochWatermark(2), EndOfInput())
     run.run()
     assert run.told() == []
@@ -118,7 +118,7 @@ def test_an_input_ends_only_after_its_records_that_were_set_aside() -> None:
 
 def test_the_end_comes_after_all_records_that_were_set_aside() -> None:
     """The task ended when all inputs had ended, and lost the records that it held."""
-    run = GateRun(["a", "b"], in_order=True)
+    run = InboxRun(["a", "b"], in_order=True)
     run.put_all(0, data(20, epoch=2), data(50, epoch=5), EndOfInput())
     run.put_all(1, EpochWatermark(0), data(30, epoch=3), EndOfInput())
     run.run()
@@ -129,7 +129,7 @@ def test_the_end_comes_after_all_records_that_were_set_aside() -> None:
 
 def test_at_the_end_of_an_iteration_later_epochs_have_no_callbacks() -> None:
     """Records after the last epoch, which has no callback, were not handled, or caused a callback."""
-    run = GateRun(["model", "examples"], in_order=True)
+    run = InboxRun(["model", "examples"], in_order=True)
     run.put_all(1, EpochWatermark(0), EndOfData())
     run.put_all(0, EpochWatermark(0), EpochWatermark(1), data(2, epoch=2), data(4, epoch=4), data(3, epoch=3))
     run.run()
@@ -141,7 +141,7 @@ def test_at_the_end_of_an_iteration_later_epochs_have_no_callbacks() -> None:
 
 def test_at_the_end_wanted_records_come_first_and_all_are_handled() -> None:
     """A worker that wanted its model at the end received the examples first, or never."""
-    run = GateRun(["examples", "model"], in_order=True, wants=lambda run: None if 200 in run.records() else ("model",))
+    run = InboxRun(["examples", "model"], in_order=True, wants=lambda run: None if 200 in run.records() else ("model",))
     run.put_all(0, EpochWatermark(0), data(20, epoch=2), data(21, epoch=2), EndOfInput(2))
     run.put_all(1, EpochWatermark(0), data(200, epoch=2), EndOfInput(2))
     run.run()
@@ -151,14 +151,14 @@ def test_at_the_end_wanted_records_come_first_and_all_are_handled() -> None:
 
 def test_records_set_aside_are_in_the_snapshot_and_come_once_after_a_restore() -> None:
     """Records set aside on disk were missing in the snapshot."""
-    run = GateRun(["a", "b"], in_order=True)
+    run = InboxRun(["a", "b"], in_order=True)
     ahead = [data(*range(100 * epoch, 100 * epoch + 50), epoch=epoch) for epoch in (3, 2, 4)]
     run.put_all(0, *ahead, EpochWatermark(4), CheckpointBarrier(1))
     run.put_all(1, EpochWatermark(0), CheckpointBarrier(1))
     run.run()
     assert run.records() == []
 
-    restored = GateRun(["a", "b"], in_order=True, restored=run.snapshots[1])
+    restored = InboxRun(["a", "b"], in_order=True, restored=run.snapshots[1])
     restored.put_all(1, EpochWatermark(4))
     restored.run()
     assert restored.records() == [*range(200, 250), *range(300, 350), *range(400, 450)]
@@ -169,7 +169,7 @@ def test_records_set_aside_are_in_the_snapshot_and_come_once_after_a_restore() -
 
 def test_while_no_input_is_wanted_an_ordered_gate_reads_nothing() -> None:
     """An entrance that was throttled set all data of its sources aside, on disk."""
-    run = GateRun(["a", "b"], merges_in_order=True, wants=lambda run: ())
+    run = InboxRun(["a", "b"], merges_in_order=True, wants=lambda run: ())
     for port in (0, 1):
         run.put_all(port, data(port), data(port + 10, epoch=1))
     run.run()
@@ -179,7 +179,7 @@ def test_while_no_input_is_wanted_an_ordered_gate_reads_nothing() -> None:
 
 def test_each_callback_comes_between_the_records_of_two_epochs() -> None:
     """A callback came before the last record of its epoch, or after the first of the next."""
-    run = GateRun(["a", "b"], in_order=True)
+    run = InboxRun(["a", "b"], in_order=True)
     for port in (0, 1):
         for epoch in (3, 1, 2, 0):
             run.put_all(port, data(10 * epoch + port, epoch=epoch))
@@ -191,7 +191,7 @@ def test_each_callback_comes_between_the_records_of_two_epochs() -> None:
 
 def test_a_watermark_comes_before_a_barrier_that_was_posted_while_its_records_were_handled() -> None:
     """The snapshot at a posted barrier had the watermark, but its callback was lost with the run that crashed then."""
-    run = GateRun(["a", "b"], in_order=True)
+    run = InboxRun(["a", "b"], in_order=True)
     run.put_all(0, data(1, epoch=1), EpochWatermark(1))
     run.run()
     run.put_all(1, EpochWatermark(1))
@@ -206,9 +206,9 @@ def test_a_watermark_comes_before_a_barrier_that_was_posted_while_its_records_we
 # -- the order of merging ------------------------------------------------------------------------------------------
 
 
-def merging(*inputs: str, **options: Any) -> GateRun:
-    """Return a gate that merges in order, of an operator without ``epochs_in_order``."""
-    return GateRun(inputs, in_order=True, merges_in_order=True, epochs_in_order=False, **options)
+def merging(*inputs: str, **options: Any) -> InboxRun:
+    """Return an inbox that merges in order, of an operator without ``epochs_in_order``."""
+    return InboxRun(inputs, in_order=True, merges_in_order=True, epochs_in_order=False, **options)
 
 
 def test_records_of_an_epoch_come_in_the_order_of_the_ports() -> None:
