@@ -279,7 +279,7 @@ def behind_barrier(script: list[Item]) -> list[Item]:
 
 
 def plans_of_two_schedules(random: Random) -> tuple[Plan, list[int]]:
-    """Return a plan of an inbox that merges in order, with ends of data and of an iteration, and moves of another run."""
+    """Return a plan of an inbox that merges in order, with ends of data and an iteration, and moves of another run."""
     plan = plans(random)
     plan.in_order = plan.merges = plan.wishes_follow_trace = True
     ends = random.random() < 0.5
