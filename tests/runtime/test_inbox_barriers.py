@@ -117,7 +117,7 @@ class TestUnwantedInputs:
         assert held_records(run.snapshots[1], in_order=False) == list(range(10, 20))
 
     def test_records_behind_the_barrier_never_come_before_it(self) -> None:
-        """The alignment completed while the inbox visited its ports, and records of the next port passed the barrier."""
+        """The alignment completed while the inbox visited its ports; records of the next port passed the barrier."""
         run = InboxRun(["model", "data", "model"], wants=lambda _: ("model",))
         run.put_all(0, barrier(), data(1))
         run.run()
