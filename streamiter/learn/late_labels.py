@@ -121,7 +121,7 @@ _COUNTED: Final = Outcome(None, None, "answered")
 # The limit of a question that waits without end: the end of the stream.
 _TO_THE_END: Final = MAX_TIME
 
-# Of the questions that have been learned, each is in every checkpoint until its wait is over: so many take some 10 ms.
+# Of the questions that have been learned, each is in every checkpoint until its wait is over: so many take some 25 ms.
 # What is delivered twice comes again within seconds or minutes.
 _IN_CHECKPOINT_MAX: Final = 100_000
 

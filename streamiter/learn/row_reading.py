@@ -229,7 +229,7 @@ class LabelFields(DeclaredState):
     fields: list[str] = declared(made=list, form=COPIED)
     """The fields of the records so far that were read, or that its code names."""
     _left = declared(FIRST_LABELS)
-    """So many records more are looked at."""
+    """The number of records that it still looks at."""
     _is_told = declared(False)
 
     def __init__(self, label: Callable[[Any], Label], step: str = "read") -> None:

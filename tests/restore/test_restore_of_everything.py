@@ -16,6 +16,7 @@ import streamiter
 import streamiter_files
 import streamiter_kafka
 import streamiter_sqlite
+from streamiter.operators.operator import EngineOperator, Operator
 from streamiter.testing import RestoreProcess, check_flow_restore
 
 CASES: list[Case] = [
@@ -90,6 +91,18 @@ def classes_in(package: Any) -> list[type[Any]]:
         module = importlib.import_module(found.name)
         classes += [kind for kind in vars(module).values() if inspect.isclass(kind) and kind.__module__ == found.name]
     return classes
+
+
+def test_what_an_operator_tells_the_engine_is_heard() -> None:
+    """A flag of a class that is not derived from ``EngineOperator`` has no effect, and nothing said so."""
+    flags = {name for name in vars(EngineOperator) if not name.startswith("_")}
+    deaf = {
+        kind.__qualname__: sorted(flags & vars(kind).keys())
+        for package in PACKAGES
+        for kind in classes_in(package)
+        if issubclass(kind, Operator) and not issubclass(kind, EngineOperator) and flags & vars(kind).keys()
+    }
+    assert (len(flags) > 5, deaf) == (True, {})
 
 
 def test_every_class_with_state_has_a_case() -> None:
