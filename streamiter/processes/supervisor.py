@@ -240,8 +240,8 @@ class Attempt:
         """When a process is looked at, unless there is a sign of life before."""
         self._heard_at_s: dict[int, float] = {}
         """When each process gave its last sign of life."""
-        self._told_busy: set[int] = set()
-        """The silent processes that exist, as the log says already."""
+        self._told_busy: dict[int, str] = {}
+        """What holds Python's lock in each silent process that exists, as the log says already."""
         self._notes: dict[int, tuple[int, int]] = {}
         """The id of each process on its machine, and where it notes the step that runs; those of Linux tell it."""
         self._placement: bytes | None = None
@@ -368,9 +368,9 @@ class Attempt:
             if limits.lock_s is not None:  # Else a limit a little above that of silence would be twice that long.
                 rest_s = min(rest_s, in_seconds(limits.lock_s) - silent_s)
             self._silent_at_s[number] = now_s + rest_s
-            if number not in self._told_busy:
-                self._told_busy.add(number)
-                holds = f"step {look.step!r}" if look.step else "a function"
+            holds = f"step {look.step!r}" if look.step else "a function"
+            if self._told_busy.get(number) != holds:
+                self._told_busy[number] = holds
                 told = "flow %r: process %d: %s, but it exists: %s holds Python's lock"
                 _log.warning(told, self._flow, number, reason, holds)
 
@@ -455,7 +455,7 @@ class Attempt:
                 self._fail(error_from_plain(error))
 
     def _hear(self, number: int) -> None:
-        self._told_busy.discard(number)
+        self._told_busy.pop(number, None)
         self._heard_at_s[number] = now_s = self._clock.monotonic_s()
         self._silent_at_s[number] = now_s + in_seconds(self._settings.limits.silence_s)
 

@@ -17,6 +17,9 @@ from streamiter.operators import Context, Output, Source, SourceBatch
 NIGHTLY = "TESTS_NIGHTLY"
 """The variable with the file of the topics of :func:`nightly`."""
 
+TOLD = "TESTS_TOLD"
+"""The variable with the folder in which a file lets a step go on that keeps Python's lock."""
+
 
 def nightly() -> Flow:
     """Return a flow that adds up the numbers that are there, and ends."""
@@ -149,21 +152,27 @@ sums = halves.process(SlowSum, name="sum").collect(name="sums")
 
 
 def hold_lock(record: int) -> int:
-    """Work for 3 s without a turn for another thread, as a sort of a long list does."""
+    """Work without a turn for another thread, as a sort of a long list does, until the log tells it."""
     if record == 3:
-        before, until_s = sys.getswitchinterval(), time.monotonic() + 3.0
-        sys.setswitchinterval(1000.0)
-        while time.monotonic() < until_s:
-            pass
-        sys.setswitchinterval(before)
+        _keep_lock("hold", pause_us=0)
     return record
 
 
 def wait_in_c(record: int) -> int:
-    """Wait for 3 s, as a function in C that keeps Python's lock and uses no processor."""
+    """Wait until the log tells it, as a function in C that keeps Python's lock and uses no processor."""
     if record == 4:
-        ctypes.PyDLL(None).usleep(3_000_000)
+        _keep_lock("wait", pause_us=100_000)
     return record
+
+
+def _keep_lock(step: str, *, pause_us: int) -> None:
+    """Keep Python's lock until the test has made the file of the step: only calls in C that keep the lock are made."""
+    told, c = os.fsencode(Path(os.environ[TOLD]) / step), ctypes.PyDLL(None)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)
+    while c.access(told, os.F_OK):
+        c.usleep(pause_us)
+    sys.setswitchinterval(before)
 
 
 async def hang(record: int) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -128,13 +130,38 @@ def test_an_error_of_a_step_is_raised_as_in_one_process() -> None:
     assert 'name="divide"' in raised.value.__cause__.__notes__[0]  # the line of the user
 
 
+class LetsGoOn(logging.Handler):
+    """Makes the file of each step that a message names, so that the step goes on; of both if no message comes."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.guard = threading.Timer(PATIENCE_S, self.let_go_on, [("hold", "wait")])
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.let_go_on(re.findall(r"step '(\w+)' holds", record.getMessage()))
+
+    def let_go_on(self, steps: Iterable[str]) -> None:
+        for step in steps:
+            (self.folder / step).touch()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whether a silent process works")
 @pytest.mark.usefixtures("forks")
-def test_a_step_that_holds_the_lock_of_python_runs_as_in_one_process(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_that_holds_the_lock_of_python_runs_as_in_one_process(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A sort of a long list took 6 s, or a function in C waited for a device, and the process was taken for lost, at
     each restart again.
     """
-    flows_on_hosts.busy.run(on=LocalProcesses(2, silence_s=1))
+    monkeypatch.setenv(flows_on_hosts.TOLD, str(tmp_path))
+    lets_go_on = LetsGoOn(tmp_path)
+    monkeypatch.setattr(logging.getLogger("streamiter.processes"), "handlers", [lets_go_on])
+    lets_go_on.guard.start()
+    try:
+        flows_on_hosts.busy.run(on=LocalProcesses(2, silence_s=1))
+    finally:
+        lets_go_on.guard.cancel()
     assert sorted(flows_on_hosts.held.items) == list(range(8))
     for step in ("hold", "wait"):
         told = f"has given no sign of life for 1 s, but it exists: step '{step}' holds Python's lock"
