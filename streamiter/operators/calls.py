@@ -51,13 +51,6 @@ _STARTS: Final = 2
 
 
 @final
-class CallsFinished(Control):
-    """Results may leave, or no record waits any more. Posted to the task of the operator."""
-
-    __slots__ = ()
-
-
-@final
 class _Call:
     """A record, and what its call has brought."""
 
@@ -142,7 +135,7 @@ class MapAsync(Boundary):
         self._beginning = 0
         """The number of workers that have made no call yet."""
         self._is_told = False
-        """Whether ``CallsFinished`` is posted and not handled."""
+        """Whether the task was told that results may leave, or that no record waits, and has not handled that."""
         self._failure: RecordFailure | None = None
         """What a call has done that is no error of its record."""
         self._watermark = -1
@@ -187,17 +180,18 @@ class MapAsync(Boundary):
             await self.on_control(control, out)
 
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
-        if isinstance(control, CallsFinished):
-            self._is_told = False
-        elif isinstance(control, _IN_ORDER):
-            if isinstance(control, EpochWatermark):
-                self._watermark = control.epoch
-            elif isinstance(control, (EndOfData, EndOfInput)):
-                self._ends.append(control)
-            self._waiting.append(control)
-            self._groups_in += 1
-        else:
+        if not isinstance(control, _IN_ORDER):
             return
+        if isinstance(control, EpochWatermark):
+            self._watermark = control.epoch
+        elif isinstance(control, (EndOfData, EndOfInput)):
+            self._ends.append(control)
+        self._waiting.append(control)
+        self._groups_in += 1
+        await self._continue(out)
+
+    async def _told(self, out: BoundaryOutput) -> None:
+        self._is_told = False
         await self._continue(out)
 
     async def _continue(self, out: BoundaryOutput) -> None:
@@ -291,7 +285,7 @@ class MapAsync(Boundary):
         """Let the task emit what may leave, and read again if nothing waits."""
         if not self._is_told:
             self._is_told = True
-            self._context.post(CallsFinished())
+            self._context.post(self._told)
 
     async def _call(self, call: _Call) -> None:
         attempt = 0

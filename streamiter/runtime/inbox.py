@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, final
 from streamiter.closing import close_now
 from streamiter.deferred import PlainValue
 from streamiter.operators.frontier import Frontier
-from streamiter.operators.operator import Look
+from streamiter.operators.operator import BoundaryOutput, Notice
 from streamiter.operators.source import SourceBatch
 from streamiter.origins import BatchOrigin
 from streamiter.records import (
@@ -67,6 +67,16 @@ _FEEDBACK: Final = Reads.FEEDBACK
 _FEEDBACK_BATCHES: Final = 4
 
 Polled = tuple[Port | None, DataBatch | SourceBatch | Control]
+
+
+@final
+class Posted(Control):
+    """A notice: the task calls it between two batches."""
+
+    __slots__ = ("notice",)
+
+    def __init__(self, notice: Notice) -> None:
+        self.notice = notice
 
 
 @final
@@ -190,7 +200,7 @@ class Inbox:
         if is_parked:
             self._ready.park(port)
         if control is not None:
-            return None if isinstance(control, Look) else port, control
+            return None if isinstance(control, Posted) else port, control
         # If the barrier is aligned now, no record behind it may come first.
         return (None, self._posted.popleft()) if self._posted else None
 
@@ -206,7 +216,7 @@ class Inbox:
                 return None
             if port.is_feedback and batches == _FEEDBACK_BATCHES:
                 self._ready.add(port)
-                return Look(_nothing)
+                return Posted(nothing)
             batches += 1
             if not self._by_port and self._fate(port, item.epoch) is NOW:
                 self._ready.add(port)
@@ -343,9 +353,9 @@ class Inbox:
             if port.input_name in names and not self.sets_aside:
                 port.cut_turns()
 
-    def post(self, control: Control) -> None:
-        """Let ``poll`` return this control record next. Any part of the job may call it."""
-        self._posted.append(control)
+    def post(self, notice: Notice) -> None:
+        """Let ``poll`` return this notice next. Any part of the job may call it."""
+        self._posted.append(Posted(notice))
         self._ready.wake()
 
     # -- at the border of a loop -----------------------------------------------------------------------
@@ -652,5 +662,5 @@ class Inbox:
         close_now([self._feedback.close, *(port.close for port in self.ports)])
 
 
-def _nothing() -> None:
-    pass
+def nothing(_: BoundaryOutput) -> None:
+    """Do nothing: this notice lets a task do what it does after everything that it handles."""
