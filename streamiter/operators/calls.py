@@ -21,14 +21,14 @@ from streamiter.operators.operator import Boundary, BoundaryOutput, Context, Sha
 from streamiter.operators.output import RecordFailure
 from streamiter.origins import BatchOrigin
 from streamiter.records import (
+    CHANNEL_CONTROLS,
+    TRANSIENT,
     Batch,
     Control,
     EndOfData,
     EndOfInput,
     EpochWatermark,
     EventTimeWatermark,
-    Idle,
-    ReadToEnd,
     TimedBatch,
     control_from_plain,
     control_to_plain,
@@ -36,10 +36,7 @@ from streamiter.records import (
 )
 from streamiter.times import MIN_TIME, Seconds, in_seconds
 
-_IN_ORDER: Final = (EpochWatermark, EventTimeWatermark, EndOfData, EndOfInput, Idle, ReadToEnd)
-"""The control records that keep their place among the records: none overtakes a record in flight."""
-
-_KINDS: Final = frozenset(kind.kind for kind in _IN_ORDER)
+_KINDS: Final = frozenset(kind.kind for kind in CHANNEL_CONTROLS)
 
 # Calls that have started and whose results have not left, with finished ones that wait for their turn. As many records
 # as an output gathers: a step whose calls answer at once then costs little more for a record than a batch does.
@@ -180,7 +177,7 @@ class MapAsync(Boundary):
             await self.on_control(control, out)
 
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
-        if not isinstance(control, _IN_ORDER):
+        if not isinstance(control, CHANNEL_CONTROLS):
             return
         if isinstance(control, EpochWatermark):
             self._watermark = control.epoch
@@ -335,7 +332,7 @@ class MapAsync(Boundary):
                 _plain(entry)
                 for entries in (self._started, self._waiting)
                 for entry in entries
-                if not isinstance(entry, ReadToEnd)
+                if not isinstance(entry, TRANSIENT)
             ],
             "watermark": self._watermark,
             "ends": [_plain(end) for end in self._ends],
