@@ -496,7 +496,7 @@ class Idle(Control):
 class ReadToEnd(Control):
     """The records that the topics had when the job was started, or restored, are before it; others follow.
 
-    Only sources of which a step waits for it send it, and a snapshot never has it.
+    Only sources of which a step waits for it send it.
     """
 
     __slots__ = ()
@@ -532,6 +532,13 @@ _CONTROLS: Final[Mapping[type[Any], tuple[Any, ...]]] = MappingProxyType(
         ReadToEnd: (),
     }
 )
+
+
+CHANNEL_CONTROLS: Final = tuple(_CONTROLS)
+"""The control records that travel in channels, at their place among the records."""
+
+TRANSIENT: Final = (ReadToEnd,)
+"""Control records that no snapshot has: a restored job finds them anew."""
 
 
 def control_to_plain(control: Control) -> tuple[PlainValue, ...]:

@@ -1,109 +1,30 @@
 """Batches on disk: encoded as plain data, in temporary files.
 
-:class:`LimitedBatches` is the base of :mod:`~streamiter.checkpoints.disk_queue` and
-:mod:`~streamiter.checkpoints.replay_cache`. Its batches on disk are :class:`DiskBatches`: encoded batches in order,
-within a limit. A :class:`TemporaryFile` has their bytes, and a :class:`FileHold` keeps the bytes readable for a
-checkpoint.
+:class:`DiskBatches` are encoded batches in order, within a limit. A :class:`TemporaryFile` has their bytes, and a
+:class:`FileHold` keeps the bytes readable for a checkpoint.
 """
 
 from __future__ import annotations
 
-import abc
 import errno
 import os
+from array import array
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from struct import Struct
-from typing import ClassVar, Final, NamedTuple, TypeAlias, final
+from typing import Final, NamedTuple, TypeAlias, final
 
 import numpy as np
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.closing import close_now
-from streamiter.deferred import Deferred, DeferredEntries, PlainValue
 from streamiter.errors import ConfigurationError, InternalError, LoopOverflow, PlainDataError, StorageFull
 from streamiter.files import FULL_DISK, NOT_ALLOWED, advice_for
-from streamiter.records import Batch, estimated_bytes
+from streamiter.records import Batch
 
 Content: TypeAlias = bytes | memoryview
-
-# A batch and its place in a queue or a list: a DataBatch (48 bytes), its list (56 and a pointer) or an array without
-# its content, rounded up. Without this number, batches of no bytes (empty lists, arrays of no columns) could fill the
-# memory without being counted.
-BATCH_BYTES: Final = 128
-
-
-def memory_bytes(batch: Batch) -> int:
-    """Return the estimated bytes of memory that a batch takes."""
-    return BATCH_BYTES + estimated_bytes(batch)
-
-
-class LimitedBatches(abc.ABC):
-    """The settings of a queue or a cache, its batches on disk, and the bytes that it has in memory.
-
-    Batches stay in memory, as the objects they are, up to ``memory_limit_bytes``. Further batches are encoded as plain
-    data and written to temporary files in ``directory``, which is created when it is first needed. ``name`` (the step)
-    begins the message of every error. The object belongs to one task, and waits for nothing but the disk. Its owner
-    closes it.
-    """
-
-    contents: ClassVar[str]
-    """The name of the batches in the message of ``LoopOverflow``."""
-    segments: ClassVar[int | None] = None
-    """The number of files that share the disk limit; None for one file."""
-
-    def __init__(
-        self,
-        *,
-        name: str,
-        directory: str | os.PathLike[str],
-        memory_limit_bytes: int,
-        disk_limit_bytes: int,
-        plain_data: PlainData | None = None,
-    ) -> None:
-        if memory_limit_bytes < 0 or disk_limit_bytes < 0:
-            raise ConfigurationError(
-                f"{name}: expected limits of 0 bytes or more, given memory_limit_bytes={memory_limit_bytes} "
-                f"and disk_limit_bytes={disk_limit_bytes}; a disk limit of 0 means that nothing is written to disk"
-            )
-        self._name = name
-        self._memory_limit_bytes = memory_limit_bytes
-        self._plain_data = plain_data if plain_data is not None else PlainData()
-        self._disk = DiskBatches(
-            name=name,
-            directory=directory,
-            limit_bytes=disk_limit_bytes,
-            plain_data=self._plain_data,
-            contents=self.contents,
-            explain_overflow=self._explain_overflow,
-            segment_bytes=None if self.segments is None else max(1, disk_limit_bytes // self.segments),
-        )
-        self._is_closed = False
-        self._clear()
-
-    @property
-    def bytes_on_disk(self) -> int:
-        """Size of the files, including batches that are already read; never above the disk limit."""
-        return self._disk.size_bytes
-
-    def close(self) -> None:
-        """Drop all batches and remove the files. May be called more than once."""
-        self._is_closed = True
-        self._clear()
-
-    def _clear(self) -> None:
-        """Drop all batches; a subclass clears its containers, too."""
-        self._disk.close()
-        self._bytes_in_memory = self._records = 0
-
-    @abc.abstractmethod
-    def _explain_overflow(self) -> str:
-        """Return the end of the message of ``LoopOverflow``: the present state, and what to do."""
-
-    def _snapshot(self, entries: Generator[tuple[PlainValue, ...], None, None], held: HeldDiskBatches) -> Deferred:
-        return DeferredEntries(self._name, self._plain_data.encode, entries, release=held.release)
 
 
 class EncodedBatch(NamedTuple):
@@ -129,13 +50,12 @@ _HEAD: Final = Struct("<qqQ")
 class DiskBatches:
     """Batches on disk in order, encoded as plain data; no file is opened before the first batch is appended.
 
-    A batch is read and dropped at the front (:meth:`first`, :meth:`drop_first`), or read by the position that
-    :meth:`append` returned (:meth:`read`).
+    A batch is read and dropped at the front (:meth:`first`, :meth:`drop_first`), or read by its number (:meth:`read`).
 
     The batches are in *segments*: temporary files of about ``segment_bytes`` each. Batches are appended to the last
     segment and read from the first. A segment is removed as soon as its batches are dropped, so a queue that is
     never quite empty does not grow without end, and no byte is copied to free space. Without ``segment_bytes``
-    there is one segment; only then batches can be read by position.
+    there is one segment; only then batches can be read by number, and none is dropped.
 
     ``contents`` ("batches waiting") and ``explain_overflow()`` complete the message of ``LoopOverflow``. ``name``
     (the step) begins the message of every error.
@@ -160,6 +80,8 @@ class DiskBatches:
         self._explain_overflow = explain_overflow
         self._segment_bytes = segment_bytes
         self._segments: deque[_Segment] = deque()
+        self._positions = array("q")
+        """The position of each batch, if there is one segment."""
         self.count = 0
         """Batches that are on disk and not dropped. For reading only, as the other numbers."""
         self.size_bytes = 0
@@ -206,8 +128,8 @@ class DiskBatches:
                 f"{wanted_bytes} with the next batch {self._explain_overflow()}"
             )
 
-    def append(self, encoded: EncodedBatch) -> int:
-        """Add a batch at the end; return its position.
+    def append(self, encoded: EncodedBatch) -> None:
+        """Add a batch at the end.
 
         Raises ``LoopOverflow`` above the limit, ``StorageFull`` for a full disk, and ``ConfigurationError`` if no
         file can be created. After an error the batches are the same as before.
@@ -218,21 +140,22 @@ class DiskBatches:
             segment = self._last_segment()
             position = segment.size_bytes
             segment.add(encoded)
+        if self._segment_bytes is None:
+            self._positions.append(position)
         self.count += 1
         self.size_bytes += size_bytes
         self.batches_written += 1
         self.bytes_written += size_bytes
         if self.size_bytes > self.size_bytes_peak:
             self.size_bytes_peak = self.size_bytes
-        return position
 
-    def cut(self, count: int, position: int) -> None:
-        """Keep the first ``count`` batches only; ``position`` is the position of the next one. For one segment."""
-        if self._segments:
+    def cut(self, count: int) -> None:
+        """Keep the first ``count`` batches only. For one segment."""
+        if count < self.count:
             [segment] = self._segments
-            segment.cut(position)
-            self.count = count
-            self.size_bytes = position
+            segment.cut(self._positions[count])
+            del self._positions[count:]
+            self.count, self.size_bytes = count, segment.size_bytes
 
     # ---- reading
 
@@ -250,10 +173,10 @@ class DiskBatches:
         if segment.read_position == segment.size_bytes:
             self._free(segment)
 
-    def read(self, position: int) -> EncodedBatch:
-        """Return the batch at a position, its content in new writable memory. For one segment."""
+    def read(self, number: int) -> EncodedBatch:
+        """Return a batch by its number, its content in new writable memory. For one segment."""
         [segment] = self._segments
-        return segment.batch_at(position)
+        return segment.batch_at(self._positions[number])
 
     def hold(self) -> HeldDiskBatches:
         """Return all batches in order; they stay readable when batches are added or dropped, or all is closed."""
@@ -265,6 +188,7 @@ class DiskBatches:
         """Close the files, which removes all batches. May be called more than once."""
         segments = [*self._segments]
         self._segments.clear()
+        del self._positions[:]
         self.count = self.size_bytes = 0
         close_now(segment.close for segment in segments)
 

@@ -1,31 +1,40 @@
-"""A queue of batches in memory up to a limit, and on disk above it.
+"""A log of batches in memory up to a limit, and on disk above it; and the queue that reads it once.
 
-:class:`SpillQueue` is a first-in, first-out queue of batches and control records: the engine uses it wherever a
-producer must never wait, above all on the feedback edge of a loop. It writes the batches above the limit to temporary
-files, by means of :mod:`~streamiter.checkpoints.disk_batches`.
+:class:`SpillLog` is the base of :class:`SpillQueue` and of :mod:`~streamiter.checkpoints.replay_cache`, which reads its
+log again and again. It writes the batches above the limit to temporary files, by means of
+:mod:`~streamiter.checkpoints.disk_batches`. The engine uses a queue wherever a producer must never wait, above all on
+the feedback edge of a loop.
 """
 
 from __future__ import annotations
 
+import abc
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final, final
 
-from streamiter.checkpoints.disk_batches import (
-    EncodedBatch,
-    HeldDiskBatches,
-    LimitedBatches,
-    errors_with_name,
-    memory_bytes,
-)
-from streamiter.deferred import Deferred, PlainValue, entries_of
-from streamiter.errors import InternalError
-from streamiter.records import Batch, Control, DataBatch, control_from_plain, control_to_plain
+from streamiter.checkpoints.disk_batches import DiskBatches, EncodedBatch, HeldDiskBatches, errors_with_name
+from streamiter.checkpoints.plain_data import PlainData
+from streamiter.deferred import Deferred, DeferredEntries, PlainValue, entries_of
+from streamiter.errors import ConfigurationError, InternalError
+from streamiter.records import Batch, Control, DataBatch, control_from_plain, control_to_plain, estimated_bytes
 
 Item = DataBatch | Control
 
 _INT64: Final = range(-(2**63), 2**63)
+_COUNTS: Final = range(2**63)
+
+# A batch and its place in a log: a DataBatch (48 bytes), its list (56 and a pointer) or an array without its content,
+# rounded up. Without this number, batches of no bytes (empty lists, arrays of no columns) could fill the memory without
+# being counted.
+BATCH_BYTES: Final = 128
+
+
+def memory_bytes(batch: Batch) -> int:
+    """Return the estimated bytes of memory that a batch takes."""
+    return BATCH_BYTES + estimated_bytes(batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +63,197 @@ class SpillStatistics:
     """Bytes ever written to disk."""
 
 
-class SpillQueue(LimitedBatches):
+class SpillLog(abc.ABC):
+    """Batches with their epochs, and control records between them, in the order in which they were added.
+
+    Batches stay in memory, as the objects they are, up to ``memory_limit_bytes``. Further batches are encoded as plain
+    data and written to temporary files in ``directory``, which is created when it is first needed. While a batch is on
+    disk, all later ones go there. Control records stay in memory, also between batches on disk; each takes some 100
+    bytes, which no limit counts. ``name`` (the step) begins the message of every error. The object belongs to one task,
+    and waits for nothing but the disk. Its owner closes it.
+    """
+
+    contents: ClassVar[str]
+    """The name of the batches in the message of ``LoopOverflow``."""
+    segments: ClassVar[int | None] = None
+    """The number of files that share the disk limit; None for one file, from which any batch can be read."""
+    keeps_one: ClassVar[bool] = False
+    """Whether a batch stays in memory, however large it is, if no other is there."""
+    is_cut: ClassVar[bool] = False
+    """Whether batches are cut and joined when they are added; then a snapshot has their size in memory, too."""
+    on_limit: Callable[[], None] | None = None
+    """Called when the first batch has gone to disk, and when the last one has been read back."""
+
+    _items_peak = 0
+    _bytes_in_memory_peak = 0
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        directory: str | os.PathLike[str],
+        memory_limit_bytes: int,
+        disk_limit_bytes: int,
+        plain_data: PlainData | None = None,
+    ) -> None:
+        if memory_limit_bytes < 0 or disk_limit_bytes < 0:
+            raise ConfigurationError(
+                f"{name}: expected limits of 0 bytes or more, given memory_limit_bytes={memory_limit_bytes} "
+                f"and disk_limit_bytes={disk_limit_bytes}; a disk limit of 0 means that nothing is written to disk"
+            )
+        self._name = name
+        self._memory_limit_bytes = memory_limit_bytes
+        self._plain_data = plain_data if plain_data is not None else PlainData()
+        self._disk = DiskBatches(
+            name=name,
+            directory=directory,
+            limit_bytes=disk_limit_bytes,
+            plain_data=self._plain_data,
+            contents=self.contents,
+            explain_overflow=self._explain_overflow,
+            segment_bytes=None if self.segments is None else max(1, disk_limit_bytes // self.segments),
+        )
+        self._is_closed = False
+        self._clear()
+
+    def _clear(self) -> None:
+        """Drop all items."""
+        self._disk.close()
+        self._bytes_in_memory = self._records = 0
+        # The front of the log, each item with the bytes counted for it. All of these items are older than the batches
+        # on disk.
+        self._memory: deque[tuple[Item, int]] = deque()
+        # Control records behind batches on disk, each with the number of the batch it follows: the control record
+        # moves to memory when that many batches have been read back.
+        self._markers: deque[tuple[Control, int]] = deque()
+
+    def close(self) -> None:
+        """Drop all items and remove the files. May be called more than once."""
+        self._is_closed = True
+        self._clear()
+
+    def __len__(self) -> int:
+        """Return the number of batches and control records that it has."""
+        return len(self._memory) + len(self._markers) + self._disk.count
+
+    @property
+    def records(self) -> int:
+        """Records in all batches."""
+        return self._records
+
+    @property
+    def bytes_in_memory(self) -> int:
+        """Estimated bytes of the batches that are in memory."""
+        return self._bytes_in_memory
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Size of the files, including batches that are already read; never above the disk limit."""
+        return self._disk.size_bytes
+
+    def snapshot(self) -> Deferred:
+        """Return all items in order, for a checkpoint; later changes of the log do not affect them.
+
+        Pass the decoded frames to :meth:`refill`. Batches in memory are encoded one at a time, when the frames are
+        read, and batches on disk are copied without being decoded. The snapshot keeps its unread items, which no
+        limit counts, until it is released.
+        """
+        held = self._disk.hold()
+        entries = _entries(
+            self._disk.encode,
+            memory=deque(self._memory),
+            held=held,
+            markers=deque(self._markers),
+            first_on_disk=self._disk.batches_written - self._disk.count + 1,
+            last=self._last(),
+            has_sizes=self.is_cut,
+        )
+        return DeferredEntries(self._name, self._plain_data.encode, entries, release=held.release)
+
+    def _last(self) -> deque[tuple[Item, int]]:
+        """Return what is behind all others, with the bytes counted for it."""
+        return deque()
+
+    def refill(self, frames: Iterable[PlainValue]) -> None:
+        """Add the items of a snapshot at the end. Items added before stay.
+
+        Raises ``LoopOverflow`` above the disk limit, ``StorageFull`` when the disk itself is full, and
+        ``PlainDataError`` for other entries. ``frames`` are the decoded frames of the snapshot; only one of them is in
+        memory at a time. The snapshot of a log fits into an empty log with the same limits.
+        """
+        if self._is_closed:
+            raise self._closed("a snapshot")
+        for entry in entries_of(frames):
+            match entry:
+                case ["data", int() as epoch, int() as records, bytes() as content, *sizes] if (
+                    epoch in _INT64 and records in _COUNTS and _is_size(*sizes)
+                ):
+                    self._add_encoded(EncodedBatch(epoch, records, content), *sizes)
+                case _:
+                    with errors_with_name(self._name):
+                        control = control_from_plain(entry)
+                    self._add_control(control)
+
+    @abc.abstractmethod
+    def _explain_overflow(self) -> str:
+        """Return the end of the message of ``LoopOverflow``: the present state, and what to do."""
+
+    def _closed(self, given: object) -> InternalError:
+        return InternalError(f"{self._name}: {given} was added to a {type(self).__name__} that is closed")
+
+    # -- adding ----------------------------------------------------------------------------------------------
+
+    def _fits(self, size_bytes: int) -> bool:
+        """Return whether so many bytes more may be in memory."""
+        is_first = self.keeps_one and not self._bytes_in_memory
+        return is_first or self._bytes_in_memory + size_bytes <= self._memory_limit_bytes
+
+    def _add_encoded(self, encoded: EncodedBatch, size_bytes: int | None = None) -> None:
+        """Add a batch that is encoded; if one is on disk, it is not decoded. ``size_bytes`` were counted for it."""
+        if self._disk.count:
+            self._spill(encoded)
+        else:
+            batch = DataBatch(self._disk.decode(encoded), encoded.epoch)
+            size_bytes = memory_bytes(batch.records) if size_bytes is None else size_bytes
+            if self._fits(size_bytes):
+                self._keep(batch, size_bytes)
+            else:
+                self._spill(encoded)
+        self._count_put(encoded.records)
+
+    def _add_control(self, control: Control) -> None:
+        if self._disk.count:
+            self._markers.append((control, self._disk.batches_written))
+        else:
+            self._memory.append((control, 0))
+        self._count_put(0)
+
+    def _count_put(self, records: int) -> None:
+        self._records += records
+        if (items := len(self)) > self._items_peak:
+            self._items_peak = items
+
+    def _keep(self, batch: DataBatch, size_bytes: int) -> None:
+        """Add a batch in memory."""
+        self._memory.append((batch, size_bytes))
+        self._bytes_in_memory += size_bytes
+        if self._bytes_in_memory > self._bytes_in_memory_peak:
+            self._bytes_in_memory_peak = self._bytes_in_memory
+
+    def _spill(self, encoded: EncodedBatch) -> None:
+        """Add a batch on disk."""
+        self._disk.append(encoded)
+        if self._disk.count == 1 and self.on_limit is not None:
+            self.on_limit()
+
+
+@final
+class SpillQueue(SpillLog):
     """A first-in, first-out queue of batches with their epochs, and of control records between them.
 
     A batch stays in memory up to ``memory_limit_bytes``, and always if no batch waits before it. Above the limit the
     queue *spills*: batches go to disk until all of them are read back, one at a time. So memory holds at most the limit
-    or one batch. Control records stay in memory, also between batches on disk; each takes some 100 bytes, which no
-    limit counts. If ``put`` raises, the queue is unchanged.
+    or one batch. If ``put`` raises, the queue is unchanged.
 
     >>> from tempfile import gettempdir
     >>> import numpy as np
@@ -81,29 +274,7 @@ class SpillQueue(LimitedBatches):
     # (processes are often allowed 1024).
     segments = 16
 
-    on_limit: Callable[[], None] | None = None
-    """Called when the first batch has gone to disk, and when the last one has been read back."""
-
-    _items_peak = 0
-    _bytes_in_memory_peak = 0
-
-    def _clear(self) -> None:
-        super()._clear()
-        # The front of the queue, each item with the bytes counted for it. All of these items are older than the
-        # batches on disk. So while a batch is on disk, further batches go there.
-        self._memory: deque[tuple[Item, int]] = deque()
-        # Control records behind batches on disk, each with the number of the batch it follows: the control record
-        # moves to memory when that many batches have been read back.
-        self._markers: deque[tuple[Control, int]] = deque()
-
-    def __len__(self) -> int:
-        """Return the number of batches and control records that wait."""
-        return len(self._memory) + len(self._markers) + self._disk.count
-
-    @property
-    def bytes_in_memory(self) -> int:
-        """Estimated bytes of the batches that wait in memory."""
-        return self._bytes_in_memory
+    keeps_one = True
 
     def put(self, item: Item) -> None:
         """Add a batch or a control record at the end.
@@ -112,13 +283,16 @@ class SpillQueue(LimitedBatches):
         ``PlainDataError`` for a batch that must be written and is not plain data.
         """
         if self._is_closed:
-            raise InternalError(f"{self._name}: {item!r} was put into a spill queue that is closed")
+            raise self._closed(item)
         if isinstance(item, DataBatch):
-            self._put_batch(item)
+            size_bytes = memory_bytes(item.records)
+            if not self._disk.count and self._fits(size_bytes):
+                self._keep(item, size_bytes)
+            else:
+                self._spill(self._disk.encode(item.records, item.epoch))
             self._count_put(len(item.records))
         else:
-            self._put_control(item)
-            self._count_put(0)
+            self._add_control(item)
 
     def peek(self) -> Item:
         """Return the first item without removing it; raise ``IndexError`` if the queue is empty."""
@@ -136,40 +310,6 @@ class SpillQueue(LimitedBatches):
             self._records -= len(item.records)
         return item
 
-    def snapshot(self) -> Deferred:
-        """Return all items in order, for a checkpoint; later changes of the queue do not affect them.
-
-        Pass the decoded frames to :meth:`refill`. Batches in memory are encoded one at a time, when the frames are
-        read, and batches on disk are copied without being decoded. The snapshot keeps its unread items, which no
-        limit counts, until it is released.
-        """
-        held = self._disk.hold()
-        entries = _queue_entries(
-            self._disk.encode,
-            memory=deque(item for item, _ in self._memory),
-            held=held,
-            markers=deque(self._markers),
-            first_on_disk=self._disk.batches_written - self._disk.count + 1,
-        )
-        return self._snapshot(entries, held)
-
-    def refill(self, frames: Iterable[PlainValue]) -> None:
-        """Add the items of a snapshot at the end. Raises as :meth:`put` does; items added before stay.
-
-        ``frames`` are the decoded frames of the snapshot; only one of them is in memory at a time. The snapshot of
-        a queue fits into an empty queue with the same limits.
-        """
-        for entry in entries_of(frames):
-            match entry:
-                case ["data", int() as epoch, int() as records, bytes() as content] if (
-                    epoch in _INT64 and records in _INT64
-                ):
-                    self._put_encoded(EncodedBatch(epoch, records, content))
-                case _:
-                    with errors_with_name(self._name):
-                        control = control_from_plain(entry)
-                    self.put(control)
-
     def statistics(self) -> SpillStatistics:
         """Return the numbers of the queue as they are now."""
         return SpillStatistics(
@@ -184,41 +324,6 @@ class SpillQueue(LimitedBatches):
             batches_spilled=self._disk.batches_written,
             bytes_spilled=self._disk.bytes_written,
         )
-
-    def _put_batch(self, batch: DataBatch) -> None:
-        size_bytes = memory_bytes(batch.records)
-        fits = self._bytes_in_memory + size_bytes <= self._memory_limit_bytes
-        if not self._disk.count and (fits or not self._bytes_in_memory):
-            self._keep(batch, size_bytes)
-        else:
-            self._disk.append(self._disk.encode(batch.records, batch.epoch))
-            if self._disk.count == 1 and self.on_limit is not None:
-                self.on_limit()
-
-    def _put_encoded(self, encoded: EncodedBatch) -> None:
-        """Add a batch that is encoded; if it goes to disk, it is not decoded."""
-        if self._disk.count:
-            self._disk.append(encoded)
-            self._count_put(encoded.records)
-        else:
-            self.put(DataBatch(self._disk.decode(encoded), encoded.epoch))
-
-    def _put_control(self, control: Control) -> None:
-        if self._disk.count:
-            self._markers.append((control, self._disk.batches_written))
-        else:
-            self._memory.append((control, 0))
-
-    def _count_put(self, records: int) -> None:
-        self._records += records
-        if (items := len(self)) > self._items_peak:
-            self._items_peak = items
-
-    def _keep(self, batch: DataBatch, size_bytes: int) -> None:
-        self._memory.append((batch, size_bytes))
-        self._bytes_in_memory += size_bytes
-        if self._bytes_in_memory > self._bytes_in_memory_peak:
-            self._bytes_in_memory_peak = self._bytes_in_memory
 
     def _read_back(self) -> None:
         """Move the first batch on disk to memory, and the control records that follow it."""
@@ -242,27 +347,40 @@ class SpillQueue(LimitedBatches):
         )
 
 
-def _queue_entries(
+def _is_size(size: object = 0, *others: object) -> bool:
+    """Return whether what an entry has behind its batch is a size, or nothing."""
+    return isinstance(size, int) and size >= 0 and not others
+
+
+def _entries(
     encode: Callable[[Batch, int], EncodedBatch],
     *,
-    memory: deque[Item],
+    memory: deque[tuple[Item, int]],
     held: HeldDiskBatches,
     markers: deque[tuple[Control, int]],
     first_on_disk: int,
+    last: deque[tuple[Item, int]],
+    has_sizes: bool,
 ) -> Generator[tuple[PlainValue, ...], None, None]:
-    """Give the items in memory, then the batches on disk with the control records between them.
+    """Give the items in memory, then the batches on disk with the control records between them, then the last ones.
 
-    An entry is ``("data", epoch, records, encoded batch)``, or a control record as plain data. ``markers`` has
-    each control record with the number of the batch on disk that it follows; ``first_on_disk`` is the number of
-    the first batch on disk. Each item is forgotten as soon as it is given.
+    An entry is ``("data", epoch, records, encoded batch)``, or a control record as plain data. With ``has_sizes``, that
+    of a batch in memory has the bytes counted for it, too. ``markers`` has each control record with the number of the
+    batch on disk that it follows; ``first_on_disk`` is the number of the first batch on disk. Each item is forgotten as
+    soon as it is given.
     """
-    while memory:
-        item = memory.popleft()
-        if isinstance(item, DataBatch):
-            yield "data", *encode(item.records, item.epoch)
-        else:
-            yield control_to_plain(item)
+
+    def in_memory(items: deque[tuple[Item, int]]) -> Generator[tuple[PlainValue, ...], None, None]:
+        while items:
+            item, size_bytes = items.popleft()
+            if isinstance(item, DataBatch):
+                yield "data", *encode(item.records, item.epoch), *([size_bytes] if has_sizes else [])
+            else:
+                yield control_to_plain(item)
+
+    yield from in_memory(memory)
     for number, encoded in enumerate(held, start=first_on_disk):
         yield "data", *encoded
         while markers and markers[0][1] == number:
             yield control_to_plain(markers.popleft()[0])
+    yield from in_memory(last)

@@ -2,32 +2,27 @@
 
 :class:`ReplayCache` brings batches to a useful size first: small neighbours are joined and large batches are cut. A cut
 between two batches has no meaning, but each batch costs some objects and calls whenever it is read, and a batch that is
-read from disk takes as much memory as it has bytes. It writes the batches above the limit to temporary files, by means
-of :mod:`~streamiter.checkpoints.disk_batches`.
+read from disk takes as much memory as it has bytes. The pieces are in a
+:class:`~streamiter.checkpoints.disk_queue.SpillLog`.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, Final
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.checkpoints.disk_batches import (
-    BATCH_BYTES,
-    Content,
-    EncodedBatch,
-    HeldDiskBatches,
-    LimitedBatches,
-    memory_bytes,
-)
-from streamiter.deferred import Deferred, PlainValue, entries_of
-from streamiter.errors import InternalError, PlainDataError
+from streamiter.checkpoints.disk_queue import BATCH_BYTES, Item, SpillLog, memory_bytes
+from streamiter.deferred import PlainValue
+from streamiter.errors import PlainDataError
 from streamiter.records import (
     Batch,
     Columns,
+    Control,
+    DataBatch,
     TimedBatch,
     can_concatenate,
     concatenate,
@@ -36,10 +31,9 @@ from streamiter.records import (
     untimed,
 )
 
-_COUNTS: Final = range(2**63)
 
-
-class ReplayCache(LimitedBatches):
+@final
+class ReplayCache(SpillLog):
     """Batches in the order of their arrival, read by number; ``append`` adds one at the end.
 
     Records keep their order and their types, but batches may differ from those that were appended: small
@@ -66,32 +60,21 @@ class ReplayCache(LimitedBatches):
     """
 
     contents = "replayed data"
+    is_cut = True
 
     def _clear(self) -> None:
         super()._clear()
-        # The order of the batches: those in memory, each with the bytes counted for it; those on disk; and last the
-        # open piece, which are small batches that are not yet joined.
-        self._memory: list[tuple[Batch, int]] = []
-        self._positions = array("q")
-        """The position of each batch on disk."""
         self._open: _OpenPiece | None = None
-        self._memory_is_full = False
-        """Whether a batch did not fit into memory: all later ones are written to disk, which keeps the order."""
+        """Small batches behind all others that are not yet joined."""
         self._bytes_to_write = 0
         """The most bytes that the open piece takes on disk, if it is to be written."""
 
     def __len__(self) -> int:
         """Return the number of batches that can be read."""
-        return len(self._memory) + self._disk.count + (self._open is not None)
-
-    @property
-    def records(self) -> int:
-        """Records in all batches."""
-        return self._records
+        return super().__len__() + (self._open is not None)
 
     @property
     def bytes_in_memory(self) -> int:
-        """Estimated bytes of the batches that are in memory."""
         return self._bytes_in_memory + (self._open.size_bytes if self._open else 0)
 
     def append(self, records: Batch) -> None:
@@ -100,13 +83,13 @@ class ReplayCache(LimitedBatches):
         Raises ``LoopOverflow`` above the disk limit, ``StorageFull`` when the disk itself is full, and
         ``PlainDataError`` for a batch that must be written and is not plain data.
         """
-        self._check_not_closed()
+        if self._is_closed:
+            raise self._closed("a batch")
         if not len(records):
             return
         batch = _to_keep(records)
-        if self._memory_is_full or not self._keep_in_memory(batch):
+        if self._disk.count or self._bytes_to_write or not self._keep_in_memory(batch):
             self._keep_on_disk(batch)
-            self._memory_is_full = True
         self._records += len(batch)
 
     def batch(self, index: int) -> Batch:
@@ -116,51 +99,33 @@ class ReplayCache(LimitedBatches):
         """
         on_disk = index - len(self._memory)
         if 0 <= index < len(self._memory):
-            return self._memory[index][0]
+            batch, _ = self._memory[index]
+            assert isinstance(batch, DataBatch)
+            return batch.records
         if 0 <= on_disk < self._disk.count:
-            return self._disk.decode(self._disk.read(self._positions[on_disk]))
+            return self._disk.decode(self._disk.read(on_disk))
         if self._open is not None and on_disk == self._disk.count:
             return self._open.join()
         raise IndexError(f"{self._name}: there is no batch {index} among the {len(self)} kept for replay")
 
-    def snapshot(self) -> Deferred:
-        """Return all batches in order, for a checkpoint; later changes of the cache do not affect them.
-
-        Pass the decoded frames to :meth:`restore`. Batches in memory are encoded one at a time, when the frames are
-        read, and batches on disk are copied without being decoded. The snapshot keeps both until it is released.
-        """
-        last = None
-        if self._open is not None:
-            batch = self._open.join()
-            last = batch, None if self._memory_is_full else self._open.size_bytes
-        held = self._disk.hold()
-        entries = _cache_entries(self._disk.encode, memory=[*self._memory], held=held, last=last)
-        return self._snapshot(entries, held)
-
     def restore(self, frames: Iterable[PlainValue]) -> None:
-        """Replace all batches by those of a snapshot. Raises as :meth:`append` does.
-
-        ``frames`` are the decoded frames of the snapshot; only one of them is in memory at a time. Batches have the
-        same numbers as in the cache of the snapshot. The snapshot of a cache fits into another cache with the same
-        limits.
-        """
-        self._check_not_closed()
-        self._clear()
-        for entry in entries_of(frames):
-            match entry:
-                case [int() as records, int() | None as size_bytes, bytes() as content] if records in _COUNTS and (
-                    size_bytes is None or size_bytes in _COUNTS
-                ):
-                    self._restore_batch(content, records, size_bytes)
-                case _:
-                    raise PlainDataError(
-                        f"{self._name}: expected the snapshot of a replay cache, given an entry of another kind "
-                        f"({type(entry).__name__}); it is the state of another step, or damaged"
-                    )
-
-    def _check_not_closed(self) -> None:
+        """Replace all batches by those of a snapshot, under the same numbers. Raises as :meth:`refill` does."""
         if self._is_closed:
-            raise InternalError(f"{self._name}: a batch was given to a replay cache that is closed")
+            raise self._closed("a snapshot")
+        self._clear()
+        self.refill(frames)
+
+    def _last(self) -> deque[tuple[Item, int]]:
+        if self._open is None:
+            return deque()
+        batch = DataBatch(self._open.join())
+        return deque([(batch, self._open.size_bytes)])
+
+    def _add_control(self, control: Control) -> None:
+        raise PlainDataError(
+            f"{self._name}: expected the snapshot of a replay cache, given {control!r}; it is the state of another "
+            "step, or damaged"
+        )
 
     def _keep_in_memory(self, batch: Batch) -> bool:
         """Keep a batch in memory and return True; return False if it does not fit."""
@@ -172,21 +137,19 @@ class ReplayCache(LimitedBatches):
         # Before the check of the limit: joined, the open piece takes less memory.
         self._move_open_to_memory()
         pieces = [(piece, memory_bytes(piece)) for piece in _pieces_of(batch)]
-        size_bytes = sum(each for _, each in pieces)
-        if self._bytes_in_memory + size_bytes > self._memory_limit_bytes:
+        if not self._fits(sum(each for _, each in pieces)):
             return False
         if is_small:
             self._open = _OpenPiece(batch)
         else:
-            self._memory += pieces
-            self._bytes_in_memory += size_bytes
+            for piece, size_bytes in pieces:
+                self._keep(DataBatch(piece), size_bytes)
         return True
 
     def _move_open_to_memory(self) -> None:
         if self._open is not None:
-            batch = self._open.join()
-            self._memory.append((batch, self._open.size_bytes))
-            self._bytes_in_memory += self._open.size_bytes
+            batch = DataBatch(self._open.join())
+            self._keep(batch, self._open.size_bytes)
             self._open = None
 
     def _keep_on_disk(self, batch: Batch) -> None:
@@ -194,13 +157,12 @@ class ReplayCache(LimitedBatches):
             self._add_to_open(batch)
             return
         self._write_open()
-        count, size_bytes = self._disk.count, self._disk.size_bytes
+        count = self._disk.count
         try:
             for piece in _pieces_of(batch):
-                self._write(self._disk.encode(piece))
+                self._spill(self._disk.encode(piece))
         except BaseException:
-            self._disk.cut(count, size_bytes)
-            del self._positions[count:]
+            self._disk.cut(count)
             raise
 
     def _add_to_open(self, batch: Batch) -> None:
@@ -214,26 +176,9 @@ class ReplayCache(LimitedBatches):
 
     def _write_open(self) -> None:
         if self._open is not None:
-            self._write(self._disk.encode(self._open.join()))
+            self._spill(self._disk.encode(self._open.join()))
             self._open = None
             self._bytes_to_write = 0
-
-    def _write(self, encoded: EncodedBatch) -> None:
-        self._positions.append(self._disk.append(encoded))
-
-    def _restore_batch(self, content: bytes, records: int, size_bytes: int | None) -> None:
-        """Add a batch of a snapshot; ``size_bytes`` were counted for it in memory, None if it was on disk."""
-        if not self._memory_is_full:
-            # Writable memory, so that large arrays stay in it.
-            batch = self._disk.decode(EncodedBatch(0, records, memoryview(bytearray(content))))
-            size_bytes = memory_bytes(batch) if size_bytes is None else size_bytes
-            self._memory_is_full = self._bytes_in_memory + size_bytes > self._memory_limit_bytes
-            if not self._memory_is_full:
-                self._memory.append((batch, size_bytes))
-                self._bytes_in_memory += size_bytes
-        if self._memory_is_full:
-            self._write(EncodedBatch(0, records, content))
-        self._records += records
 
     def _explain_overflow(self) -> str:
         return (
@@ -241,26 +186,6 @@ class ReplayCache(LimitedBatches):
             "narrower types) or raise a limit: "
             "IterationConfig(replay_memory_bytes=…, feedback_limits=FeedbackLimits(disk_bytes=…))"
         )
-
-
-def _cache_entries(
-    encode: Callable[[Batch], EncodedBatch],
-    *,
-    memory: list[tuple[Batch, int]],
-    held: HeldDiskBatches,
-    last: tuple[Batch, int | None] | None,
-) -> Generator[tuple[int, int | None, Content], None, None]:
-    """Give the batches in memory, those on disk, and the last, small ones.
-
-    An entry is ``(records, bytes counted in memory or None, encoded batch)``.
-    """
-    for batch, size_bytes in memory:
-        yield len(batch), size_bytes, encode(batch).content
-    for encoded in held:
-        yield encoded.records, None, encoded.content
-    if last is not None:
-        batch, counted_bytes = last
-        yield len(batch), counted_bytes, encode(batch).content
 
 
 def _to_keep(batch: Batch) -> Batch:

@@ -9,22 +9,12 @@ the iteration ends. Each keeps the decisions that it was told, because the coord
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from streamiter.checkpoints.disk_queue import SpillStatistics
 from streamiter.errors import CheckpointError
-from streamiter.iteration.coordinator import (
-    FEEDBACK_FOR_ONE_INPUT,
-    Admit,
-    Advance,
-    Awaited,
-    LoopReports,
-    Overloaded,
-    Release,
-    RestoredMember,
-    Stop,
-    Terminate,
-)
+from streamiter.iteration.coordinator import FEEDBACK_FOR_ONE_INPUT, LoopDecisions, LoopReports, RestoredMember
 from streamiter.iteration.progress import EpochCounts
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import BoundaryOutput, Context
@@ -137,8 +127,8 @@ Join = Callable[[Context, "LoopMember"], tuple[LoopReports, int]]
 """Connects a member with the coordinator of its loop; returns where it reports, and its number."""
 
 
-class LoopMember(AttachedBoundary):
-    """Base of the members of a loop."""
+class LoopMember(AttachedBoundary, LoopDecisions):
+    """Base of the members of a loop. What a member is told, its task handles next."""
 
     outlives_inputs = True
 
@@ -148,10 +138,6 @@ class LoopMember(AttachedBoundary):
     def open(self, context: Context) -> None:
         self.context = context
         self.reports, self.number = self._join(context, self)
-
-    def tell(self, control: Control) -> None:
-        """Let the task handle a decision of the coordinator next."""
-        self.context.post(control)
 
     def statistics(self) -> Mapping[str, int]:
         """Return its share of the statistics of the loop."""
@@ -171,21 +157,24 @@ class ReceivingHead(LoopMember):
         super().__init__(join)
         self.ended_in: int | None = None
         self._in_checkpoint = False
-        self._postponed_end: Terminate | None = None
-        """The end of the iteration, postponed until the feedback of a checkpoint is complete."""
+        self._postponed_end: int | None = None
+        """The epoch of the end of the iteration, postponed until the feedback of a checkpoint is complete."""
 
     def open(self, context: Context) -> None:
         super().open(context)
         self.received = ReceivedEpochs(self.reports, self.number)
 
-    async def end(self, terminate: Terminate, out: BoundaryOutput) -> None:
+    def terminate(self, epoch: int) -> None:
+        self.context.post(partial(self._end, epoch))
+
+    async def _end(self, epoch: int, out: BoundaryOutput) -> None:
         """End with the iteration: pass on the records that are held, then the end."""
         if self._in_checkpoint:
-            self._postponed_end = terminate
+            self._postponed_end = epoch
             return
-        await self.emit_last(terminate.epoch, out)
-        self.ended_in = terminate.epoch
-        await out.control(EndOfInput(terminate.epoch))
+        await self.emit_last(epoch, out)
+        self.ended_in = epoch
+        await out.control(EndOfInput(epoch))
 
     async def emit_last(self, epoch: int, out: BoundaryOutput) -> None:
         """Emit the records that are held of the epoch in which the iteration ends."""
@@ -198,7 +187,7 @@ class ReceivingHead(LoopMember):
         self._in_checkpoint = False
         super().checkpoint_ends(checkpoint)
         if self._postponed_end is not None:
-            self.context.post(self._postponed_end)
+            self.terminate(self._postponed_end)
 
 
 class Head(ReceivingHead):
@@ -247,12 +236,17 @@ class Head(ReceivingHead):
             "bytes_on_disk": sum(queue.bytes_on_disk for queue in queues),
         }
 
-    def tell(self, control: Control) -> None:
-        if isinstance(control, Stop):
-            self.ended_in = control.epoch
-            self.reports.stopped(self.number, control.epoch)
-        else:
-            self.context.post(control)
+    # -- decisions ---------------------------------------------------------------------------------------
+
+    def advance(self, epoch: int) -> None:
+        self.context.post(partial(self._advance, epoch))
+
+    def release(self, epoch: int) -> None:
+        self.context.post(partial(self._release, epoch))
+
+    def stop(self, epoch: int) -> None:
+        self.ended_in = epoch
+        self.reports.stopped(self.number, epoch)
 
     # -- records -----------------------------------------------------------------------------------------
 
@@ -302,12 +296,6 @@ class Head(ReceivingHead):
                 await self._pass_watermark(0, out)
         elif isinstance(control, EpochWatermark):
             self.received.report_up_to(control.epoch)
-        elif isinstance(control, Release):
-            await self._release(control.epoch, out)
-        elif isinstance(control, Advance):
-            await self._advance(control.epoch, out)
-        elif isinstance(control, Terminate):
-            await self.end(control, out)
 
     def _input_ended(self, input_name: str) -> None:
         if input_name == INITIAL:
@@ -412,8 +400,6 @@ class CriteriaHead(ReceivingHead):
             self.received.report_up_to(control.epoch)
         elif isinstance(control, InputEnded):
             self.received.end()
-        elif isinstance(control, Terminate):
-            await self.end(control, out)
 
     def snapshot(self) -> dict[str, Any]:
         return {"received": self.received.snapshot(), "ended in": self.ended_in}
@@ -465,14 +451,21 @@ class Entrance(LoopMember):
         super().open(context)
         self._admit()
 
-    def tell(self, control: Control) -> None:
-        if isinstance(control, Awaited):
-            self._awaited = control.text
-        elif isinstance(control, Overloaded):
-            self._is_overloaded = control.is_overloaded
-            self.context.post(Admit())
-        else:
-            self.context.post(control)
+    def advance(self, epoch: int) -> None:
+        self.context.post(lambda _: self._advance(epoch))
+
+    def terminate(self, epoch: int) -> None:
+        self.context.post(partial(self._terminate, epoch))
+
+    def admit(self) -> None:
+        self.context.post(self._admit_batch)
+
+    def overload(self, is_overloaded: bool) -> None:
+        self._is_overloaded = is_overloaded
+        self.admit()
+
+    def awaits(self, text: str) -> None:
+        self._awaited = text
 
     def wanted_inputs(self) -> Iterable[str] | None:
         return () if self._throttled else None
@@ -489,24 +482,27 @@ class Entrance(LoopMember):
         out.emit_batch(records, epoch)
         if self._is_overloaded:
             self._throttled = True
-            self.context.clock.call_later(_ADMIT_AFTER_S, lambda: self.context.post(Admit()))
+            self.context.clock.call_later(_ADMIT_AFTER_S, self.admit)
 
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
-        if isinstance(control, Admit):
-            self._throttled = False
-            await self._pass(out)
-        elif isinstance(control, Advance):
-            self.last_complete = control.epoch
-            self._admit()
-        elif isinstance(control, Terminate):
-            self._ended_in = control.epoch
-            await out.control(EndOfInput(control.epoch))
-        elif isinstance(control, EpochWatermark):
+        if isinstance(control, EpochWatermark):
             self._arrived_watermark = control.epoch
             await self._pass(out)
         elif isinstance(control, InputEnded):
             self._end_arrived = True
-            self.context.post(Admit())  # The last watermark may follow this end, and the data ends behind it.
+            self.admit()  # The last watermark may follow this end, and the data ends behind it.
+
+    async def _admit_batch(self, out: BoundaryOutput) -> None:
+        self._throttled = False
+        await self._pass(out)
+
+    async def _terminate(self, epoch: int, out: BoundaryOutput) -> None:
+        self._ended_in = epoch
+        await out.control(EndOfInput(epoch))
+
+    def _advance(self, epoch: int) -> None:
+        self.last_complete = epoch
+        self._admit()
 
     @property
     def _bounds_data(self) -> bool:
@@ -555,7 +551,7 @@ class Entrance(LoopMember):
         self._ended_in = state["ended in"]
         self._admit()
         # The data that the entrance waited for may belong to another subtask now.
-        self.context.post(Admit())
+        self.admit()
         told = RestoredMember(self._ended_in, self.last_complete, state.get("complete", self.last_complete))
         told = told._replace(reported=self._passed_watermark, has_ended=self._data_ended)
         self.reports.restored(self.number, told)

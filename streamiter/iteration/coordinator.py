@@ -8,83 +8,52 @@ keeps decisions back during a checkpoint, and throttles new input while much fee
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, final
 
 from streamiter.iteration.progress import Completed, Decision, Ended, EndReason, LoopProgress, ReleasedEpoch
-from streamiter.records import Control
 from streamiter.runtime.statistics import LoopStatistics, RoundStatistics
 
 Names = Sequence[str]
-Tell = Callable[[Control], None]
-"""Tells a member a decision."""
 
 _log = logging.getLogger("streamiter.job")
 
 
-class _OfEpoch(Control):
-    __slots__ = ("epoch",)
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-
-
 @final
-class Advance(_OfEpoch):
-    """Told to heads and entrances: ``epoch`` is complete, and the iteration continues.
+@dataclass(slots=True)
+class Stopped:
+    """All heads drop feedback of epochs after ``epoch``, in which the iteration ends."""
 
-    A head passes on the feedback that it holds for the next epoch, then the watermark.
-    """
-
-    __slots__ = ()
+    epoch: int
 
 
-@final
-class Release(_OfEpoch):
-    """Told to heads: they pass on held feedback of ``epoch``, as far as staleness allows, before it is complete."""
+class LoopDecisions:
+    """What a member is told, by calls. A call to a member in another process is a message."""
 
-    __slots__ = ()
+    def advance(self, epoch: int) -> None:
+        """To heads and entrances: ``epoch`` is complete, and the iteration continues.
 
+        A head passes on the feedback that it holds for the next epoch, then the watermark.
+        """
 
-@final
-class Stop(_OfEpoch):
-    """Told to heads: the iteration ends in ``epoch``; they drop feedback of later epochs, and report ``stopped``."""
+    def release(self, epoch: int) -> None:
+        """To heads: pass on held feedback of ``epoch``, as far as staleness allows, before it is complete."""
 
-    __slots__ = ()
+    def stop(self, epoch: int) -> None:
+        """To heads: the iteration ends in ``epoch``; drop feedback of later epochs, and report ``stopped``."""
 
+    def terminate(self, epoch: int) -> None:
+        """To all members: the iteration ends in ``epoch``, whose held feedback is still passed on."""
 
-@final
-class Terminate(_OfEpoch):
-    """Told to all members: the iteration ends in ``epoch``, whose held feedback is still passed on."""
+    def admit(self) -> None:
+        """To entrances: each may admit a batch again."""
 
-    __slots__ = ()
+    def overload(self, is_overloaded: bool) -> None:
+        """To entrances: whether feedback waits on disk, because it needs more memory than its limit."""
 
-
-@final
-class Admit(Control):
-    """Told to entrances: each may admit a batch again."""
-
-    __slots__ = ()
-
-
-@final
-class Overloaded(Control):
-    """Told to entrances: whether feedback waits on disk, because it needs more memory than its limit."""
-
-    __slots__ = ("is_overloaded",)
-
-    def __init__(self, is_overloaded: bool) -> None:
-        self.is_overloaded = is_overloaded
-
-
-@final
-class Awaited(Control):
-    """The answer to an entrance: a text that names the members that the current epoch waits for."""
-
-    __slots__ = ("text",)
-
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def awaits(self, text: str) -> None:
+        """To an entrance that has asked: ``text`` names the members that the current epoch waits for."""
 
 
 class RestoredMember(NamedTuple):
@@ -106,18 +75,14 @@ class RestoredMember(NamedTuple):
     """Whether it has reported the end of its feedback, or of its data."""
 
 
-DECISIONS: Final = (Advance, Release, Stop, Terminate, Admit, Overloaded, Awaited)
-"""All that a member is told."""
-
-
 class LoopReports(Protocol):
     """The reports of members, which have numbers: first the heads, then the criteria heads, then the entrances.
 
     In the coordinator's process this is the coordinator, and a report is a call; in another one, a report is a message.
     """
 
-    def join(self, member: int, tell: Tell) -> None:
-        """Connect a member: ``tell`` gets the decisions for it. Called before the member reports."""
+    def join(self, member: int, decisions: LoopDecisions) -> None:
+        """Connect a member, which is told the decisions. Called before the member reports."""
 
     def restored(self, member: int, state: RestoredMember) -> None:
         """A member resumes from a snapshot. When all members have reported this, the loop resumes."""
@@ -147,7 +112,7 @@ class LoopReports(Protocol):
         """A head whose feedback waits on disk has handled the next ``FEEDBACK_FOR_ONE_INPUT`` batches of it."""
 
     def asks_awaited(self, member: int) -> None:
-        """An entrance wants to know which members the current epoch waits for; ``Awaited`` is the answer."""
+        """An entrance wants to know which members the current epoch waits for; ``awaits`` is the answer."""
 
 
 # While feedback waits on disk, an entrance admits one batch of new input for this many batches of feedback. The loop
@@ -182,7 +147,7 @@ class LoopCoordinator(LoopReports):
         self._heads = range(len(heads))
         self._first_entrance = len(heads) + len(criteria_heads)
         self._entrances = range(self._first_entrance, len(self._names))
-        self._tells: dict[int, Tell] = {}
+        self._members: dict[int, LoopDecisions] = {}
         self._unstopped: set[int] = set()
         """The heads that have not stopped at the end of the iteration."""
         self._overloaded: set[int] = set()
@@ -194,13 +159,13 @@ class LoopCoordinator(LoopReports):
         """Whether a member has begun that checkpoint, and not all members have ended it."""
         self._checkpointed = 0
         """The number of members that have ended it."""
-        self._undecided: list[Decision | Terminate] = []
+        self._undecided: list[Decision | Stopped] = []
         """Decisions that are kept back during a checkpoint."""
 
     # -- reports -----------------------------------------------------------------------------------------
 
-    def join(self, member: int, tell: Tell) -> None:
-        self._tells[member] = tell
+    def join(self, member: int, decisions: LoopDecisions) -> None:
+        self._members[member] = decisions
 
     def received(self, member: int, epoch: int, count: int) -> None:
         self._tell(self._progress.head_received(member, epoch=epoch, count=count))
@@ -215,9 +180,9 @@ class LoopCoordinator(LoopReports):
     def stopped(self, member: int, epoch: int) -> None:
         self._unstopped.discard(member)
         if not self._unstopped:
-            self._tell([Terminate(epoch)])
+            self._tell([Stopped(epoch)])
 
-    def _tell(self, decisions: Iterable[Decision | Terminate]) -> None:
+    def _tell(self, decisions: Iterable[Decision | Stopped]) -> None:
         if self._in_checkpoint:
             self._undecided += decisions
             return
@@ -228,21 +193,23 @@ class LoopCoordinator(LoopReports):
                 released = decision.epoch
             elif isinstance(decision, Completed):
                 released = None
-                advance = Advance(decision.epoch)
-                self._tell_all(self._heads, advance)
-                self._tell_all(self._entrances, advance)
+                for member in (*self._heads, *self._entrances):
+                    self._members[member].advance(decision.epoch)
             elif isinstance(decision, Ended):
                 released = None
                 self._end(decision.epoch)
             else:
-                self._tell_all(range(len(self._names)), decision)
+                for member in range(len(self._names)):
+                    self._members[member].terminate(decision.epoch)
         if released is not None and self._releases_early:
-            self._tell_all(self._heads, Release(released))
+            for head in self._heads:
+                self._members[head].release(released)
 
     def _end(self, epoch: int) -> None:
         """Stop all heads before the first member ends: a head would pass on records that steps emit at the end."""
         self._unstopped = set(self._heads)
-        self._tell_all(self._heads, Stop(epoch))
+        for head in self._heads:
+            self._members[head].stop(epoch)
         # The user may not expect this end.
         if self._progress.end_reason is EndReason.NO_FEEDBACK_DESPITE_CRITERIA:
             _log.warning(
@@ -255,10 +222,6 @@ class LoopCoordinator(LoopReports):
     def end_soon(self) -> None:
         """End the iteration at the next complete epoch in which it may end, because the job is drained."""
         self._progress.end_soon()
-
-    def _tell_all(self, members: range, decision: Control) -> None:
-        for member in members:
-            self._tells[member](decision)
 
     # -- checkpoints ---------------------------------------------------------------------------------------
 
@@ -307,12 +270,11 @@ class LoopCoordinator(LoopReports):
         complete = max(member.complete for member in members)
         ended_in = next((member.ended_in for member in members if member.ended_in is not None), None)
         for number, member in restored.items():
-            tell = self._tells[number]
             if member.advanced is not None:
                 for epoch in range(member.advanced + 1, complete + 1):
-                    tell(Advance(epoch))
+                    self._members[number].advance(epoch)
             if member.released is not None and max(member.released, complete) < released:
-                tell(Release(released))
+                self._members[number].release(released)
         if ended_in is not None:
             self._end(ended_in)
         self._tell(self._progress.resume_after(released=released, complete=complete, ended_in=ended_in))
@@ -323,10 +285,12 @@ class LoopCoordinator(LoopReports):
         before = bool(self._overloaded)
         (self._overloaded.add if is_overloaded else self._overloaded.discard)(member)
         if before is not bool(self._overloaded):
-            self._tell_all(self._entrances, Overloaded(not before))
+            for entrance in self._entrances:
+                self._members[entrance].overload(not before)
 
     def handled(self, member: int) -> None:
-        self._tell_all(self._entrances, Admit())
+        for entrance in self._entrances:
+            self._members[entrance].admit()
 
     # -- questions -----------------------------------------------------------------------------------------
 
@@ -337,7 +301,7 @@ class LoopCoordinator(LoopReports):
         if entrances:
             silent = ", ".join(self._names[self._first_entrance + entrance] for entrance in entrances)
             missing.append(f"data at {silent} (a silent source needs idle_timeout= of epochs_every)")
-        self._tells[member](Awaited(" and ".join(missing) or "the end of the epoch"))
+        self._members[member].awaits(" and ".join(missing) or "the end of the epoch")
 
     def statistics(self, heads: Sequence[str], members: Sequence[Mapping[str, int]]) -> LoopStatistics:
         """Return how far the loop has come; ``heads`` are its head steps, ``members`` the shares of its members."""

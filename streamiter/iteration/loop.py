@@ -12,7 +12,7 @@ from streamiter.errors import GraphError, shortened
 from streamiter.flow.building import RoundScope, check_round_scope
 from streamiter.flow.stream import Stream
 from streamiter.iteration.border import LoopMember
-from streamiter.iteration.coordinator import DECISIONS, LoopCoordinator, LoopReports
+from streamiter.iteration.coordinator import LoopCoordinator, LoopReports
 from streamiter.operators.functions import asynchronous_kind, misfit
 from streamiter.operators.operator import Context, IterationListener, JobScope, Operator
 from streamiter.runtime.feedback import FeedbackDeparture, FeedbackLimits
@@ -90,7 +90,7 @@ class Loop:
         """Connect a member with the coordinator; return where it reports, and its number."""
         number = member.surroundings.member
         reports = self.reports(context.scope)
-        reports.join(number, member.tell)
+        reports.join(number, member)
         self._members(context.scope).append(member)
         return reports, number
 
@@ -98,7 +98,7 @@ class Loop:
         """Return where members report: the coordinator or, in another process, what sends the reports to it."""
         return scope.get(
             (self, "reports"),
-            lambda: shared_object(scope, f"loop of {self._heads[0].name}", lambda: self.coordinator(scope), DECISIONS),
+            lambda: shared_object(scope, f"loop of {self._heads[0].name}", lambda: self.coordinator(scope)),
         )
 
     def _members(self, scope: JobScope) -> list[LoopMember]:

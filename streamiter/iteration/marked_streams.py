@@ -18,9 +18,8 @@ from streamiter.deferred import entries_of
 from streamiter.errors import CheckpointError, DecodeError, GraphError, PlainDataError
 from streamiter.flow.stream import Stream
 from streamiter.iteration.border import Entrance, Join, end_of_all
-from streamiter.iteration.coordinator import Advance, Terminate
 from streamiter.operators.operator import BoundaryOutput, Context
-from streamiter.records import Batch, Control, EpochWatermark, untimed
+from streamiter.records import Batch, EpochWatermark, untimed
 from streamiter.runtime.feedback import AttachedBoundary
 from streamiter.runtime.graph import Edge, Step
 from streamiter.runtime.topic_outlets import DATA, Message
@@ -105,13 +104,6 @@ def replayed(stream: Stream) -> Replayed:
     return Replayed(stream)
 
 
-@final
-class SendNext(Control):
-    """Posted by an operator to itself: send the next batch, after a turn of the other tasks."""
-
-    __slots__ = ()
-
-
 class Replaying(AttachedBoundary):
     """Base of the operators that keep records, in memory and on disk, and send them again batch by batch.
 
@@ -128,9 +120,13 @@ class Replaying(AttachedBoundary):
         self._post = context.post
         self.cache: ReplayCache = self.surroundings.make_replay_cache(self.memory_bytes)
 
+    async def send_next(self, out: BoundaryOutput) -> None:
+        """Send the next batch."""
+        raise NotImplementedError
+
     def send_next_soon(self) -> None:
-        """Post :class:`SendNext` to the operator itself."""
-        self._post(SendNext())
+        """Send the next batch after a turn of the other tasks."""
+        self._post(self.send_next)
 
     def close(self) -> None:
         self.cache.close()
@@ -157,9 +153,10 @@ class Replayer(Replaying, Entrance):
         self._replayed = 0
         """The last epoch that was sent completely; initially epoch 0, when the data has ended."""
         self._requested = 0
-        self._terminate: Terminate | None = None
-        self._untaken: Advance | None = None
-        """The last ``Advance`` that it was told and has not handled, while it waits for room."""
+        self._terminate_in: int | None = None
+        """The epoch in which the iteration ends, while replays are left."""
+        self._untaken: int | None = None
+        """The last complete epoch that it was told and has not handled, while it waits for room."""
 
     def statistics(self) -> Mapping[str, int]:
         return {
@@ -168,38 +165,34 @@ class Replayer(Replaying, Entrance):
             "replayed_bytes_on_disk": self.cache.bytes_on_disk,
         }
 
-    def tell(self, control: Control) -> None:
-        if isinstance(control, Advance):
-            if self._untaken is not None:
-                self._untaken.epoch = control.epoch
-                return
-            control = self._untaken = Advance(control.epoch)  # A copy: other members have the same object.
-        super().tell(control)
+    def advance(self, epoch: int) -> None:
+        if self._untaken is None:
+            self._post(self._replay_up_to)
+        self._untaken = epoch
 
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         self.cache.append(records)
         await super().on_batch(input_name, records, epoch, out)
 
-    async def on_control(self, control: Control, out: BoundaryOutput) -> None:
-        if isinstance(control, Advance):
-            self._untaken = None
-            self.last_complete = control.epoch
-            has_finished = self._requested == self._replayed
-            self._requested = max(self._requested, control.epoch)
-            if has_finished:
-                await self._send_next(out)
-        elif isinstance(control, SendNext):
-            await self._send_next(out)
-        elif isinstance(control, Terminate) and self._requested > self._replayed:
-            self._terminate = control
+    async def _replay_up_to(self, out: BoundaryOutput) -> None:
+        assert self._untaken is not None
+        self.last_complete, self._untaken = self._untaken, None
+        has_finished = self._requested == self._replayed
+        self._requested = max(self._requested, self.last_complete)
+        if has_finished:
+            await self.send_next(out)
+
+    async def _terminate(self, epoch: int, out: BoundaryOutput) -> None:
+        if self._requested > self._replayed:
+            self._terminate_in = epoch
         else:
-            await super().on_control(control, out)
+            await super()._terminate(epoch, out)
 
     async def data_has_ended(self, out: BoundaryOutput) -> None:
         """Tell the body that epoch 0 is over; its data does not end, because other epochs follow."""
         await out.control(EpochWatermark(0))
 
-    async def _send_next(self, out: BoundaryOutput) -> None:
+    async def send_next(self, out: BoundaryOutput) -> None:
         if self._requested > self._replayed:
             epoch = self._replayed + 1
             if self.position < len(self.cache):
@@ -211,22 +204,21 @@ class Replayer(Replaying, Entrance):
                 self.position = 0
         if self._requested > self._replayed:
             self.send_next_soon()
-        elif self._terminate is not None:
-            await super().on_control(self._terminate, out)
+        elif self._terminate_in is not None:
+            await self._terminate(self._terminate_in, out)
 
     def snapshot(self) -> dict[str, Any]:
         return {
             **super().snapshot(),
             "replayed": self._replayed,
             "asked for": self._requested,
-            "terminate": None if self._terminate is None else self._terminate.epoch,
+            "terminate": self._terminate_in,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._replayed = state["replayed"]
         self._requested = state["asked for"]
-        if state["terminate"] is not None:
-            self._terminate = Terminate(state["terminate"])
+        self._terminate_in = state["terminate"]
         if self._requested > self._replayed:
             self.send_next_soon()
         super().restore(state)

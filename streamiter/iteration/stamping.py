@@ -13,10 +13,10 @@ from streamiter.errors import GraphError, user_line
 from streamiter.flow.building import edges_of, loop_of
 from streamiter.flow.graph_checks import check_count, check_function, check_name, check_seconds
 from streamiter.flow.stream import Stream
-from streamiter.iteration.stamping_pace import CatchUp, CheckSilence, Silence, StampingClock, StampingPace
+from streamiter.iteration.stamping_pace import Silence, StampingClock, StampingPace
 from streamiter.operators.declared_state import EVERY, GREATEST, SharedOperator, again, declared
 from streamiter.operators.functions import fail_at, records_of
-from streamiter.operators.operator import Boundary, BoundaryOutput, Context, OperatorFactory
+from streamiter.operators.operator import Boundary, BoundaryOutput, Context, Notice, OperatorFactory
 from streamiter.operators.output import Output
 from streamiter.records import Batch, Control, EndOfInput, EpochWatermark, Idle, slice_batch
 from streamiter.runtime.graph import Step, has_timestamps, has_watermarks
@@ -140,24 +140,27 @@ class CatchingUp(SharedOperator, Boundary):
     """
 
     gives_epochs = True
-    _post: Callable[[Control], None]
+    _post: Callable[[Notice], None]
     _epoch = declared(0, share=GREATEST)
     _ended = declared(False, share=EVERY)
     _reached = BEFORE_ALL_EPOCHS
 
-    def tell(self, catch_up: CatchUp) -> None:
-        """Take the news of other subtasks; the task handles one ``CatchUp`` for all that come before."""
-        is_new = self._reached < self._epoch <= catch_up.epoch
-        self._reached = max(self._reached, catch_up.epoch)
+    def catch_up(self, epoch: int, due_in_s: float = 0.0) -> None:
+        """Take the news of other subtasks; the task completes the epochs once for all news that come before."""
+        is_new = self._reached < self._epoch <= epoch
+        self._reached = max(self._reached, epoch)
         if is_new:
-            self._post(catch_up)
+            self._post(self._complete_others)
+
+    async def _complete_others(self, out: BoundaryOutput) -> None:
+        """Complete the epochs that others have completed."""
+        raise NotImplementedError
 
 
 def shared_by_subtasks(context: Context, create: Callable[[], T]) -> T:
     """Return the object that all subtasks of a step report to; in another process than its own, what stands for it."""
     return context.scope.get(
-        ("stamping", context.name),
-        lambda: shared_object(context.scope, f"stamping of {context.name}", create, [CatchUp]),
+        ("stamping", context.name), lambda: shared_object(context.scope, f"stamping of {context.name}", create)
     )
 
 
@@ -181,8 +184,8 @@ class Stamper(CatchingUp):
         self._index = context.subtask_index
         self._post = context.post
         self._pace = shared_by_subtasks(context, lambda: StampingPace(context.parallelism))
-        self._pace.join(self._index, self.tell)
-        self._silence = Silence(context, self._idle_timeout_s)
+        self._pace.join(self._index, self)
+        self._silence = Silence(context, self._idle_timeout_s, self._become_idle)
         self._silence.start()
 
     def close(self) -> None:
@@ -204,11 +207,6 @@ class Stamper(CatchingUp):
             await self._end(out)
         elif isinstance(control, Idle):
             await self._become_idle(out)
-        elif isinstance(control, CheckSilence):
-            if self._silence.check():
-                await self._become_idle(out)
-        elif isinstance(control, CatchUp):
-            await self._catch_up(out)
         elif isinstance(control, EndOfInput):
             await out.control(EndOfInput())
 
@@ -237,7 +235,7 @@ class Stamper(CatchingUp):
         self._pace.set_active(self._index, self._epoch - 1)
         self._silence.start()
 
-    async def _catch_up(self, out: BoundaryOutput) -> None:
+    async def _complete_others(self, out: BoundaryOutput) -> None:
         if self._reached >= self._epoch:
             await out.control(EpochWatermark(self._reached))
             self._epoch = self._reached + 1
@@ -275,11 +273,11 @@ class TimedStamper(CatchingUp):
         self._post = context.post
         self._now_s = context.clock.monotonic_s
         self._clock = shared_by_subtasks(context, lambda: StampingClock(context.clock, self._seconds))
-        self._clock.join(self._index, self.tell)
+        self._clock.join(self._index, self)
 
-    def tell(self, catch_up: CatchUp) -> None:
-        self._due_s = self._now_s() + catch_up.due_in_s
-        super().tell(catch_up)
+    def catch_up(self, epoch: int, due_in_s: float = 0.0) -> None:
+        self._due_s = self._now_s() + due_in_s
+        super().catch_up(epoch, due_in_s)
 
     def close(self) -> None:
         self._clock.leave(self._index)
@@ -291,15 +289,16 @@ class TimedStamper(CatchingUp):
             self._clock.add_records(self._index, self._epoch)
 
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
-        if isinstance(control, CatchUp):
-            await self._complete(self._reached, out)
-        elif isinstance(control, InputEnded):
+        if isinstance(control, InputEnded):
             if self._has_records:
                 await self._complete(self._epoch, out)
             self._ended = True
             self._clock.leave(self._index)
         elif isinstance(control, EndOfInput):
             await out.control(EndOfInput())
+
+    async def _complete_others(self, out: BoundaryOutput) -> None:
+        await self._complete(self._reached, out)
 
     async def _complete(self, epoch: int, out: BoundaryOutput) -> None:
         if epoch >= self._epoch:

@@ -1,33 +1,25 @@
 """When the subtasks of a stamping step end an epoch: by a clock, or at the pace of the slowest one that has input.
 
 The subtasks of one step report to one object, a ``StampingPace`` or ``StampingClock``, so that subtasks without input
-complete the same epochs. Reports, and ``CatchUp`` as the answer, are plain data and may be late; both are in order for
+complete the same epochs. Reports, and ``catch_up`` as the answer, are plain data and may be late; both are in order for
 each subtask. ``Silence`` decides when a subtask has no input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import final
+from collections.abc import Awaitable, Callable
+from typing import Protocol, final
 
 from streamiter.clock import Clock, TimerHandle, is_due
-from streamiter.operators.operator import Context
-from streamiter.records import Control
+from streamiter.operators.operator import BoundaryOutput, Context
 from streamiter.runtime.order import BEFORE_ALL_EPOCHS
 
 
-@final
-class CatchUp(Control):
-    """Told to a subtask: others have completed ``epoch``; ``due_in_s`` seconds later, the clock ends the next one."""
+class StampingSubtask(Protocol):
+    """A subtask, as far as the object that it reports to knows it."""
 
-    __slots__ = ("due_in_s", "epoch")
-
-    def __init__(self, epoch: int, due_in_s: float = 0.0) -> None:
-        self.epoch = epoch
-        self.due_in_s = due_in_s
-
-
-TellCatchUp = Callable[[CatchUp], None]
+    def catch_up(self, epoch: int, due_in_s: float = 0.0, /) -> None:
+        """Others have completed ``epoch``; ``due_in_s`` seconds later, the clock ends the next one."""
 
 
 @final
@@ -39,11 +31,12 @@ class StampingClock:
     records that arrive at the same time belong to the same epoch at all subtasks.
 
     >>> import asyncio
+    >>> from types import SimpleNamespace
     >>> from streamiter.testing import VirtualClock
     >>> async def main():
     ...     clock, told = VirtualClock(), []
     ...     epochs = StampingClock(clock, seconds=5.0)
-    ...     epochs.join(0, lambda catch_up: told.append(catch_up.epoch))
+    ...     epochs.join(0, SimpleNamespace(catch_up=lambda epoch, due_in_s: told.append(epoch)))
     ...     await clock.advance(5.0)
     ...     epochs.add_records(0, epoch=0)
     ...     await clock.advance(5.0)
@@ -57,15 +50,15 @@ class StampingClock:
         self._seconds = seconds
         self._due_s = clock.monotonic_s() + seconds
         self._timer: TimerHandle | None = None
-        self._subtasks: dict[int, TellCatchUp] = {}
+        self._subtasks: dict[int, StampingSubtask] = {}
         self._last_with_records = self._last_ended = BEFORE_ALL_EPOCHS
 
-    def join(self, subtask: int, tell: TellCatchUp) -> None:
+    def join(self, number: int, subtask: StampingSubtask) -> None:
         """Add a subtask; with the first one the clock starts."""
-        self._subtasks[subtask] = tell
+        self._subtasks[number] = subtask
         if self._timer is None:
             self._wait()
-        tell(self._news())
+        subtask.catch_up(self._last_ended, self._due_in_s)
 
     def leave(self, subtask: int) -> None:
         """Remove a subtask that has no more records; when all have left, the clock stops."""
@@ -89,14 +82,15 @@ class StampingClock:
         self._tell_all()
 
     def _wait(self) -> None:
-        self._timer = self._clock.call_later(max(0.0, self._news().due_in_s), self._end_epoch)
+        self._timer = self._clock.call_later(max(0.0, self._due_in_s), self._end_epoch)
 
-    def _news(self) -> CatchUp:
-        return CatchUp(self._last_ended, self._due_s - self._clock.monotonic_s())
+    @property
+    def _due_in_s(self) -> float:
+        return self._due_s - self._clock.monotonic_s()
 
     def _tell_all(self) -> None:
-        for tell in self._subtasks.values():
-            tell(self._news())
+        for subtask in self._subtasks.values():
+            subtask.catch_up(self._last_ended, self._due_in_s)
 
     def _stop(self) -> None:
         if self._timer is not None:
@@ -106,7 +100,7 @@ class StampingClock:
     def _end_epoch(self) -> None:
         # The next due time follows the last one, not the current time: otherwise delays would add up. After a pause of
         # the whole machine, only one epoch ends.
-        late_s = max(0.0, -self._news().due_in_s)
+        late_s = max(0.0, -self._due_in_s)
         self._due_s += self._seconds * (1 + late_s // self._seconds)
         self._wait()
         self._last_ended = max(self._last_ended, self._last_with_records)
@@ -122,8 +116,9 @@ class StampingPace:
     up with the last epoch that any subtask has completed: records that were passed on must not wait for input that may
     never arrive.
 
+    >>> from types import SimpleNamespace
     >>> pace, told = StampingPace(subtasks=3), []
-    >>> pace.join(2, lambda catch_up: told.append(catch_up.epoch))
+    >>> pace.join(2, SimpleNamespace(catch_up=told.append))
     >>> pace.set_idle(2)
     >>> pace.complete_epoch(0, 4), told
     (None, [])
@@ -136,12 +131,12 @@ class StampingPace:
         """For each subtask with input the last epoch that it has completed."""
         self._idle: dict[int, int] = {}
         """For each subtask without input the epoch that it was told last."""
-        self._subtasks: dict[int, TellCatchUp] = {}
+        self._subtasks: dict[int, StampingSubtask] = {}
         self._furthest = BEFORE_ALL_EPOCHS
 
-    def join(self, subtask: int, tell: TellCatchUp) -> None:
-        """Connect a subtask: ``tell`` gets the epochs that it must catch up with."""
-        self._subtasks[subtask] = tell
+    def join(self, number: int, subtask: StampingSubtask) -> None:
+        """Connect a subtask, which is told the epochs that it must catch up with."""
+        self._subtasks[number] = subtask
 
     def complete_epoch(self, subtask: int, epoch: int) -> None:
         """Note that a subtask with input has completed an epoch."""
@@ -173,14 +168,7 @@ class StampingPace:
         for subtask, told in self._idle.items():
             if reached > told:
                 self._idle[subtask] = reached
-                self._subtasks[subtask](CatchUp(reached))
-
-
-@final
-class CheckSilence(Control):
-    """Posted to a subtask: it is time to check whether the silence has lasted."""
-
-    __slots__ = ()
+                self._subtasks[subtask].catch_up(reached)
 
 
 @final
@@ -193,7 +181,11 @@ class Silence:
     need some time.
     """
 
-    def __init__(self, context: Context, timeout_s: float | None) -> None:
+    def __init__(
+        self, context: Context, timeout_s: float | None, when_lasting: Callable[[BoundaryOutput], Awaitable[None]]
+    ) -> None:
+        """``when_lasting`` is called in the task when the silence has lasted."""
+        self._when_lasting = when_lasting
         self._clock = context.clock
         self._post = context.post
         self._timeout_s = timeout_s
@@ -202,7 +194,7 @@ class Silence:
         self._timer: TimerHandle | None = None
 
     def start(self) -> None:
-        """Start to measure; ``CheckSilence`` is posted until the silence has lasted."""
+        """Start to measure."""
         if self._timeout_s is not None:
             self.interrupt()
             self._check_in(self._timeout_s / 2)
@@ -213,17 +205,17 @@ class Silence:
             self._since_s = self._clock.monotonic_s()
             self._was_checked = False
 
-    def check(self) -> bool:
-        """Handle ``CheckSilence``: return whether the silence has lasted; if not, it is checked again later."""
+    async def _check(self, out: BoundaryOutput) -> None:
+        """Check whether the silence has lasted; if not, it is checked again later."""
         assert self._timeout_s is not None
         missing_s = self._since_s + self._timeout_s - self._clock.monotonic_s()
         if not self._was_checked:
             self._was_checked = True
             missing_s = self._timeout_s / 2
         elif is_due(missing_s):
-            return True
+            await self._when_lasting(out)
+            return
         self._check_in(missing_s)
-        return False
 
     def stop(self) -> None:
         """Stop to measure."""
@@ -233,4 +225,4 @@ class Silence:
 
     def _check_in(self, delay_s: float) -> None:
         self.stop()
-        self._timer = self._clock.call_later(delay_s, lambda: self._post(CheckSilence()))
+        self._timer = self._clock.call_later(delay_s, lambda: self._post(self._check))

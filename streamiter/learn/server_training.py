@@ -20,7 +20,7 @@ from streamiter.errors import CheckpointError, GraphError, ModelError, shortened
 from streamiter.flow.building import add_next_step
 from streamiter.flow.flow import Flow, step_names
 from streamiter.flow.stream import Stream
-from streamiter.iteration.marked_streams import Replaying, SendNext
+from streamiter.iteration.marked_streams import Replaying
 from streamiter.learn.rows import blaming_rows, of_good_rows
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import whole_number
@@ -33,7 +33,6 @@ from streamiter.parameter_server.matrix import DTYPES, DType
 from streamiter.parameter_server.server import ParameterServer
 from streamiter.records import Batch, Control, EndOfInput, OutputTag, slice_batch
 from streamiter.runtime.graph import SINGLE_INPUT
-from streamiter.runtime.instance import DrainInput
 from streamiter.runtime.port_progress import InputEnded
 from streamiter.topics.topic import Topic
 
@@ -531,12 +530,11 @@ class Repeater(Replaying):
         if isinstance(control, InputEnded):
             self._is_repeating = True
             self.send_next_soon()
-        elif isinstance(control, DrainInput):
-            self._passes_left = 0
-        elif isinstance(control, SendNext):
-            await self._send_next(out)
 
-    async def _send_next(self, out: BoundaryOutput) -> None:
+    def drain(self) -> None:
+        self._passes_left = 0
+
+    async def send_next(self, out: BoundaryOutput) -> None:
         if not self._passes_left or not len(self.cache):
             await out.control(EndOfInput())
             return

@@ -21,14 +21,14 @@ from streamiter.operators.operator import Boundary, BoundaryOutput, Context, Sha
 from streamiter.operators.output import RecordFailure
 from streamiter.origins import BatchOrigin
 from streamiter.records import (
+    CHANNEL_CONTROLS,
+    TRANSIENT,
     Batch,
     Control,
     EndOfData,
     EndOfInput,
     EpochWatermark,
     EventTimeWatermark,
-    Idle,
-    ReadToEnd,
     TimedBatch,
     control_from_plain,
     control_to_plain,
@@ -36,10 +36,7 @@ from streamiter.records import (
 )
 from streamiter.times import MIN_TIME, Seconds, in_seconds
 
-_IN_ORDER: Final = (EpochWatermark, EventTimeWatermark, EndOfData, EndOfInput, Idle, ReadToEnd)
-"""The control records that keep their place among the records: none overtakes a record in flight."""
-
-_KINDS: Final = frozenset(kind.kind for kind in _IN_ORDER)
+_KINDS: Final = frozenset(kind.kind for kind in CHANNEL_CONTROLS)
 
 # Calls that have started and whose results have not left, with finished ones that wait for their turn. As many records
 # as an output gathers: a step whose calls answer at once then costs little more for a record than a batch does.
@@ -48,13 +45,6 @@ _STARTED_MAX: Final = 1024
 # A worker that begins starts two others while records wait: 100 calls are under way after seven turns of the event
 # loop, and calls that answer at once need three workers for a batch.
 _STARTS: Final = 2
-
-
-@final
-class CallsFinished(Control):
-    """Results may leave, or no record waits any more. Posted to the task of the operator."""
-
-    __slots__ = ()
 
 
 @final
@@ -142,7 +132,7 @@ class MapAsync(Boundary):
         self._beginning = 0
         """The number of workers that have made no call yet."""
         self._is_told = False
-        """Whether ``CallsFinished`` is posted and not handled."""
+        """Whether the task was told that results may leave, or that no record waits, and has not handled that."""
         self._failure: RecordFailure | None = None
         """What a call has done that is no error of its record."""
         self._watermark = -1
@@ -187,17 +177,18 @@ class MapAsync(Boundary):
             await self.on_control(control, out)
 
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
-        if isinstance(control, CallsFinished):
-            self._is_told = False
-        elif isinstance(control, _IN_ORDER):
-            if isinstance(control, EpochWatermark):
-                self._watermark = control.epoch
-            elif isinstance(control, (EndOfData, EndOfInput)):
-                self._ends.append(control)
-            self._waiting.append(control)
-            self._groups_in += 1
-        else:
+        if not isinstance(control, CHANNEL_CONTROLS):
             return
+        if isinstance(control, EpochWatermark):
+            self._watermark = control.epoch
+        elif isinstance(control, (EndOfData, EndOfInput)):
+            self._ends.append(control)
+        self._waiting.append(control)
+        self._groups_in += 1
+        await self._continue(out)
+
+    async def _told(self, out: BoundaryOutput) -> None:
+        self._is_told = False
         await self._continue(out)
 
     async def _continue(self, out: BoundaryOutput) -> None:
@@ -291,7 +282,7 @@ class MapAsync(Boundary):
         """Let the task emit what may leave, and read again if nothing waits."""
         if not self._is_told:
             self._is_told = True
-            self._context.post(CallsFinished())
+            self._context.post(self._told)
 
     async def _call(self, call: _Call) -> None:
         attempt = 0
@@ -341,7 +332,7 @@ class MapAsync(Boundary):
                 _plain(entry)
                 for entries in (self._started, self._waiting)
                 for entry in entries
-                if not isinstance(entry, ReadToEnd)
+                if not isinstance(entry, TRANSIENT)
             ],
             "watermark": self._watermark,
             "ends": [_plain(end) for end in self._ends],

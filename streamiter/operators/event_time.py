@@ -32,7 +32,7 @@ from streamiter.operators.declared_state import (
 from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.frontier import Frontier
 from streamiter.operators.functions import apply_to_each, field_or_function
-from streamiter.operators.operator import Context, EngineOperator, Look
+from streamiter.operators.operator import BoundaryOutput, Context, EngineOperator
 from streamiter.operators.output import Output, emit_made, keep_rows, origin_at, pass_watermark
 from streamiter.records import (
     BEFORE,
@@ -276,7 +276,7 @@ class AssignEventTime(SharedOperator, TellsOrder):
         self._post = context.post
         idle_after_s = self.settings.idle_after_s
         self._look_s = _LOOK_S if idle_after_s is None else min(_LOOK_S, idle_after_s / 4)
-        self._post(Look(self.look))
+        self._post(self._look)
 
     def close(self) -> None:
         self._told = MAX_TIME, False
@@ -382,13 +382,13 @@ class AssignEventTime(SharedOperator, TellsOrder):
 
     # -- watermarks ----------------------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def _look(self, _: BoundaryOutput) -> None:
         """Look for partitions that are new, silent or ended; called now and then, between two batches."""
         if self._told[0] == MAX_TIME:  # The input has ended, or the operator was closed.
             return
         self._see_parts()
         self._tell()
-        self._handle = self._clock.call_later(self._look_s, lambda: self._post(Look(self.look)))
+        self._handle = self._clock.call_later(self._look_s, lambda: self._post(self._look))
 
     def end(self) -> None:
         """Send the last watermark: the input has ended."""

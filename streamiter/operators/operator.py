@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar, cast, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 from streamiter.clock import Clock
 from streamiter.deferred import Encode
@@ -175,14 +175,8 @@ OperatorFactory = Callable[[], Operator]
 """An operator class, or a callable without arguments that returns an operator. Called once for each subtask."""
 
 
-@final
-class Look(Control):
-    """Posted by an operator to its task: call ``look`` between two batches."""
-
-    __slots__ = ("look",)
-
-    def __init__(self, look: Callable[[], None]) -> None:
-        self.look = look
+Notice: TypeAlias = Callable[["BoundaryOutput"], MaybeAwaitable]
+"""What is posted to a task: the task calls it between two batches, with the output of its boundary operator."""
 
 
 class Context:
@@ -201,7 +195,7 @@ class Context:
         progress: Progress,
         statistics: Callable[[], OperatorStatistics],
         scope: JobScope,
-        post: Callable[[Control], None],
+        post: Callable[[Notice], None],
         set_timer: Callable[[float, Any, Any], None],
         in_iteration: bool,
         keyed: KeyedStates | None,
@@ -504,7 +498,7 @@ class Boundary(EngineOperator):
     """Whether it continues after its inputs have ended: then checkpoint barriers start at it."""
 
     brings_input: bool = False
-    """Whether it emits records that are not its current input, and must be told when the job is drained."""
+    """Whether it emits records that are not its current input; ``drain`` ends them."""
 
     gives_epochs: bool = False
     """Whether epochs start at it: its subtasks may be in different epochs, and may skip epochs."""
@@ -514,12 +508,15 @@ class Boundary(EngineOperator):
         raise NotImplementedError
 
     async def on_control(self, control: Control, out: BoundaryOutput) -> None:
-        """Handle a control record that has arrived from all channels, or that was posted to this task."""
+        """Handle a control record that has arrived from all channels."""
         raise NotImplementedError
 
     async def on_event_time(self, control: EventTimeWatermark, out: BoundaryOutput) -> None:
         """Handle an event-time watermark: pass it on, behind all records that arrived before it."""
         await out.control(control)
+
+    def drain(self) -> None:
+        """Emit no more records that are not its current input: the job is drained."""
 
     def wanted_inputs(self) -> Iterable[str] | None:
         """Return the inputs to read next; None means all."""

@@ -289,9 +289,9 @@ def awaited_edges(step: Step) -> list[Edge]:
 
 
 def read_to_end(steps: Iterable[Step]) -> dict[Step, None]:
-    """Return the steps that tell those behind them when they have read to the end that was found at the start.
+    """Return the steps before tables that others wait for, whose sources tell when they have read to the end.
 
-    In a loop, the table ends, and its end says enough.
+    The end is the one that was found at the start. In a loop, the table ends, and its end says enough.
     """
     return upstream_of(edge for step in steps if step.loop is None for edge in awaited_edges(step))
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, final
 from streamiter.closing import close_now
 from streamiter.deferred import PlainValue
 from streamiter.operators.frontier import Frontier
-from streamiter.operators.operator import Look
+from streamiter.operators.operator import BoundaryOutput, Notice
 from streamiter.operators.source import SourceBatch
 from streamiter.origins import BatchOrigin
 from streamiter.records import (
@@ -70,6 +70,16 @@ Polled = tuple[Port | None, DataBatch | SourceBatch | Control]
 
 
 @final
+class Posted(Control):
+    """A notice: the task calls it between two batches."""
+
+    __slots__ = ("notice",)
+
+    def __init__(self, notice: Notice) -> None:
+        self.notice = notice
+
+
+@final
 class Inbox:
     """The input side of one task. Only that task uses it."""
 
@@ -82,15 +92,13 @@ class Inbox:
         make_queue: Callable[[], SpillQueue] | None = None,
         make_feedback_queue: Callable[[], SpillQueue] | None = None,
         timed_ports: Sequence[int] = (),
-        reads_to_end: bool = False,
         awaited_input: str | None = None,
     ) -> None:
         """``epochs_in_order``: a wanted input has ended when it has no more records of the current epoch.
 
         ``make_queue`` makes a queue for records whose epoch's turn has not come, ``make_feedback_queue`` one for the
         feedback of a checkpoint; both have the limits of the loop. ``timed_ports`` bring event-time watermarks, by
-        index. ``reads_to_end``: the task passes on ``ReadToEnd``. The other inputs are not read until all channels of
-        ``awaited_input`` have brought it.
+        index. The other inputs are not read until all channels of ``awaited_input`` have brought ``ReadToEnd``.
         """
         self.ports = list(ports)
         self.sets_aside = order.sets_aside
@@ -108,7 +116,7 @@ class Inbox:
         self._epochs = self._progress.epochs
         self._idle = self._progress.idle
         self._barriers = BarrierAlignment(self.ports)
-        self._tables = TableAlignment(self.ports, awaited_input) if reads_to_end else None
+        self._tables = TableAlignment(self.ports, awaited_input)
         self._reads = _ALL
         self._admitted: float = math.inf
         """At the border of a loop: the last epoch whose records the operator receives now."""
@@ -190,7 +198,7 @@ class Inbox:
         if is_parked:
             self._ready.park(port)
         if control is not None:
-            return None if isinstance(control, Look) else port, control
+            return None if isinstance(control, Posted) else port, control
         # If the barrier is aligned now, no record behind it may come first.
         return (None, self._posted.popleft()) if self._posted else None
 
@@ -206,7 +214,7 @@ class Inbox:
                 return None
             if port.is_feedback and batches == _FEEDBACK_BATCHES:
                 self._ready.add(port)
-                return Look(_nothing)
+                return Posted(nothing)
             batches += 1
             if not self._by_port and self._fate(port, item.epoch) is NOW:
                 self._ready.add(port)
@@ -343,9 +351,9 @@ class Inbox:
             if port.input_name in names and not self.sets_aside:
                 port.cut_turns()
 
-    def post(self, control: Control) -> None:
-        """Let ``poll`` return this control record next. Any part of the job may call it."""
-        self._posted.append(control)
+    def post(self, notice: Notice) -> None:
+        """Let ``poll`` return this notice next. Any part of the job may call it."""
+        self._posted.append(Posted(notice))
         self._ready.wake()
 
     # -- at the border of a loop -----------------------------------------------------------------------
@@ -454,7 +462,7 @@ class Inbox:
         """Return whether a port brings nothing more, or nothing more of the current epoch if epochs are in order."""
         if self._epochs.has_ended(port.index) and not port.held:
             return True
-        if self._tables is not None and self._tables.is_over_for(port):
+        if self._tables.is_over_for(port):
             return True
         return self._in_order and self._progress.is_complete(
             port, self._epochs.value + 1 if self._rest is None else self._rest
@@ -479,7 +487,7 @@ class Inbox:
 
     def waits_for_end(self) -> str | None:
         """Return in words which channels must first be read to their end; None if none must."""
-        return None if self._tables is None else self._tables.waits_for()
+        return self._tables.waits_for()
 
     @property
     def held_records(self) -> int:
@@ -517,8 +525,6 @@ class Inbox:
         if isinstance(control, Idle):
             return self._progress.bring_idle(port)
         if isinstance(control, ReadToEnd):
-            if self._tables is None:
-                return []
             is_due = self._tables.bring(port)
             self.reconsider_wanted()
             return [ReadToEnd()] if is_due else []
@@ -544,7 +550,7 @@ class Inbox:
     def _end_port(self, port: Port) -> list[Control]:
         port.has_ended, port.is_blocked = True, False
         self._barriers.end(port)
-        return [ReadToEnd()] if self._tables is not None and self._tables.end(port) else []
+        return [ReadToEnd()] if self._tables.end(port) else []
 
     def _all_ended(self) -> bool:
         return all(port.has_ended for port in self.ports if not port.is_feedback)
@@ -652,5 +658,5 @@ class Inbox:
         close_now([self._feedback.close, *(port.close for port in self.ports)])
 
 
-def _nothing() -> None:
-    pass
+def nothing(_: BoundaryOutput) -> None:
+    """Do nothing: this notice lets a task do what it does after everything that it handles."""

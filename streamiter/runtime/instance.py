@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count, islice
 from typing import Any, Final, TypeVar, final
 
@@ -24,9 +25,11 @@ from streamiter.operators.event_timers import StepTimes
 from streamiter.operators.keyed_state import KeyedStates
 from streamiter.operators.operator import (
     Boundary,
+    BoundaryOutput,
     Context,
     IterationListener,
     JobScope,
+    Notice,
     Operator,
     OperatorStatistics,
     Progress,
@@ -34,7 +37,7 @@ from streamiter.operators.operator import (
 )
 from streamiter.operators.output import Output, TimedOutput, pass_watermark
 from streamiter.operators.source import Source
-from streamiter.records import BATCH_RECORDS, Batch, Control, EventTimeWatermark, untimed
+from streamiter.records import BATCH_RECORDS, Batch, EventTimeWatermark, untimed
 from streamiter.runtime.entries import (
     SOURCE_METHODS,
     AsyncEntry,
@@ -58,24 +61,6 @@ T = TypeVar("T")
 
 
 @final
-class DrainInput(Control):
-    """Stop reading and go to the end of the input. Posted to tasks that bring input into the job."""
-
-    __slots__ = ()
-
-
-@final
-class TimerDue(Control):
-    """A timer of an operator is due. Posted to the task of the operator."""
-
-    __slots__ = ("instance", "number")
-
-    def __init__(self, instance: OperatorInstance, number: int) -> None:
-        self.instance = instance
-        self.number = number
-
-
-@final
 class OperatorInstance:
     """An operator at work in one subtask. Only its task uses it."""
 
@@ -88,7 +73,7 @@ class OperatorInstance:
         clock: Clock,
         progress: Progress,
         scope: JobScope,
-        post: Callable[[Control], None],
+        post: Callable[[Notice], None],
         encode: Encode,
         states: JobStates,
         note: StepNote | None = None,
@@ -504,11 +489,12 @@ class OperatorInstance:
 
     def _schedule(self, number: int, delay_s: float, key: Any, payload: Any) -> None:
         self._timers[number] = (self._clock.now_ms() + round(delay_s * 1000), key, payload)
-        due = TimerDue(self, number)
+        due = partial(self._timer_due, number)
         self._timer_handles[number] = self._clock.call_later(max(0.0, delay_s), lambda: self._post(due))
 
-    async def timer_due(self, number: int) -> None:
+    async def _timer_due(self, number: int, _out: BoundaryOutput) -> None:
         """Call ``on_timer`` with the key and the payload of a timer, unless it was cancelled."""
+        self.progress.epoch = self.progress.watermark + 1
         self._timer_handles.pop(number, None)
         timer = self._timers.pop(number, None)
         if timer is None:

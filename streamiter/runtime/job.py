@@ -32,7 +32,6 @@ from streamiter.runtime.checkpointing.committed import checkpoints_of, id_of, wa
 from streamiter.runtime.checkpointing.task_barriers import TaskStates
 from streamiter.runtime.failures import Failures, call_unless_cancelled, first_failure, noted, unless_cancelled
 from streamiter.runtime.graph import Step
-from streamiter.runtime.instance import DrainInput
 from streamiter.runtime.messages import SharedObjects
 from streamiter.runtime.other_jobs import Report, other_jobs
 from streamiter.runtime.plan import JobOptions, OwnProcess, Planner, first_process
@@ -401,7 +400,7 @@ class Job:
     def _drain_sources(self) -> None:
         for task in self._tasks:
             if task.brings_input and not task.ended:
-                task.post(DrainInput())
+                task.drain()
 
     async def _suspend(self) -> None:
         if self._checkpointer is None:

@@ -8,14 +8,13 @@ several jobs run. :class:`Meeting` and :class:`SharedObjects` use it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar, cast, final
 
 from streamiter.deferred import PlainValue
 from streamiter.errors import InternalError
 from streamiter.operators.operator import JobScope
-from streamiter.records import Control
 
 T = TypeVar("T")
 
@@ -93,8 +92,8 @@ _JOIN: Final = "join"
 class SharedObjects:
     """Lets tasks of all processes report to objects in process 0, such as the coordinator of a loop.
 
-    A task reports by a call ``shared.method(member, *contents)``, and ``shared.join(member, tell)`` connects it first:
-    ``tell`` gets the answers, which are control records. In another process than 0, such a call is a message.
+    A task reports by a call ``shared.method(member, *contents)``, and ``shared.join(member, answers)`` connects it
+    first: the object answers by a call ``answers.method(*contents)``. Between two processes such a call is a message.
     """
 
     def __init__(self, messages: Messages, own: int) -> None:
@@ -106,6 +105,7 @@ class SharedObjects:
         self._early: dict[str, list[tuple[PlainValue, ...]]] = {}
         """Reports to objects that no task of process 0 has asked for yet."""
         self._remote: dict[str, _RemoteReports] = {}
+        """By subject, in the other processes."""
         messages.handle(_REPORT, self._report)
         messages.handle(_ANSWER, self._answer)
 
@@ -115,64 +115,60 @@ class SharedObjects:
         for report in self._early.pop(subject, []):
             self._report(*report)
 
-    def remote(self, subject: str, answers: Sequence[type[Control]]) -> object:
+    def remote(self, subject: str) -> object:
         """Return an object whose calls are reports about a subject; for the other processes."""
-        remote = _RemoteReports(partial(self._messages.send, 0, _REPORT, subject), answers)
-        return self._remote.setdefault(subject, remote)
+        return self._remote.setdefault(subject, _RemoteReports(partial(self._messages.send, 0, _REPORT, subject)))
 
     def _report(self, process: int, subject: str, method: str, member: int, *contents: PlainValue) -> None:
         shared = self._shared.get(subject)
         if shared is None:
             self._early.setdefault(subject, []).append((process, subject, method, member, *contents))
         elif method == _JOIN:
-            shared.join(member, partial(self._send_answer, process, subject, member))
+            shared.join(member, _Remote(partial(self._messages.send, process, _ANSWER, subject, member)))
         elif method.startswith("_"):
             raise InternalError(f"{subject}: expected a report, given {method!r} from process {process}")
         else:
             getattr(shared, method)(member, *contents)
 
-    def _send_answer(self, process: int, subject: str, member: int, answer: Control) -> None:
-        kind = type(answer)
-        fields = {name: getattr(answer, name) for each in kind.__mro__ for name in getattr(each, "__slots__", ())}
-        self._messages.send(process, _ANSWER, subject, member, kind.__name__, fields)
+    def _answer(self, process: int, subject: str, member: int, method: str, *contents: PlainValue) -> None:
+        getattr(self._remote[subject].members[member], method)(*contents)
 
-    def _answer(self, process: int, subject: str, member: int, kind: str, fields: dict[str, PlainValue]) -> None:
-        remote = self._remote[subject]
-        remote.tells[member](remote.answers[kind](**fields))
+
+class _Remote:
+    """Stands for an object of another process: each call of one of its methods is sent there."""
+
+    def __init__(self, send: Callable[..., object]) -> None:
+        self._send = send
+
+    def __getattr__(self, method: str) -> Callable[..., None]:
+        def call(*contents: PlainValue) -> None:
+            # A named tuple travels as a tuple.
+            self._send(method, *(tuple(each) if isinstance(each, tuple) else each for each in contents))
+
+        return call
 
 
 @final
-class _RemoteReports:
-    """Stands for an object of process 0: each call of one of its methods is sent there."""
+class _RemoteReports(_Remote):
+    """Stands for an object of process 0, for the members in this process."""
 
-    def __init__(self, send: Callable[..., object], answers: Sequence[type[Control]]) -> None:
-        self.tells: dict[int, Callable[[Control], None]] = {}
-        """The functions that take the answers, by member."""
-        self.answers = {answer.__name__: answer for answer in answers}
-        self._send = send
+    def __init__(self, send: Callable[..., object]) -> None:
+        super().__init__(send)
+        self.members: dict[int, object] = {}
+        """The members that take the answers."""
 
-    def join(self, member: int, tell: Callable[[Control], None]) -> None:
-        self.tells[member] = tell
+    def join(self, member: int, answers: object) -> None:
+        self.members[member] = answers
         self._send(_JOIN, member)
 
-    def __getattr__(self, method: str) -> Callable[..., None]:
-        def report(member: int, *contents: PlainValue) -> None:
-            # A named tuple travels as a tuple.
-            self._send(method, member, *(tuple(each) if isinstance(each, tuple) else each for each in contents))
 
-        return report
-
-
-def shared_object(scope: JobScope, subject: str, create: Callable[[], T], answers: Sequence[type[Control]]) -> T:
-    """Return the object in process 0 that tasks report to about a subject; in another process, what stands for it.
-
-    ``answers`` are the kinds of control records that the object tells.
-    """
+def shared_object(scope: JobScope, subject: str, create: Callable[[], T]) -> T:
+    """Return the object in process 0 that tasks report to about a subject; in another process, what stands for it."""
     objects: SharedObjects | None = scope.get(SharedObjects, lambda: None)
     if objects is None:
         return create()
     if not objects.is_first:
-        return cast("T", objects.remote(subject, answers))
+        return cast("T", objects.remote(subject))
     shared = create()
     objects.serve(subject, shared)
     return shared

@@ -375,8 +375,7 @@ class Planner:
             make_queue=lambda: spill_queue(name, head.limits, self.plain_data),
             make_feedback_queue=feedback_queue,
             timed_ports=self._timed_ports(head, ports),
-            reads_to_end=head.loop is None and (head.awaited_input is not None or head in self._read_to_end),
-            awaited_input=head.awaited_input,
+            awaited_input=head.awaited_input if head.loop is None else None,  # In a loop, the table ends.
         )
 
     def _timed_ports(self, head: Step, ports: Sequence[Port]) -> list[int]:

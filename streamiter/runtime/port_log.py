@@ -18,11 +18,11 @@ from streamiter.closing import close_now
 from streamiter.deferred import Deferred, PlainValue
 from streamiter.operators.source import SourceBatch
 from streamiter.records import (
+    TRANSIENT,
     CheckpointBarrier,
     Control,
     DataBatch,
     EndOfInput,
-    ReadToEnd,
     can_concatenate,
     concatenate,
     control_from_plain,
@@ -339,7 +339,7 @@ class Port:
         return {
             "origin": None if self.origin is None else tuple(self.origin),
             # A restored source reads the rest of its batch again, because its positions are before that rest.
-            "held": [_plain(item) for item in self.held if not isinstance(item, (SourceBatch, ReadToEnd))],
+            "held": [_plain(item) for item in self.held if not isinstance(item, (SourceBatch, *TRANSIENT))],
             "later": None if self.later is None else self.later.snapshot(),
             "marks": [control_to_plain(mark) for mark in self.marks.epochs()],
             "arrived": self.arrived,

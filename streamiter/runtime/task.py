@@ -19,7 +19,7 @@ from streamiter.closing import close_each
 from streamiter.errors import StreamiterError
 from streamiter.operators.event_time import PartState
 from streamiter.operators.functions import refuse
-from streamiter.operators.operator import Boundary, BoundaryOutput, Look, Progress, ServiceWorker, serve_with
+from streamiter.operators.operator import Boundary, BoundaryOutput, Notice, Progress, ServiceWorker, serve_with
 from streamiter.operators.output import RecordFailure, detach, knows_originals
 from streamiter.operators.source import Positions, SourceBatch
 from streamiter.origins import BatchOrigin
@@ -39,9 +39,6 @@ from streamiter.runtime.alignment import BarrierReturned
 from streamiter.runtime.chain import Chain, Rounds
 from streamiter.runtime.checkpointing.task_barriers import (
     Acknowledge,
-    BarrierTrigger,
-    CheckAlignment,
-    CheckpointAbandoned,
     ClockAlignment,
     Suspension,
     TaskBarriers,
@@ -50,8 +47,8 @@ from streamiter.runtime.checkpointing.task_barriers import (
 from streamiter.runtime.entries import AsyncEntry, Entry
 from streamiter.runtime.feedback import FeedbackChannel
 from streamiter.runtime.feeder import Feeder
-from streamiter.runtime.inbox import Inbox
-from streamiter.runtime.instance import DrainInput, OperatorInstance, TimerDue
+from streamiter.runtime.inbox import Inbox, Posted
+from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.output import Writer, restore_turns, turns_of
 from streamiter.runtime.port_log import Port
 from streamiter.runtime.port_progress import InputEnded
@@ -70,7 +67,7 @@ class Task:
     """Runs one chain of operators for one subtask.
 
     All operators of the chain share the epoch and the watermark, because a batch passes all of them in one turn. Only
-    the asyncio task of this object calls its methods, except for ``post``.
+    the asyncio task of this object calls its methods, except for those that post a notice.
     """
 
     def __init__(
@@ -270,8 +267,31 @@ class Task:
         """Whether the task brings input into the job, and must stop it when the job is drained."""
         return self.feeder is not None or (self._boundary is not None and self._boundary.brings_input)
 
-    def post(self, control: Control) -> None:
-        self.inbox.post(control)
+    # -- notices of the job ----------------------------------------------------------------------------
+
+    def announce(self, barrier: CheckpointBarrier) -> None:
+        """Post that a checkpoint begins, to a task where barriers start, or that may leave input unread."""
+
+        async def announce(_: BoundaryOutput) -> None:
+            for event in self.barriers.announce(barrier):
+                await self._handle_event(event)
+
+        self.inbox.post(announce)
+
+    def abandon(self, checkpoint: int) -> None:
+        """Post that the state for this checkpoint is dropped. Its barrier is still passed on."""
+        self.inbox.post(lambda _: self.barriers.abandon(checkpoint))
+
+    def drain(self) -> None:
+        """Post that the task brings no more input into the job, and goes to the end of what was read."""
+
+        def drain(_: BoundaryOutput) -> None:
+            if self.feeder is not None:
+                self.feeder.stop(EndOfInput())
+            elif self._boundary is not None:
+                self._boundary.drain()
+
+        self.inbox.post(drain)
 
     def parts(self) -> Mapping[int | None, PartState]:
         """Return how far the partitions of the source have been read; without a source, the input is one part."""
@@ -444,52 +464,41 @@ class Task:
     # -- control records -------------------------------------------------------------------------------
 
     async def _handle_control(self, port: Port | None, control: Control) -> None:
-        if port is not None:
-            events = self.inbox.accept(port, control)
-        elif isinstance(control, BarrierTrigger):
-            events = self.barriers.announce(control.barrier)
-        elif isinstance(control, DrainInput) and self.feeder is not None:
-            self.feeder.stop(EndOfInput())
-            events = []
-        elif isinstance(control, CheckAlignment):  # The task checks it after everything that it handles.
-            events = []
-        else:
-            events = [control]
-        for event in events:
+        for event in [control] if port is None else self.inbox.accept(port, control):
             await self._handle_event(event)
 
     async def _handle_event(self, event: Control) -> None:
         if self.barriers.suspension is not _RUNS and not isinstance(event, BarrierReturned):
             return  # The snapshot is taken already. A job that is restored from it makes this event again.
-        if isinstance(event, TimerDue):
-            self.progress.epoch = self.progress.watermark + 1
-            await event.instance.timer_due(event.number)
-        elif isinstance(event, CheckpointBarrier):
+        if isinstance(event, CheckpointBarrier):
             await self.barriers.pass_barrier(event)
             self.ended = self.suspended
         elif isinstance(event, BarrierReturned):
             self.barriers.barrier_returned(event)
             self.ended = self.suspended
-        elif isinstance(event, CheckpointAbandoned):
-            self.barriers.abandon(event.checkpoint)
-        elif isinstance(event, Look):
-            event.look()
         elif self._boundary is not None:
             try:
-                if isinstance(event, EventTimeWatermark):
-                    if self.first.step.watermarked:
-                        await self._boundary.on_event_time(event, self._boundary_out)
-                else:
+                if isinstance(event, Posted):
+                    await self._call(event.notice)
+                elif not isinstance(event, EventTimeWatermark):
                     await self._boundary.on_control(event, self._boundary_out)
+                elif self.first.step.watermarked:
+                    await self._boundary.on_event_time(event, self._boundary_out)
             except RecordFailure:
                 raise
             except Exception as error:
                 raise RecordFailure(self.first.step.name) from error
+        elif isinstance(event, Posted):
+            await self._call(event.notice)
         elif isinstance(event, InputEnded):
             if self._rounds is None:  # With rounds, an input ends in each round.
                 await self.chain.input_ended(self.first, event.input_name)
         else:
             await self.pass_on(event)
+
+    async def _call(self, notice: Notice) -> None:
+        if (called := notice(self._boundary_out)) is not None:
+            await called
 
     async def pass_on(self, control: Control, *, after_first: bool = False) -> None:
         """Pass a control record through the chain, then into the channels; see :class:`Chain`."""

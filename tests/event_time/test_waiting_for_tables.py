@@ -303,7 +303,7 @@ async def test_a_table_that_is_read_later_does_not_hold_up_a_barrier_or_a_restor
 
     def inbox() -> tuple[Inbox, list[Channel]]:
         ports = [port(0, "stream"), port(1, "table"), port(2, "table")]
-        made = Inbox(ports, reads_to_end=True, awaited_input="table")
+        made = Inbox(ports, awaited_input="table")
         made.want(["table"])
         return made, [each.channel for each in ports]  # type: ignore[misc]
 

@@ -11,6 +11,7 @@ from processes.linked_jobs import piped_jobs
 from support.waiting import PATIENCE_S
 
 from streamiter import Flow, IterationListener, Operator, Stream
+from streamiter.operators.operator import BoundaryOutput, Notice
 from streamiter.operators.source import Source, SourceBatch
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits, JobOptions
@@ -20,6 +21,12 @@ from streamiter.runtime.watchdog import blocked_by
 T = TypeVar("T")
 
 SMALL = ChannelLimits(records=2)
+
+
+async def called(notice: Notice, out: BoundaryOutput) -> None:
+    """Call a notice as a task does."""
+    if (result := notice(out)) is not None:
+        await result
 
 
 class ShuffledEventLoop(asyncio.SelectorEventLoop):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from iteration.iteration_support import called
 from operators.operator_harness import stored
 from runtime.inbox_run import spill_queue
 
@@ -15,13 +16,13 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.replay_cache import ReplayCache
 from streamiter.clock import SystemClock
 from streamiter.iteration.border import FEEDBACK, INITIAL, Head, Join, LoopMember
-from streamiter.iteration.coordinator import Advance, LoopCoordinator, LoopReports, Stop, Terminate
+from streamiter.iteration.coordinator import LoopCoordinator, LoopDecisions, LoopReports
 from streamiter.iteration.marked_streams import Replayer
 from streamiter.iteration.progress import Completed, Ended, LoopProgress, ReleasedEpoch
-from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Look, Progress
+from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Notice, Progress
 from streamiter.records import Control, DataBatch, EndOfInput, EpochWatermark
 from streamiter.runtime.feedback import Surroundings
-from streamiter.runtime.inbox import Inbox
+from streamiter.runtime.inbox import Inbox, Posted
 from streamiter.runtime.port_log import Port
 from streamiter.runtime.port_progress import InputEnded
 
@@ -62,11 +63,11 @@ def _closed() -> Iterator[None]:
 class Bench:
     """Drives one border operator as its task and its loop would."""
 
-    def __init__(self, operator: Boundary, coordinator: LoopCoordinator) -> None:
+    def __init__(self, operator: LoopMember, coordinator: LoopCoordinator) -> None:
         self.operator = operator
         self.coordinator = coordinator
         self.out = Passed()
-        self.posted: list[Control] = []
+        self.posted: list[Notice] = []
         self.feedback = Channel("tail → head")
         self.inbox = Inbox([Port(0, FEEDBACK, self.feedback, is_feedback=True)], make_queue=spill_queue)
         OPENED.extend((operator, self.inbox))
@@ -115,24 +116,29 @@ class Bench:
         await self.operator.on_control(control, self.out)
 
     async def settle(self) -> list[Any]:
-        """Handle the control records that were posted to the operator, and return its new output."""
+        """Handle the notices that were posted to the operator, and return its new output."""
         while self.posted:
-            await self.control(self.posted.pop(0))
+            await called(self.posted.pop(0), self.out)
         return self.out.taken()
 
 
 def joining(coordinator: LoopCoordinator, number: int) -> Join:
     def join(context: Context, member: LoopMember) -> tuple[LoopReports, int]:
-        coordinator.join(number, member.tell)
+        coordinator.join(number, member)
         return coordinator, number
 
     return join
 
 
-def stopped(coordinator: LoopCoordinator, member: int, control: Control) -> None:
-    """Answer that another head has stopped."""
-    if isinstance(control, Stop):
-        coordinator.stopped(member, control.epoch)
+class OtherHead(LoopDecisions):
+    """Another head, which stops at once."""
+
+    def __init__(self, coordinator: LoopCoordinator, number: int) -> None:
+        self.coordinator = coordinator
+        self.number = number
+
+    def stop(self, epoch: int) -> None:
+        self.coordinator.stopped(self.number, epoch)
 
 
 def complete(coordinator: LoopCoordinator) -> int:
@@ -143,7 +149,7 @@ def complete(coordinator: LoopCoordinator) -> int:
 def head(ahead: int | None, *, others: int = 0) -> Bench:
     coordinator = LoopCoordinator(heads=["head"] * (1 + others), entrances=[], where="")
     for other in range(1, 1 + others):
-        coordinator.join(other, lambda control, other=other: stopped(coordinator, other, control))  # type: ignore[misc]
+        coordinator.join(other, OtherHead(coordinator, other))
     return Bench(Head(joining(coordinator, 0), ahead), coordinator)
 
 
@@ -165,7 +171,8 @@ async def test_feedback_that_is_set_aside_counts_as_input_of_its_head_once() -> 
 async def test_feedback_behind_the_end_of_the_iteration_is_not_kept() -> None:
     """Feedback of later epochs stayed on disk and in each checkpoint, and no epoch ever took it."""
     first = head(0)
-    first.operator.tell(Stop(1))
+    assert isinstance(first.operator, Head)
+    first.operator.stop(1)
     await first.feed(FEEDBACK, 1, 2, epoch=2)
     await first.feed(FEEDBACK, 3, epoch=1)
     assert first.inbox.held_records == 1
@@ -178,7 +185,7 @@ async def test_a_head_gives_way_while_it_sets_much_feedback_aside() -> None:
         first.feedback.try_put(DataBatch([number], 1))
     turns = 0
     while (polled := first.inbox.poll()) is not None:
-        assert isinstance(polled[1], Look)
+        assert isinstance(polled[1], Posted)
         turns += 1
     assert (turns, first.inbox.held_records, first.feedback.records) == (2, 10, 0)
 
@@ -271,10 +278,10 @@ async def test_a_replayer_sends_all_its_records_in_each_released_epoch(memory_by
         await bench.feed("input", *range(start, {0: 4, 4: 7, 7: 10}[start]))
     await bench.control(InputEnded("input"))
     assert await bench.settle() == [*((number, 0) for number in range(10)), ("EpochWatermark", 0)]
-    await bench.control(Advance(0))
+    bench.operator.advance(0)
     assert await bench.settle() == []
     for epoch in (1, 2):
-        await bench.control(Advance(epoch))
+        bench.operator.advance(epoch)
         expected = [*((number, epoch) for number in range(10)), ("EpochWatermark", epoch)]
         assert await bench.settle() == expected
 
@@ -290,8 +297,8 @@ async def test_a_replayer_restored_in_the_middle_of_epoch_0_replays_all_of_it(me
     await second.feed("input", *range(5, 10))
     await second.control(InputEnded("input"))
     assert await second.settle() == [*((number, 0) for number in range(5, 10)), ("EpochWatermark", 0)]
-    await second.control(Advance(0))
-    await second.control(Advance(1))
+    second.operator.advance(0)
+    second.operator.advance(1)
     assert await second.settle() == [*((number, 1) for number in range(10)), ("EpochWatermark", 1)]
 
 
@@ -303,9 +310,10 @@ async def test_a_replayer_restored_in_the_middle_of_a_replay_sends_the_rest(memo
     for number in range(4):
         await first.feed("input", f"{number}{big}")
     await first.control(InputEnded("input"))
-    await first.control(Advance(0))
+    first.operator.advance(0)
     await first.settle()
-    await first.control(Advance(1))
+    first.operator.advance(1)
+    await called(first.posted.pop(), first.out)
     sent = [record[0] for record, epoch in first.out.taken()]
     state = stored(first.operator.snapshot())()
     second = replayer(memory_bytes)
@@ -322,8 +330,9 @@ async def test_the_end_comes_after_the_requested_replays() -> None:
     await bench.feed("input", 7)
     await bench.control(InputEnded("input"))
     await bench.settle()
-    for control in (Advance(0), Advance(1), Advance(2), Advance(3), Terminate(4)):
-        bench.posted.append(control)
+    for epoch in range(4):
+        bench.operator.advance(epoch)
+    bench.operator.terminate(4)
     assert await bench.settle() == [
         *(entry for epoch in (1, 2, 3) for entry in ((7, epoch), ("EpochWatermark", epoch))),
         ("EndOfInput", 4),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -29,7 +29,7 @@ from support.waiting import until
 
 from streamiter import Flow, Operator, epochs_every
 from streamiter.errors import GraphError, JobFailed
-from streamiter.iteration.stamping_pace import CatchUp, StampingClock
+from streamiter.iteration.stamping_pace import StampingClock
 from streamiter.runtime.checkpointing.commit import JobSnapshot
 from streamiter.runtime.job import Job
 from streamiter.testing import VirtualClock
@@ -236,12 +236,19 @@ class LateClock(VirtualClock):
         return super().call_later(delay_s + self._late_s, callback)
 
 
+@dataclass
+class Told:
+    """A subtask that is told which epochs are complete, and when the next one will be."""
+
+    catch_up: Callable[[int, float], None]
+
+
 @pytest.mark.parametrize(("late_s", "epochs"), [(0.25, 19), (2.5, 6)])
 async def test_lateness_does_not_add_up(late_s: float, epochs: int) -> None:
     """Minutes became 61 seconds, the epoch of noon ended at 12:15, and after a pause all epochs ended at once."""
     clock, told = LateClock(late_s), list[int]()
     stamping = StampingClock(clock, seconds=1.0)
-    stamping.join(0, lambda catch_up: told.append(catch_up.epoch))
+    stamping.join(0, Told(lambda epoch, _: told.append(epoch)))
     for _ in range(200):
         stamping.add_records(0, told[-1] + 1)
         await clock.advance(0.1)
@@ -352,12 +359,12 @@ def test_a_restored_job_waits_for_the_rest_of_the_time() -> None:
 
 async def test_a_subtask_restored_behind_the_others_skips_to_their_epoch() -> None:
     """One subtask gave its state before the end of an epoch, another after it, and the first ended the epoch again."""
-    clock, told = VirtualClock(), dict[int, CatchUp]()
+    clock, told = VirtualClock(), dict[int, tuple[int, float]]()
     stamping = StampingClock(clock, seconds=10.0)
     for subtask, (completed, remaining_s) in enumerate([(3, 0.5), (4, 9.5), (-1, 99.0)]):
-        stamping.join(subtask, partial(told.__setitem__, subtask))
+        stamping.join(subtask, Told(lambda *news, subtask=subtask: told.update({subtask: news})))
         stamping.resume_after(subtask, completed, remaining_s)
-    assert [(catch_up.epoch, catch_up.due_in_s) for catch_up in told.values()] == [(4, 10.0)] * 3
+    assert [*told.values()] == [(4, 10.0)] * 3
     assert clock.timers == 1
 
 

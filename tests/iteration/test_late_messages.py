@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from iteration.iteration_support import ended
+from iteration.iteration_support import called, ended
 from simulation.flows import MakeFlow, online_learner
 from simulation.flows_with_loops import (
     bounded_loop_of_many,
@@ -24,11 +23,10 @@ from support.late_messages import DELAYS_S, make_late
 
 from streamiter import Flow, IterationBodyResult, IterationListener, Operator, Stream, iterate_unbounded_streams
 from streamiter.iteration.border import Head
-from streamiter.iteration.coordinator import Advance, LoopCoordinator, RestoredMember
+from streamiter.iteration.coordinator import LoopCoordinator, LoopDecisions, RestoredMember
 from streamiter.iteration.stamping import Stamper, groups_of
-from streamiter.iteration.stamping_pace import CatchUp
-from streamiter.operators.operator import JobScope
-from streamiter.records import Control, EpochWatermark
+from streamiter.operators.operator import JobScope, Notice
+from streamiter.records import EpochWatermark
 from streamiter.testing import VirtualClock
 
 
@@ -55,16 +53,22 @@ def test_late_messages_do_not_change_the_committed_records(
     run(flow, seed)
 
 
+class Told(LoopDecisions):
+    """A member that keeps the epochs that it is told to be complete."""
+
+    def __init__(self, number: int, told: list[tuple[int, int]]) -> None:
+        self.number = number
+        self.told = told
+
+    def advance(self, epoch: int) -> None:
+        self.told.append((self.number, epoch))
+
+
 def coordinator() -> tuple[LoopCoordinator, list[tuple[int, int]]]:
     """Return the coordinator of two heads, and the epochs that it tells to be complete: member, epoch."""
     made, told = LoopCoordinator(["a", "b"], [], where=""), list[tuple[int, int]]()
-
-    def tell(member: int, control: Control) -> None:
-        assert isinstance(control, Advance)
-        told.append((member, control.epoch))
-
-    for member in range(2):
-        made.join(member, partial(tell, member))
+    for number in range(2):
+        made.join(number, Told(number, told))
     return made, told
 
 
@@ -117,7 +121,7 @@ def test_a_checkpoint_is_given_up_before_its_beginning_is_reported() -> None:
 
 async def test_a_subtask_that_was_faster_than_the_others_does_not_return_to_their_epoch() -> None:
     """The answer came while the subtask completed later epochs: the next records were in an epoch that was over."""
-    posted, passed = list[Control](), list[tuple[str, int]]()
+    posted, passed = list[Notice](), list[tuple[str, int]]()
 
     class Passed:
         def emit_batch(self, records: Any, epoch: int) -> None:
@@ -132,10 +136,10 @@ async def test_a_subtask_that_was_faster_than_the_others_does_not_return_to_thei
     out: Any = Passed()
     stamper = Stamper(groups_of(1), None)
     stamper.open(context)
-    stamper.tell(CatchUp(1))
+    stamper.catch_up(1)
     await stamper.on_batch("", [1, 2, 3], 0, out)
-    [catch_up] = posted
-    await stamper.on_control(catch_up, out)
+    [notice] = posted
+    await called(notice, out)
     await stamper.on_batch("", [4], 0, out)
     assert passed == [(kind, epoch) for epoch in range(4) for kind in ("records", "watermark")]
 
@@ -167,10 +171,10 @@ def test_heads_that_replace_others_know_the_decisions_that_one_of_those_was_told
     ]
     [state] = Head.redistribute(states, 1)
     assert (state["advanced"], state["complete"]) == (4, 5)
-    loop, epochs = LoopCoordinator(["head"], [], where=""), list[Control]()
-    loop.join(0, epochs.append)
+    loop, epochs = LoopCoordinator(["head"], [], where=""), list[tuple[int, int]]()
+    loop.join(0, Told(0, epochs))
     loop.restored(0, RestoredMember(None, state["advanced"], state["complete"], 5, reported=5, counts=[(5, 0)]))
-    assert [type(decision) for decision in epochs] == [Advance]
+    assert len(epochs) == 1
 
 
 class EmitAtTheEnd(Operator, IterationListener):

@@ -11,10 +11,8 @@ from runtime.inbox_run import InboxRun, Seen, array, data
 from streamiter.channels import Channel
 from streamiter.errors import ConfigurationError
 from streamiter.records import CheckpointBarrier, Columns, DataBatch, EndOfData, EndOfInput, EpochWatermark, Idle
-from streamiter.runtime.checkpointing.task_barriers import BarrierTrigger
-from streamiter.runtime.inbox import Inbox
+from streamiter.runtime.inbox import Inbox, Posted, nothing
 from streamiter.runtime.port_log import Port
-from streamiter.runtime.port_progress import InputEnded
 
 
 class TestTurns:
@@ -41,13 +39,13 @@ class TestTurns:
             run.put_all(0, data(number))
         assert {1000, 2000} <= set(run.records()[:5])
 
-    async def test_the_gate_wakes_when_a_channel_gets_an_item_or_a_control_record_is_posted(self) -> None:
+    async def test_the_gate_wakes_when_a_channel_gets_an_item_or_a_notice_is_posted(self) -> None:
         """A task slept although it had input: a silent stall."""
         run = InboxRun(["input"])
         for wake in (
             lambda: run.put_all(0, data(1)),
             lambda: run.put_all(0, EpochWatermark(0)),
-            lambda: run.inbox.post(InputEnded("input")),
+            lambda: run.inbox.post(nothing),
         ):
             run.run()
             waiting = asyncio.create_task(run.inbox.wait())
@@ -56,12 +54,12 @@ class TestTurns:
             wake()
             await waiting
 
-    def test_posted_control_records_come_first(self) -> None:
+    def test_posted_notices_come_first(self) -> None:
         """Timers and stops waited behind a backlog."""
         run = InboxRun(["input"])
         run.put_all(0, data(1))
-        run.inbox.post(InputEnded("timer"))
-        assert [type(entry) for entry in run.run()] == [InputEnded, Seen]
+        run.inbox.post(nothing)
+        assert [type(entry) for entry in run.run()] == [Posted, Seen]
 
     def test_items_in_a_channel_from_before_the_gate_are_read(self) -> None:
         """A task upstream put records before the task that reads them existed, and the inbox did not see them."""
@@ -263,4 +261,4 @@ def test_a_control_record_that_is_posted_is_refused_on_a_channel() -> None:
     """A control record that only the engine posts was accepted on a channel, which hid a bug in the engine."""
     run = InboxRun(["a"])
     with pytest.raises(TypeError, match="expected a control record of a channel"):
-        run.inbox.accept(run.inbox.ports[0], BarrierTrigger(CheckpointBarrier(1)))
+        run.inbox.accept(run.inbox.ports[0], Posted(nothing))

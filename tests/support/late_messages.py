@@ -12,10 +12,9 @@ from typing import Any, Final
 
 import pytest
 
-from streamiter.iteration.coordinator import LoopCoordinator, Tell
+from streamiter.iteration.coordinator import LoopCoordinator
 from streamiter.iteration.stamping_pace import StampingClock, StampingPace
 from streamiter.operators.operator import JobScope
-from streamiter.records import Control
 
 NO_DELAYS_S: Final = (0.0, 0.0, 0.0, 0.001)
 DELAYS_S: Final = (0.0, 0.001, 0.001, 0.003, 0.01, 0.1)
@@ -38,15 +37,17 @@ class Late:
         waiting.append(partial(function, *json.loads(json.dumps(arguments))))
         loop.call_at(due_s, lambda: waiting.popleft()())
 
-    def tell(self, way: object, tell: Tell) -> Tell:
-        """Return a function that tells copies of decisions later."""
 
-        def later(control: Control) -> None:
-            kind = type(control)
-            fields = {name: getattr(control, name) for each in kind.__mro__ for name in getattr(each, "__slots__", ())}
-            self.call(way, lambda copied: tell(kind(**copied)), fields)
+class LateAnswers:
+    """Answers to a member that arrive later."""
 
-        return later
+    def __init__(self, member: object, way: object, late: Late) -> None:
+        self._member = member
+        self._way = way
+        self._late = late
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return partial(self._late.call, self._way, getattr(self._member, name))
 
 
 class LateReports:
@@ -56,8 +57,9 @@ class LateReports:
         self._shared = shared
         self._late = late
 
-    def join(self, member: int, tell: Tell) -> None:
-        self._shared.join(member, self._late.tell(("to", member), tell))
+    def join(self, number: int, member: Any) -> None:
+        answers: Any = LateAnswers(member, ("to", number), self._late)
+        self._shared.join(number, answers)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         report = getattr(self._shared, name)

@@ -31,9 +31,6 @@ from streamiter.runtime.checkpointing.checkpoint_messages import CheckpointMessa
 from streamiter.runtime.checkpointing.task_barriers import (
     SERVICE,
     AlignmentOfProcesses,
-    BarrierTrigger,
-    CheckAlignment,
-    CheckpointAbandoned,
     ClockAlignment,
     PartName,
     encode_part,
@@ -41,6 +38,7 @@ from streamiter.runtime.checkpointing.task_barriers import (
 )
 from streamiter.runtime.failures import FailuresOf
 from streamiter.runtime.graph import Step
+from streamiter.runtime.inbox import nothing
 from streamiter.runtime.task import Task
 
 if TYPE_CHECKING:
@@ -162,7 +160,7 @@ class Barriers:
         self._begin(barrier.checkpoint)
         for task in self._tasks:
             if not task.ended and (task.feeder is not None or task.may_hold_back_barriers):
-                task.post(BarrierTrigger(barrier))
+                task.announce(barrier)
         self._check()
 
     def _begin(self, checkpoint: int) -> _Pending:
@@ -257,7 +255,7 @@ class Barriers:
         self._on_abandoned(pending.checkpoint)
         for task in self._tasks:
             if not task.ended:
-                task.post(CheckpointAbandoned(pending.checkpoint))
+                task.abandon(pending.checkpoint)
 
     def delayed_by(self, checkpoint: int) -> str:
         """Return the tasks that the barrier of this checkpoint has not passed, for the log."""
@@ -400,7 +398,7 @@ class JobServices:
             self._begun.append(service)
             alignment = self._alignments[service]
             for task, worker in zip(tasks.values(), workers, strict=True):
-                alignment.add(task.name, worker, partial(task.post, CheckAlignment()))
+                alignment.add(task.name, worker, partial(task.inbox.post, nothing))
                 task.serve_with(worker, alignment, keeps_last_state=self._has_checkpoints)
 
     async def close(self, *, went_well: bool) -> list[Exception]:

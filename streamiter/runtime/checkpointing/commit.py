@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -42,7 +41,6 @@ from streamiter.runtime.checkpointing.committed import SourcePositions, id_of
 from streamiter.runtime.checkpointing.task_barriers import SERVICE, STEP, PartName, held_in_memory, task_state
 from streamiter.runtime.task import Task
 from streamiter.topics.compacted import ensure_commit_topic, last_value
-from streamiter.topics.connecting import batch_bytes
 from streamiter.topics.source_and_sink import Outputs, TopicSink
 from streamiter.topics.topic import OutgoingBatch, Topic, TopicRecord, TopicWriter, Transactions
 
@@ -308,49 +306,35 @@ class HeldBatches:
         memory_limit_bytes: int = _MEMORY_BYTES,
         disk_limit_bytes: int = _DISK_BYTES,
     ) -> None:
-        self._memory: deque[OutgoingBatch] = deque()
-        self._bytes_in_memory = 0
-        self._memory_limit_bytes = memory_limit_bytes
-        # Behind all batches in memory. The queue itself has only its first batch in memory.
-        self._disk = SpillQueue(
+        self._queue = SpillQueue(
             name=f"outputs of {step}",
             plain_data=plain_data,
-            memory_limit_bytes=0,
+            memory_limit_bytes=memory_limit_bytes,
             disk_limit_bytes=disk_limit_bytes,
             directory=tempfile.gettempdir(),
         )
 
     def put(self, batch: OutgoingBatch) -> bool:
         """Add a batch and return True; return False if there is no room."""
-        if not len(self._disk) and self._bytes_in_memory < self._memory_limit_bytes:
-            self._memory.append(batch)
-            self._bytes_in_memory += batch_bytes(batch)
-            return True
         try:
-            self._disk.put(DataBatch([batch.plain()]))
+            self._queue.put(DataBatch([batch.plain()]))
         except (LoopOverflow, StorageFull):
             return False
         return True
 
     def first(self) -> OutgoingBatch | None:
         """Return the first batch without removing it; None if there is none."""
-        if self._memory:
-            return self._memory[0]
-        if not len(self._disk):
+        if not len(self._queue):
             return None
-        item = self._disk.peek()
+        item = self._queue.peek()
         assert isinstance(item, DataBatch)
         return OutgoingBatch(*item.records[0])
 
     def drop_first(self) -> None:
-        if self._memory:
-            self._bytes_in_memory -= batch_bytes(self._memory.popleft())
-        else:
-            self._disk.take()
+        self._queue.take()
 
     def close(self) -> None:
-        self._memory.clear()
-        self._disk.close()
+        self._queue.close()
 
 
 Write = Callable[[Topic, OutgoingBatch], Awaitable[None]]

@@ -43,33 +43,6 @@ TaskStates: TypeAlias = dict[str, TaskState]
 STEP, TASK, FEEDBACK, SERVICE = "step", "task", "feedback", "service"
 
 
-@final
-class BarrierTrigger(Control):
-    """A checkpoint begins. Posted to tasks where barriers start, and to tasks that may leave input unread."""
-
-    __slots__ = ("barrier",)
-
-    def __init__(self, barrier: CheckpointBarrier) -> None:
-        self.barrier = barrier
-
-
-@final
-class CheckpointAbandoned(Control):
-    """Drop the state that was taken for this checkpoint. Posted to all tasks; its barrier is still passed on."""
-
-    __slots__ = ("checkpoint",)
-
-    def __init__(self, checkpoint: int) -> None:
-        self.checkpoint = checkpoint
-
-
-@final
-class CheckAlignment(Control):
-    """Ask again whether to stop reading until all workers are at the same clock; see ``ClockAlignment``."""
-
-    __slots__ = ()
-
-
 Acknowledge: TypeAlias = Callable[[str, int, list[SnapshotPart]], None]
 """Receives the state of a task at a barrier: the name of the task, the checkpoint, the parts of the state."""
 
