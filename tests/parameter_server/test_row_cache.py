@@ -10,7 +10,6 @@ import numpy.typing as npt
 import pytest
 from support.examples import random_examples
 
-from streamiter.errors import ConfigurationError
 from streamiter.parameter_server.consistency import ASP, BSP, SSP
 from streamiter.parameter_server.rows import RowCache, cache_rules
 
@@ -174,8 +173,6 @@ def test_a_cache_of_no_bytes_keeps_nothing() -> None:
     assert not cache.is_on
     cache.put(cache.begin("w", 0), np.zeros(1), clock=0)
     assert cache.find("w", 0, 0, 0) is None
-    with pytest.raises(ConfigurationError, match=r"^RowCache\(limit_bytes=\): expected a whole number of at least 0"):
-        RowCache(limit_bytes=-1)
 
 
 def test_the_answer_of_an_older_read_does_not_replace_a_newer_row() -> None:

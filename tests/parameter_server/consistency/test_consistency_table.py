@@ -69,12 +69,6 @@ def test_a_worker_joins_at_the_clock_of_the_slowest(consistency: Consistency) ->
     assert [move.clock for move in model.clock(7)] == [3]
 
 
-def test_an_unknown_consistency_is_refused() -> None:
-    """A consistency without a model of its own was treated as one of the three."""
-    with pytest.raises(InternalError, match=r"expected ASP\(\), BSP\(\) or SSP\(staleness=…\), given Consistency\(\)"):
-        model_of(Consistency(), [0])
-
-
 # -- ASP -----------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from streamiter.parameter_server.matrix import DType, Matrix, MatrixPartitioning
 from streamiter.parameter_server.psf import GetFunction, UpdateFunction
+from streamiter.parameter_server.psf.function import check_function
 from streamiter.parameter_server.storage import make_block
 from streamiter.parameter_server.storage.block import SparseRow
 
@@ -101,7 +102,7 @@ class OnBlocks:
 
     def update(self, function: UpdateFunction) -> None:
         """Update the blocks as client and shards do: check, split, ask all blocks, then change them."""
-        self._check(function)
+        check_function(function, self.matrix, self.partitioning)
         parts = [(self.blocks[block.number], part) for block, part in function.split(self.matrix, self.partitioning)]
         if function.checks_blocks:
             function.check_together([function.partition_check(block, part) for block, part in parts])
@@ -110,13 +111,6 @@ class OnBlocks:
 
     def aggregate(self, function: GetFunction) -> Any:
         """Return the merged results of the blocks."""
-        self._check(function)
+        check_function(function, self.matrix, self.partitioning)
         parts = function.split(self.matrix, self.partitioning)
         return function.merge([function.partition_get(self.blocks[block.number], part) for block, part in parts])
-
-    def _check(self, function: Any) -> None:
-        rows = function.rows(self.matrix)
-        for row in rows:
-            self.partitioning.checked_row(row)
-        self.partitioning.check_same_row_block(rows, function.name)
-        function.check(self.matrix)

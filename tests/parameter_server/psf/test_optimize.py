@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from optimizers import written_out
 
-from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError, RowsInDifferentBlocks
+from streamiter.errors import ConfigurationError, ParameterServerError
 from streamiter.optimizers import (
     FTRL,
     SGD,
@@ -337,56 +337,6 @@ def test_a_gradient_for_all_absent_columns_is_refused_before_anything_changes():
     assert blocks.updates() == [0] * 5
 
 
-@pytest.mark.parametrize(
-    ("psf", "settings", "error", "message"),
-    [
-        (
-            Optimize("w", Adam(), weights=2),
-            {"rows": 7},
-            ParameterServerError,
-            r"psf.Optimize on matrix 'w': expected at least 8 rows \(2 each of weights, m, v, and gradients\), "
-            r"given 7; make the matrix with rows=8",
-        ),
-        (
-            InitialSlots("w", SGD()),
-            {"rows": 1},
-            ParameterServerError,
-            r"psf.InitialSlots on matrix 'w': expected at least 2 rows \(1 each of weights, and gradients\), given 1",
-        ),
-        (
-            Optimize("w", SGD()),
-            {"rows": 2, "dtype": "int64"},
-            ParameterServerError,
-            r"psf.Optimize on matrix 'w': expected a matrix of float32 or float64",
-        ),
-        (
-            Optimize("w", SGD()),
-            {"rows": 2, "sparse": True, "default": 0.5},
-            ParameterServerError,
-            r"psf.Optimize on matrix 'w': expected default=0.0, .* given 0.5; give the weights .* with psf.Fill",
-        ),
-        (Optimize("w", Adam()), {"rows": 4, "block_rows": 2}, RowsInDifferentBlocks, r"rows 0, 1, 2, 3"),
-    ],
-)
-def test_a_matrix_that_does_not_fit_is_refused_with_the_settings_that_would(psf, settings, error, message):
-    """A matrix had one row too few, and its gradients were read from a slot."""
-    blocks = Blocks(**settings)
-    with pytest.raises(error, match=message):
-        blocks.run(psf)
-    assert not any(blocks.updates())
-
-
-async def test_a_server_refuses_too_few_rows_with_the_number_that_is_needed():
-    """The error said that row 2 does not exist, but not how many rows are needed."""
-    async with ParameterServer() as server:
-        await server.create_matrix("w", rows=2, columns=COLUMNS)
-        client = server.client(worker=0)
-        with pytest.raises(ParameterServerError, match="make the matrix with rows=4"):
-            await client.update(Optimize("w", Adam()))
-        with pytest.raises(ParameterServerError, match="make the matrix with rows=4"):
-            await server.create_matrix("v", rows=3, columns=COLUMNS, on_clock=Optimize("v", Adam()))
-
-
 async def test_workers_in_step_make_one_update_of_the_sum_of_their_gradients():
     """Two workers under BSP with two shards did not make one update of the sum of their gradients."""
     rule = Adam(0.1)
@@ -405,32 +355,6 @@ async def test_workers_in_step_make_one_update_of_the_sum_of_their_gradients():
     means = gradients.mean(axis=1).tolist()
     expected, _ = written_out.learn(written_out.adam, [0.0] * COLUMNS, means, slots=rule.slot_names)
     assert learned == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: Optimize("w", Adam), ConfigurationError, r"psf.Optimize\(optimizer=\): .* make one of it: Adam\(\)"),
-        (lambda: Optimize("w", SGD(), weights=0), ConfigurationError, r"psf.Optimize\(weights=\): .* given 0"),
-        (lambda: Optimize("w", SGD(), step=0), ConfigurationError, r"psf.Optimize\(step=\): .* given 0"),
-        (lambda: Optimize("w", SGD(), scale=0.0), ConfigurationError, r"psf.Optimize\(scale=\): .* given 0.0"),
-        (
-            lambda: Optimize("w", Adam()).slot_row("z"),
-            OutOfRange,
-            r"psf.Optimize.slot_row: expected a slot of 'adam' \(m, v\), given 'z'",
-        ),
-        (lambda: Optimize("w", SGD()).slot_row("z"), OutOfRange, r"a slot of 'sgd' \(none\), given 'z'"),
-        (
-            lambda: Optimize("w", SGD(), weights=2).gradient_row(2),
-            OutOfRange,
-            r"psf.Optimize, row of weights: expected a whole number from 0 to 1, given 2",
-        ),
-    ],
-)
-def test_impossible_settings_are_refused_by_name(make, error, message):
-    """A scale of 0 made every weight infinite."""
-    with pytest.raises(error, match=message):
-        make()
 
 
 def test_equal_settings_are_equal():
