@@ -10,7 +10,7 @@ from parameter_server.consistency.client_run import ClientRun, play, random_clie
 from parameter_server.consistency.comparison import difference, random_steps
 from parameter_server.consistency.planted_bugs import PLANTED, PLANTED_IN_THE_SHARD, Plant
 
-from streamiter.parameter_server.consistency import ASP, BSP, SSP, Consistency
+from streamiter.parameter_server.consistency import Consistency
 
 
 @pytest.mark.parametrize(
@@ -20,13 +20,6 @@ def test_a_planted_bug_is_found(plant: Plant, consistency: Consistency, monkeypa
     """The comparison passed a broken model, so its result for the real models proved nothing."""
     plant(monkeypatch)
     assert any(_differs(consistency, seed) for seed in range(100))
-
-
-@pytest.mark.parametrize("consistency", [ASP(), BSP(), SSP(0), SSP(1)], ids=repr)
-def test_no_bug_is_found_in_the_real_models(consistency: Consistency) -> None:
-    """The comparison failed for correct models too, and so seemed to find every planted bug."""
-    assert not any(_differs(consistency, seed) for seed in range(10))
-    assert not any(_fails(consistency, seed) for seed in range(10))
 
 
 @pytest.mark.parametrize(
