@@ -61,40 +61,17 @@ def fixtures(dtype: DType) -> Iterator[Fixture]:
         yield Fixture("sparse with NaN, infinities and zeros", dtype, 0.0, 0.5, special=True)
 
 
-class OnBlocks:
-    """The blocks of one matrix, all of one shape."""
+class InBlocks:
+    """The blocks of one matrix."""
 
-    def __init__(self, fixture: Fixture, shape: tuple[int, int] | None) -> None:
-        self.fixture = fixture
-        self.matrix = Matrix(
-            "w",
-            rows=ROWS,
-            columns=COLUMNS,
-            dtype=fixture.dtype,
-            sparse=fixture.default is not None,
-            default=fixture.default or 0.0,
-            block=shape,
-        )
-        self.partitioning = MatrixPartitioning(self.matrix, shards=1)
-        self.blocks = [make_block(self.matrix, block) for block in self.partitioning.blocks]
-        self.initial = fixture.values()
-        self.reset(range(ROWS))
-
-    def reset(self, rows: Any) -> None:
-        """Restore the initial values and the default of these rows."""
-        nothing = SparseRow(np.empty(0, np.int64), np.empty(0, self.fixture.dtype), self.fixture.default or 0.0)
-        for block in self.blocks:
-            for row in block.rows:
-                if row in rows:
-                    if block.is_sparse:
-                        block.replace_row(row, nothing)
-                    block.put(
-                        row, None, np.ascontiguousarray(self.initial[row, block.columns.start : block.columns.stop])
-                    )
+    def __init__(self, matrix: Matrix, shards: int = 1) -> None:
+        self.matrix = matrix
+        self.partitioning = MatrixPartitioning(matrix, shards)
+        self.blocks = [make_block(matrix, block) for block in self.partitioning.blocks]
 
     def values(self) -> np.ndarray[Any, Any]:
         """Return the whole matrix as a dense array."""
-        values = np.empty((ROWS, COLUMNS), self.matrix.numpy_dtype)
+        values = np.empty((self.matrix.rows, self.matrix.columns), self.matrix.numpy_dtype)
         for block in self.blocks:
             for row in block.rows:
                 values[row, block.columns.start : block.columns.stop] = block.get(row, None)
@@ -114,3 +91,26 @@ class OnBlocks:
         check_function(function, self.matrix, self.partitioning)
         parts = function.split(self.matrix, self.partitioning)
         return function.merge([function.partition_get(self.blocks[block.number], part) for block, part in parts])
+
+
+class OnBlocks(InBlocks):
+    """The blocks of a matrix with the initial values of a fixture, all of one shape."""
+
+    def __init__(self, fixture: Fixture, shape: tuple[int, int] | None) -> None:
+        self.fixture = fixture
+        settings: dict[str, Any] = {"sparse": fixture.default is not None, "default": fixture.default or 0.0}
+        super().__init__(Matrix("w", ROWS, COLUMNS, fixture.dtype, block=shape, **settings))
+        self.initial = fixture.values()
+        self.reset(range(ROWS))
+
+    def reset(self, rows: Any) -> None:
+        """Restore the initial values and the default of these rows."""
+        nothing = SparseRow(np.empty(0, np.int64), np.empty(0, self.fixture.dtype), self.fixture.default or 0.0)
+        for block in self.blocks:
+            for row in block.rows:
+                if row in rows:
+                    if block.is_sparse:
+                        block.replace_row(row, nothing)
+                    block.put(
+                        row, None, np.ascontiguousarray(self.initial[row, block.columns.start : block.columns.stop])
+                    )
