@@ -76,8 +76,8 @@ def _steps_and_staleness(random: Random) -> tuple[_Steps, int]:
 def test_the_cache_returns_and_keeps_the_same_rows_as_a_brute_force_cache(example: tuple[_Steps, int]) -> None:
     """The cache returned rows older than the allowed clocks, and training continued with outdated weights.
 
-    One row of a wide matrix emptied the cache of all other rows. A row of exactly the limit was not kept. Two reads were
-    answered out of order, and the older reply replaced the newer row.
+    One row of a wide matrix emptied the cache of all other rows. A row of exactly the limit was not kept. Two reads
+    were answered out of order, and the older reply replaced the newer row.
     """
     steps, staleness = example
     cache, expected, clock = RowCache(_LIMIT_BYTES), _BruteForce(), 0
