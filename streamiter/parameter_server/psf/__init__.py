@@ -142,7 +142,7 @@ Floor = member(OneRow, "Floor", "the greatest whole number that is not above x",
 Log = member(OneRow, "Log", "the natural logarithm (−inf for 0, NaN below 0)", ufunc=np.log, int64="refused")
 Log10 = member(OneRow, "Log10", "the logarithm to base 10", ufunc=np.log10, int64="refused")
 Log1p = member(OneRow, "Log1p", "log(1 + x), precise near 0", ufunc=np.log1p, int64="refused")
-Round = member(OneRow, "Round", "⌊x + ½⌋ (0.5 → 1, −0.5 → 0, 2.5 → 3)", ufunc=round_up, int64="copied")
+Round = member(OneRow, "Round", "⌊x + ½⌋, so ties go up (−0.5 → 0, 2.5 → 3)", ufunc=round_up, int64="copied")
 Signum = member(OneRow, "Signum", "−1, 0 or 1, the sign (NaN for NaN)", ufunc=np.sign)
 Sqrt = member(OneRow, "Sqrt", "the square root (NaN below 0)", ufunc=np.sqrt, int64="refused")
 
@@ -157,7 +157,7 @@ AddS = member(RowAndNumber, "AddS", "x + ``scalar``", ufunc=np.add)
 SubS = member(RowAndNumber, "SubS", "x − ``scalar``", ufunc=np.subtract)
 MulS = member(RowAndNumber, "MulS", "x · ``scalar``", ufunc=np.multiply)
 
-Sum = member(NumberOfRow, "Sum", "Σ x", piece=np.sum, merge=np.sum)
+Sum = member(NumberOfRow, "Sum", "Σ x", piece=np.sum)
 Max = member(NumberOfRow, "Max", "the largest number (NaN if one is NaN)", piece=np.max, merge=np.max)
 Min = member(NumberOfRow, "Min", "the smallest number (NaN if one is NaN)", piece=np.min, merge=np.min)
 Amax = member(
@@ -166,15 +166,8 @@ Amax = member(
 Amin = member(
     NumberOfRow, "Amin", "the smallest ``|x|`` (NaN if one is NaN)", piece=lambda x: np.absolute(x).min(), merge=np.min
 )
-Asum = member(NumberOfRow, "Asum", "Σ ``|x|``", piece=lambda x: np.absolute(x).sum(), merge=np.sum)
-Nnz = member(
-    NumberOfRow, "Nnz", "the count of numbers that are not 0 (NaN is not 0)", piece=np.count_nonzero, merge=np.sum
-)
+Asum = member(NumberOfRow, "Asum", "Σ ``|x|``", piece=lambda x: np.absolute(x).sum())
+Nnz = member(NumberOfRow, "Nnz", "the count of numbers that are not 0 (NaN is not 0)", piece=np.count_nonzero)
 Nrm2 = member(
-    NumberOfRow,
-    "Nrm2",
-    "√Σx², a float,",
-    piece=lambda x: np.square(x, dtype=np.float64).sum(),
-    merge=np.sum,
-    result=math.sqrt,
+    NumberOfRow, "Nrm2", "√Σx², a float,", piece=lambda x: np.square(x, dtype=np.float64).sum(), result=math.sqrt
 )

@@ -39,11 +39,11 @@ class _Reduction(Checked, GetFunction):
     """One number for the rows of its settings, computed piece by piece.
 
     Class keywords: ``piece`` computes the number of some columns, from one array of float64 or int64 for each row;
-    ``merge`` computes one number from those of all pieces; ``result`` changes the number of all blocks.
+    ``merge`` computes one number from those of all pieces (their sum); ``result`` changes the number of all blocks.
     """
 
     _piece: ClassVar[Callable[..., Number | int]]
-    _merge: ClassVar[Callable[..., Number]]
+    _merge: ClassVar[Callable[..., Number]] = staticmethod(np.sum)
     _result: ClassVar[Callable[..., _PlainNumber]] = staticmethod(lambda number: number)
 
     def of_columns(self, *values: Numbers) -> Number | int:
@@ -91,7 +91,7 @@ class NumberOfRow(_Reduction, sentence="Return {} of row ``row``."):
     row: Row
 
 
-class Size(NumberOfRow, piece=len, merge=np.sum):
+class Size(NumberOfRow, piece=len):
     """Return the count of stored numbers: all columns of a dense row; the columns of a sparse row that differ from its
     default.
 
@@ -104,7 +104,7 @@ class Size(NumberOfRow, piece=len, merge=np.sum):
 
 
 @dataclass(frozen=True)
-class Dot(_Reduction, piece=lambda x, y: np.multiply(x, y).sum(), merge=np.sum):
+class Dot(_Reduction, piece=lambda x, y: np.multiply(x, y).sum()):
     """Return Σ x·y of rows ``first`` and ``second``.
 
     >>> Dot("w", 0, 1)

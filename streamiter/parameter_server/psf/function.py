@@ -238,10 +238,6 @@ def as_number(option: str, value: object) -> float:
     return int(value) if is_whole else float(value)
 
 
-def _as_count(option: str, value: object) -> int:
-    return whole_number(option, value, 1)
-
-
 def _as_finite(option: str, value: object) -> float:
     number = plain_float(value)
     if not math.isfinite(number):
@@ -295,8 +291,8 @@ Number = Annotated[float, as_number, NUMBER]
 Finite = Annotated[float, _as_finite]
 NotNegative = Annotated[float, not_negative]
 Positive = Annotated[float, positive]
-AtLeast1 = Annotated[int, _as_count]
-AtLeast1OrNone = Annotated[int | None, unless_none(_as_count)]
+AtLeast1 = Annotated[int, partial(whole_number, least=1)]
+AtLeast1OrNone = Annotated[int | None, unless_none(partial(whole_number, least=1))]
 Seed = Annotated[int, partial(whole_number, least=0, most=_LARGEST_SEED)]
 Values = Annotated[npt.ArrayLike, as_values, NUMBER]
 UserFunction = Annotated[Callable[..., Any] | str, _as_function]
@@ -393,7 +389,7 @@ _ROLES: Final[dict[tuple[str, ...], str]] = {
 def member(family: type[F], name: str, formula: str, **keywords: Callable[..., Any] | str) -> type[F]:
     """Return a psf that differs from the others of its family in class keywords only: a row of the table in ``psf``.
 
-    Its docstring is made of the family's ``sentence``, in which ``{}`` is the formula, and of the family's fields.
+    Its docstring is the family's ``sentence``, in which ``{}`` is the formula, then the arguments and an example.
     """
     package = __name__.rpartition(".")[0]
     function = new_class(name, (family,), keywords, lambda attributes: attributes.update(__module__=package))
@@ -403,9 +399,10 @@ def member(family: type[F], name: str, formula: str, **keywords: Callable[..., A
         if role := _ROLES.get(tuple(mark for mark in marks if mark in (SOURCE, TARGET, NUMBER))):
             arguments.append(f"``{field}`` ({hints[field].__name__}): {role}.")
             example.append(f"{field}={2.0 if NUMBER in marks else next(rows)}")
+    for_int64 = " Not for int64." if keywords.get("int64") == "refused" else ""
     made, shown = ", ".join(example), ", ".join(["matrix='w'", *example[1:]])
     function.__doc__ = (
-        f"{family._sentence.format(formula)}\n\n" + "\n".join(arguments) + "\n\n"
+        f"{family._sentence.format(formula)}{for_int64}\n\n" + "\n".join(arguments) + "\n\n"
         f">>> from streamiter.parameter_server import psf\n>>> psf.{name}({made})\n{name}({shown})\n"
     )
     return cast("type[F]", function)

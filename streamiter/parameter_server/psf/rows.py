@@ -45,12 +45,13 @@ from streamiter.parameter_server.storage.block import Block, Columns, Numbers, S
 class _WithArray(SentInParts, Checked, UpdateFunction):
     """Row = ``ufunc(row, array)``, with an array that is as wide as the matrix; each block receives its part of it.
 
-    A function with a field ``columns`` may change some columns only.
+    A function with a field ``columns`` may change some columns only: by the method ``by_columns`` of the block.
     """
 
     row: ChangedRow
     columns: ColumnsOrAll = None
     _ufunc: ClassVar[Callable[..., Numbers]]
+    _by_columns: ClassVar[str]
 
     @property
     def only_stored(self) -> bool:  # type: ignore[override]
@@ -79,20 +80,15 @@ class _WithArray(SentInParts, Checked, UpdateFunction):
         columns, values = part
         with np.errstate(all="ignore"):
             if columns is not None:
-                self._change(block, columns, values)
+                getattr(block, self._by_columns)(self.row, columns, values)
             elif block.is_sparse:
-                columns, default = (
-                    np.arange(block.columns.start, block.columns.stop),
-                    block.sparse_row(self.row).default,
-                )
                 values = self._ufunc(block.get(self.row, None), values)
+                columns = np.arange(block.columns.start, block.columns.stop)
+                default = block.sparse_row(self.row).default
                 block.replace_row(self.row, without_default(columns, values, default))
             else:
                 row = block.dense_row(self.row)
                 self._ufunc(row, values, out=row)
-
-    def _change(self, block: Block, columns: Columns, values: Numbers) -> None:
-        """Change some columns of the row."""
 
 
 def _split(
@@ -105,7 +101,7 @@ def _split(
 
 
 @dataclass(frozen=True)
-class Increment(_WithArray, ufunc=np.add):
+class Increment(_WithArray, ufunc=np.add, by_columns="add"):
     """Row += ``delta``, or some of its ``columns`` += ``delta``; a column that is named twice gets both.
 
     :meth:`Client.add` does the same, but waits where the consistency says so; ``Increment`` never waits.
@@ -119,9 +115,6 @@ class Increment(_WithArray, ufunc=np.add):
     row: ChangedRow
     delta: Values
     columns: ColumnsOrAll = None
-
-    def _change(self, block: Block, columns: Columns, values: Numbers) -> None:
-        block.add(self.row, columns, values)
 
 
 # A number in few bits is a whole number of this type; one bit is the sign.
@@ -178,7 +171,7 @@ def _put(values: Numbers, given: Numbers, out: Numbers | None = None) -> Numbers
 
 
 @dataclass(frozen=True)
-class Put(_WithArray, ufunc=_put):
+class Put(_WithArray, ufunc=_put, by_columns="put"):
     """Row = ``values``, as many as the matrix has columns; or some ``columns`` = ``values``, and others stay.
 
     A column that is named twice gets the last value.
@@ -187,9 +180,6 @@ class Put(_WithArray, ufunc=_put):
     row: ChangedRow
     values: Values
     columns: ColumnsOrAll = None
-
-    def _change(self, block: Block, columns: Columns, values: Numbers) -> None:
-        block.put(self.row, columns, values)
 
 
 class Push(Put):
