@@ -48,7 +48,7 @@ def test_an_empty_list_of_columns_is_accepted(columns: Any) -> None:
     assert checked.shape == (0,)
 
 
-@pytest.mark.parametrize("row", [0, 2, np.int64(2), np.uint8(1)])
+@pytest.mark.parametrize("row", [0, 2, np.int64(0), np.int64(2), np.uint8(1)])
 def test_a_row_is_a_whole_number(row: Any) -> None:
     """A row from an array, which is a numpy integer, was refused."""
     checked = _PARTITIONING.checked_row(row)
