@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -319,9 +319,10 @@ class Fill(_FillsRows):
         object.__setattr__(self, "value", tuple(values.tolist()))
 
     def _values(self) -> dict[int, float]:
-        rows = (self.row,) if isinstance(self.row, int) else self.row
-        values = self.value if isinstance(self.value, tuple) else (self.value,) * len(rows)
-        return dict(zip(rows, values, strict=True))
+        if isinstance(self.row, int):
+            return {self.row: cast("float", self.value)}
+        values = self.value if isinstance(self.value, tuple) else (self.value,) * len(self.row)
+        return dict(zip(self.row, values, strict=True))
 
 
 @dataclass(frozen=True)
