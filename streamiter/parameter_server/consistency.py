@@ -478,10 +478,6 @@ class PendingAdds(Generic[A]):
         self._by_clock = {later: adds for later, adds in self._by_clock.items() if later > clock}
         return taken
 
-    def end(self) -> int:
-        """Return the clock after that of the latest add; 0 if there are no adds."""
-        return max(self._by_clock, default=-1) + 1
-
     def of(self, worker: int) -> Iterator[A]:
         """Yield the adds of a worker in order of arrival, which is the order of its clocks."""
         for clock in sorted(self._by_clock):
@@ -505,7 +501,8 @@ class PendingAdds(Generic[A]):
 
     def clear(self) -> list[A]:
         """Remove and return all adds."""
-        return self.take(self.end())
+        taken, self._by_clock = self.all(), {}
+        return taken
 
     def snapshot(self) -> list[tuple[int, int, A]]:
         """Return (clock, worker, add), by clock and by worker, for :meth:`restore`."""

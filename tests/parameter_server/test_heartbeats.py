@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamiter.errors import ConfigurationError
 from streamiter.parameter_server.calls import Heartbeats, SilenceWatch
 from streamiter.testing import VirtualClock
 
@@ -48,12 +46,6 @@ async def test_a_worker_whose_call_waits_at_the_server_is_not_silent() -> None:
     heartbeats.wait_ends(1)
     assert heartbeats.silent(59.0) == []
     assert heartbeats.silent(60.0) == [1]
-
-
-def test_the_timeout_is_above_zero() -> None:
-    """With a timeout of 0 every worker was dead on arrival."""
-    with pytest.raises(ConfigurationError, match="heartbeat timeout, in seconds: expected a number above 0, given 0"):
-        Heartbeats(VirtualClock(), timeout_s=0)
 
 
 class _Watched:

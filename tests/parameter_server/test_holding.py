@@ -26,6 +26,14 @@ async def server_of_two(consistency: Consistency) -> tuple[ParameterServer, Clie
     return server, server.client(0), server.client(1)
 
 
+async def first_behind_its_barrier(consistency: Consistency) -> tuple[ParameterServer, Client, Client]:
+    """Return a server with two clients; checkpoint 1 has begun, and the first client has passed its barrier."""
+    server, first, second = await server_of_two(consistency)
+    server.checkpoint_begins(1)
+    first.pass_barrier(1)
+    return server, first, second
+
+
 async def stored(server: ParameterServer) -> list[float]:
     """Return the values that another server has after it restores the current state."""
     return await stored_in(await server.snapshot())
@@ -64,9 +72,7 @@ async def test_a_snapshot_contains_the_requests_before_each_barrier_and_none_aft
 
 async def test_gets_under_asp_continue_after_a_barrier_and_see_own_adds() -> None:
     """Under ASP a fast worker stopped until the slowest worker had its barrier."""
-    server, first, second = await server_of_two(ASP())
-    server.checkpoint_begins(1)
-    first.pass_barrier(1)
+    server, first, second = await first_behind_its_barrier(ASP())
     await asyncio.wait_for(first.add("w", row=0, values=2.0), PATIENCE_S)
     await asyncio.wait_for(first.clock("w"), PATIENCE_S)
     assert (await asyncio.wait_for(first.get("w", row=0), PATIENCE_S)).tolist() == [2.0] * COLUMNS
@@ -111,9 +117,7 @@ async def test_a_read_under_bsp_does_not_show_an_own_add_that_a_checkpoint_holds
 
 async def test_a_snapshot_by_hand_during_a_checkpoint_contains_acknowledged_adds() -> None:
     """A snapshot by hand lacked adds that had returned, until the last worker had passed its barrier."""
-    server, first, second = await server_of_two(ASP())
-    server.checkpoint_begins(1)
-    first.pass_barrier(1)
+    server, first, second = await first_behind_its_barrier(ASP())
     await first.add("w", row=0, values=2.0)
     await first.clock("w")
     state = await server.snapshot()
@@ -126,9 +130,7 @@ async def test_a_snapshot_by_hand_during_a_checkpoint_contains_acknowledged_adds
 
 async def test_adds_after_a_barrier_count_though_their_worker_leaves_before_the_others_pass_it() -> None:
     """The last mini-batch of a worker whose input ended just after a barrier was acknowledged and then dropped."""
-    server, first, second = await server_of_two(ASP())
-    server.checkpoint_begins(1)
-    first.pass_barrier(1)
+    server, first, second = await first_behind_its_barrier(ASP())
     await first.add("w", row=0, values=3.0)
     await first.leave()
     second.pass_barrier(1)
@@ -139,9 +141,7 @@ async def test_adds_after_a_barrier_count_though_their_worker_leaves_before_the_
 
 async def test_a_worker_that_leaves_before_its_barrier_is_not_waited_for() -> None:
     """A checkpoint never ended, because the input of one worker had ended."""
-    server, first, second = await server_of_two(BSP())
-    server.checkpoint_begins(1)
-    first.pass_barrier(1)
+    server, _, second = await first_behind_its_barrier(BSP())
     await second.leave()
     assert await asyncio.wait_for(at_barrier(server, server.take_state(1)), PATIENCE_S) == [0.0] * COLUMNS
 
@@ -149,9 +149,7 @@ async def test_a_worker_that_leaves_before_its_barrier_is_not_waited_for() -> No
 @pytest.mark.parametrize("consistency", CONSISTENCIES, ids=repr)
 async def test_an_aborted_checkpoint_releases_held_requests(consistency: Consistency) -> None:
     """A worker waited forever for a barrier of an aborted checkpoint."""
-    server, first, second = await server_of_two(consistency)
-    server.checkpoint_begins(1)
-    first.pass_barrier(1)
+    server, first, second = await first_behind_its_barrier(consistency)
     adding = await first.start_add("w", row=0, values=1.0)
     server.checkpoint_abandoned(1)
     await asyncio.wait_for(_awaited(adding), PATIENCE_S)
@@ -166,9 +164,7 @@ async def test_an_aborted_checkpoint_releases_held_requests(consistency: Consist
 
 async def test_a_held_add_of_a_cancelled_caller_is_applied() -> None:
     """Shards differed forever: one had applied its part before the barrier, another had dropped its part."""
-    server, first, second = await server_of_two(BSP())
-    server.checkpoint_begins(1)
-    first.pass_barrier(1)
+    _, first, second = await first_behind_its_barrier(BSP())
     adding = asyncio.ensure_future(first.add("w", row=0, values=1.0))
     await asyncio.sleep(0)
     adding.cancel()
@@ -196,9 +192,7 @@ async def test_a_get_after_a_barrier_that_waits_for_a_clock_fails_when_its_worke
 
 async def test_a_get_that_is_held_fails_when_its_worker_leaves() -> None:
     """A coroutine waited for the reply to a worker that had left."""
-    server, first, second = await server_of_two(BSP())
-    server.checkpoint_begins(1)
-    first.pass_barrier(1)
+    _, first, second = await first_behind_its_barrier(BSP())
     clocking = asyncio.ensure_future(first.clock("w"))
     await asyncio.sleep(0)
     reading = asyncio.ensure_future(first.get("w", row=0))
@@ -222,9 +216,7 @@ class Refusing(UpdateFunction):
 
 async def test_an_error_of_an_add_that_was_acknowledged_comes_with_the_workers_next_call() -> None:
     """A function failed after the barrier, and its error was lost."""
-    server, first, second = await server_of_two(ASP())
-    server.checkpoint_begins(1)
-    first.pass_barrier(1)
+    _, first, second = await first_behind_its_barrier(ASP())
     await first.add("w", row=0, values=1.0, update=Refusing())
     second.pass_barrier(1)
     with pytest.raises(ParameterServerError, match=r"Refusing on matrix 'w'.*not today"):
@@ -268,9 +260,7 @@ async def test_held_requests_fail_when_the_server_starts_over_but_acknowledged_o
 
 async def test_waiting_for_a_state_fails_when_the_server_is_closed() -> None:
     """A checkpoint never ended, because the server was closed before all workers had passed its barrier."""
-    server, first, _ = await server_of_two(BSP())
-    server.checkpoint_begins(1)
-    first.pass_barrier(1)
+    server, _, _ = await first_behind_its_barrier(BSP())
     taking = asyncio.ensure_future(server.take_state(1))
     await asyncio.sleep(0)
     await server.close()
@@ -280,9 +270,7 @@ async def test_waiting_for_a_state_fails_when_the_server_is_closed() -> None:
 
 async def test_a_clock_of_a_cancelled_caller_counts_on_both_sides() -> None:
     """A client was a clock behind its shards, and took cached rows for newer than they were."""
-    server, first, second = await server_of_two(BSP())
-    server.checkpoint_begins(1)
-    first.pass_barrier(1)
+    server, first, second = await first_behind_its_barrier(BSP())
     clocking = asyncio.ensure_future(first.clock("w"))
     await asyncio.sleep(0)
     clocking.cancel()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.waiting import PATIENCE_S
 
-from streamiter.errors import ConfigurationError, WorkerHasLeft
+from streamiter.errors import WorkerHasLeft
 from streamiter.parameter_server import BSP, SSP, Client, ParameterServer
 from streamiter.testing import VirtualClock
 
@@ -72,11 +72,3 @@ async def test_a_worker_whose_calls_need_no_shard_is_not_silent(call: str) -> No
             await CALLS_WITHOUT_A_REQUEST[call](client)
         assert server.workers == [0]
         assert server.statistics().matrix("w").gets == 1
-
-
-def test_a_timeout_of_zero_is_refused() -> None:
-    """Every worker was dead at once."""
-    with pytest.raises(
-        ConfigurationError, match=r"ParameterServer\(heartbeat_timeout_s=\): expected a number above 0, given 0"
-    ):
-        ParameterServer(heartbeat_timeout_s=0)

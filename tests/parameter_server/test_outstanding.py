@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.waiting import PATIENCE_S
 
-from streamiter.errors import ConfigurationError, WorkerHasLeft
+from streamiter.errors import WorkerHasLeft
 from streamiter.parameter_server.calls import Outstanding
 
 
@@ -77,12 +77,6 @@ async def test_callers_waiting_for_room_get_an_error_when_the_client_leaves() ->
             await task
     outstanding.release()
     assert outstanding.now == 0
-
-
-def test_the_limit_is_at_least_one() -> None:
-    """With a limit of 0 the first call waited forever."""
-    with pytest.raises(ConfigurationError, match=r"limit=\): expected a whole number of at least 1, given 0"):
-        Outstanding(limit=0)
 
 
 @given(

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from support.examples import random_examples
 
-from streamiter.errors import RowsInDifferentBlocks
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning, Slice
 
 Settings = tuple[int, int, int, tuple[int, int] | None]
@@ -174,16 +173,3 @@ def test_an_empty_list_of_keys_is_sent_to_no_shard() -> None:
     """An empty batch sent an empty request to every shard and waited for all replies."""
     for shards in (1, 4):
         assert _partitioning(2, 1000, shards, None).split(1, np.empty(0, np.int64)) == []
-
-
-def test_rows_of_different_blocks_are_named() -> None:
-    """No shard stores rows of different blocks, so a function of such rows failed on the shard."""
-    partitioning = _partitioning(6, 10, 2, (2, 5))
-    partitioning.check_same_row_block([2, 3, 2], "Add")
-    partitioning.check_same_row_block([], "Add")
-    with pytest.raises(RowsInDifferentBlocks) as raised:
-        partitioning.check_same_row_block(iter([1, 2, 1]), "Add")
-    assert str(raised.value) == (
-        "Add on matrix 'w': expected rows of one row block (2 rows each), given rows 1, 2; make the matrix with blocks "
-        "of more rows: block=(6, 5)"
-    )

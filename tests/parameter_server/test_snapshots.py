@@ -101,13 +101,6 @@ async def test_workers_waiting_at_a_barrier_get_an_error_when_the_server_is_rest
         await asyncio.gather(early.barrier(0), late.barrier(0))
 
 
-@pytest.mark.parametrize("junk", [None, {}, {"matrices": 3}, {"matrices": {}}, {"matrices": {"w": 1}}, [1]])
-async def test_a_value_that_is_no_snapshot_is_refused(junk: Any) -> None:
-    """The error was KeyError: 'matrices', without the name of the call."""
-    with pytest.raises(ParameterServerError, match=r"restore: expected a result of snapshot\(\)"):
-        await ParameterServer().restore(junk)
-
-
 @pytest.mark.parametrize("consistency", [ASP(), BSP(), SSP(staleness=3)], ids=repr)
 async def test_on_clock_runs_for_the_adds_of_the_last_workers(consistency: Consistency) -> None:
     """on_clock never ran for the last gradients, because the fast worker had ended and the slow one died."""

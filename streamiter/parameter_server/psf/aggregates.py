@@ -7,7 +7,6 @@ last bits of a sum.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
@@ -40,11 +39,12 @@ class _Reduction(Checked, GetFunction):
     """One number for the rows of its settings, computed piece by piece.
 
     Class keywords: ``piece`` computes the number of some columns, from one array of float64 or int64 for each row;
-    ``merge`` computes one number from those of all pieces.
+    ``merge`` computes one number from those of all pieces (their sum); ``result`` changes the number of all blocks.
     """
 
     _piece: ClassVar[Callable[..., Number | int]]
-    _merge: ClassVar[Callable[..., Number]]
+    _merge: ClassVar[Callable[..., Number]] = staticmethod(np.sum)
+    _result: ClassVar[Callable[..., _PlainNumber]] = staticmethod(lambda number: number)
 
     def of_columns(self, *values: Numbers) -> Number | int:
         """Return the number of some columns, of which there is at least one."""
@@ -81,59 +81,22 @@ class _Reduction(Checked, GetFunction):
 
     def merge(self, parts: Sequence[_PlainNumber]) -> _PlainNumber:
         with np.errstate(all="ignore"):
-            return self._merged(parts)
+            return self._result(self._merged(parts))
 
 
 @dataclass(frozen=True)
-class _OfOneRow(_Reduction):
-    """A number for one row.
+class NumberOfRow(_Reduction, sentence="Return {} of row ``row``."):
+    """A number for one row."""
 
-    >>> Sum("w", row=0)
-    Sum(matrix='w', row=0)
-    """
-
-    matrix: str
     row: Row
 
 
-class Sum(_OfOneRow, piece=np.sum, merge=np.sum):
-    """Return Σ x of a row."""
-
-
-class Max(_OfOneRow, piece=np.max, merge=np.max):
-    """Return the largest number of a row; NaN if one is NaN."""
-
-
-class Min(_OfOneRow, piece=np.min, merge=np.min):
-    """Return the smallest number of a row; NaN if one is NaN."""
-
-
-class Amax(_OfOneRow, piece=lambda x: np.absolute(x).max(), merge=np.max):
-    """Return the largest ``|x|`` of a row; NaN if one is NaN."""
-
-
-class Amin(_OfOneRow, piece=lambda x: np.absolute(x).min(), merge=np.min):
-    """Return the smallest ``|x|`` of a row; NaN if one is NaN."""
-
-
-class Asum(_OfOneRow, piece=lambda x: np.absolute(x).sum(), merge=np.sum):
-    """Return Σ ``|x|`` of a row."""
-
-
-class Nnz(_OfOneRow, piece=np.count_nonzero, merge=np.sum):
-    """Return the count of numbers of a row that are not 0; NaN is not 0."""
-
-
-class Nrm2(_OfOneRow, piece=lambda x: np.square(x, dtype=np.float64).sum(), merge=np.sum):
-    """Return √Σx² of a row, a float."""
-
-    def merge(self, parts: Sequence[_PlainNumber]) -> float:
-        return math.sqrt(super().merge(parts))
-
-
-class Size(_OfOneRow, piece=len, merge=np.sum):
+class Size(NumberOfRow, piece=len):
     """Return the count of stored numbers: all columns of a dense row; the columns of a sparse row that differ from its
     default.
+
+    >>> Size("w", row=0)
+    Size(matrix='w', row=0)
     """
 
     def _of_absent(self, defaults: Sequence[Numbers], count: int) -> Sequence[int]:
@@ -141,14 +104,13 @@ class Size(_OfOneRow, piece=len, merge=np.sum):
 
 
 @dataclass(frozen=True)
-class Dot(_Reduction, piece=lambda x, y: np.multiply(x, y).sum(), merge=np.sum):
+class Dot(_Reduction, piece=lambda x, y: np.multiply(x, y).sum()):
     """Return Σ x·y of rows ``first`` and ``second``.
 
     >>> Dot("w", 0, 1)
     Dot(matrix='w', first=0, second=1)
     """
 
-    matrix: str
     first: Row
     second: Row
 
@@ -163,7 +125,6 @@ class Equal(_Reduction, merge=np.all):
     Equal(matrix='w', first=0, second=1, tolerance=1e-10, equal_nan=False)
     """
 
-    matrix: str
     first: Row
     second: Row
     tolerance: NotNegative = 1e-10
@@ -192,7 +153,6 @@ class Pull(SentInParts, Checked, GetFunction):
     Pull(matrix='w', row=0, columns=array([5, 2]))
     """
 
-    matrix: str
     row: Row
     columns: ColumnsOrAll = None
 
@@ -224,15 +184,12 @@ def _place(positions: slice | npt.NDArray[np.intp]) -> _Place:
     return positions.start if isinstance(positions, slice) else positions
 
 
-@dataclass(frozen=True)
-class FullPull(GetFunction):
+class FullPull(Checked, GetFunction):
     """Return the whole matrix: an array of (rows, columns), of the matrix's dtype.
 
     >>> FullPull("w")
     FullPull(matrix='w')
     """
-
-    matrix: str
 
     def partition_get(self, block: Block, part: Part) -> tuple[int, int, Numbers]:
         values = np.stack([block.get(row, None) for row in block.rows])
@@ -261,7 +218,6 @@ class PullSparse(Checked, GetFunction):
     PullSparse(matrix='w', row=0)
     """
 
-    matrix: str
     row: Row
 
     only_stored = True

@@ -1,15 +1,15 @@
 """Update functions that compute a row number by number, from other rows or from itself.
 
-A result in a column depends on the numbers in that column only, so the function runs on each block by itself. Most
-classes here differ in one numpy function only: a class statement names it (``ufunc=``) and says what the function does
-to a matrix of int64 (``int64=``). The last family, the maps, applies a function of the user.
+A result in a column depends on the numbers in that column only, so the function runs on each block by itself. A family
+is a class with the arguments; its members differ in one numpy function, and are rows of the table in ``psf``. The last
+family, the maps, applies a function of the user.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from streamiter.parameter_server.psf.function import (
     UpdateFunction,
     UserFunction,
     aligned,
-    check_fractions_fit,
     fields_with,
     same_numbers,
     where,
@@ -37,17 +36,15 @@ from streamiter.parameter_server.psf.function import (
 )
 from streamiter.parameter_server.storage.block import Block, Columns, DTypeOfNumbers, Numbers
 
-_ForInt64: TypeAlias = Literal["computed", "copied", "refused"]
-"""The rule for int64: compute as for floats; copy the row, as the function changes no whole number; or raise an error,
-as the results are fractions."""
+_Absent: TypeAlias = tuple[int, float]
+"""The first column that no source row stores (−1: not looked for), and the number of all such columns."""
 
 
-class _Elementwise(Checked, UpdateFunction):
+class Elementwise(Checked, UpdateFunction):
     """A target row becomes a function of source rows and of numbers.
 
     A derived class is a dataclass; the annotations of its fields say which are source rows, the target row and numbers.
-    Class keywords: ``ufunc`` is called as ``ufunc(*sources, *numbers, out=target)``; ``int64`` is the rule for whole
-    numbers.
+    Its class keyword ``ufunc`` is called as ``ufunc(*sources, *numbers, out=target)``.
 
     Results are those of IEEE arithmetic (log 0 = −inf, √−1 = NaN), without exceptions or warnings. Arithmetic on int64
     is numpy's, and wraps around at 64 bits. A number is first converted to the dtype of the row: a row of float32 stays
@@ -58,7 +55,6 @@ class _Elementwise(Checked, UpdateFunction):
     """
 
     _ufunc: ClassVar[Callable[..., object]]
-    _int64: ClassVar[_ForInt64] = "computed"
 
     @property
     def sources(self) -> tuple[int, ...]:
@@ -71,16 +67,7 @@ class _Elementwise(Checked, UpdateFunction):
         row: int = getattr(self, fields_with(type(self), TARGET)[0])
         return row
 
-    def aligned_sources(self, block: Block) -> tuple[Columns, list[Numbers]]:
-        """Return the columns that a source row of a sparse block stores, and the rows' values there and elsewhere."""
-        return aligned([block.sparse_row(row) for row in self.sources], block.dtype)
-
-    def check(self, matrix: Matrix) -> None:
-        if self._int64 == "refused":
-            check_fractions_fit(self, matrix)
-        super().check(matrix)
-
-    def compute(self, sources: Sequence[Numbers], out: Numbers) -> None:
+    def compute(self, columns: range | Columns, sources: Sequence[Numbers], out: Numbers) -> None:
         """Write the result for some columns to ``out``, which may be one of the sources."""
         if self._int64 == "copied" and out.dtype.kind == "i":
             np.copyto(out, sources[0])
@@ -91,159 +78,69 @@ class _Elementwise(Checked, UpdateFunction):
     def partition_update(self, block: Block, part: Part) -> None:
         with np.errstate(all="ignore"):
             if block.is_sparse:
-                self._update_sparse(block)
+                columns, values, absent = self.sparse_result(block)
+                # If no column is absent, no column has the default.
+                default = block.sparse_row(self.target).default if absent is None else absent[1]
+                block.replace_row(self.target, without_default(columns, values, default))
             else:
-                self.compute([block.dense_row(row) for row in self.sources], block.dense_row(self.target))
+                self.compute(block.columns, self.dense_sources(block), block.dense_row(self.target))
 
-    def _update_sparse(self, block: Block) -> None:
+    def dense_sources(self, block: Block) -> list[Numbers]:
+        """Return the rows that are read, of a dense block."""
+        return [block.dense_row(row) for row in self.sources]
+
+    def sparse_sources(self, block: Block) -> tuple[Columns, list[Numbers]]:
+        """Return the columns that a source row of a sparse block stores, and the rows' values there and elsewhere."""
+        return aligned([block.sparse_row(row) for row in self.sources], block.dtype)
+
+    def sparse_result(self, block: Block) -> tuple[Columns, Numbers, _Absent | None]:
+        """Return the columns that a source row stores, their results, and what absent columns become."""
         # The default is the last element of each array, and is computed with the values.
-        columns, sources = self.aligned_sources(block)
+        columns, sources = self.sparse_sources(block)
         out = np.empty(len(columns) + 1, block.dtype)
-        self.compute(sources, out)
-        block.replace_row(self.target, without_default(columns, out[:-1], out[-1].item()))
-
-
-# -- functions of one row --------------------------------------------------------------------------------------
+        self.compute(columns, sources, out)
+        return columns, out[:-1], (-1, out[-1].item())
 
 
 @dataclass(frozen=True)
-class _Unary(_Elementwise):
-    """Row ``to`` = function of row ``source``; both may be the same row.
+class OneRow(Elementwise, sentence="Row ``to`` = {}, for each number x of row ``source``."):
+    """Row ``to`` = function of row ``source``; both may be the same row."""
 
-    >>> Sqrt("w", source=0, to=1)
-    Sqrt(matrix='w', source=0, to=1)
-    """
-
-    matrix: str
     source: Row
     to: Target
 
 
-def _round(values: Numbers, out: Numbers) -> None:
-    np.add(values, values.dtype.type(0.5), out=out)
-    np.floor(out, out=out)
-
-
-class Abs(_Unary, ufunc=np.absolute):
-    """Row ``to`` = ``|x|`` of row ``source``."""
-
-
-class Ceil(_Unary, ufunc=np.ceil, int64="copied"):
-    """Row ``to`` = the least whole number that is not below x, of row ``source``."""
-
-
-class Copy(_Unary, ufunc=np.positive, int64="copied"):
-    """Row ``to`` = row ``source``."""
-
-
-class Exp(_Unary, ufunc=np.exp, int64="refused"):
-    """Row ``to`` = eˣ of row ``source``. Not for int64."""
-
-
-class Expm1(_Unary, ufunc=np.expm1, int64="refused"):
-    """Row ``to`` = eˣ − 1 of row ``source``, precise near 0. Not for int64."""
-
-
-class Floor(_Unary, ufunc=np.floor, int64="copied"):
-    """Row ``to`` = the greatest whole number that is not above x, of row ``source``."""
-
-
-class Log(_Unary, ufunc=np.log, int64="refused"):
-    """Row ``to`` = the natural logarithm of row ``source``: −inf for 0, NaN below 0. Not for int64."""
-
-
-class Log10(_Unary, ufunc=np.log10, int64="refused"):
-    """Row ``to`` = the logarithm to base 10 of row ``source``. Not for int64."""
-
-
-class Log1p(_Unary, ufunc=np.log1p, int64="refused"):
-    """Row ``to`` = log(1 + x) of row ``source``, precise near 0. Not for int64."""
-
-
-class Round(_Unary, ufunc=_round, int64="copied"):
-    """Row ``to`` = ⌊x + ½⌋ of row ``source``. Ties go up (0.5 → 1, −0.5 → 0, 2.5 → 3), unlike numpy's."""
-
-
-class Signum(_Unary, ufunc=np.sign):
-    """Row ``to`` = −1, 0 or 1, the sign of row ``source``; NaN for NaN."""
-
-
-class Sqrt(_Unary, ufunc=np.sqrt, int64="refused"):
-    """Row ``to`` = the square root of row ``source``; NaN below 0. Not for int64."""
-
-
-# -- functions of two rows -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class _Binary(_Elementwise):
-    """Row ``to`` = function of rows ``first`` (x) and ``second`` (y); ``to`` may be one of them.
+class TwoRows(Elementwise, sentence="Row ``to`` = {}, for x of row ``first`` and y of row ``second``."):
+    """Row ``to`` = function of rows ``first`` (x) and ``second`` (y); ``to`` may be one of them."""
 
-    >>> Add("w", 0, 1, to=2)
-    Add(matrix='w', first=0, second=1, to=2)
-    """
-
-    matrix: str
     first: Row
     second: Row
     to: Target
 
 
-class Add(_Binary, ufunc=np.add):
-    """Row ``to`` = x + y of rows ``first`` and ``second``."""
-
-
-class Sub(_Binary, ufunc=np.subtract):
-    """Row ``to`` = x − y of rows ``first`` and ``second``."""
-
-
-class Mul(_Binary, ufunc=np.multiply):
-    """Row ``to`` = x · y of rows ``first`` and ``second``, number by number."""
-
-
-class Div(_Binary, ufunc=np.divide, int64="refused"):
-    """Row ``to`` = x / y of rows ``first`` and ``second``; x/0 = ±inf, 0/0 = NaN. Not for int64."""
-
-
-class MaxV(_Binary, ufunc=np.maximum):
-    """Row ``to`` = the larger of x and y, of rows ``first`` and ``second``; NaN if one is NaN."""
-
-
-class MinV(_Binary, ufunc=np.minimum):
-    """Row ``to`` = the smaller of x and y, of rows ``first`` and ``second``; NaN if one is NaN."""
-
-
-# -- functions of rows and a number ----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class _Scalar(_Elementwise):
-    """Row ``to`` = function of row ``source`` (x) and ``scalar``, which must be whole for int64.
+class RowAndNumber(Elementwise, sentence="Row ``to`` = {}, for each number x of row ``source``."):
+    """Row ``to`` = function of row ``source`` (x) and ``scalar``, which must be whole for int64."""
 
-    >>> MulS("w", source=0, to=1, scalar=2.0)
-    MulS(matrix='w', source=0, to=1, scalar=2.0)
-    """
-
-    matrix: str
     source: Row
     to: Target
     scalar: Number
 
 
-class AddS(_Scalar, ufunc=np.add):
-    """Row ``to`` = x + ``scalar`` of row ``source``. For int64 ``scalar`` must be whole."""
+def round_up(values: Numbers, out: Numbers) -> None:
+    """Round to whole numbers; ties go up."""
+    np.add(values, values.dtype.type(0.5), out=out)
+    np.floor(out, out=out)
 
 
-class SubS(_Scalar, ufunc=np.subtract):
-    """Row ``to`` = x − ``scalar`` of row ``source``. For int64 ``scalar`` must be whole."""
+@dataclass(frozen=True)
+class DivS(RowAndNumber, ufunc=np.divide, int64="refused"):
+    """Row ``to`` = x / ``scalar``, for each number x of row ``source``; ``scalar`` is not 0. Not for int64.
 
-
-class MulS(_Scalar, ufunc=np.multiply):
-    """Row ``to`` = x · ``scalar`` of row ``source``. For int64 ``scalar`` must be whole."""
-
-
-class DivS(_Scalar, ufunc=np.divide, int64="refused"):
-    """Row ``to`` = x / ``scalar`` of row ``source``; ``scalar`` is not 0. Not for int64."""
+    >>> DivS("w", source=0, to=1, scalar=2.0)
+    DivS(matrix='w', source=0, to=1, scalar=2.0)
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -252,10 +149,13 @@ class DivS(_Scalar, ufunc=np.divide, int64="refused"):
 
 
 @dataclass(frozen=True)
-class Pow(_Elementwise, ufunc=np.power):
-    """Row ``to`` = row ``source`` to the power ``exponent``. For int64 the exponent must be whole and not negative."""
+class Pow(Elementwise, ufunc=np.power):
+    """Row ``to`` = row ``source`` to the power ``exponent``. For int64 the exponent must be whole and not negative.
 
-    matrix: str
+    >>> Pow("w", source=0, to=1, exponent=2)
+    Pow(matrix='w', source=0, to=1, exponent=2)
+    """
+
     source: Row
     to: Target
     exponent: Number
@@ -270,10 +170,13 @@ class Pow(_Elementwise, ufunc=np.power):
 
 
 @dataclass(frozen=True)
-class Scale(_Elementwise, ufunc=np.multiply):
-    """Row = row · ``scalar``. For int64 ``scalar`` must be whole."""
+class Scale(Elementwise, ufunc=np.multiply):
+    """Row = row · ``scalar``. For int64 ``scalar`` must be whole.
 
-    matrix: str
+    >>> Scale("w", row=0, scalar=2.0)
+    Scale(matrix='w', row=0, scalar=2.0)
+    """
+
     row: ChangedRow
     scalar: Number
 
@@ -283,14 +186,13 @@ def _axpy(x: Numbers, y: Numbers, a: Numbers, out: Numbers) -> None:
 
 
 @dataclass(frozen=True)
-class Axpy(_Elementwise, ufunc=_axpy):
+class Axpy(Elementwise, ufunc=_axpy):
     """Row ``y`` = a · row ``x`` + row ``y``. For int64 ``a`` must be whole.
 
     >>> Axpy("w", x=0, y=1, a=2.0)
     Axpy(matrix='w', x=0, y=1, a=2.0)
     """
 
-    matrix: str
     x: Row
     y: ChangedRow
     a: Number
@@ -299,7 +201,7 @@ class Axpy(_Elementwise, ufunc=_axpy):
 # -- functions of the user -------------------------------------------------------------------------------------
 
 
-class _Mapped(_Elementwise):
+class _Mapped(Elementwise):
     """Row ``to`` = a function of the user, applied to source rows.
 
     ``function`` takes one array for each source row, with the same columns, and returns an array of as many numbers. It
@@ -326,33 +228,35 @@ class _Mapped(_Elementwise):
         if isinstance(self.function, str):
             return self
         name = importable_name(self.function, self._option, "a function")
-        return replace(self, function=name)  # type: ignore[type-var]
+        return replace(self, function=name)  # type: ignore[call-arg]
 
-    def partition_check(self, block: Block, part: Part) -> object:
+    def partition_check(self, block: Block, part: Part) -> _Absent | None:
         with np.errstate(all="ignore"):
             if block.is_sparse:
-                _, sources = self.aligned_sources(block)
-            else:
-                sources = [block.dense_row(row) for row in self.sources]
-            self.call(sources, block.dtype)
-        return None
+                return self.sparse_result(block)[2]
+            self._call(block.columns, self.dense_sources(block), block.dtype)
+            return None
 
-    def compute(self, sources: Sequence[Numbers], out: Numbers) -> None:
-        np.copyto(out, self.call(sources, out.dtype), casting="unsafe")
+    def compute(self, columns: range | Columns, sources: Sequence[Numbers], out: Numbers) -> None:
+        np.copyto(out, self._call(columns, sources, out.dtype), casting="unsafe")
 
-    def call(self, arguments: Sequence[Numbers], dtype: DTypeOfNumbers) -> Numbers:
+    def arguments(self, columns: range | Columns, sources: Sequence[Numbers]) -> Sequence[Numbers]:
+        """Return the arguments of the user's function for some columns."""
+        return sources
+
+    def _call(self, columns: range | Columns, sources: Sequence[Numbers], dtype: DTypeOfNumbers) -> Numbers:
         """Return the result of the function; raise ParameterServerError unless it fits numbers of ``dtype``."""
         expected = f"psf.{self.name} on matrix {self.matrix!r}: expected its function to return"
-        views = [argument.view() for argument in arguments]
+        views = [argument.view() for argument in self.arguments(columns, sources)]
         for view in views:
             view.setflags(write=False)
         try:
             result = np.asarray(self._callable()(*views))
         except Exception as error:
             raise ParameterServerError(f"{expected} an array, given {type(error).__name__}: {error}") from error
-        if result.shape != arguments[0].shape:
+        if result.shape != views[0].shape:
             raise ParameterServerError(
-                f"{expected} an array of shape {arguments[0].shape}, as its arguments have, given {result.shape}"
+                f"{expected} an array of shape {views[0].shape}, as its arguments have, given {result.shape}"
             )
         if result.dtype.kind not in ("iub" if dtype.kind == "i" else "iubf"):
             numbers = "whole numbers" if dtype.kind == "i" else "numbers"
@@ -378,7 +282,6 @@ class Map(_Mapped):
     Map(matrix='w', source=0, to=1, function='numpy:tanh')
     """
 
-    matrix: str
     source: Row
     to: Target
     function: UserFunction
@@ -392,7 +295,6 @@ class Zip2Map(_Mapped):
     Zip2Map(matrix='w', first=0, second=1, to=2, function='numpy:hypot')
     """
 
-    matrix: str
     first: Row
     second: Row
     to: Target
@@ -403,7 +305,6 @@ class Zip2Map(_Mapped):
 class Zip3Map(_Mapped):
     """Row ``to`` = f(x, y, z) of rows ``first``, ``second`` and ``third``."""
 
-    matrix: str
     first: Row
     second: Row
     third: Row
@@ -423,46 +324,25 @@ class _IndexedMap(_Mapped):
     the width of the matrix. The settings are those of the map without the index.
     """
 
-    def partition_check(self, block: Block, part: Part) -> tuple[int, float] | None:
-        with np.errstate(all="ignore"):
-            if block.is_sparse:
-                columns, sources = self.aligned_sources(block)
-                self._present_values(columns, sources, block.dtype)
-                return self._new_default(block, columns, sources)
-            self._dense_values(block)
-            return None
+    def arguments(self, columns: range | Columns, sources: Sequence[Numbers]) -> Sequence[Numbers]:
+        return [np.arange(columns.start, columns.stop) if isinstance(columns, range) else columns, *sources]
 
-    def check_together(self, checks: Sequence[tuple[int, float] | None]) -> None:
+    def check_together(self, checks: Sequence[_Absent | None]) -> None:
         """Raise ParameterServerError unless the absent columns of all blocks get the same number."""
         found = [check for check in checks if check is not None]
         for column, default in found[1:]:
             self._check_same(found[0], np.array([column]), np.array([default]))
 
-    def partition_update(self, block: Block, part: Part) -> None:
-        with np.errstate(all="ignore"):
-            if block.is_sparse:
-                columns, sources = self.aligned_sources(block)
-                values = self._present_values(columns, sources, block.dtype)
-                found = self._new_default(block, columns, sources)
-                # If no column is absent, no column has the default.
-                default = block.sparse_row(self.target).default if found is None else found[1]
-                block.replace_row(self.target, without_default(columns, values, default))
-            else:
-                np.copyto(block.dense_row(self.target), self._dense_values(block), casting="unsafe")
+    def sparse_result(self, block: Block) -> tuple[Columns, Numbers, _Absent | None]:
+        columns, sources = self.sparse_sources(block)
+        values = np.empty(len(columns), block.dtype)
+        if len(columns):
+            self.compute(columns, [source[:-1] for source in sources], values)
+        return columns, values, self._absent(block, columns, sources)
 
-    def _dense_values(self, block: Block) -> Numbers:
-        index = np.arange(block.columns.start, block.columns.stop)
-        return self.call([index, *(block.dense_row(row) for row in self.sources)], block.dtype)
-
-    def _present_values(self, columns: Columns, sources: Sequence[Numbers], dtype: DTypeOfNumbers) -> Numbers:
-        """Return the results for the columns that at least one source row stores."""
-        if not len(columns):
-            return np.empty(0, dtype)
-        return self.call([columns, *(source[:-1] for source in sources)], dtype).astype(dtype)
-
-    def _new_default(self, block: Block, columns: Columns, sources: Sequence[Numbers]) -> tuple[int, float] | None:
+    def _absent(self, block: Block, columns: Columns, sources: Sequence[Numbers]) -> _Absent | None:
         """Return the first absent column and the number of all absent columns; None if no column is absent."""
-        found: tuple[int, float] | None = None
+        found: _Absent | None = None
         for start in range(block.columns.start, block.columns.stop, _TRIED_COLUMNS):
             stop = min(start + _TRIED_COLUMNS, block.columns.stop)
             present = columns[np.searchsorted(columns, start) : np.searchsorted(columns, stop)]
@@ -471,15 +351,14 @@ class _IndexedMap(_Mapped):
             absent = np.flatnonzero(is_absent) + start
             if not len(absent):
                 continue
-            values = self.call([absent, *(np.full(len(absent), source[-1]) for source in sources)], block.dtype).astype(
-                block.dtype
-            )
+            values = np.empty(len(absent), block.dtype)
+            self.compute(absent, [np.full(len(absent), source[-1]) for source in sources], values)
             if found is None:
                 found = int(absent[0]), values[0].item()
             self._check_same(found, absent, values)
         return found
 
-    def _check_same(self, first: tuple[int, float], columns: Columns, values: Numbers) -> None:
+    def _check_same(self, first: _Absent, columns: Columns, values: Numbers) -> None:
         same = same_numbers(values, first[1])
         if not same.all():
             at = int(same.argmin())

@@ -11,9 +11,11 @@ import abc
 import math
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, partial, reduce
-from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias, cast, get_type_hints
+from itertools import count
+from types import new_class
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias, TypeVar, cast, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -236,10 +238,6 @@ def as_number(option: str, value: object) -> float:
     return int(value) if is_whole else float(value)
 
 
-def _as_count(option: str, value: object) -> int:
-    return whole_number(option, value, 1)
-
-
 def _as_finite(option: str, value: object) -> float:
     number = plain_float(value)
     if not math.isfinite(number):
@@ -293,8 +291,8 @@ Number = Annotated[float, as_number, NUMBER]
 Finite = Annotated[float, _as_finite]
 NotNegative = Annotated[float, not_negative]
 Positive = Annotated[float, positive]
-AtLeast1 = Annotated[int, _as_count]
-AtLeast1OrNone = Annotated[int | None, unless_none(_as_count)]
+AtLeast1 = Annotated[int, partial(whole_number, least=1)]
+AtLeast1OrNone = Annotated[int | None, unless_none(partial(whole_number, least=1))]
 Seed = Annotated[int, partial(whole_number, least=0, most=_LARGEST_SEED)]
 Values = Annotated[npt.ArrayLike, as_values, NUMBER]
 UserFunction = Annotated[Callable[..., Any] | str, _as_function]
@@ -333,11 +331,20 @@ def set_checked(function: PartitionFunction, field: str, check: Check) -> None:
     object.__setattr__(function, field, value)
 
 
+@dataclass(frozen=True)
 class Checked(PartitionFunction):
     """A psf whose annotations say how its settings are checked, and which of them are rows, columns and numbers.
 
-    Keywords of its class statement become attributes: ``class Add(…, ufunc=np.add)`` sets ``_ufunc``.
+    Keywords of its class statement become attributes: ``class Scale(…, ufunc=np.multiply)`` sets ``_ufunc``.
     """
+
+    matrix: str
+
+    _int64: ClassVar[Literal["computed", "copied", "refused"]] = "computed"
+    """For int64: compute as for floats; copy the row, as the function changes no whole number; or raise an error, as
+    the results are fractions."""
+    _sentence: ClassVar[str] = "{}"
+    """Begins the docstrings of a family: see ``member``."""
 
     def __init_subclass__(cls, **keywords: Callable[..., Any] | str) -> None:
         super().__init_subclass__()
@@ -358,11 +365,47 @@ class Checked(PartitionFunction):
         return self.named_rows
 
     def check(self, matrix: Matrix) -> None:
+        if self._int64 == "refused" and matrix.dtype == "int64":
+            raise ParameterServerError(
+                f"{where(self, matrix)}: expected a matrix of float32 or float64, because its results are fractions; "
+                f"given int64"
+            )
         for field in fields_with(type(self), COLUMNS):
             if (columns := getattr(self, field)) is not None:
                 _check_columns(self, matrix, columns)
         for field in fields_with(type(self), NUMBER):
             _check_fits_dtype(self, matrix, field)
+
+
+F = TypeVar("F", bound=Checked)
+
+_ROLES: Final[dict[tuple[str, ...], str]] = {
+    (SOURCE,): "a row that is read",
+    (TARGET,): "the row that is overwritten",
+    (NUMBER,): "a number of the matrix's dtype",
+}
+
+
+def member(family: type[F], name: str, formula: str, **keywords: Callable[..., Any] | str) -> type[F]:
+    """Return a psf that differs from the others of its family in class keywords only: a row of the table in ``psf``.
+
+    Its docstring is the family's ``sentence``, in which ``{}`` is the formula, then the arguments and an example.
+    """
+    package = __name__.rpartition(".")[0]
+    function = new_class(name, (family,), keywords, lambda attributes: attributes.update(__module__=package))
+    hints, rows = get_type_hints(family), count()
+    arguments, example = ["``matrix`` (str): its name."], ['"w"']
+    for field, marks in _settings(family).items():
+        if role := _ROLES.get(tuple(mark for mark in marks if mark in (SOURCE, TARGET, NUMBER))):
+            arguments.append(f"``{field}`` ({hints[field].__name__}): {role}.")
+            example.append(f"{field}={2.0 if NUMBER in marks else next(rows)}")
+    for_int64 = " Not for int64." if keywords.get("int64") == "refused" else ""
+    made, shown = ", ".join(example), ", ".join(["matrix='w'", *example[1:]])
+    function.__doc__ = (
+        f"{family._sentence.format(formula)}{for_int64}\n\n" + "\n".join(arguments) + "\n\n"
+        f">>> from streamiter.parameter_server import psf\n>>> psf.{name}({made})\n{name}({shown})\n"
+    )
+    return cast("type[F]", function)
 
 
 class SentInParts:
@@ -392,15 +435,6 @@ def check_as_many(function: PartitionFunction, columns: str, values: str) -> Non
         raise ConfigurationError(
             f"psf.{function.name}: expected as many {values} as {columns}, "
             f"given {count} {values} and {expected} {columns}"
-        )
-
-
-def check_fractions_fit(function: PartitionFunction, matrix: Matrix) -> None:
-    """Raise ParameterServerError if the matrix stores whole numbers."""
-    if matrix.dtype == "int64":
-        raise ParameterServerError(
-            f"{where(function, matrix)}: expected a matrix of float32 or float64, because its results are fractions; "
-            f"given int64"
         )
 
 

@@ -39,7 +39,6 @@ from streamiter.parameter_server.psf.function import (
     Part,
     Positive,
     UpdateFunction,
-    check_fractions_fit,
     where,
 )
 from streamiter.parameter_server.storage.block import Block, Numbers, SparseRow
@@ -50,10 +49,9 @@ _CHUNK_COLUMNS: Final = 1 << 15
 
 
 @dataclass(frozen=True)
-class OptimizerRows(Checked, UpdateFunction):
+class OptimizerRows(Checked, UpdateFunction, int64="refused"):
     """A psf on the rows of an optimizer; its methods return the number of each row."""
 
-    matrix: str
     optimizer: Optimizer
     _: KW_ONLY
     weights: AtLeast1 = 1
@@ -107,7 +105,7 @@ class OptimizerRows(Checked, UpdateFunction):
 
     def check(self, matrix: Matrix) -> None:
         self.rows(matrix)
-        check_fractions_fit(self, matrix)
+        super().check(matrix)
         has_gradient = any(matrix.draws(self.gradient_row(row)) for row in range(self.weights))
         if has_gradient or (matrix.default and not isinstance(matrix.default, DrawnValues)):
             raise ParameterServerError(

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
-from streamiter.parameter_server.matrix import DrawnValues, Matrix
+from streamiter.parameter_server.matrix import DrawnValues
 from streamiter.parameter_server.psf.function import (
     Checked,
     Finite,
@@ -30,7 +30,6 @@ from streamiter.parameter_server.psf.function import (
     RowOrAll,
     Seed,
     UpdateFunction,
-    check_fractions_fit,
 )
 from streamiter.parameter_server.storage.block import Block, Columns, Numbers
 
@@ -39,21 +38,24 @@ _UNIT = 2.0**-53
 """A float has 53 bits of precision: the upper ones of a word."""
 
 
-def _words(seed: int, row: int, first: int, count: int) -> npt.NDArray[np.uint64]:
-    """Return words ``first`` to ``first + count`` of a row, as whole numbers of 53 bits."""
-    counter, skipped = divmod(first, _WORDS_PER_COUNT)
-    generator = np.random.Philox(key=np.array([seed, row], np.uint64), counter=np.array([counter, 0, 0, 0], np.uint64))
-    words: npt.NDArray[np.uint64] = generator.random_raw(skipped + count)[skipped:]
-    return words >> np.uint64(11)
-
-
 # The factors of a round of Philox, each with the summand of its key.
 _ROUND = ((0xD2E7470EE14C6C93, 0x9E3779B97F4A7C15), (0xCA5A826395121157, 0xBB67AE8584CAA73B))
 _ROUNDS = 10
 
 
+def _words(seed: int, row: int, columns: range | Columns, each: int) -> npt.NDArray[np.uint64]:
+    """Return the words of columns of a row, so many for each column, as whole numbers of 53 bits."""
+    if isinstance(columns, range):
+        counter, skipped = divmod(each * columns.start, _WORDS_PER_COUNT)
+        key, start = np.array([seed, row], np.uint64), np.array([counter, 0, 0, 0], np.uint64)
+        drawn = np.random.Philox(key=key, counter=start).random_raw(skipped + each * len(columns))[skipped:]
+    else:
+        drawn = _words_at(seed, row, (each * columns[:, np.newaxis] + np.arange(each)).reshape(-1))
+    return drawn >> np.uint64(11)
+
+
 def _words_at(seed: int, row: int, places: Columns) -> npt.NDArray[np.uint64]:
-    """Return the words at these places of a row, in any order: those that ``_words`` returns for ranges."""
+    """Return the words at these places of a row, in any order."""
     counts = places // _WORDS_PER_COUNT
     is_first = np.ones(len(counts), np.bool_)
     np.not_equal(counts[1:], counts[:-1], out=is_first[1:])  # Neighbours share a value of the counter.
@@ -67,7 +69,7 @@ def _words_at(seed: int, row: int, places: Columns) -> npt.NDArray[np.uint64]:
         (high, low), (other_high, other_low) = _product(state[0], _ROUND[0][0]), _product(state[2], _ROUND[1][0])
         state = [other_high ^ state[1] ^ first, other_low, high ^ state[3] ^ second, low]
     words: npt.NDArray[np.uint64] = np.stack(state, axis=1)[np.cumsum(is_first) - 1, places % _WORDS_PER_COUNT]
-    return words >> np.uint64(11)
+    return words
 
 
 def _product(numbers: npt.NDArray[np.uint64], factor: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
@@ -88,17 +90,12 @@ def uniforms(seed: int, row: int, columns: range | Columns) -> npt.NDArray[np.fl
     >>> uniforms(7, 0, np.array([8, 5])).tolist() == uniforms(7, 0, range(0, 9))[[8, 5]].tolist()
     True
     """
-    if isinstance(columns, range):
-        return _words(seed, row, columns.start, len(columns)).astype(np.float64) * _UNIT
-    return _words_at(seed, row, columns).astype(np.float64) * _UNIT
+    return _words(seed, row, columns, 1).astype(np.float64) * _UNIT
 
 
 def normals(seed: int, row: int, columns: range | Columns) -> npt.NDArray[np.float64]:
     """Return a number of the standard normal distribution for each column."""
-    if isinstance(columns, range):
-        words = _words(seed, row, 2 * columns.start, 2 * len(columns))
-    else:
-        words = _words_at(seed, row, (2 * columns[:, np.newaxis] + np.arange(2)).reshape(-1))
+    words = _words(seed, row, columns, 2)
     # Contiguous copies: numpy's loops for arrays with gaps may differ in the last bit.
     first, second = words[0::2].astype(np.float64), words[1::2].astype(np.float64)
     # In (0, 1]: 0 has no logarithm.
@@ -110,7 +107,7 @@ _PIECE = 1 << 16
 """Columns drawn at a time: half a megabyte for each temporary array, which stays in the processor's cache."""
 
 
-class _Random(Checked, UpdateFunction, DrawnValues):
+class _Random(Checked, UpdateFunction, DrawnValues, int64="refused"):
     """Random numbers for one row, or for all rows (``row=None``). Not for int64.
 
     A number depends on seed, row and column only. Two calls with the same seed draw the same numbers: give each call
@@ -120,16 +117,13 @@ class _Random(Checked, UpdateFunction, DrawnValues):
 
     row: RowOrAll
     seed: Seed
-    standard: ClassVar[Callable[[int, int, range | Columns], npt.NDArray[np.float64]]]
+    _standard: ClassVar[Callable[..., npt.NDArray[np.float64]]]
     """Draws numbers of the standard distribution: mean 0 and deviation 1, or from 0 to 1."""
 
     @property
     @abc.abstractmethod
     def scale_and_shift(self) -> tuple[float, float]:
         """The factor of the standard numbers, and the summand that is then added."""
-
-    def check(self, matrix: Matrix) -> None:
-        check_fractions_fit(self, matrix)
 
     def partition_update(self, block: Block, part: Part) -> None:
         with np.errstate(all="ignore"):
@@ -148,25 +142,22 @@ class _Random(Checked, UpdateFunction, DrawnValues):
         scale, shift = self.scale_and_shift
         for start in range(0, len(columns), _PIECE):
             piece = columns[start : start + _PIECE]
-            out[start : start + _PIECE] = type(self).standard(self.seed, row, piece) * scale + shift
+            out[start : start + _PIECE] = self._standard(self.seed, row, piece) * scale + shift
 
 
 @dataclass(frozen=True)
-class RandomNormal(_Random):
+class RandomNormal(_Random, standard=normals):
     """Row (``row=None``: each row) = normal numbers with this mean and standard deviation. Not for int64.
 
     >>> RandomNormal("w", row=0, mean=0.0, std=0.1, seed=7)
     RandomNormal(matrix='w', row=0, mean=0.0, std=0.1, seed=7)
     """
 
-    matrix: str
     row: RowOrAll
     mean: Finite
     std: NotNegative
     _: KW_ONLY
     seed: Seed
-
-    standard = normals
 
     @property
     def scale_and_shift(self) -> tuple[float, float]:
@@ -174,21 +165,18 @@ class RandomNormal(_Random):
 
 
 @dataclass(frozen=True)
-class RandomUniform(_Random):
+class RandomUniform(_Random, standard=uniforms):
     """Row (``row=None``: each row) = uniform numbers from ``low`` to ``high``. Not for int64.
 
     >>> RandomUniform("w", row=None, low=-1.0, high=1.0, seed=7)
     RandomUniform(matrix='w', row=None, low=-1.0, high=1.0, seed=7)
     """
 
-    matrix: str
     row: RowOrAll
     low: Finite
     high: Finite
     _: KW_ONLY
     seed: Seed
-
-    standard = uniforms
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -204,7 +192,6 @@ class RandomUniform(_Random):
 
 @dataclass(frozen=True)
 class _Xavier(_Random):
-    matrix: str
     gain: NotNegative
     fan_in: Positive
     fan_out: Positive
@@ -218,7 +205,7 @@ class _Xavier(_Random):
         return self.gain * math.sqrt(2.0 / (self.fan_in + self.fan_out))
 
 
-class XavierNormal(_Xavier):
+class XavierNormal(_Xavier, standard=normals):
     """Matrix, or ``row`` = normal numbers with mean 0 and deviation gain · √(2 / (fan_in + fan_out)). Not for int64.
 
     Glorot and Bengio 2010.
@@ -227,17 +214,13 @@ class XavierNormal(_Xavier):
     0.2
     """
 
-    standard = normals
-
     @property
     def scale_and_shift(self) -> tuple[float, float]:
         return self.std, 0.0
 
 
-class XavierUniform(_Xavier):
+class XavierUniform(_Xavier, standard=uniforms):
     """Matrix, or ``row`` = uniform numbers from −√3 · d to √3 · d, with d the deviation of :class:`XavierNormal`."""
-
-    standard = uniforms
 
     @property
     def scale_and_shift(self) -> tuple[float, float]:
@@ -246,20 +229,17 @@ class XavierUniform(_Xavier):
 
 
 @dataclass(frozen=True)
-class KaimingNormal(_Random):
+class KaimingNormal(_Random, standard=normals):
     """Matrix, or ``row`` = normal numbers with mean 0 and deviation gain · √(1 / fan_in). Not for int64.
 
     He, Zhang, Ren, Sun 2015.
     """
 
-    matrix: str
     gain: NotNegative
     fan_in: Positive
     _: KW_ONLY
     seed: Seed
     row: RowOrAll = None
-
-    standard = normals
 
     @property
     def scale_and_shift(self) -> tuple[float, float]:

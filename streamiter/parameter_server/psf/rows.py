@@ -6,7 +6,6 @@ constant: ``Fill`` and ``Reset`` (some rows), ``FullFill``, ``Eye`` and ``Diag``
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, cast
@@ -32,7 +31,6 @@ from streamiter.parameter_server.psf.function import (
     as_row,
     as_values,
     check_as_many,
-    check_fractions_fit,
     check_width,
     fields_with,
     set_checked,
@@ -44,48 +42,25 @@ from streamiter.parameter_server.storage.block import Block, Columns, Numbers, S
 # -- a row and an array ----------------------------------------------------------------------------------------
 
 
-class _OfWholeRow(SentInParts, Checked, UpdateFunction):
-    """Row = ``ufunc(row, array)``; the array is as wide as the matrix, and each block receives its part of it."""
+class _WithArray(SentInParts, Checked, UpdateFunction):
+    """Row = ``ufunc(row, array)``, with an array that is as wide as the matrix; each block receives its part of it.
+
+    A function with a field ``columns`` may change some columns only: by the method ``by_columns`` of the block.
+    """
 
     row: ChangedRow
+    columns: ColumnsOrAll = None
     _ufunc: ClassVar[Callable[..., Numbers]]
+    _by_columns: ClassVar[str]
+
+    @property
+    def only_stored(self) -> bool:  # type: ignore[override]
+        return self.columns is not None
 
     @property
     def array_field(self) -> str:
         """The name of the setting that is the array."""
         return fields_with(type(self), NUMBER)[0]
-
-    def check(self, matrix: Matrix) -> None:
-        check_width(self, matrix, self.array_field)
-        super().check(matrix)
-
-    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Part]]:
-        with np.errstate(over="ignore"):
-            array: Numbers = getattr(self, self.array_field).astype(matrix.numpy_dtype, copy=False)
-        return [
-            (block, array[block.columns.start : block.columns.stop]) for block in partitioning.blocks_of_row(self.row)
-        ]
-
-    def partition_update(self, block: Block, part: Numbers) -> None:
-        with np.errstate(all="ignore"):
-            if block.is_sparse:
-                values = self._ufunc(block.get(self.row, None), part)
-                columns = np.arange(block.columns.start, block.columns.stop)
-                default = block.sparse_row(self.row).default
-                block.replace_row(self.row, without_default(columns, values, default))
-            else:
-                row = block.dense_row(self.row)
-                self._ufunc(row, part, out=row)
-
-
-class _OfRowOrColumns(_OfWholeRow):
-    """Row = ``ufunc(row, array)``, or the same for some columns."""
-
-    columns: ColumnsOrAll
-
-    @property
-    def only_stored(self) -> bool:  # type: ignore[override]
-        return self.columns is not None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,29 +69,39 @@ class _OfRowOrColumns(_OfWholeRow):
 
     def check(self, matrix: Matrix) -> None:
         if self.columns is None:
-            super().check(matrix)
-        else:
-            Checked.check(self, matrix)
+            check_width(self, matrix, self.array_field)
+        super().check(matrix)
 
     def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Part]]:
-        if self.columns is None:
-            return super().split(matrix, partitioning)
-        return _split_columns(self.row, self.columns, getattr(self, self.array_field), matrix, partitioning)
+        columns = None if self.columns is None else np.asarray(self.columns)
+        return _split(self.row, columns, getattr(self, self.array_field), matrix, partitioning)
 
     def partition_update(self, block: Block, part: Part) -> None:
-        if self.columns is None:
-            super().partition_update(block, part)
-        else:
-            with np.errstate(all="ignore"):
-                self._change(block, *part)
+        columns, values = part
+        with np.errstate(all="ignore"):
+            if columns is not None:
+                getattr(block, self._by_columns)(self.row, columns, values)
+            elif block.is_sparse:
+                values = self._ufunc(block.get(self.row, None), values)
+                columns = np.arange(block.columns.start, block.columns.stop)
+                default = block.sparse_row(self.row).default
+                block.replace_row(self.row, without_default(columns, values, default))
+            else:
+                row = block.dense_row(self.row)
+                self._ufunc(row, values, out=row)
 
-    @abc.abstractmethod
-    def _change(self, block: Block, columns: Columns, values: Numbers) -> None:
-        """Change some columns of the row."""
+
+def _split(
+    row: int, columns: Columns | None, values: npt.ArrayLike, matrix: Matrix, partitioning: MatrixPartitioning
+) -> list[tuple[BlockRange, Part]]:
+    """Return the blocks that have some of the columns (None: all), each with its columns and their values."""
+    with np.errstate(over="ignore"):
+        numbers = np.asarray(values).astype(matrix.numpy_dtype, copy=False)
+    return [(part.block, (part.columns, numbers[part.positions])) for part in partitioning.split(row, columns)]
 
 
 @dataclass(frozen=True)
-class Increment(_OfRowOrColumns, ufunc=np.add):
+class Increment(_WithArray, ufunc=np.add, by_columns="add"):
     """Row += ``delta``, or some of its ``columns`` += ``delta``; a column that is named twice gets both.
 
     :meth:`Client.add` does the same, but waits where the consistency says so; ``Increment`` never waits.
@@ -127,24 +112,9 @@ class Increment(_OfRowOrColumns, ufunc=np.add):
     Increment(matrix='w', row=0, delta=array([1., 2.]), columns=array([3, 3]))
     """
 
-    matrix: str
     row: ChangedRow
     delta: Values
     columns: ColumnsOrAll = None
-
-    def _change(self, block: Block, columns: Columns, values: Numbers) -> None:
-        block.add(self.row, columns, values)
-
-
-def _split_columns(
-    row: int, columns: npt.ArrayLike, values: npt.ArrayLike, matrix: Matrix, partitioning: MatrixPartitioning
-) -> list[tuple[BlockRange, Part]]:
-    """Return the blocks that have some of the columns, each with its columns and their values."""
-    with np.errstate(over="ignore"):
-        numbers = np.asarray(values).astype(matrix.numpy_dtype, copy=False)
-    return [
-        (part.block, (part.columns, numbers[part.positions])) for part in partitioning.split(row, np.asarray(columns))
-    ]
 
 
 # A number in few bits is a whole number of this type; one bit is the sign.
@@ -152,7 +122,7 @@ _POINTS: Final = {8: np.int8, 16: np.int16, 32: np.int32}
 
 
 @dataclass(frozen=True)
-class CompressUpdate(_OfWholeRow, ufunc=np.add):
+class CompressUpdate(_WithArray, ufunc=np.add, int64="refused"):
     """Row += ``delta``, which is sent to the shards in 8, 16 or 32 ``bits`` a number. Not for int64.
 
     The step is the largest absolute value of ``delta``, divided by 2^(bits − 1) − 1. Each number is rounded to the
@@ -162,7 +132,6 @@ class CompressUpdate(_OfWholeRow, ufunc=np.add):
     CompressUpdate(matrix='w', row=0, delta=array([1. , 0.3]), bits=8)
     """
 
-    matrix: str
     row: ChangedRow
     delta: Values
     bits: int = 8
@@ -178,10 +147,6 @@ class CompressUpdate(_OfWholeRow, ufunc=np.add):
                 f"{delta[~np.isfinite(delta)][0]}; add it with psf.Increment"
             )
 
-    def check(self, matrix: Matrix) -> None:
-        check_fractions_fit(self, matrix)
-        super().check(matrix)
-
     def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Part]]:
         delta = np.asarray(self.delta, np.float64)
         # The largest of the whole row, not of each block: the result does not depend on how the matrix is cut.
@@ -196,7 +161,7 @@ class CompressUpdate(_OfWholeRow, ufunc=np.add):
         points, largest = part
         with np.errstate(all="ignore"):
             delta = points / (2 ** (self.bits - 1) - 1) * largest
-            super().partition_update(block, delta.astype(block.dtype))
+            super().partition_update(block, (None, delta.astype(block.dtype)))
 
 
 def _put(values: Numbers, given: Numbers, out: Numbers | None = None) -> Numbers:
@@ -206,19 +171,15 @@ def _put(values: Numbers, given: Numbers, out: Numbers | None = None) -> Numbers
 
 
 @dataclass(frozen=True)
-class Put(_OfRowOrColumns, ufunc=_put):
+class Put(_WithArray, ufunc=_put, by_columns="put"):
     """Row = ``values``, as many as the matrix has columns; or some ``columns`` = ``values``, and others stay.
 
     A column that is named twice gets the last value.
     """
 
-    matrix: str
     row: ChangedRow
     values: Values
     columns: ColumnsOrAll = None
-
-    def _change(self, block: Block, columns: Columns, values: Numbers) -> None:
-        block.put(self.row, columns, values)
 
 
 class Push(Put):
@@ -230,8 +191,7 @@ class Push(Put):
 
 
 @dataclass(frozen=True)
-class _WithOther(_OfWholeRow):
-    matrix: str
+class _WithOther(_WithArray):
     row: ChangedRow
     other: Values
 
@@ -252,7 +212,6 @@ class SparsePush(SentInParts, Checked, UpdateFunction):
     SparsePush(matrix='w', row=0, columns=array([3, 7]), values=array([1., 2.]))
     """
 
-    matrix: str
     row: ChangedRow
     columns: ColumnNumbers
     values: Values
@@ -264,7 +223,7 @@ class SparsePush(SentInParts, Checked, UpdateFunction):
     def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Part]]:
         columns, last = np.unique(np.asarray(self.columns)[::-1], return_index=True)
         values = np.asarray(self.values)[::-1][last]
-        named = {block.number: part for block, part in _split_columns(self.row, columns, values, matrix, partitioning)}
+        named = {block.number: part for block, part in _split(self.row, columns, values, matrix, partitioning)}
         none = (np.empty(0, np.int64), np.empty(0, matrix.numpy_dtype))
         return [(block, named.get(block.number, none)) for block in partitioning.blocks_of_row(self.row)]
 
@@ -298,13 +257,6 @@ def _diagonal(block: BlockRange | Block) -> range:
     return range(max(block.rows.start, block.columns.start), min(block.rows.stop, block.columns.stop))
 
 
-def _fill_diagonal(block: Block, values: Numbers) -> None:
-    """Write ``values`` to the diagonal, and 0 elsewhere."""
-    _fill(block, block.rows, 0)
-    for row, value in zip(_diagonal(block), values, strict=True):
-        block.put(row, np.array([row]), value)
-
-
 def _as_rows(option: str, value: object) -> int | tuple[int, ...]:
     if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes)):
         return tuple(as_row(option, row) for row in value)
@@ -319,9 +271,9 @@ class _FillsRows(Checked, UpdateFunction):
     def __post_init__(self) -> None:
         set_checked(self, "row", _as_rows)
 
-    @abc.abstractmethod
     def _values(self) -> dict[int, float]:
         """Return the value of each row."""
+        return dict.fromkeys((self.row,) if isinstance(self.row, int) else self.row, 0)
 
     def rows(self, matrix: Matrix) -> Sequence[int]:
         return (self.row,) if isinstance(self.row, int) else ()
@@ -349,7 +301,6 @@ class Fill(_FillsRows):
     Fill(matrix='w', row=(0, 7), value=(1.0, 2.0))
     """
 
-    matrix: str
     row: int | Sequence[int]
     value: Annotated[float | Sequence[float], NUMBER]
 
@@ -382,42 +333,43 @@ class Reset(_FillsRows):
     Reset(matrix='w', row=(0, 7))
     """
 
-    matrix: str
     row: int | Sequence[int]
-
-    def _values(self) -> dict[int, float]:
-        return dict.fromkeys((self.row,) if isinstance(self.row, int) else self.row, 0)
 
 
 @dataclass(frozen=True)
 class FullFill(Checked, UpdateFunction):
     """Every number of the matrix = ``value``."""
 
-    matrix: str
     value: Number
 
     def partition_update(self, block: Block, part: Part) -> None:
         _fill(block, block.rows, self.value)
 
 
-@dataclass(frozen=True)
-class Eye(UpdateFunction):
-    """The matrix = 1 on the diagonal, 0 elsewhere; it need not be square."""
-
-    matrix: str
+class _OfDiagonal(Checked, UpdateFunction):
+    def _diagonal(self, matrix: Matrix) -> Numbers:
+        """Return the diagonal of the whole matrix."""
+        return np.ones(min(matrix.rows, matrix.columns), matrix.numpy_dtype)
 
     def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Part]]:
-        return [(block, np.ones(len(_diagonal(block)), matrix.numpy_dtype)) for block in partitioning.blocks]
+        values = self._diagonal(matrix)
+        diagonals = ((block, _diagonal(block)) for block in partitioning.blocks)
+        return [(block, values[rows.start : max(rows.start, rows.stop)]) for block, rows in diagonals]
 
     def partition_update(self, block: Block, part: Numbers) -> None:
-        _fill_diagonal(block, part)
+        _fill(block, block.rows, 0)
+        for row, value in zip(_diagonal(block), part, strict=True):
+            block.put(row, np.array([row]), value)
+
+
+class Eye(_OfDiagonal):
+    """The matrix = 1 on the diagonal, 0 elsewhere; it need not be square."""
 
 
 @dataclass(frozen=True)
-class Diag(SentInParts, Checked, UpdateFunction):
+class Diag(SentInParts, _OfDiagonal):
     """The matrix = ``values`` on the diagonal, 0 elsewhere; as many values as rows or columns, whichever are fewer."""
 
-    matrix: str
     values: Values
 
     def check(self, matrix: Matrix) -> None:
@@ -429,11 +381,6 @@ class Diag(SentInParts, Checked, UpdateFunction):
             )
         super().check(matrix)
 
-    def split(self, matrix: Matrix, partitioning: MatrixPartitioning) -> list[tuple[BlockRange, Part]]:
+    def _diagonal(self, matrix: Matrix) -> Numbers:
         with np.errstate(over="ignore"):
-            values = np.asarray(self.values).astype(matrix.numpy_dtype, copy=False)
-        diagonals = ((block, _diagonal(block)) for block in partitioning.blocks)
-        return [(block, values[rows.start : max(rows.start, rows.stop)]) for block, rows in diagonals]
-
-    def partition_update(self, block: Block, part: Numbers) -> None:
-        _fill_diagonal(block, part)
+            return np.asarray(self.values).astype(matrix.numpy_dtype, copy=False)

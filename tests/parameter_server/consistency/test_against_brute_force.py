@@ -29,7 +29,15 @@ def calls(random: Random) -> Calls:
 
 @random_examples(calls)
 def test_any_sequence_of_calls_follows_the_table(example: Calls) -> None:
-    """A model gave a wrong verdict, released calls in a wrong order or read wrong values for a rare sequence."""
+    """A model gave a wrong verdict, released calls in a wrong order or read wrong values for a rare sequence.
+
+    A worker that joined late was out of turn, or the others did not wait for it. The sum of an iteration lacked the
+    adds of a worker that had left before its end; the last gradients of a training were lost when its last worker left;
+    the shard with these adds ended the iteration, and the other shards did not. A get for a clock that the minimum
+    skipped waited forever. A shard that received a clock late refused a call in turn, or put its add into the iteration
+    before. Adds of two iterations were summed up together. A restored shard lost the adds that waited. A cancelled get
+    was answered.
+    """
     assert difference(*example) is None
 
 

@@ -153,11 +153,17 @@ async def test_a_checkpoint_held_up_by_a_worker_without_data_is_aborted_and_the_
     consistency: Consistency,
 ) -> None:
     """Workers that had stopped for the checkpoint never resumed, or requests stayed held forever."""
-    clock, door, server, store = VirtualClock(), asyncio.Event(), ParameterServer(shards=2), MemoryStore()
-    flow = Flow("held up", parallelism=2)
-    numbers = flow.from_source(lambda: HeldBack(door), name="numbers")
-    counted = numbers.process(lambda: Counts(consistency, columns=MANY), name="count", parameter_server=server)
-    counted.collect(name="results")
+    clock, door, store = VirtualClock(), asyncio.Event(), MemoryStore()
+
+    def make() -> tuple[Flow, ParameterServer]:
+        flow, server = Flow("held up", parallelism=2), ParameterServer(shards=2)
+        numbers = flow.from_source(lambda: HeldBack(door), name="numbers")
+        numbers.process(lambda: Counts(consistency, columns=MANY), name="count", parameter_server=server).collect(
+            name="results"
+        )
+        return flow, server
+
+    flow, server = make()
     job = await flow.start(checkpoints=checkpoints(store, alignment_timeout_s=5.0), clock=clock)
     await until(lambda: _clock(server, 0) > _clock(server, 1) == 1)
     taking = asyncio.create_task(job.checkpoint())
@@ -172,11 +178,7 @@ async def test_a_checkpoint_held_up_by_a_worker_without_data_is_aborted_and_the_
     await handled(job, 8)
     number = await job.checkpoint()
     await job.stop("abort")
-    flow = Flow("held up", parallelism=2)
-    server = ParameterServer(shards=2)
-    numbers = flow.from_source(lambda: HeldBack(door), name="numbers")
-    counted = numbers.process(lambda: Counts(consistency, columns=MANY), name="count", parameter_server=server)
-    counted.collect(name="results")
+    flow, server = make()
     job = await flow.start(checkpoints=checkpoints(store))
     assert job.statistics().checkpoints.restored >= number  # type: ignore[union-attr]
     await ended(job)

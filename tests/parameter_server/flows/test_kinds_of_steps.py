@@ -40,9 +40,6 @@ async def counted_once(make: Callable[[], tuple[Flow, ParameterServer]], turns: 
 class ClocksByEpoch(Counts, IterationListener):
     """Adds with each record, clocks at the end of an epoch, then reads the adds of all workers in it."""
 
-    def __init__(self, consistency: Consistency) -> None:
-        super().__init__(consistency, columns=RECORDS)
-
     async def process(self, record: int, out: Output) -> None:
         await self.client.add(MATRIX, row=0, columns=[record], values=[1.0])
 
@@ -58,7 +55,9 @@ def _by_epoch(
     server, flow = ParameterServer(shards=2), Flow("by epoch")
     numbers = flow.from_source(lambda: Dealt(RECORDS), name="numbers", parallelism=2)
     stamped = epochs_every(numbers, records=6, name="epochs")
-    results = stamped.process(lambda: ClocksByEpoch(consistency), name="count", parallelism=2, parameter_server=server)
+    results = stamped.process(
+        lambda: ClocksByEpoch(consistency, columns=RECORDS), name="count", parallelism=2, parameter_server=server
+    )
     collected(results.collect(name="results"))
     return flow, server
 
@@ -86,9 +85,7 @@ async def test_under_bsp_all_workers_read_the_same_after_each_epoch() -> None:
 class InTurn(Counts):
     """Takes a record of one input, then a record of the other."""
 
-    def __init__(self, consistency: Consistency) -> None:
-        super().__init__(consistency, columns=RECORDS)
-        self._turn = 0
+    _turn = 0
 
     def wanted_inputs(self) -> tuple[str, ...]:
         return (("left",), ("right",))[self._turn % 2]
@@ -124,7 +121,9 @@ def _in_turn(consistency: Consistency) -> tuple[Flow, ParameterServer]:
     left = flow.from_source(lambda: Half(0), name="left", parallelism=2)
     right = flow.from_source(lambda: Half(RECORDS // 2), name="right", parallelism=2)
     both = connect(left=left, right=right)
-    counted = both.process(lambda: InTurn(consistency), name="count", parallelism=2, parameter_server=server)
+    counted = both.process(
+        lambda: InTurn(consistency, columns=RECORDS), name="count", parallelism=2, parameter_server=server
+    )
     counted.collect(name="results")
     return flow, server
 
@@ -192,9 +191,6 @@ async def test_a_timer_may_add(consistency: Consistency) -> None:
 class CountsByKey(Counts):
     """Keeps state for each key in addition to the shared counts."""
 
-    def __init__(self, consistency: Consistency) -> None:
-        super().__init__(consistency, columns=RECORDS)
-
     async def open(self, context: Context) -> None:
         await super().open(context)
         self._context = context
@@ -212,7 +208,9 @@ async def test_a_keyed_step_counts_each_record_once(turns: int) -> None:
         server, flow = ParameterServer(shards=2), Flow("keyed")
         numbers = flow.from_source(lambda: Dealt(RECORDS), name="numbers", parallelism=2)
         keyed = numbers.key_by(lambda number: number % 5)
-        counted = keyed.process(lambda: CountsByKey(ASP()), name="count", parallelism=2, parameter_server=server)
+        counted = keyed.process(
+            lambda: CountsByKey(ASP(), columns=RECORDS), name="count", parallelism=2, parameter_server=server
+        )
         counted.collect(name="results")
         return flow, server
 
@@ -221,9 +219,6 @@ async def test_a_keyed_step_counts_each_record_once(turns: int) -> None:
 
 class HandlesBatches(Counts):
     """Counts a whole batch and then clocks once."""
-
-    def __init__(self, consistency: Consistency) -> None:
-        super().__init__(consistency, columns=RECORDS)
 
     async def process_batch(self, batch: Any, out: Output) -> None:
         await self.client.get(MATRIX, row=0)
@@ -235,7 +230,9 @@ class HandlesBatches(Counts):
 @pytest.mark.parametrize("consistency", KINDS, ids=repr)
 async def test_many_small_batches_count_each_record_once(consistency: Consistency, turns: int) -> None:
     """A step that handles whole batches was stopped between two of them, and records were lost or repeated."""
-    await counted_once(lambda: counting_flow(lambda: HandlesBatches(consistency), records=RECORDS), turns)
+    await counted_once(
+        lambda: counting_flow(lambda: HandlesBatches(consistency, columns=RECORDS), records=RECORDS), turns
+    )
 
 
 async def test_a_step_after_another_of_the_same_server_counts_each_record_once() -> None:
@@ -245,10 +242,10 @@ async def test_a_step_after_another_of_the_same_server_counts_each_record_once()
         server, flow = ParameterServer(shards=2), Flow("one behind the other")
         numbers = flow.from_source(lambda: Dealt(RECORDS), name="numbers", parallelism=2)
         first = numbers.process(
-            lambda: _Passes(SSP(staleness=30)), name="first", parallelism=2, parameter_server=server
+            lambda: _Passes(SSP(staleness=30), columns=RECORDS), name="first", parallelism=2, parameter_server=server
         )
         second = first.process(
-            lambda: _Passes(SSP(staleness=30)), name="second", parallelism=2, parameter_server=server
+            lambda: _Passes(SSP(staleness=30), columns=RECORDS), name="second", parallelism=2, parameter_server=server
         )
         second.collect(name="results")
         return flow, server
@@ -259,9 +256,6 @@ async def test_a_step_after_another_of_the_same_server_counts_each_record_once()
 
 
 class _Passes(Counts):
-    def __init__(self, consistency: Consistency) -> None:
-        super().__init__(consistency, columns=RECORDS)
-
     async def process(self, record: int, out: Output) -> None:
         await self.client.add(MATRIX, row=0, columns=[record], values=[1.0])
         await self.client.clock(MATRIX)

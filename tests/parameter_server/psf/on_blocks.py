@@ -10,6 +10,7 @@ import numpy as np
 
 from streamiter.parameter_server.matrix import DType, Matrix, MatrixPartitioning
 from streamiter.parameter_server.psf import GetFunction, UpdateFunction
+from streamiter.parameter_server.psf.function import check_function
 from streamiter.parameter_server.storage import make_block
 from streamiter.parameter_server.storage.block import SparseRow
 
@@ -60,22 +61,45 @@ def fixtures(dtype: DType) -> Iterator[Fixture]:
         yield Fixture("sparse with NaN, infinities and zeros", dtype, 0.0, 0.5, special=True)
 
 
-class OnBlocks:
-    """The blocks of one matrix, all of one shape."""
+class InBlocks:
+    """The blocks of one matrix."""
+
+    def __init__(self, matrix: Matrix, shards: int = 1) -> None:
+        self.matrix = matrix
+        self.partitioning = MatrixPartitioning(matrix, shards)
+        self.blocks = [make_block(matrix, block) for block in self.partitioning.blocks]
+
+    def values(self) -> np.ndarray[Any, Any]:
+        """Return the whole matrix as a dense array."""
+        values = np.empty((self.matrix.rows, self.matrix.columns), self.matrix.numpy_dtype)
+        for block in self.blocks:
+            for row in block.rows:
+                values[row, block.columns.start : block.columns.stop] = block.get(row, None)
+        return values
+
+    def update(self, function: UpdateFunction) -> None:
+        """Update the blocks as client and shards do: check, split, ask all blocks, then change them."""
+        check_function(function, self.matrix, self.partitioning)
+        parts = [(self.blocks[block.number], part) for block, part in function.split(self.matrix, self.partitioning)]
+        if function.checks_blocks:
+            function.check_together([function.partition_check(block, part) for block, part in parts])
+        for block, part in parts:
+            function.partition_update(block, part)
+
+    def aggregate(self, function: GetFunction) -> Any:
+        """Return the merged results of the blocks."""
+        check_function(function, self.matrix, self.partitioning)
+        parts = function.split(self.matrix, self.partitioning)
+        return function.merge([function.partition_get(self.blocks[block.number], part) for block, part in parts])
+
+
+class OnBlocks(InBlocks):
+    """The blocks of a matrix with the initial values of a fixture, all of one shape."""
 
     def __init__(self, fixture: Fixture, shape: tuple[int, int] | None) -> None:
         self.fixture = fixture
-        self.matrix = Matrix(
-            "w",
-            rows=ROWS,
-            columns=COLUMNS,
-            dtype=fixture.dtype,
-            sparse=fixture.default is not None,
-            default=fixture.default or 0.0,
-            block=shape,
-        )
-        self.partitioning = MatrixPartitioning(self.matrix, shards=1)
-        self.blocks = [make_block(self.matrix, block) for block in self.partitioning.blocks]
+        settings: dict[str, Any] = {"sparse": fixture.default is not None, "default": fixture.default or 0.0}
+        super().__init__(Matrix("w", ROWS, COLUMNS, fixture.dtype, block=shape, **settings))
         self.initial = fixture.values()
         self.reset(range(ROWS))
 
@@ -90,33 +114,3 @@ class OnBlocks:
                     block.put(
                         row, None, np.ascontiguousarray(self.initial[row, block.columns.start : block.columns.stop])
                     )
-
-    def values(self) -> np.ndarray[Any, Any]:
-        """Return the whole matrix as a dense array."""
-        values = np.empty((ROWS, COLUMNS), self.matrix.numpy_dtype)
-        for block in self.blocks:
-            for row in block.rows:
-                values[row, block.columns.start : block.columns.stop] = block.get(row, None)
-        return values
-
-    def update(self, function: UpdateFunction) -> None:
-        """Update the blocks as client and shards do: check, split, ask all blocks, then change them."""
-        self._check(function)
-        parts = [(self.blocks[block.number], part) for block, part in function.split(self.matrix, self.partitioning)]
-        if function.checks_blocks:
-            function.check_together([function.partition_check(block, part) for block, part in parts])
-        for block, part in parts:
-            function.partition_update(block, part)
-
-    def aggregate(self, function: GetFunction) -> Any:
-        """Return the merged results of the blocks."""
-        self._check(function)
-        parts = function.split(self.matrix, self.partitioning)
-        return function.merge([function.partition_get(self.blocks[block.number], part) for block, part in parts])
-
-    def _check(self, function: Any) -> None:
-        rows = function.rows(self.matrix)
-        for row in rows:
-            self.partitioning.checked_row(row)
-        self.partitioning.check_same_row_block(rows, function.name)
-        function.check(self.matrix)

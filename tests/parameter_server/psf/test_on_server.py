@@ -13,7 +13,7 @@ from parameter_server.psf import aggregate_cases, update_cases
 from parameter_server.psf.on_blocks import COLUMNS, ROWS, Fixture
 from parameter_server.psf.test_contract import ids
 
-from streamiter.errors import OutOfRange, ParameterServerError, RowsInDifferentBlocks
+from streamiter.errors import OutOfRange, ParameterServerError
 from streamiter.optimizers import SGD
 from streamiter.parameter_server import ParameterServer, psf
 from streamiter.parameter_server.divided import importable
@@ -77,19 +77,6 @@ async def test_blocks_on_different_shards_must_agree_before_one_changes() -> Non
         with pytest.raises(ParameterServerError, match=r"given 0\.0 for column 0 and 1\.0 for column 5"):
             await client.update(psf.MapWithIndex("w", 0, 1, lambda i, x: i // 5 + 0 * x))
         assert (await client.get("w", row=1)).tolist() == [0.0] * 10
-
-
-async def test_missing_rows_and_rows_in_different_blocks_are_refused() -> None:
-    """A row id that did not exist was a silent no-op."""
-    async with ParameterServer(shards=2) as server:
-        await server.create_matrix("w", rows=4, columns=10, block=(2, 5))
-        client = server.client(worker=0)
-        with pytest.raises(OutOfRange):
-            await client.update(psf.Fill("w", 4, 1.0))
-        with pytest.raises(RowsInDifferentBlocks):
-            await client.update(psf.Axpy("w", x=1, y=2, a=1.0))
-        with pytest.raises(RowsInDifferentBlocks):
-            await client.aggregate(psf.Dot("w", 1, 2))
 
 
 @dataclass(frozen=True)

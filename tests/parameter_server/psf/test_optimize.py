@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 from optimizers import written_out
+from parameter_server.psf.on_blocks import InBlocks
 
-from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError, RowsInDifferentBlocks
+from streamiter.errors import ConfigurationError, ParameterServerError
 from streamiter.optimizers import (
     FTRL,
     SGD,
@@ -36,23 +37,11 @@ RULES = [
 WIDTHS = [COLUMNS, 12, 5, 1]
 
 
-class Blocks:
-    """All blocks of one matrix; psfs run on the blocks that they are split over."""
+class Blocks(InBlocks):
+    """All blocks of one matrix."""
 
-    def __init__(self, rows, *, width=COLUMNS, block_rows=None, dtype="float64", sparse=False, **settings):
-        block = (block_rows or rows, width)
-        self.matrix = Matrix("w", rows, COLUMNS, dtype, sparse=sparse, block=block, **settings)
-        self.partitioning = MatrixPartitioning(self.matrix, 2)
-        self.blocks = {block.number: make_block(self.matrix, block) for block in self.partitioning.blocks}
-
-    def run(self, psf):
-        psf.check(self.matrix)
-        self.partitioning.check_same_row_block(psf.rows(self.matrix), psf.name)
-        split = psf.split(self.matrix, self.partitioning)
-        for block, part in split:
-            psf.partition_check(self.blocks[block.number], part)
-        for block, part in split:
-            psf.partition_update(self.blocks[block.number], part)
+    def __init__(self, rows, *, width=COLUMNS, dtype="float64", sparse=False):
+        super().__init__(Matrix("w", rows, COLUMNS, dtype, sparse=sparse, block=(rows, width)), 2)
 
     def add(self, row, values, columns=None):
         columns = np.arange(COLUMNS) if columns is None else np.asarray(columns)
@@ -60,12 +49,10 @@ class Blocks:
             self.blocks[block.number].add(row, mine, np.asarray(values)[positions].astype(self.matrix.dtype))
 
     def row(self, row):
-        return np.concatenate(
-            [self.blocks[block.number].get(row, None) for block in self.partitioning.blocks_of_row(row)]
-        )
+        return self.values()[row]
 
     def updates(self):
-        return [block.updates for block in self.blocks.values()]
+        return [block.updates for block in self.blocks]
 
 
 @pytest.fixture
@@ -103,7 +90,7 @@ def on_blocks(rule, gradients, **settings):
         half = gradient[at] / 2
         blocks.add(optimize.gradient_row(), half, at)
         blocks.add(optimize.gradient_row(), half, at)  # the gradient of another worker
-        blocks.run(optimize)
+        blocks.update(optimize)
     assert not blocks.row(optimize.gradient_row()).any()
     assert blocks.updates() == [len(gradients)] * len(blocks.blocks)
     return [blocks.row(row) for row in range(1 + len(rule.slot_names))]
@@ -186,8 +173,8 @@ def test_each_row_of_weights_has_slots_and_gradients_of_its_own(sparse):
             gradient = random.normal(size=COLUMNS)
             blocks.add(9 + row, gradient)
             alone[row].add(3, gradient)
-            alone[row].run(Optimize("w", rule))
-        blocks.run(optimize)
+            alone[row].update(Optimize("w", rule))
+        blocks.update(optimize)
     for row in range(3):
         for place, name in enumerate(["weights", "m", "v", "gradient"]):
             assert blocks.row(3 * place + row).tobytes() == alone[row].row(place).tobytes(), name
@@ -204,8 +191,8 @@ def test_the_gradient_is_divided_by_the_scale(sparse, named_only):
     for _ in range(4):
         scaled.add(1, gradient)
     whole.add(1, gradient)
-    scaled.run(Optimize("w", SGD(0.5), scale=4, sparse=named_only))
-    whole.run(Optimize("w", SGD(0.5), sparse=named_only))
+    scaled.update(Optimize("w", SGD(0.5), scale=4, sparse=named_only))
+    whole.update(Optimize("w", SGD(0.5), sparse=named_only))
     assert scaled.row(0) == pytest.approx(whole.row(0), rel=1e-14)
     assert whole.row(0) == pytest.approx(-0.5 * gradient)
     assert not scaled.row(1).any()
@@ -217,7 +204,7 @@ def test_a_given_step_replaces_the_step_of_the_block():
     rule = SGD(InverseSquareRoot(1.0, decay=1.0))
     for step, expected in ((8, -1 / 3), (None, -1 / 3 - 1 / np.sqrt(3.0))):
         blocks.add(1, np.ones(COLUMNS))
-        blocks.run(Optimize("w", rule, step=step))
+        blocks.update(Optimize("w", rule, step=step))
         assert blocks.row(0) == pytest.approx(np.full(COLUMNS, expected))
     assert blocks.updates() == [2]
 
@@ -229,10 +216,10 @@ def test_a_block_without_gradients_counts_its_updates_too(sparse):
     optimize = Optimize("w", Adam(0.1), sparse=True)
     for _ in range(3):
         blocks.add(3, [1.0], [7])
-        blocks.run(optimize)
+        blocks.update(optimize)
     assert blocks.updates() == [3, 3, 3, 3, 3]
     blocks.add(3, [1.0], [20])
-    blocks.run(optimize)
+    blocks.update(optimize)
     expected, _ = written_out.learn(written_out.adam, [0.0], [[None], [None], [None], [1.0]], slots=("m", "v"))
     assert blocks.row(0)[20] == pytest.approx(expected[0])
 
@@ -244,14 +231,14 @@ def test_the_count_of_updates_continues_after_a_restore():
     for blocks in (whole, first):
         for _ in range(3):
             blocks.add(3, np.ones(COLUMNS))
-            blocks.run(optimize)
-    for number, block in first.blocks.items():
+            blocks.update(optimize)
+    for number, block in enumerate(first.blocks):
         second.blocks[number].updates = block.updates
         for row in block.rows:
             second.blocks[number].put(row, None, block.get(row, None))
     for blocks in (whole, second):
         blocks.add(3, np.full(COLUMNS, -3.0))
-        blocks.run(optimize)
+        blocks.update(optimize)
     assert whole.row(0).tobytes() == second.row(0).tobytes()
 
 
@@ -260,13 +247,13 @@ def test_gradients_whose_sum_is_0_count_as_none_in_sparse_updates(sparse):
     """A sparse update changed a column whose gradients had cancelled out, against its documentation."""
     blocks = Blocks(3, sparse=sparse)
     blocks.add(2, [1.0], [4])
-    blocks.run(Optimize("w", Momentum(1.0), sparse=True))
+    blocks.update(Optimize("w", Momentum(1.0), sparse=True))
     for value in (3.0, -3.0):
         blocks.add(2, [value], [4])
-    blocks.run(Optimize("w", Momentum(1.0), sparse=True))
+    blocks.update(Optimize("w", Momentum(1.0), sparse=True))
     assert (blocks.row(0)[4], blocks.row(1)[4]) == (-1.0, 1.0)
     if not sparse:
-        blocks.run(Optimize("w", Momentum(1.0)))
+        blocks.update(Optimize("w", Momentum(1.0)))
         assert (blocks.row(0)[4], blocks.row(1)[4]) == (-1.9, 0.9)
 
 
@@ -276,7 +263,7 @@ def test_numbers_too_large_become_infinite_and_fail_no_worker(sparse):
     blocks = Blocks(4, dtype="float32", sparse=sparse)
     for value in (1e30, np.nan):  # the square of the first is too large for float32
         blocks.add(3, [value], [2])
-        blocks.run(Optimize("w", Adam(1.0)))
+        blocks.update(Optimize("w", Adam(1.0)))
     assert np.isnan(blocks.row(0)[2])
     assert not np.isnan(np.delete(blocks.row(0), 2)).any()
 
@@ -290,7 +277,7 @@ def test_initial_slots_are_computed_from_the_weights_as_by_the_rule(sparse, grad
     weights[::3] = 0.0
     blocks.add(0, weights)
     blocks.add(2, np.ones(COLUMNS))
-    blocks.run(InitialSlots("w", rule))
+    blocks.update(InitialSlots("w", rule))
     slots = rule.new_slots(weights)
     assert blocks.row(1).tobytes() == (slots["z"] + 0.0).tobytes()
     assert not blocks.row(2).any()
@@ -298,7 +285,7 @@ def test_initial_slots_are_computed_from_the_weights_as_by_the_rule(sparse, grad
         at = np.flatnonzero(gradient)
         rule.update_at(at, weights, gradient[at], slots, step)
         blocks.add(3, gradient[at], at)
-        blocks.run(Optimize("w", rule))
+        blocks.update(Optimize("w", rule))
     assert blocks.row(0).tobytes() == weights.tobytes()
     assert blocks.updates() == [15] * 5
 
@@ -307,14 +294,14 @@ def test_weights_of_a_sparse_matrix_may_have_a_default():
     """A column that no worker had touched started its learning at 0 instead of the default."""
     blocks = Blocks(4, width=5, sparse=True)
     rule = FTRL(0.3, 0.5, keep_start=True)
-    for block in blocks.blocks.values():
+    for block in blocks.blocks:
         block.replace_row(0, SparseRow(np.empty(0, np.int64), np.empty(0), 0.25))
-    blocks.run(InitialSlots("w", rule))
+    blocks.update(InitialSlots("w", rule))
     weights = np.full(1, 0.25)
     slots = rule.new_slots(weights)
     assert blocks.row(1).tolist() == slots["z"].tolist() * COLUMNS
     blocks.add(3, [2.0], [6])
-    blocks.run(Optimize("w", rule))
+    blocks.update(Optimize("w", rule))
     rule.update(weights, np.array([2.0]), slots, 1)
     assert blocks.row(0)[6] == weights[0]
     assert np.delete(blocks.row(0), 6).tolist() == [0.25] * (COLUMNS - 1)
@@ -324,67 +311,17 @@ def test_a_gradient_for_all_absent_columns_is_refused_before_anything_changes():
     """The gradient was dropped silently, because no column was named."""
     blocks = Blocks(2, width=5, sparse=True)
     blocks.add(1, [1.0], [3])
-    for block in blocks.blocks.values():
+    for block in blocks.blocks:
         block.replace_row(1, SparseRow(np.empty(0, np.int64), np.empty(0), 0.5))
     with pytest.raises(
         ParameterServerError,
         match=r"psf.Optimize on matrix 'w': expected gradients \(row 1\) with a default of 0, given a default of 0.5",
     ):
-        blocks.run(Optimize("w", SGD()))
+        blocks.update(Optimize("w", SGD()))
     with pytest.raises(ParameterServerError, match=r"a default of 0\.5"):
         Optimize("w", SGD()).partition_update(blocks.blocks[0], None)
     assert not blocks.row(0).any()
     assert blocks.updates() == [0] * 5
-
-
-@pytest.mark.parametrize(
-    ("psf", "settings", "error", "message"),
-    [
-        (
-            Optimize("w", Adam(), weights=2),
-            {"rows": 7},
-            ParameterServerError,
-            r"psf.Optimize on matrix 'w': expected at least 8 rows \(2 each of weights, m, v, and gradients\), "
-            r"given 7; make the matrix with rows=8",
-        ),
-        (
-            InitialSlots("w", SGD()),
-            {"rows": 1},
-            ParameterServerError,
-            r"psf.InitialSlots on matrix 'w': expected at least 2 rows \(1 each of weights, and gradients\), given 1",
-        ),
-        (
-            Optimize("w", SGD()),
-            {"rows": 2, "dtype": "int64"},
-            ParameterServerError,
-            r"psf.Optimize on matrix 'w': expected a matrix of float32 or float64",
-        ),
-        (
-            Optimize("w", SGD()),
-            {"rows": 2, "sparse": True, "default": 0.5},
-            ParameterServerError,
-            r"psf.Optimize on matrix 'w': expected default=0.0, .* given 0.5; give the weights .* with psf.Fill",
-        ),
-        (Optimize("w", Adam()), {"rows": 4, "block_rows": 2}, RowsInDifferentBlocks, r"rows 0, 1, 2, 3"),
-    ],
-)
-def test_a_matrix_that_does_not_fit_is_refused_with_the_settings_that_would(psf, settings, error, message):
-    """A matrix had one row too few, and its gradients were read from a slot."""
-    blocks = Blocks(**settings)
-    with pytest.raises(error, match=message):
-        blocks.run(psf)
-    assert not any(blocks.updates())
-
-
-async def test_a_server_refuses_too_few_rows_with_the_number_that_is_needed():
-    """The error said that row 2 does not exist, but not how many rows are needed."""
-    async with ParameterServer() as server:
-        await server.create_matrix("w", rows=2, columns=COLUMNS)
-        client = server.client(worker=0)
-        with pytest.raises(ParameterServerError, match="make the matrix with rows=4"):
-            await client.update(Optimize("w", Adam()))
-        with pytest.raises(ParameterServerError, match="make the matrix with rows=4"):
-            await server.create_matrix("v", rows=3, columns=COLUMNS, on_clock=Optimize("v", Adam()))
 
 
 async def test_workers_in_step_make_one_update_of_the_sum_of_their_gradients():
@@ -405,32 +342,6 @@ async def test_workers_in_step_make_one_update_of_the_sum_of_their_gradients():
     means = gradients.mean(axis=1).tolist()
     expected, _ = written_out.learn(written_out.adam, [0.0] * COLUMNS, means, slots=rule.slot_names)
     assert learned == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: Optimize("w", Adam), ConfigurationError, r"psf.Optimize\(optimizer=\): .* make one of it: Adam\(\)"),
-        (lambda: Optimize("w", SGD(), weights=0), ConfigurationError, r"psf.Optimize\(weights=\): .* given 0"),
-        (lambda: Optimize("w", SGD(), step=0), ConfigurationError, r"psf.Optimize\(step=\): .* given 0"),
-        (lambda: Optimize("w", SGD(), scale=0.0), ConfigurationError, r"psf.Optimize\(scale=\): .* given 0.0"),
-        (
-            lambda: Optimize("w", Adam()).slot_row("z"),
-            OutOfRange,
-            r"psf.Optimize.slot_row: expected a slot of 'adam' \(m, v\), given 'z'",
-        ),
-        (lambda: Optimize("w", SGD()).slot_row("z"), OutOfRange, r"a slot of 'sgd' \(none\), given 'z'"),
-        (
-            lambda: Optimize("w", SGD(), weights=2).gradient_row(2),
-            OutOfRange,
-            r"psf.Optimize, row of weights: expected a whole number from 0 to 1, given 2",
-        ),
-    ],
-)
-def test_impossible_settings_are_refused_by_name(make, error, message):
-    """A scale of 0 made every weight infinite."""
-    with pytest.raises(error, match=message):
-        make()
 
 
 def test_equal_settings_are_equal():
