@@ -89,7 +89,7 @@ def test_learners_are_compared_on_all_rows_whatever_the_schedule(mode: Any, labe
     records = trips(300)
     learners = {"few": FEW_FIELDS, "all": None}
     seen = []
-    for seed in range(4):
+    for seed in range(0, 4, 2 if mode == "asynchronous" else 1):
         options = {"label": label, "features": FEATURES, "weight": "weight", "mode": mode, "mini_batch": 20 + seed}
         result = compared(records, learners, seed=seed, limit=3 + 30 * seed, report_every=70, window=100, **options)
         assert [report["learners"]["few"]["count"] for report in result.reports] == [70, 140, 210, 280, 300]
@@ -308,7 +308,7 @@ def test_a_learner_that_refuses_all_rows_is_left_behind(caplog: Any) -> None:
     out: Any = heard
     operator.process(predicted("b", [0, 1]), out)
     with caplog.at_level(logging.WARNING, logger="streamiter.learn"):
-        for start in range(0, 3_000_000, 250_000):
+        for start in range(0, 2_000_000, 250_000):
             operator.process(predicted("a", range(start, start + 250_000)), out)
             assert sum(each.shape[1] for each in operator._waiting["a"]) <= 1_500_000
     counts = [report["learners"]["a"]["count"] for report in heard.reports]
@@ -316,7 +316,7 @@ def test_a_learner_that_refuses_all_rows_is_left_behind(caplog: Any) -> None:
     assert {report["best"] for report in heard.reports[1:]} == {"a"}
     [warning] = caplog.records
     assert "'a' is 1000000 records ahead of 'b'" in warning.getMessage()
-    operator.process(predicted("b", range(2_500_000, 3_000_000)), out)
+    operator.process(predicted("b", range(1_500_000, 2_000_000)), out)
     assert heard.reports[-1]["learners"]["b"]["count"] == 500_002
 
 

