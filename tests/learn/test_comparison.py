@@ -16,7 +16,7 @@ from learn.test_foreign_models import mean
 from learn.test_late_labels import delayed_events
 
 from streamiter import Flow, topic
-from streamiter.errors import GraphError, JobFailed
+from streamiter.errors import JobFailed
 from streamiter.learn import (
     SGD,
     AdaptiveLinearModel,
@@ -338,27 +338,6 @@ def test_late_labels_are_compared_in_a_flow_of_any_parallelism() -> None:
     found = Compared(flow, events, {"all": None, "same": None}, labels=DELAYED, report_every=50, on_error="skip")
     run(flow)
     assert found.reports[-1]["learners"]["all"] == found.reports[-1]["learners"]["same"]
-
-
-@pytest.mark.parametrize(
-    ("learners", "options", "message"),
-    [
-        ({"a": None}, {}, "expected two learners or more by name, given \\['a'\\]"),
-        ({"a": None, "": None}, {}, "expected two learners or more by name"),
-        ({"a": None, "b": None}, {"margin": 1.0}, "margin=\\): expected a share from 0 to 1, given 1.0"),
-        ({"a": None, "b": None}, {"report_every": 0}, r"compare_online\(report_every=\)"),
-        ({"a": None, "b": LogisticRegression(1)}, {}, "expected a function that makes the model"),
-        ({"a": None, "b": {"window": 5}}, {}, "options of the learner 'b', given window; leave them out"),
-        ({"a": None, "b": None}, {"workers": 2}, "options of the learner 'a', given workers"),
-    ],
-)
-def test_options_that_cannot_be_used_are_refused_at_their_line(learners: Any, options: Any, message: str) -> None:
-    """A comparison of one learner, or with a margin that no learner reaches, looked as if it worked."""
-    flow = Flow("f")
-    stream = flow.from_items(turning(10))
-    with pytest.raises(GraphError, match=message):
-        compare_online(stream, learners, label="label", **options)
-    assert "1 steps" in repr(flow)
 
 
 @pytest.mark.parametrize("label", LABELS)

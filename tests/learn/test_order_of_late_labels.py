@@ -25,7 +25,7 @@ from support.waiting import until
 
 from streamiter import Checkpoints, Flow, Stream
 from streamiter.errors import GraphError
-from streamiter.learn import DelayedLabels, LogisticRegression, SparseRows, train_online
+from streamiter.learn import LogisticRegression, SparseRows, train_online
 from streamiter.learn.answer_delays import AnswerDelays
 from streamiter.learn.late_labels import LabelJoin
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorkerOptions, _Question
@@ -479,26 +479,6 @@ def test_a_schedule_for_true_and_false_takes_other_numbers() -> None:
     labels = replace(LABELS, schedule="expected", otherwise=0)
     found = Trained(labels, lambda flow: timed(flow.from_items(given, parallelism=1)))
     assert found.metrics["count"] == found.records == 1_500
-
-
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        (
-            replace(LABELS, schedule="soon"),
-            r"DelayedLabels\(schedule=\): expected 'expected' or 'end' or 'weighted' or 'at once'",
-        ),
-        (replace(LABELS, time="topic"), r"DelayedLabels\(time=\): expected 'event' or 'processing'"),
-        (replace(LABELS, schedule="end", within_s=None), r'schedule="end"\): expected within_s='),
-        (replace(LABELS, schedule="weighted", otherwise="no"), r'schedule="weighted"\): expected otherwise=False'),
-        (replace(LABELS, schedule="weighted", otherwise=None), r'schedule="weighted"\): expected otherwise=False'),
-    ],
-)
-def test_schedules_that_cannot_be_are_refused(labels: DelayedLabels, message: str) -> None:
-    """A schedule without an end learned nothing, and nobody was told."""
-    flow = Flow("f")
-    with pytest.raises(GraphError, match=message):
-        train_online(timed(flow.from_items([{"id": 1, "at": 1}])), labels=labels)
 
 
 async def test_the_timestamps_of_a_topic_are_the_time() -> None:
