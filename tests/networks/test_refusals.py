@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import tempfile
 from pathlib import Path
@@ -14,13 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 from networks.configuration.refusals import added, at_top, replaced, small, within
+from networks.functions_by_name import LOSSES
 from networks.published import deep_fm, layer
 from networks.training_support import rows
 from support.refusals import sections, with_errors_now, write
 
 from streamiter.errors import ConfigurationError
+from streamiter.learn.rows import BadRows
 from streamiter.networks.configuration import read_configuration
-from streamiter.networks.data import LabelledRows
+from streamiter.networks.data import LabelledRows, PlaceHolder
+from streamiter.sparse_rows import SparseRows
 
 FILE = Path(__file__).with_name("refusals.txt")
 NAMES: dict[str, Any] = {
@@ -73,11 +77,38 @@ async def where_written(code: str) -> object:
     return eval(code, NAMES)
 
 
+async def of_a_loss(code: str) -> object:
+    """Give labels to a loss, which must refuse the second one."""
+    name, labels = eval(code, NAMES)
+    with pytest.raises(BadRows) as bad:
+        LOSSES[name]().check_labels("layer 'end'", np.array(labels, dtype=float), 4)
+    assert bad.value.rows == (1,)
+    raise bad.value
+
+
+async def of_a_place_holder(code: str) -> object:
+    """Give a mini-batch to a place holder, which must keep the one before."""
+    place_holder = PlaceHolder(4, "float64")
+    place_holder.feed_data([[1, 2, 3, 4]], [7])
+    try:
+        return eval(code, {**NAMES, "place_holder": place_holder})
+    finally:
+        assert (place_holder.rows.tolist(), place_holder.labels.tolist()) == ([[1, 2, 3, 4]], [7])
+        assert not place_holder.training
+
+
+def sparse(rows: list[dict[int, float]], width: int) -> SparseRows:
+    return SparseRows.from_rows([(sorted(row), [row[at] for at in sorted(row)]) for row in rows], width)
+
+
+NAMES |= {"math": math, "sparse": sparse}
 CALLS = {
     "a change of a DeepFM, read from a file and as a dict": of_a_deep_fm,
     "documents": of_a_document,
     "texts of a file": of_a_text,
     "rows and labels": where_written,
+    "labels, of which a loss does not know the second": of_a_loss,
+    "mini-batches, of which a place holder has one": of_a_place_holder,
 }
 
 
