@@ -462,8 +462,6 @@ def test_too_many_values_are_sampled_equally_at_any_subtask(monkeypatch: pytest.
 
 # -- bad input -----------------------------------------------------------------------------------------------
 
-GOOD = {"features": [[0.0], [1.0]], "labels": [0, 1]}
-
 
 def test_names_are_as_many_as_features() -> None:
     """With another number of names, the printed tree would show wrong names."""

@@ -324,9 +324,6 @@ def test_a_function_that_fails_for_one_record_refuses_this_record_only() -> None
 # ---- options
 
 
-DELAYED_OPTIONS: Record = {"key_of": len, "is_answer": bool, "features": None, "target_of": float}
-
-
 # ---- a bad loss
 
 
