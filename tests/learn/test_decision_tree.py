@@ -462,55 +462,6 @@ def test_too_many_values_are_sampled_equally_at_any_subtask(monkeypatch: pytest.
 
 # -- bad input -----------------------------------------------------------------------------------------------
 
-GOOD = {"features": [[0.0], [1.0]], "labels": [0, 1]}
-
-
-@pytest.mark.parametrize(
-    ("task", "changed", "message"),
-    [
-        ("classification", {"features": np.zeros((0, 3)), "labels": []}, r"a matrix .* given shape \(0, 3\)"),
-        ("classification", {"features": []}, r"a matrix .* given shape \(0,\)"),
-        ("classification", {"features": np.zeros((2, 0))}, r"a matrix .* given shape \(2, 0\)"),
-        ("classification", {"features": [1.0, 2.0]}, r"a matrix .* given shape \(2,\)"),
-        ("classification", {"features": [["a"], ["b"]]}, "expected features as numbers"),
-        ("classification", {"features": [[0.0], [np.nan]]}, r"finite features, given nan for feature 0 \(row 1 "),
-        ("classification", {"features": [[0.0], [np.inf]]}, "finite features, given inf"),
-        ("classification", {"labels": [0.5, 1]}, r'whole numbers or texts \(or task="regression".*given 0.5'),
-        ("classification", {"labels": [np.nan, 1]}, r"whole numbers or texts .* given nan \(row 0 "),
-        ("classification", {"labels": [None, 1]}, "classes to be whole numbers or texts, given None"),
-        ("classification", {"labels": [1]}, r"2 labels, one for each row, given shape \(1,\)"),
-        ("regression", {"labels": [1, np.inf]}, r"finite labels, given inf \(row 1 "),
-        ("regression", {"labels": ["a", "b"]}, "expected labels as numbers"),
-        ("regression", {"labels": [1, 2, 3]}, r"2 labels, one for each row, given shape \(3,\)"),
-        ("classification", {"sample_weights": [1, -1]}, "sample weights of 0 or more, given -1.0"),
-        ("classification", {"sample_weights": [0, 0]}, "a sample weight above 0, given none"),
-    ],
-)
-def test_invalid_rows_are_refused(task: Any, changed: dict[str, Any], message: str) -> None:
-    """NaN is on no side of a threshold; after the error, the tree of the previous fit is still in use."""
-    fitted = DecisionTree(task).fit([[0], [1]], [3, 4])
-    with pytest.raises(ModelError, match=f"DecisionTree: .*{message}"):
-        fitted.fit(**(GOOD | changed))
-    assert fitted.predict([[0], [1]]).tolist() == [3, 4]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"task": "ranking"}, 'expected task "classification" or "regression", given \'ranking\''),
-        ({"maximum_depth": 0}, r"maximum_depth=\): expected a whole number of at least 1, given 0"),
-        ({"minimum_rows": 1.5}, r"minimum_rows=\): expected a whole number of at least 1, given 1.5"),
-        ({"minimum_gain": -1}, r"minimum_gain=\): expected a finite number of at least 0, given -1"),
-        ({"minimum_gain": float("nan")}, r"minimum_gain=\): .* given nan"),
-        ({"maximum_bins": 1}, r"maximum_bins=\): expected a whole number from 2 to 65,536, given 1"),
-        ({"maximum_bins": 100_000}, r"maximum_bins=\): .* given 100000"),
-    ],
-)
-def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
-    """The call must fail at once, and not after the tree has grown."""
-    with pytest.raises(ConfigurationError, match=f"DecisionTree.*{message}"):
-        DecisionTree(**options)
-
 
 def test_names_are_as_many_as_features() -> None:
     """With another number of names, the printed tree would show wrong names."""

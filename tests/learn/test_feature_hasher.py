@@ -195,37 +195,6 @@ def test_a_missing_column_is_an_error_of_the_whole_batch():
     assert not isinstance(caught.value, BadRows)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: FeatureHasher(["a"], bits=0), r"\(bits=\): expected a whole number from 1 to 32, given 0"),
-        (lambda: FeatureHasher(["a"], bits="18"), r"\(bits=\): expected a whole number .*, given '18'"),
-        (lambda: FeatureHasher(["a"], bits=18.0), r"\(bits=\): expected a whole number .*, given 18.0"),
-        (lambda: FeatureHasher(["a"], seed=2**63), rf"\(seed=\): .* to {2**63 - 1:,}, given {2**63}"),
-        (lambda: FeatureHasher(["a"], seed=1.5), r"\(seed=\): expected a whole number .*, given 1.5"),
-        (lambda: FeatureHasher(["a"], cached=-1), r"\(cached=\): expected a whole number .*, given -1"),
-        (lambda: FeatureHasher("city"), "expected lists of fields, given 'city' and"),
-        (lambda: FeatureHasher(), "expected one field or more, given none"),
-        (lambda: FeatureHasher(["a"], numeric=["a"]), "expected each field once"),
-        (lambda: FeatureHasher(["a", "a"]), "expected each field once"),
-        (lambda: FeatureHasher(numeric=["a", "a"]), "expected each field once"),
-        (lambda: FeatureHasher(["a"], crosses=[("a",)]), r"crosses=\): expected two fields or more in each"),
-        (lambda: FeatureHasher(crosses=["ab"]), r"crosses=\): expected two fields or more in each"),
-        (
-            lambda: FeatureHasher(["a"], crosses=[("a", "b"), ["a", "b"]]),
-            r"crosses=\): expected each cross once, given \[\('a', 'b'\), \['a', 'b'\]\]",
-        ),
-        (lambda: FeatureHasher({"a": 10**400}), r"expected finite scales, given \[1000"),
-        (lambda: FeatureHasher({"a": "2"}), r"expected finite scales, given \['2'\]"),
-        (lambda: FeatureHasher(numeric={"a": math.nan}), r"expected finite scales, given \[nan\]"),
-    ],
-)
-def test_invalid_settings_are_refused(make, message):
-    """Python iterates over a text letter by letter, so each letter would become a field."""
-    with pytest.raises(ConfigurationError, match=message):
-        make()
-
-
 def test_scales_multiply_the_values_of_categorical_fields_and_crosses() -> None:
     """A mapping of scales was read as a list of fields, and the scales were ignored."""
     hasher = FeatureHasher({"a": np.float32(2.0), "b": 0.5}, crosses={("a", "b"): 3.0}, numeric={"x": 10.0}, bits=16)

@@ -14,7 +14,7 @@ import pytest
 from iteration.iteration_support import SMALL, Dawdle, cut_items, ended, run
 from support.waiting import until
 
-from streamiter import Columns, Flow, IterationConfig, OperatorLifeCycle, Stream
+from streamiter import Columns, Flow, IterationConfig, Stream
 from streamiter.errors import GraphError, JobFailed, ModelError
 from streamiter.learn import KMeans, k_means
 from streamiter.learn.centroids import (
@@ -393,33 +393,6 @@ def test_two_of_them_in_one_flow_with_names() -> None:
 # -- refused input -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"clusters": 0}, "clusters=.: expected a whole number of at least 1, given 0"),
-        ({"clusters": 2.0}, "clusters=.: expected a whole number of at least 1, given 2.0"),
-        ({"rounds": 0}, "rounds=.: expected a whole number of at least 1, given 0"),
-        ({"rounds": None}, "rounds=.: expected a whole number of at least 1, given None"),
-        ({"seed": -1}, "seed=.: expected a whole number of at least 0, given -1"),
-        ({"tolerance": -0.1}, "tolerance=.: expected a distance of 0 or more, given -0.1"),
-        ({"tolerance": float("nan")}, "tolerance=.: expected a distance of 0 or more, given nan"),
-        ({"initial": [[0, 0]]}, "initial=.: expected 2 centroids for 2 clusters, given 1"),
-        ({"initial": [[0, 0], [0, np.nan]]}, r"initial=.: .* given nan \(row 1 of the batch\)"),
-        ({"initial": [0.0, 1.0]}, "initial=.: expected points as arrays of numbers, given .0.0, 1.0."),
-        (
-            {"config": IterationConfig(operator_life_cycle=OperatorLifeCycle.PER_ROUND)},
-            "config=.: expected operators that live for all rounds, given OperatorLifeCycle.PER_ROUND",
-        ),
-    ],
-)
-def test_invalid_options_are_refused_before_anything_runs(options: dict[str, Any], message: str) -> None:
-    options = {"clusters": 2, "rounds": 2, **options}
-    with pytest.raises(GraphError, match=message):
-        k_means(Flow("k-means").from_items(TWO_CLUSTERS), **options)
-    with pytest.raises(GraphError, match=message):
-        KMeans(**options)
-
-
 def test_an_unbounded_stream_is_refused() -> None:
     with pytest.raises(GraphError, match="expected a stream of points, given \\[1\\]"):
         k_means([1], clusters=1, rounds=1)  # type: ignore[arg-type]
@@ -474,20 +447,6 @@ def test_without_points_the_choice_of_centroids_fails_clearly(
         fitted([], parallelism=parallelism, clusters=2, rounds=2)
     assert "record" not in str(caught.value)
     assert caplog.records == []
-
-
-@pytest.mark.parametrize(
-    ("points", "message"),
-    [
-        (np.zeros((0, 2)), r"KMeans\.fit: expected one point or more, given none"),
-        (np.ones((300, 3)), r"KMeans\.fit: expected points of 2 numbers, as in initial=, given points of 3"),
-    ],
-)
-def test_arrays_that_cannot_be_clustered_are_refused_before_anything_runs(points: Any, message: str) -> None:
-    """The error is one short line; it once contained the whole matrix, twice."""
-    with pytest.raises(ModelError, match=message) as caught:
-        KMeans(clusters=2, initial=TWO_CLUSTERS[:2]).fit(points)
-    assert len(str(caught.value)) < 200
 
 
 def test_without_points_there_are_only_the_initial_centroids() -> None:

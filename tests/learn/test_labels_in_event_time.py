@@ -223,26 +223,6 @@ async def test_a_wait_ends_by_the_clock() -> None:
     assert models.items[-1].records == 4
 
 
-@pytest.mark.parametrize(
-    ("labels", "options", "message"),
-    [
-        (replace(DELAYED, within_s=0.0), {}, r"DelayedLabels\(within_s=\): expected seconds of at least 0.001"),
-        (replace(DELAYED, waiting_max=0), {}, r"DelayedLabels\(waiting_max=\): expected a whole number of at least 1"),
-        (
-            replace(DELAYED, within_s=1.0),
-            {"mode": "synchronous"},
-            r"expected DelayedLabels with within_s= and otherwise= only",
-        ),
-        (replace(DELAYED, otherwise=False), {"mode": "synchronous"}, r"only in event time, since the result must not"),
-    ],
-)
-def test_waits_that_cannot_be_kept_are_refused(labels: DelayedLabels, options: Any, message: str) -> None:
-    """A synchronous training depended on the clock."""
-    flow = Flow("f")
-    with pytest.raises(GraphError, match=message):
-        train_online(flow.from_items([{"id": 1}]), labels=labels, **options)
-
-
 def test_labels_for_the_end_of_a_wait_are_not_compared_by_the_clock() -> None:
     """Learners gave such rows at different places, and their losses were those of different rows."""
     flow = Flow("f")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from streamiter import Columns, Flow
-from streamiter.errors import ConfigurationError
 from streamiter.learn import (
     SGD,
     AdaGrad,
@@ -220,16 +219,3 @@ def test_targets_that_a_loss_is_not_defined_for_are_refused(loss, bad, message):
         mine.learn([[1.0], [1.0]], [1.0, bad])
     assert caught.value.rows == (1,)
     assert mine.version == 0
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: HuberLoss(0.0), r"HuberLoss\(delta=\): expected a number above 0, given 0.0"),
-        (lambda: QuantileLoss(90), r"QuantileLoss\(quantile=\): expected a share above 0 and below 1, given 90"),
-    ],
-)
-def test_settings_that_a_loss_cannot_use_are_refused(make, message):
-    """A quantile in percent made a model that ran away."""
-    with pytest.raises(ConfigurationError, match=message):
-        make()

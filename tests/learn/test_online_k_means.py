@@ -10,7 +10,7 @@ from iteration.iteration_support import SMALL, cut_items, ended, run
 from support.waiting import until
 
 from streamiter import Columns, Flow
-from streamiter.errors import ConfigurationError, GraphError, JobFailed, ModelError
+from streamiter.errors import ConfigurationError, JobFailed, ModelError
 from streamiter.learn import BadRows, KMeans, OnlineKMeans, online_k_means
 from streamiter.models import ModelSnapshot, initial_model, last_update
 from streamiter.topics import MemoryBroker
@@ -218,28 +218,6 @@ def test_records_that_are_no_points_are_skipped_and_the_others_count() -> None:
     assert statistics.step("k: centroids").rejected == 4
     with pytest.raises(JobFailed, match=r"k: centroids.*expected points"):
         followed(points, clusters=1, initial=[[0.0]], mini_batch=4, name="k")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"clusters": 0}, "clusters=.: expected a whole number of at least 1, given 0"),
-        ({"decay": 1.5}, "decay=.: expected a number from 0 .* to 1 .*, given 1.5"),
-        ({"decay": "x"}, "decay=.: expected a number from 0 .* given 'x'"),
-        ({"seed": True}, "seed=.: expected a whole number of at least 0, given True"),
-        ({"weights": [1, 1]}, "weights=.: expected initial centroids for these weights, given none"),
-        ({"initial": [[1.0]]}, "expected 2 initial centroids, given 1"),
-        ({"initial": [[1.0], [2.0]], "weights": [1]}, "expected 2 sample weights"),
-        ({"initial": [[1.0], [2.0]], "weights": [1, -1]}, "expected finite sample weights of 0 or more"),
-        ({"workers": 2}, "expected initial= with it, because no worker knows all points, given none"),
-        ({"workers": 0, "initial": [[1.0], [2.0]]}, "workers=.: expected a whole number of at least 1, given 0"),
-        ({"workers": 2, "initial": [[1.0], [2.0]], "timeout_s": 3}, "expected no time-out together with workers="),
-        ({"mini_batch": 0}, "expected a number of records of at least 1, given 0"),
-    ],
-)
-def test_invalid_options_are_refused_before_anything_runs(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(GraphError, match=message):
-        online_k_means(Flow("follow").from_items(BATCH), **{"clusters": 2, **options})
 
 
 def test_an_invalid_start_ends_the_job() -> None:

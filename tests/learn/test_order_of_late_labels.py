@@ -25,7 +25,7 @@ from support.waiting import until
 
 from streamiter import Checkpoints, Flow, Stream
 from streamiter.errors import GraphError
-from streamiter.learn import DelayedLabels, LogisticRegression, SparseRows, train_online
+from streamiter.learn import LogisticRegression, SparseRows, train_online
 from streamiter.learn.answer_delays import AnswerDelays
 from streamiter.learn.late_labels import LabelJoin
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorkerOptions, _Question
@@ -57,12 +57,11 @@ def test_events_are_learned_one_by_one_whatever_the_batches_are(schedule: Any, b
         assert found.metrics["count"] == len(loop.labels) == count
         assert (found.late, found.records) == (loop.late, count)
 
-    sizes = (1, 7, 20, 200) if count == 300 else (7, 200) if bound_ms else (1, 20)
-    for rows in (*sizes, len(given)):
+    for rows in (7 if bound_ms else 1 if count == 300 else 20, len(given)):
         check(Trained(labels, lambda flow, n=rows: timed(flow.from_source(source_of(given, n)), bound_ms)))
-    cuts: list[dict[str, Any]] = [{"mini_batch": 1}] if count == 300 else []
-    cuts += [{"mini_batch": 13, "workers": 3}, {"mini_batch": 50, "mode": "synchronous", "workers": 2}]
-    for seed, options in enumerate(cuts):
+    cuts: list[dict[str, Any]] = [{"mini_batch": 1}] if count == 300 and not bound_ms else []
+    cuts += [{"mini_batch": 50, "mode": "synchronous", "workers": 2} if bound_ms else {"mini_batch": 13, "workers": 3}]
+    for seed, options in enumerate(cuts, start=bound_ms):
         check(
             Trained(labels, lambda flow, s=seed: timed(cut_items(flow, given, seed=s), bound_ms), seed=seed, **options)
         )
@@ -74,15 +73,15 @@ def test_large_batches_of_a_source_are_learned_as_small_ones() -> None:
     assert len(given) > 8_000
     found = [
         Trained(LABELS, lambda flow, n=rows: timed(flow.from_source(source_of(given, n))))
-        for rows in (2_000, 8_000, len(given))
+        for rows in (2_000, len(given))
     ]
-    assert [each.bits for each in found] == [found[0].bits] * 3
+    assert found[0].bits == found[1].bits
     assert all(each.predictions.tobytes() == found[0].predictions.tobytes() for each in found)
 
 
 def test_partitions_and_streams_are_merged_in_the_order_of_event_time() -> None:
     """All views of a backlog were predicted before the first click was learned, or after, as the topics were read."""
-    given = events(1_200)
+    given = events(500)
     loop = Loop(given, "end")
     questions = [event for event in given if "label" not in event]
     answers = [event for event in given if "label" in event]
@@ -103,7 +102,7 @@ def test_partitions_and_streams_are_merged_in_the_order_of_event_time() -> None:
         found.append(frozen(models.items[-1].parameters))
     assert found == [found[0]] * len(found)
     # Equal times of two streams have no order, and few are equal here: the same labels, and nearly the same model.
-    assert loop.model.records == 1_200
+    assert loop.model.records == 500
 
 
 def keeps_order(stream: Stream) -> Stream:
@@ -127,7 +126,7 @@ def test_steps_before_the_training_keep_the_order() -> None:
     def chain(flow: Flow, rows: int) -> Stream:
         return keeps_order(timed(flow.from_source(source_of(given, rows)), 500))
 
-    for rows in (1, 30, 10_000):
+    for rows in (7, 10_000):
         flow = Flow("f")
         training = train_online(chain(flow, rows), labels=replace(LABELS, schedule="at once"))
         models = training.models.collect()
@@ -151,9 +150,9 @@ def test_a_model_that_learns_by_mini_batches_sees_the_same_events(schedule: Any)
             mini_batch=10,
             mode="synchronous",
         )
-        for rows in (1, 77, 10_000)
+        for rows in (7, 10_000)
     ]
-    assert [each.bits for each in found] == [found[0].bits] * 3
+    assert found[0].bits == found[1].bits
     assert found[0].metrics["count"] == 800
     share = found[0].targets.mean()
     assert abs(found[0].predictions[200:].mean() - share) < 0.05
@@ -282,7 +281,7 @@ def test_answers_in_bursts_make_no_clumps_of_true() -> None:
 @pytest.mark.parametrize("pair", [("no", "yes"), (0, 1), (np.False_, np.True_)], ids=str)
 def test_any_two_labels_are_learned_as_true_and_false(pair: tuple[Any, Any]) -> None:
     """Only the very object False got the default schedule: with "no", 0 or numpy's False the model was a wait old."""
-    given, found = start_of({"a": 0.5, "b": 0.1}, (1, 40), 3_000), []
+    given, found = start_of({"a": 0.5, "b": 0.1}, (1, 40), 1_500), []
     for negative, positive in (pair, (False, True)):
         labels = replace(
             LABELS,
@@ -482,26 +481,6 @@ def test_a_schedule_for_true_and_false_takes_other_numbers() -> None:
     assert found.metrics["count"] == found.records == 1_500
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        (
-            replace(LABELS, schedule="soon"),
-            r"DelayedLabels\(schedule=\): expected 'expected' or 'end' or 'weighted' or 'at once'",
-        ),
-        (replace(LABELS, time="topic"), r"DelayedLabels\(time=\): expected 'event' or 'processing'"),
-        (replace(LABELS, schedule="end", within_s=None), r'schedule="end"\): expected within_s='),
-        (replace(LABELS, schedule="weighted", otherwise="no"), r'schedule="weighted"\): expected otherwise=False'),
-        (replace(LABELS, schedule="weighted", otherwise=None), r'schedule="weighted"\): expected otherwise=False'),
-    ],
-)
-def test_schedules_that_cannot_be_are_refused(labels: DelayedLabels, message: str) -> None:
-    """A schedule without an end learned nothing, and nobody was told."""
-    flow = Flow("f")
-    with pytest.raises(GraphError, match=message):
-        train_online(timed(flow.from_items([{"id": 1, "at": 1}])), labels=labels)
-
-
 async def test_the_timestamps_of_a_topic_are_the_time() -> None:
     """A backlog of a week was joined by the clock: all of its questions and answers belonged to the same second."""
     given = distinct(events(400))
@@ -532,7 +511,7 @@ def test_a_training_behind_a_join_predicts_at_the_time_of_the_question(rows: tup
 
     The labels of a batch were equal for thousands of rows, and the model followed the last ones.
     """
-    given = distinct(start_of({"a": 0.5, "b": 0.1}, (1, 40), 2_000))
+    given = distinct(start_of({"a": 0.5, "b": 0.1}, (1, 40), 800))
     questions, answers = ([e for e in given if ("label" in e) is is_answer] for is_answer in (False, True))
     flow = Flow("f")
     left, right = (
@@ -557,7 +536,7 @@ def test_a_training_behind_a_join_predicts_at_the_time_of_the_question(rows: tup
     expected, expected_metrics = by_hand.models.collect(), by_hand.validation.collect()
     flow.run()
     assert frozen(models.items[-1].parameters) == frozen(expected.items[-1].parameters)
-    assert metrics.items[-1]["count"] == 2_000
+    assert metrics.items[-1]["count"] == 800
     assert metrics.items[-1]["loss"] == pytest.approx(expected_metrics.items[-1]["loss"])
 
 
@@ -569,7 +548,7 @@ async def test_a_wait_may_become_longer_or_shorter_between_two_runs(schedule: An
     answers = [{"id": n, "at": 1_000 * n + 12_000, "label": n % 4 > 1} for n in range(0, 30, 2)]
     given = sorted([*questions, *answers], key=lambda event: event["at"])
     for number, (before_s, after_s) in enumerate([(5, 20), (20, 5), (5, 5), (20, 20)]):
-        for cut in (7, 20, 35):
+        for cut in (7, 20, 35) if before_s != after_s else (20,):
             source = broker.topic(f"events {number} {cut}")
             await source.create()
             results = []
@@ -628,7 +607,7 @@ def test_several_subtasks_and_hidden_partitions_keep_the_order() -> None:
 def test_a_question_without_a_label_leaves_no_trace(lost: str, model: Any) -> None:
     """With weights, a question that never got a label stayed learned as False: predictions were half of the share."""
     draw, given = Random(3), []
-    for n in range(3_000):
+    for n in range(1_500):
         given.append({"id": n, "at": 100 * n, "kind": "a", "x": 0.5})
         if lost == "asked again" and n % 2:
             given.append({"id": n, "at": 100 * n + 10, "kind": "a", "x": 0.5})
@@ -650,7 +629,8 @@ def test_a_question_without_a_label_leaves_no_trace(lost: str, model: Any) -> No
         options = {"model": model, "workers": 1, "mini_batch": 50}
     found = Trained(labels, lambda flow: timed(flow.from_items(given, parallelism=1)), on_error="skip", **options)
     lost_all = lost == "too many"
-    assert found.metrics["count"] < 3_000 if lost in ("none", "bad", "raises", "too many") else 3_000
+    is_complete = lost in ("asked again", "delivered again")
+    assert (found.metrics["count"] == 1_500) is is_complete
     half = len(found.predictions) // 2
     if not lost_all:
         assert abs(found.predictions[half:].mean() - found.targets[half:].mean()) < 0.08

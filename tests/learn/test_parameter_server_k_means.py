@@ -12,7 +12,7 @@ from iteration.iteration_support import cut_items, run
 from learn.parameter_server_support import ALL, WORKERS
 
 from streamiter import Flow, topic
-from streamiter.errors import ConfigurationError, GraphError, JobFailed
+from streamiter.errors import ConfigurationError, JobFailed
 from streamiter.learn import KMeans, OnlineKMeans, SparseRows, k_means_on_parameter_server
 from streamiter.learn.on_parameter_server import CentroidRows, MoveCentroids
 from streamiter.models import model_updates
@@ -168,26 +168,6 @@ def test_points_of_another_length_fail_the_job_and_name_it() -> None:
     """The error was numpy's and said only that shapes could not be broadcast."""
     with pytest.raises(JobFailed, match="expected points as arrays of 3 numbers, given some of 2"):
         clustered(POINTS[:, :2], BSP())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"initial": [1.0, 2.0]}, r"\(initial=\): expected points as arrays of numbers"),
-        ({"initial": np.zeros((0, 2))}, r"\(initial=\): expected a row for each centroid, given none"),
-        ({"initial": [[np.nan]]}, r"\(initial=\): expected points of numbers"),
-        ({"decay": 1.5}, r"\(decay=\): expected a number from 0 .* to 1 .*, given 1.5"),
-        ({"decay": float("nan")}, r"\(decay=\): expected a number from 0"),
-        ({"epochs": 0}, r"\(epochs=\): expected a whole number of at least 1, given 0"),
-        ({"batch": 0}, r"\(batch=\): expected a whole number of at least 1, given 0"),
-        ({"consistency": None}, r"\(consistency=\): expected BSP\(\)"),
-    ],
-)
-def test_invalid_options_are_refused_when_the_flow_is_built(options: dict[str, Any], message: str) -> None:
-    """An error at run time names no line of the user's program."""
-    settings: dict[str, Any] = {"initial": [[0.0]], "consistency": BSP()} | options
-    with pytest.raises(GraphError, match=f"k_means_on_parameter_server.*{message}"):
-        k_means_on_parameter_server(Flow("refused").from_items([[1.0]]), ParameterServer(), **settings)
 
 
 @pytest.mark.parametrize(

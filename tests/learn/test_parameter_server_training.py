@@ -300,31 +300,6 @@ class Endless(Source):
     bounded = False
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"server": 3}, r"expected a ParameterServer, given 3; make one: ParameterServer\(shards=2\)"),
-        ({"consistency": "BSP"}, r"\(consistency=\): expected BSP\(\), ASP\(\) or SSP\(staleness=…\), given 'BSP'"),
-        ({"features": 0}, r"\(features=\): expected a whole number of at least 1, given 0"),
-        ({"batch": 1.5}, r"\(batch=\): expected a whole number"),
-        ({"epochs": 0}, r"\(epochs=\): expected a whole number of at least 1, given 0"),
-        ({"workers": 0}, r"\(workers=\): expected a whole number of at least 1, given 0"),
-        ({"publish_every": 0}, r"\(publish_every=\): expected a whole number of at least 1, given 0"),
-        ({"loss": "hinge"}, r'\(loss=\): expected "log" or "squared", given \'hinge\''),
-        ({"labels": "1/2"}, r'\(labels=\): expected "0/1" or "-1/1", given \'1/2\''),
-        ({"dtype": "int64"}, r"\(dtype=\): expected 'float32' or 'float64', given 'int64'"),
-        ({"extract": 5}, r"\(extract=\): expected a function that makes Examples of records, given 5"),
-        ({"optimizer": SGD}, r"\(optimizer=\): expected an Optimizer, given the class SGD"),
-        ({"worker": print}, r"\(worker=\): expected a class derived from ParameterServerWorker"),
-    ],
-)
-def test_invalid_options_are_refused_when_the_flow_is_built(options: dict[str, Any], message: str) -> None:
-    """An error at run time names no line of the user's program."""
-    settings: dict[str, Any] = {"server": ParameterServer(), "features": 3, "consistency": BSP()} | options
-    with pytest.raises(GraphError, match=f"train_on_parameter_server.*{message}"):
-        train_on_parameter_server(Flow("refused").from_items([1]), settings.pop("server"), **settings)
-
-
 def test_an_option_that_the_training_does_not_have_is_a_type_error() -> None:
     """The error of a misspelt option named a class that the user had not called, or the flow kept its first steps."""
     flow = Flow("flow")

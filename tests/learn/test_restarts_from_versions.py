@@ -98,6 +98,7 @@ LEARNERS: dict[str, dict[str, Any]] = {
         **SYNCHRONOUS,
     },
 }
+# Versions in one record, and in many of at most so many bytes.
 FORMS = {"json": 1_000_000, "safetensors": 1_000_000, "auto": 1_500}
 
 
@@ -138,7 +139,7 @@ async def test_a_restart_from_a_version_continues_to_the_last_bit(learner: str, 
         rows = [event for row in ROWS[: len(ROWS) // 2] for event in (row, {"id": row["id"], "answer": row["late"]})]
     whole, parts = await made(FORMS[form]), await made(FORMS[form])
     await in_thread(run, whole, rows, options, form)
-    for part in np.array_split(np.arange(len(ROWS)), 20 if form == "json" else 2):
+    for part in np.array_split(np.arange(len(ROWS)), 5 if form == "json" else 2):
         await in_thread(run, parts, [rows[row] for row in part], options, form)
     uninterrupted, restarted = await newest(whole), await newest(parts)
     assert frozen(restarted.parameters) == frozen(uninterrupted.parameters)

@@ -161,18 +161,3 @@ def test_a_hasher_takes_a_table_as_records(table: Make, column: Make) -> None:
     assert hasher.rows(table(fields)) == hasher.rows(records)
     with pytest.raises(ModelError, match="FeatureHasher: expected a field 'color', given size, count"):
         hasher.rows(table({"size": [1.0], "count": [1]}))
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (X, r"expected records, given a mapping; write \[…\] for one record, or Columns\(…\) for named arrays"),
-        ("abc", "expected records with fields, given the text 'abc'"),
-        (polars.DataFrame(X).lazy(), r"given a query of them, a polars.LazyFrame; write ….collect\(\)"),
-        ([{"a": 1}, "b"], "expected records with fields, given str in row 1"),
-    ],
-)
-def test_a_hasher_refuses_input_that_is_no_list_of_records(given: Any, message: str) -> None:
-    """The usual mistake is one record without a list."""
-    with pytest.raises(ModelError, match=message):
-        FeatureHasher(["a"]).rows(given)

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from streamiter.errors import ModelError
 from streamiter.models import LinearPredictor
 from streamiter.sparse_rows import SparseRows
 
@@ -74,53 +73,3 @@ def test_a_table_of_numbers_is_a_matrix(table: Any) -> None:
 def test_a_sparse_row_without_features_is_the_intercept() -> None:
     """If all features are 0, the score is the intercept."""
     assert LinearPredictor({"weights": np.ones(3), "intercept": 2.0})(([], [])) == 2.0
-
-
-@pytest.mark.parametrize(
-    ("x", "message"),
-    [
-        ([1.0, 2.0], r"expected rows of 3 features, as \(3,\) or \(n, 3\), given shape \(2,\)"),
-        (np.zeros((4, 2)), r"expected rows of 3 features.*given shape \(4, 2\)"),
-        (1.0, r"given shape \(\)"),
-        (np.zeros((1, 1, 3)), r"given shape \(1, 1, 3\)"),
-        (["a", "b", "c"], "expected rows as numbers"),
-        ([[1.0], [1.0, 2.0]], "expected rows as numbers"),
-        (([0, 3], [1.0, 1.0]), r"expected indices from 0 to 2 \(width 3\), given 3 in row 0"),
-        (([-1], [1.0]), "given -1 in row 0"),
-        (([0, 1], [1.0]), "expected as many values as indices in row 0, given 1 for 2"),
-        (([0.5], [1.0]), "expected indices as a list of integers, given shape .* of float64"),
-        (([[0]], [[1.0]]), r"expected indices as a list of integers, given shape \(1, 1\)"),
-        ((1.0, 2.0, 3.0), r"expected sparse rows as tuples \(indices, values\), given \(1.0, 2.0, 3.0\)"),
-        ([([0], [1.0]), [1.0]], r"expected sparse rows as tuples \(indices, values\), given \[1.0\]"),
-        (
-            SparseRows([0, 1], [3], [1.0], 4),
-            "expected sparse rows of width 3, given width 4; make them with the hasher that the model was trained with",
-        ),
-        (pandas.DataFrame({"x": [1.0], "y": [2.0]}), r"given shape \(1, 2\)"),
-        (pandas.DataFrame({"x": [1.0], "y": ["2"]}), "rows: column 'y': expected numbers, given <U1; leave the column"),
-        (polars.DataFrame({"x": [1.0]}).lazy(), r"given a query of them, a polars.LazyFrame; write ….collect\(\)"),
-        ({"x": 1.0}, "expected rows as numbers, given dict"),
-    ],
-)
-def test_rows_that_do_not_fit_are_refused_with_both_numbers(x: Any, message: str) -> None:
-    """A broadcast turned a row of the wrong length into a plausible number."""
-    with pytest.raises(ModelError, match=message):
-        LinearPredictor(np.ones(3))(x)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"centroids": np.ones((2, 2))}, "parameters 'centroids': expected 'weights'.*predict=f"),
-        ({"weights": np.ones((2, 2))}, r"expected 'weights' as numbers of shape \(d,\), given shape \(2, 2\)"),
-        ({"weights": np.array(["a"])}, "expected 'weights' as numbers"),
-        ({"weights": np.ones(2), "intercept": np.ones(2)}, "expected 'intercept' as one number"),
-        ({"weights": np.ones(2), "intercept": "high"}, "expected 'intercept' as one number, given 'high'"),
-        ({"weights": np.ones(2), "link": "probit"}, "expected 'link' as one of identity, logit, log, given 'probit'"),
-        ({"weights": np.ones(2), "link": np.ones(1)}, "expected 'link' as one of identity, logit"),
-    ],
-)
-def test_parameters_that_are_no_linear_model_are_refused(parameters: Any, message: str) -> None:
-    """A model of another kind must not be served as a linear model."""
-    with pytest.raises(ModelError, match=message):
-        LinearPredictor(parameters)

@@ -113,27 +113,6 @@ def test_an_invalid_share_for_validation_is_refused(ratio: float) -> None:
         part(rows(8), validate_ratio=ratio)
 
 
-@pytest.mark.parametrize(
-    ("given", "labels", "message"),
-    [
-        (
-            [[1, 2]],
-            [1],
-            r"rows as an array of numbers \(rows, features\), or as SparseRows, given the list \[\[1, 2\]\]",
-        ),
-        (np.zeros(3), np.zeros(3), r"rows as an array .*, given one of float64 of shape \(3,\); make one: np\.array"),
-        (np.array([["a"]]), np.zeros(1), r"rows as an array of numbers .*, given one of <U1 of shape \(1, 1\)"),
-        (np.zeros((1, 2)), [1], r"labels as an array of 1 numbers, one for each row, given the list \[1\]; make one"),
-        (np.zeros((1, 2)), np.zeros(2), r"labels as an array of 1 numbers, .*, given one of float64 of shape \(2,\)"),
-        (rows(2).rows, np.array(["1", "0"]), r"labels as an array of 2 numbers, .*, given one of <U1 of shape \(2,\)"),
-    ],
-)
-def test_invalid_labelled_rows_are_refused_when_they_are_made(given: Any, labels: Any, message: str) -> None:
-    """Lists were accepted, and the training ended with numpy's AttributeError."""
-    with pytest.raises(ModelError, match=f"^LabelledRows: expected {message}"):
-        LabelledRows(given, labels)
-
-
 def labels_of(steps: TrainingSteps, step: int, workers: int) -> list[float]:
     parts = [steps.mini_batch(step, worker) for worker in range(workers)]
     return [label for each in parts if each is not None for label in each.labels.tolist()]

@@ -70,29 +70,6 @@ def test_dense_rows_have_all_features():
     assert (place_holder.is_sparse, place_holder.feature_dimension, place_holder.training) == (False, 3, False)
 
 
-@pytest.mark.parametrize(
-    ("rows", "labels", "message"),
-    [
-        (_sparse([{1: 1.0}], 5), None, "expected sparse rows of width 4, given width 5"),
-        ([[1.0, 2.0]], None, r"expected rows of 4 features .*, given shape \(1, 2\)"),
-        ([1.0, 2.0, 3.0, 4.0], None, r"expected rows of 4 features .*, given shape \(4,\)"),
-        ([["a", "b", "c", "d"]], None, "expected rows of numbers, given could not convert"),
-        (_sparse([{1: 1.0}], 4), [1, 1], r"expected 1 labels, one for each row, given shape \(2,\)"),
-        (_sparse([{1: 1.0}], 4), ["a"], "expected labels as numbers, given list: could not convert"),
-        (np.zeros((0, 4)), None, "expected at least one row, given none"),
-    ],
-)
-def test_an_invalid_mini_batch_is_refused_and_the_one_before_stays(rows, labels, message):
-    """A refused batch left the labels of one mini-batch with the rows of another."""
-    place_holder = PlaceHolder(4, "float64")
-    place_holder.feed_data([[1, 2, 3, 4]], [7])
-    with pytest.raises(ModelError, match=f"PlaceHolder: {message}"):
-        place_holder.feed_data(rows, labels, training=True)
-    assert place_holder.rows.tolist() == [[1, 2, 3, 4]]
-    assert place_holder.labels.tolist() == [7]
-    assert not place_holder.training
-
-
 def test_without_a_mini_batch_there_are_no_rows():
     """A layer read the rows before any data had arrived."""
     with pytest.raises(ModelError, match="expected a mini-batch, given none yet; call feed_data first"):

@@ -9,7 +9,6 @@ import pytest
 from networks.finite_differences import assert_agree, differences
 from networks.functions_by_name import LOSSES
 
-from streamiter.learn.rows import BadRows
 from streamiter.networks.functions import NetworkHuberLoss
 
 CLASSES = 4
@@ -178,35 +177,6 @@ def test_right_predictions_are_counted(name):
     expected = scores.argmax(axis=1) == labels if name == "softmaxloss" else (scores[:, 0] > above) == (labels > 0)
     assert 0 < expected.sum() < 50
     np.testing.assert_array_equal(right, expected)
-
-
-@pytest.mark.parametrize(
-    ("name", "labels", "message"),
-    [
-        ("logloss", [1, 0], "'end': expected labels −1 or 1 for logloss, given 0.0; set translabel to PosNegTrans "),
-        ("hingeloss", [1, 2], "'end': expected labels −1 or 1 for hingeloss, given 2.0"),
-        (
-            "crossentropyloss",
-            [1, 0.5],
-            "'end': expected labels 0 or 1 .* for crossentropyloss, given 0.5; set .* ZeroOneTrans ",
-        ),
-        (
-            "softmaxloss",
-            [0, 4],
-            "'end': expected labels from 0 to 3 for softmaxloss, given 4.0; set translabel to SubOneTrans where they "
-            "count from 1, to AddOneTrans where they count from −1, or give the scores an output for each class",
-        ),
-        ("softmaxloss", [0, -1], "'end': expected labels from 0 to 3 for softmaxloss, given -1.0"),
-        ("softmaxloss", [0, 1.5], "'end': expected labels from 0 to 3 for softmaxloss, given 1.5"),
-        ("l2loss", [0, math.nan], "'end': expected finite labels for l2loss, given nan; leave these rows out"),
-        ("huberloss", [0, math.inf], "'end': expected finite labels for huberloss, given inf"),
-    ],
-)
-def test_labels_that_a_loss_does_not_know_are_named(name, labels, message):
-    """A log loss with labels 0 and 1 learned from half of the rows, without an error."""
-    with pytest.raises(BadRows, match=message) as bad:
-        LOSSES[name]().check_labels("layer 'end'", np.array(labels, dtype=float), CLASSES)
-    assert bad.value.rows == (1,)
 
 
 @pytest.mark.parametrize("name", NAMES)

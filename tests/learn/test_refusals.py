@@ -1,0 +1,83 @@
+"""Options, settings and rows that learners refuse, with the texts in ``refusals.txt``; the learners stay as they were.
+
+``PYTHONPATH=tests python tests/learn/test_refusals.py`` writes the texts as they are now.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars
+import pytest
+from learn.linear_cases import LABELS, ROWS
+from learn.online_support import DELAYED
+from support.refusals import sections, with_errors_now, write
+
+from streamiter import Flow, IterationConfig, OperatorLifeCycle, learn
+from streamiter.parameter_server import BSP, ParameterServer
+
+FILE = Path(__file__).with_name("refusals.txt")
+NAMES: dict[str, Any] = {name: getattr(learn, name) for name in learn.__all__}
+NAMES |= {"math": math, "np": np, "polars": polars, "replace": replace, "BSP": BSP, "ParameterServer": ParameterServer}
+NAMES |= {"IterationConfig": IterationConfig, "OperatorLifeCycle": OperatorLifeCycle, "DELAYED": DELAYED}
+NAMES |= {"ROWS": ROWS, "LABELS": LABELS}
+
+
+class Made(learn.LinearRegression):
+    """A model whose text is the same in each run."""
+
+    def __repr__(self) -> str:
+        return "a model"
+
+
+NAMES["made"] = Made(3)
+NAMES["FUNCTIONS"] = {"key_of": len, "is_answer": bool, "features": None, "target_of": float}
+
+
+async def of_a_stream(code: str) -> object:
+    """Evaluate a call with rows, and rows with event time, to which it must not have added a step."""
+    flow = Flow("f")
+    rows = flow.from_items([{"id": 1, "at": 1}])
+    timed = rows.event_time("at", unit="ms", check_unit=False)
+    before = repr(flow)
+    try:
+        return eval(code, {**NAMES, "rows": rows, "timed": timed})
+    finally:
+        assert repr(flow) == before
+
+
+async def where_written(code: str) -> object:
+    return eval(code, NAMES)
+
+
+async def of_a_fitted_model(code: str) -> object:
+    """Evaluate a call with a linear model without a version, and with trees that were fitted."""
+    model = learn.LogisticRegression(2)
+    tree, numbers = (learn.DecisionTree(task).fit([[0], [1]], [3, 4]) for task in ("classification", "regression"))
+    try:
+        return eval(code, {**NAMES, "model": model, "tree": tree, "numbers": numbers})
+    finally:
+        assert (model.version, model.weights.tolist()) == (0, [0.0, 0.0])
+        assert tree.predict([[0], [1]]).tolist() == numbers.predict([[0], [1]]).tolist() == [3, 4]
+
+
+CALLS = {
+    "streams, before a flow is started": of_a_stream,
+    "settings, where they are written": where_written,
+    "rows, for models that stay as they were": of_a_fitted_model,
+}
+
+
+@pytest.mark.parametrize("section", CALLS)
+async def test_wrong_options_and_rows_are_refused_with_their_texts(section: str) -> None:
+    """Each section tells the incidents that its refusals prevent."""
+    text = sections(FILE)[section]
+    assert await with_errors_now(text, CALLS[section]) == text
+
+
+if __name__ == "__main__":
+    write(FILE, CALLS)

@@ -1,0 +1,60 @@
+"""Files of a service that are refused, with the texts in ``refusals.txt``.
+
+``PYTHONPATH=tests python tests/service/test_refusals.py`` writes the texts as they are now.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from service.test_settings_file import GOOD
+from support.refusals import sections, with_errors_now, write
+
+from streamiter.service.settings_file import read_settings
+
+FILE = Path(__file__).with_name("refusals.txt")
+SHORT = """
+service.name = "s"
+input.topic = "memory://in"
+publish.topic = "memory://out"
+[learn]
+label = { field = "late" }
+"""
+REMOTE = 'address = "0.0.0.0:8080"'
+LABEL = 'label = { event = "arrival", key = "flight", value = "delay > 15", within = "36h" }'
+
+
+async def of_learn(code: str) -> object:
+    return read_settings(f"{SHORT}{eval(code)}\n").learn
+
+
+async def of_the_address(code: str) -> object:
+    keys = eval(code, {"REMOTE": REMOTE})
+    text = GOOD.replace('address = "127.0.0.1:8080"', keys).replace("\nbehind_proxy = false", "")
+    return read_settings(text).http.requests_max
+
+
+async def of_the_label(code: str) -> object:
+    label, kind = eval(code)
+    text = GOOD.replace(LABEL, f"label = {label}").replace('kind = "classification"', f'kind = "{kind}"')
+    return read_settings(text).learn
+
+
+CALLS = {
+    "the table learn, of a file with little else": of_learn,
+    "the address, of a file that is complete": of_the_address,
+    "the label and its kind, of a file that is complete": of_the_label,
+}
+
+
+@pytest.mark.usefixtures("connectors_found_once")
+@pytest.mark.parametrize("section", CALLS)
+async def test_wrong_settings_are_refused_with_their_texts(section: str) -> None:
+    """Each section tells the incidents that its refusals prevent."""
+    text = sections(FILE)[section]
+    assert await with_errors_now(text, CALLS[section]) == text
+
+
+if __name__ == "__main__":
+    write(FILE, CALLS)
