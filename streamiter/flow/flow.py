@@ -56,7 +56,7 @@ from streamiter.topics.urls import shown_given
 if TYPE_CHECKING:
     from streamiter.flow.drawing import DrawingFormat
     from streamiter.runtime.job import Job
-    from streamiter.runtime.plan import JobOptions, OwnProcess
+    from streamiter.runtime.job_settings import JobOptions, OwnProcess
     from streamiter.runtime.running import OnInterrupt, WhileRunning
     from streamiter.runtime.statistics import JobStatistics
 
@@ -316,7 +316,7 @@ class Flow(FlowUnderConstruction):
         # Imported here: the modules that run a job are a fifth of the import time of this package, and a program that
         # only builds or draws a flow does not need them.
         from streamiter.runtime.checkpointing.restore import check_restore_option
-        from streamiter.runtime.plan import JobOptions
+        from streamiter.runtime.job_settings import JobOptions
 
         if on is not None:
             raise ConfigurationError(

@@ -22,7 +22,7 @@ from streamiter.numbers import positive, whole_number
 from streamiter.processes.link import Address
 from streamiter.processes.silence import SILENCE_S, ProcessLook
 from streamiter.runtime.checkpointing.restore import check_restore_option
-from streamiter.runtime.plan import ChannelLimits, JobOptions
+from streamiter.runtime.job_settings import ChannelLimits, JobOptions
 from streamiter.times import Seconds, in_seconds
 
 SUPERVISOR: Final = -1

@@ -57,8 +57,9 @@ from streamiter.processes.mesh import ProcessMesh
 from streamiter.processes.silence import ProcessNote
 from streamiter.runtime.failures import error_to_plain
 from streamiter.runtime.job import Job, StopMode
+from streamiter.runtime.job_settings import JobOptions, OwnProcess
 from streamiter.runtime.placement import Placement
-from streamiter.runtime.plan import JobOptions, OwnProcess, first_process
+from streamiter.runtime.plan import first_process
 from streamiter.runtime.statistics import REPORT_EVERY_S
 from streamiter.times import in_seconds
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock
@@ -19,12 +19,10 @@ from streamiter.errors import ConfigurationError, GraphError, StorageFull, did_y
 from streamiter.operators.operator import Operator, known_of
 from streamiter.runtime.checkpointing.checkpoint_messages import PositionsByStep
 from streamiter.runtime.instance import OperatorInstance
+from streamiter.runtime.job_settings import JobOptions
 from streamiter.runtime.task import Task
 from streamiter.topics.source_and_sink import TopicSink, TopicSource
 from streamiter.topics.topic import Topic, Transactions
-
-if TYPE_CHECKING:
-    from streamiter.runtime.plan import JobOptions
 
 _log = logging.getLogger("streamiter.job")
 
