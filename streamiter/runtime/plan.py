@@ -34,6 +34,7 @@ from streamiter.runtime.feeder import EventTimeInput, Feeder, SinkEncoding
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_key, leaves_loop, order_numbers, read_to_end
 from streamiter.runtime.inbox import Inbox
 from streamiter.runtime.instance import OperatorInstance, check_not_shared, make_source, operator_of, operators_of
+from streamiter.runtime.job_settings import ChannelLimits as ChannelLimits
 from streamiter.runtime.job_settings import JobOptions, OwnProcess
 from streamiter.runtime.order import ARRIVAL, BY_EPOCH, BY_EPOCH_THEN_PORT
 from streamiter.runtime.output import ChannelOutput, EdgeWriter, FeedbackWriter, Writer

@@ -21,6 +21,7 @@ from streamiter.runtime.checkpointing.checkpoint_messages import PositionsByStep
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.job_settings import JobOptions
 from streamiter.runtime.task import Task
+from streamiter.topics.compacted import commit_positions, committed_positions
 from streamiter.topics.source_and_sink import TopicSink, TopicSource
 from streamiter.topics.topic import Topic, Transactions
 
@@ -251,7 +252,7 @@ class SourcePositions:
             if topic.commit_domain == domain:
                 taken = [task.positions if at_start else task.barriers.positions for task in tasks]
                 positions = TopicSource.group_positions([*taken, *self.elsewhere.get(step, [])], self._run)
-                await transactions.commit_positions(topic, id_of(self._flow), positions)
+                await commit_positions(transactions, topic, id_of(self._flow), positions)
 
     async def commit_others(self, *, at_start: bool = False) -> None:
         """Commit the positions that are not in the job's transaction."""
@@ -270,7 +271,7 @@ class SourcePositions:
         It is "" for positions that a tool has set.
         """
         topics = [topic for topic, _tasks in self._sources.values()]
-        found = [await topic.committed_positions(id_of(self._flow), clock=self._clock) for topic in topics]
+        found = [await committed_positions(topic, id_of(self._flow), clock=self._clock) for topic in topics]
         return [None if each is None else each.run for each in found]
 
     async def close(self) -> None:
