@@ -82,6 +82,7 @@ check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	PYTHONPATH=tests $(BIN)/python -m support.circles
 
 format: $(VENV)/installed
 	$(BIN)/ruff format .

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -19,7 +20,6 @@ from sysconfig import get_paths
 from types import ModuleType
 from typing import Any, Final, TypeVar
 
-from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError, StreamiterError
 
 Result = TypeVar("Result")
@@ -81,7 +81,7 @@ def _why_not_importable(thing: object, module: str | None, name: str | None, in_
     return None if found is thing else f"is not what '{module}:{name}' names"
 
 
-def describe(value: object, what: str) -> tuple[PlainValue, ...]:
+def describe(value: object, what: str) -> tuple[Any, ...]:
     """Return a value as plain data: a function or class as its name, ``functools.partial`` part by part.
 
     ``what`` names the value in errors. Raises ConfigurationError for a function or class that cannot be imported.
@@ -101,7 +101,7 @@ def describe(value: object, what: str) -> tuple[PlainValue, ...]:
     return ("name", module, _file_of(module), name)
 
 
-def resolve(described: tuple[PlainValue, ...]) -> Any:
+def resolve(described: tuple[Any, ...]) -> Any:
     """Return the value that :func:`describe` described; import what it names."""
     match described:
         case ("value", value):
@@ -175,6 +175,6 @@ def _place(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return ""  # its message has file and line
     libraries = (get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    others = ("<frozen", os.path.dirname(__file__) + os.sep, *libraries)
+    others = ("<frozen", os.path.dirname(inspect.getfile(StreamiterError)) + os.sep, *libraries)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
     return f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import ClassVar, Final
 
-from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, TopicDenied, TopicError, TopicNotFound
 from streamiter.topics.connecting import check_partition_count, closed_on_failure
 from streamiter.topics.topic import (
@@ -71,6 +70,7 @@ def _options(address: KafkaAddress, options: Mapping[str, object], subject: str)
 class KafkaTopic(Topic):
     """A topic of a Kafka cluster. Each reader, writer and transaction has connections of its own."""
 
+    keeps_positions = True
     compaction_settings: ClassVar[Mapping[str, str]] = MappingProxyType({"cleanup.policy": "compact"})
     eager_compaction_settings: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
@@ -139,7 +139,7 @@ class KafkaTopic(Topic):
         async with closed_on_failure(self._cluster()) as cluster:
             return await open_transactions(cluster, self.commit_domain, transactional_id, timeout_s)
 
-    async def committed_positions(self, group: str, *, clock: Clock) -> GroupPositions | None:
+    async def committed_positions(self, group: str) -> GroupPositions | None:
         """Return the offsets of the consumer group ``group``."""
         async with self._cluster() as cluster:
             return await group_offsets(cluster, group, self.name)

@@ -1,4 +1,8 @@
-"""Keys: their types, their bytes, and the key group of each key.
+"""Which subtask: of a key, and of a partition of a topic.
+
+Partition p is read by subtask p modulo their number; the state that belongs to the partition is there, too. A key
+belongs to a *key group*, and each subtask has a range of groups: the records of a key, its state and its timers are
+at :func:`subtask_of_key`.
 
 A key is an int, str, bytes or a tuple of keys. Its *encoding* is that of msgpack with the shortest form of integers, so
 equal keys have equal bytes, and different keys (1, "1", b"1", (1,)) have different bytes. A *key group* is a set of
@@ -19,12 +23,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.checkpoints.plain_data import shown, type_name
 from streamiter.checkpoints.plain_format import BIG_INT, Extension, extension, joined, pack, pack_each, unpack
 from streamiter.errors import PlainDataError
 
@@ -33,6 +36,37 @@ Key = int | str | bytes | tuple[Any, ...]
 
 KEY_GROUPS: Final = 128
 """Number of key groups of a flow, and so the largest parallelism of a keyed step."""
+
+Groups = TypeVar("Groups", int, npt.NDArray[np.int64])
+
+
+def subtask_of_group(group: Groups, subtasks: int) -> Groups:
+    """Return the subtask that owns a key group, or the subtasks that own an array of key groups."""
+    return group * subtasks // KEY_GROUPS
+
+
+def subtask_of_key(key: object, subtasks: int) -> int:
+    """Return the subtask that gets the records of a key, and has its state and its timers.
+
+    >>> [subtask_of_key(key, 4) for key in ("user-17", 17, np.int32(17))]
+    [0, 1, 1]
+    """
+    return subtask_of_group(key_group(key), subtasks)
+
+
+def subtask_of_partition(partition: int, subtasks: int) -> int:
+    """Return the subtask that reads a partition, and has the state that belongs to it."""
+    return partition % subtasks
+
+
+def partitions_of_subtask(subtask: int, subtasks: int, partitions: int) -> range:
+    """Return the partitions that a subtask reads.
+
+    >>> list(partitions_of_subtask(1, 3, partitions=8))
+    [1, 4, 7]
+    """
+    return range(subtask, partitions, subtasks)
+
 
 _EXACT: Final = frozenset({int, str, bytes})
 _NUMPY_INTS: Final = frozenset(np.dtype(c).type for c in "bBhHiIlLqQ")  # np.integer includes timedeltas
@@ -65,6 +99,8 @@ def _normalized(key: Any) -> Key:
         return str.__str__(key)  # str(key) loses NULs at the end
     if kind is np.bytes_:
         return bytes(key)
+    from streamiter.checkpoints.plain_data import shown, type_name  # For the message: it takes a while to import.
+
     expected = "expected an int, str, bytes or a tuple of such"
     raise PlainDataError(f"key {shown(key)}: {expected}, given {type_name(kind)}; {_advice(key)}")
 

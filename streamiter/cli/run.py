@@ -17,8 +17,8 @@ from streamiter import LocalProcesses, Ray
 from streamiter.cli.figures import INTERRUPTED, errors_of_output, print_statistics, watched
 from streamiter.errors import ConfigurationError
 from streamiter.flow.flow import Flow, Processes
-from streamiter.flow.loading import load_flow
 from streamiter.numbers import whole_number_in
+from streamiter.processes.loading import load_flow
 from streamiter.runtime.job import StopMode
 from streamiter.runtime.running import OnInterrupt, Watched, run_in_own_loop, run_jobs
 from streamiter.runtime.statistics import JobStatistics
@@ -120,7 +120,7 @@ def run(
             "them, given none; add it"
         )
     host = None if processes is None else _host(on, processes, target, address, limits)
-    statistics = run_in_own_loop(run_flow(load_flow(target), on_interrupt, options, host))
+    statistics = run_in_own_loop(run_flow(load_flow(target, Flow), on_interrupt, options, host))
     print_statistics(statistics, as_json=as_json)
     if statistics.state == "aborted":
         raise typer.Exit(INTERRUPTED)
@@ -214,7 +214,7 @@ def write_drawing(drawable: Flow | Network, drawing_format: DrawingFormat, outpu
 def draw(target: Target, output: OutputOption = None, drawing_format: FormatOption = None) -> None:
     """Draw the graph of a flow, without running it: as Mermaid text, SVG or PNG."""
     chosen = format_for(output, drawing_format)
-    write_drawing(load_flow(target), chosen, output)
+    write_drawing(load_flow(target, Flow), chosen, output)
 
 
 # This character keeps typer from joining lines.

@@ -39,6 +39,7 @@ from streamiter.runtime.graph import (
     Edge,
     Graph,
     KeySelector,
+    RunnableFlow,
     Step,
     StepLoop,
     has_timestamps,
@@ -104,7 +105,7 @@ class BuiltGraph(Graph):
             raise
 
 
-class FlowUnderConstruction:
+class FlowUnderConstruction(RunnableFlow):
     """The part of a flow that its streams and iterations know."""
 
     def __init__(self, name: str, parallelism: int = 1, *, state: StateBackend | None = None) -> None:
@@ -113,13 +114,11 @@ class FlowUnderConstruction:
         self.name = name
         self.parallelism = check_count(parallelism, "a parallelism", step=name)
         self.state = check_state(name, state)
-        """Where the states of keys are kept; None: in memory."""
         self.plain_data = PlainData()
         self.graph = BuiltGraph(self.plain_data)
 
     @property
     def steps(self) -> Sequence[Step]:
-        """The steps, in the order in which they were added."""
         return self.graph.steps
 
     def register(self, struct: type[msgspec.Struct]) -> None:

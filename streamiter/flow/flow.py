@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
@@ -56,7 +55,6 @@ from streamiter.topics.urls import shown_given
 if TYPE_CHECKING:
     from streamiter.flow.drawing import DrawingFormat
     from streamiter.runtime.job import Job
-    from streamiter.runtime.plan import JobOptions, OwnProcess
     from streamiter.runtime.running import OnInterrupt, WhileRunning
     from streamiter.runtime.statistics import JobStatistics
 
@@ -316,7 +314,8 @@ class Flow(FlowUnderConstruction):
         # Imported here: the modules that run a job are a fifth of the import time of this package, and a program that
         # only builds or draws a flow does not need them.
         from streamiter.runtime.checkpointing.restore import check_restore_option
-        from streamiter.runtime.plan import JobOptions
+        from streamiter.runtime.job_settings import JobOptions
+        from streamiter.runtime.running import job_of
 
         if on is not None:
             raise ConfigurationError(
@@ -429,15 +428,6 @@ def _checked_steps(flow: str, given: object) -> frozenset[str]:
             f'{shortened(given if names is None else names)}; write changed_steps=["name of the step"]'
         )
     return frozenset(names)
-
-
-def job_of(flow: Flow, options: JobOptions, own: OwnProcess | None = None) -> Job:
-    """Return a job of the flow that is not started, in ``own``, one process of several."""
-    from streamiter.models.update import ModelSnapshot
-    from streamiter.runtime.job import Job
-
-    flow.register(ModelSnapshot)
-    return Job(flow.name, flow.steps, flow.plain_data, replace(options, state=flow.state), own)
 
 
 def listed_items(owner: str, items: Any) -> Batch:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from streamiter.operators.output import DeadLetter, RejectionPolicy
     from streamiter.records import OutputTag
     from streamiter.runtime.checkpointing.commit import JobSnapshot
-    from streamiter.runtime.plan import ChannelLimits
+    from streamiter.runtime.job_settings import ChannelLimits
     from streamiter.times import Seconds
     from streamiter.topics.topic import SourceStart, StartPosition, StopPosition, Topic
 

@@ -28,7 +28,7 @@ from streamiter.iteration.progress import EndReason
 from streamiter.learn.rows import BadRows, Examples, Extract, Features, as_examples
 from streamiter.records import Batch, Columns
 from streamiter.runtime.job import Job, StopMode
-from streamiter.runtime.plan import ChannelLimits
+from streamiter.runtime.job_settings import ChannelLimits
 from streamiter.runtime.running import run_in_own_loop, signal_handlers, stopping_on_signals
 from streamiter.runtime.statistics import JobStatistics
 from streamiter.sparse_rows import SparseRows

@@ -50,7 +50,7 @@ from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.parameter_server.consistency import BSP, Consistency
 from streamiter.parameter_server.server import ParameterServer
 from streamiter.records import Batch
-from streamiter.runtime.plan import ChannelLimits
+from streamiter.runtime.job_settings import ChannelLimits
 from streamiter.sparse_rows import SparseRows
 
 

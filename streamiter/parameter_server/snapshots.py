@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeGuard, cast, final
+from typing import Any, Final, Protocol, TypeGuard, cast, final
 
 import numpy as np
 
@@ -38,9 +38,6 @@ from streamiter.parameter_server.requests import (
     size_of_adds,
     summed_adds,
 )
-
-if TYPE_CHECKING:
-    from streamiter.parameter_server.shard import Shard
 
 
 def merged(states: Sequence[ServerState]) -> ServerState:
@@ -146,6 +143,22 @@ class SeenAdds:
             self._sum_up_above = max(_FEW, 2 * len(self.parts))
 
 
+class HeldShard(Protocol):
+    """The shard of a ``Holding``."""
+
+    matrices: dict[str, MatrixShard]
+    workers: dict[int, None]
+
+    def matrix(self, name: str) -> MatrixShard:
+        """Return the shard's part of a matrix; raises UnknownMatrix."""
+
+    def apply(self, request: HeldRequest | LeaveRequest) -> object:
+        """Handle a request at once, also one that was held."""
+
+    def freeze(self) -> ServerState:
+        """Return the shard's state now: plain data, with ``Deferred`` pieces."""
+
+
 @final
 class Holding:
     """Holds the requests that workers send behind a barrier.
@@ -161,7 +174,7 @@ class Holding:
     clock.
     """
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: HeldShard) -> None:
         self._shard = shard
         self._behind: dict[int, int] = {}
         """By worker: how many incomplete barriers the worker has passed."""

@@ -10,9 +10,9 @@ import sys
 import msgspec
 
 from streamiter.errors import ConfigurationError
-from streamiter.flow.flow import Flow
 from streamiter.processes.host import ProcessSettings
 from streamiter.processes.process import ProcessLines, load_referenced, run_process
+from streamiter.runtime.graph import RunnableFlow
 from streamiter.runtime.running import run_in_own_loop
 
 
@@ -32,7 +32,7 @@ def main() -> None:
     if "PYTHONBREAKPOINT" not in os.environ:  # It may name a debugger that needs no terminal.
         sys.breakpointhook = _refuse_breakpoint
 
-    def load() -> Flow:
+    def load() -> RunnableFlow:
         flow = load_referenced(settings.flow)
         ProcessLines.put_on(settings.number)  # Modules that the flow imports may have configured the log.
         return flow

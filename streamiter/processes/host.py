@@ -17,12 +17,12 @@ import msgspec
 
 from streamiter.checkpoints.store import Checkpoints, is_url
 from streamiter.errors import ConfigurationError, GraphError
-from streamiter.flow.flow import Flow
 from streamiter.numbers import positive, whole_number
 from streamiter.processes.link import Address
 from streamiter.processes.silence import SILENCE_S, ProcessLook
 from streamiter.runtime.checkpointing.restore import check_restore_option
-from streamiter.runtime.plan import ChannelLimits, JobOptions
+from streamiter.runtime.graph import RunnableFlow
+from streamiter.runtime.job_settings import ChannelLimits, JobOptions
 from streamiter.times import Seconds, in_seconds
 
 SUPERVISOR: Final = -1
@@ -119,7 +119,7 @@ def _plain_checkpoints(flow: str, checkpoints: Checkpoints) -> dict[str, str | i
     return fields
 
 
-def check_topics(flow: Flow, *, many_machines: bool) -> None:
+def check_topics(flow: RunnableFlow, *, many_machines: bool) -> None:
     """Raise GraphError for a topic that the processes of a flow do not share, with each other and with the program."""
     for step in flow.steps:
         if step.topic is None or step.topic.seen_from == "network":

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, final
 import msgspec
 
 from streamiter.errors import ConfigurationError
-from streamiter.flow.flow import Flow
 from streamiter.numbers import whole_number
 from streamiter.processes.host import LossLimits, ProcessSettings, check_topics, limits_of
 from streamiter.processes.link import Address
 from streamiter.processes.silence import ProcessLook, look_at_process
 from streamiter.processes.supervisor import Attempt, run_supervised
+from streamiter.runtime.graph import RunnableFlow
 
 if TYPE_CHECKING:
     from streamiter.runtime.running import OnInterrupt, WhileRunning
@@ -56,7 +56,7 @@ class LocalProcesses(LossLimits):
         LossLimits.__post_init__(self)
 
     async def _run_flow(
-        self, flow: Flow, options: Mapping[str, Any], first: OnInterrupt, while_running: WhileRunning[Attempt]
+        self, flow: RunnableFlow, options: Mapping[str, Any], first: OnInterrupt, while_running: WhileRunning[Attempt]
     ) -> JobStatistics:
         """Run the flow to its end."""
         check_topics(flow, many_machines=False)
@@ -65,7 +65,7 @@ class LocalProcesses(LossLimits):
         return await run_supervised(flow, reference, host, options, first, while_running, limits_of(self))
 
 
-def reference_to(flow: Flow) -> str:
+def reference_to(flow: RunnableFlow) -> str:
     """Return the reference to a flow that is a name of a module. Raises ConfigurationError if it is none."""
     main = sys.modules["__main__"]
     for name, module in [("__main__", main), *sys.modules.items()]:

@@ -21,13 +21,13 @@ from typing import Any, Final, Literal, NamedTuple, final
 from streamiter.clock import SystemClock
 from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError, ProcessLost
-from streamiter.flow.flow import Flow
 from streamiter.numbers import whole_number
 from streamiter.processes.host import LossLimits, PlainOptions, check_topics, limits_of
 from streamiter.processes.ray_cluster import RayCluster, Untyped
 from streamiter.processes.ray_host import NodeFacts, RayHost, Room, ShippedFlow
 from streamiter.processes.supervisor import Attempt, CollectedPart, Supervisor, put_collected, run_supervised
 from streamiter.runtime.failures import error_from_plain, error_to_plain
+from streamiter.runtime.graph import RunnableFlow
 from streamiter.runtime.job import StopMode
 from streamiter.runtime.placement import Placement, fingerprint
 from streamiter.runtime.running import OnInterrupt, WhileRunning, stopping_on_signals
@@ -109,7 +109,7 @@ class Ray(LossLimits):
         )
 
     async def _run_flow(
-        self, flow: Flow, options: Mapping[str, Any], first: OnInterrupt, while_running: WhileRunning[Attempt]
+        self, flow: RunnableFlow, options: Mapping[str, Any], first: OnInterrupt, while_running: WhileRunning[Attempt]
     ) -> JobStatistics:
         """Run the flow to its end, or wait for the end of the flow that runs on the cluster.
 
@@ -153,7 +153,7 @@ class Ray(LossLimits):
         )
 
 
-def _shipped(ray: Untyped, flow: Flow, reference: str | None) -> ShippedFlow:
+def _shipped(ray: Untyped, flow: RunnableFlow, reference: str | None) -> ShippedFlow:
     """Return what each process is sent. Functions of ``file.py`` go by value, as nodes may not have the file."""
     file = reference.rpartition(":")[0] if reference is not None else ""
     if reference is not None and not file.endswith(".py"):

@@ -46,19 +46,21 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock, SystemClock
 from streamiter.deferred import PlainValue
 from streamiter.errors import GraphError, PlainDataError, user_line
-from streamiter.flow.flow import Flow, job_of
-from streamiter.flow.loading import load_flow
 from streamiter.importing import IS_LOADING
 from streamiter.operators.source import Collect, collected_parts
 from streamiter.processes.frames import FrameEncoding
 from streamiter.processes.host import ProcessSettings, pulse_s
 from streamiter.processes.link import LinkError, LinkIdentity, ProcessLink, connect
+from streamiter.processes.loading import load_flow
 from streamiter.processes.mesh import ProcessMesh
 from streamiter.processes.silence import ProcessNote
 from streamiter.runtime.failures import error_to_plain
+from streamiter.runtime.graph import RunnableFlow
 from streamiter.runtime.job import Job, StopMode
+from streamiter.runtime.job_settings import JobOptions, OwnProcess
 from streamiter.runtime.placement import Placement
-from streamiter.runtime.plan import JobOptions, OwnProcess, first_process
+from streamiter.runtime.plan import first_process
+from streamiter.runtime.running import job_of
 from streamiter.runtime.statistics import REPORT_EVERY_S
 from streamiter.times import in_seconds
 
@@ -74,7 +76,7 @@ def identity_of(settings: ProcessSettings, number: int, fingerprint: str = "supe
     return LinkIdentity(number, settings.run, settings.attempt, fingerprint, settings.secret, silence_s)
 
 
-async def run_process(settings: ProcessSettings, load: Callable[[], Flow] | None = None) -> None:
+async def run_process(settings: ProcessSettings, load: Callable[[], RunnableFlow] | None = None) -> None:
     """Do the part of one process in an attempt of a run, in an event loop of its own; return when all is over.
 
     ``load`` returns the flow; by default it is loaded from its reference. Signs of life are sent by a thread, because
@@ -107,7 +109,7 @@ def _give_signs(settings: ProcessSettings, is_over: threading.Event) -> None:
 
 
 async def run_part(
-    settings: ProcessSettings, load: Callable[[], Flow], options: JobOptions, note: ProcessNote | None = None
+    settings: ProcessSettings, load: Callable[[], RunnableFlow], options: JobOptions, note: ProcessNote | None = None
 ) -> None:
     """Do the part of a process without signs of life; ``options`` are those of its job."""
     await _Process(settings, load, options, note).run()
@@ -118,7 +120,7 @@ class _Process:
     """Runs the job of one process, while it does what the supervisor says: it owns the link to the supervisor."""
 
     def __init__(
-        self, settings: ProcessSettings, load: Callable[[], Flow], options: JobOptions, note: ProcessNote | None
+        self, settings: ProcessSettings, load: Callable[[], RunnableFlow], options: JobOptions, note: ProcessNote | None
     ) -> None:
         loop = asyncio.get_running_loop()
         self._settings = settings
@@ -217,7 +219,7 @@ class _Process:
                 error.where = ""  # The line of the program of this process is none of the user's.
             self._tell("failed", error_to_plain(error), statistics)
 
-    async def _make_job(self, flow: Flow) -> tuple[Job, OwnProcess]:
+    async def _make_job(self, flow: RunnableFlow) -> tuple[Job, OwnProcess]:
         settings = self._settings
         encoding = self._link.encoding = FrameEncoding(flow.plain_data)
         own = await self._own_process(flow)
@@ -256,7 +258,7 @@ class _Process:
             await self._options.clock.sleep(REPORT_EVERY_S)
             self._tell("statistics", msgspec.msgpack.encode(job.statistics()))
 
-    async def _own_process(self, flow: Flow) -> OwnProcess:
+    async def _own_process(self, flow: RunnableFlow) -> OwnProcess:
         """Return this process, with the placement that process 0 has decided."""
         settings = self._settings
         if settings.number:
@@ -280,11 +282,11 @@ class _Process:
                 ) from error
 
 
-def load_referenced(reference: str) -> Flow:
+def load_referenced(reference: str) -> RunnableFlow:
     """Return the flow; a run that its program would start is refused meanwhile."""
     token = IS_LOADING.set(True)
     try:
-        return load_flow(reference)
+        return load_flow(reference, RunnableFlow)
     finally:
         IS_LOADING.reset(token)
 

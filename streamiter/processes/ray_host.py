@@ -19,12 +19,12 @@ import msgspec
 import numpy as np
 
 from streamiter.errors import ConfigurationError
-from streamiter.flow.flow import Flow
 from streamiter.processes.host import ProcessSettings
 from streamiter.processes.link import Address
 from streamiter.processes.process import load_referenced, run_process
 from streamiter.processes.ray_cluster import Untyped, imported_ray
 from streamiter.processes.silence import ProcessLook, look_at_process
+from streamiter.runtime.graph import RunnableFlow
 from streamiter.runtime.running import run_in_own_loop
 
 _log = logging.getLogger("streamiter.processes")
@@ -124,11 +124,11 @@ class ShippedFlow:
     pickled: bytes = field(repr=False, default=b"")
     """The flow in Ray's serialization, the same for all processes."""
 
-    def load(self, ray: Untyped) -> Flow:
+    def load(self, ray: Untyped) -> RunnableFlow:
         """Return the flow. A run that its program would start is refused meanwhile."""
         if self.reference is not None:
             return load_referenced(self.reference)
-        flow: Flow = ray.cloudpickle.loads(self.pickled)
+        flow: RunnableFlow = ray.cloudpickle.loads(self.pickled)
         return flow
 
 
@@ -137,7 +137,7 @@ class _RayProcess:
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._flow: Flow | None = None
+        self._flow: RunnableFlow | None = None
 
     def __repr__(self) -> str:  # Ray writes it before each line of the log.
         return f"process {self._number}"

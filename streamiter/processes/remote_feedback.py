@@ -19,7 +19,7 @@ from streamiter.processes.link import ProcessLink
 from streamiter.processes.remote_channel import TIMES_RECORDS, ArrivingChannel, DepartingChannel
 from streamiter.records import Control, DataBatch
 from streamiter.runtime.feedback import FeedbackChannel
-from streamiter.runtime.plan import ChannelLimits
+from streamiter.runtime.job_settings import ChannelLimits
 
 
 @final

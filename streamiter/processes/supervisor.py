@@ -22,7 +22,6 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock, SystemClock
 from streamiter.deferred import PlainValue
 from streamiter.errors import GraphError, ProcessLost, StreamiterError, user_line
-from streamiter.flow.flow import Flow
 from streamiter.models.update import ModelSnapshot
 from streamiter.operators.source import Collect, begin_collecting
 from streamiter.processes.frames import FrameEncoding
@@ -38,6 +37,7 @@ from streamiter.processes.host import (
 from streamiter.processes.link import Address, LinkError, ProcessLink, address_of, listen
 from streamiter.processes.process import identity_of
 from streamiter.runtime.failures import error_from_plain
+from streamiter.runtime.graph import RunnableFlow
 from streamiter.runtime.job import StopMode
 from streamiter.runtime.placement import Placement
 from streamiter.runtime.running import OnInterrupt, TooSlow, WhileRunning, stopping_on_signals, without_figures
@@ -77,7 +77,7 @@ CollectedPart = tuple[str, int, bytes]
 
 
 async def run_supervised(
-    flow: Flow,
+    flow: RunnableFlow,
     reference: str,
     host: Host,
     options: Mapping[str, Any],
@@ -94,9 +94,9 @@ async def run_supervised(
     return statistics
 
 
-def put_collected(flow: Flow, collected: Sequence[CollectedPart]) -> None:
+def put_collected(flow: RunnableFlow, collected: Sequence[CollectedPart]) -> None:
     """Put the records of subtasks into the results of ``stream.collect()`` in this process."""
-    flow.register(ModelSnapshot)
+    flow.plain_data.register(ModelSnapshot)
     steps = {step.name: step for step in flow.steps}
     for name, subtask, items in collected:
         operator = steps[name].factory()

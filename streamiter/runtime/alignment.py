@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.closing import close_now
@@ -17,11 +17,8 @@ from streamiter.deferred import Deferred, PlainValue, entries_of
 from streamiter.errors import CheckpointError, InternalError
 from streamiter.operators.frontier import Frontier
 from streamiter.records import CheckpointBarrier, Control, DataBatch
-from streamiter.runtime.feedback import FeedbackChannel, TopicRange
+from streamiter.runtime.feedback import FeedbackChannel, ReturnPath, TopicRange
 from streamiter.runtime.port_log import Port
-
-if TYPE_CHECKING:
-    from streamiter.runtime.topic_inlets import TopicReturnPath
 
 
 @final
@@ -298,7 +295,7 @@ class _FeedbackFrames(Deferred):
             self._batches.release()
 
 
-def _return_path_of(port: Port) -> TopicReturnPath | None:
+def _return_path_of(port: Port) -> ReturnPath | None:
     return port.channel.return_path if isinstance(port.channel, FeedbackChannel) else None
 
 

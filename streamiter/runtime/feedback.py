@@ -10,7 +10,7 @@ a topic, the :class:`TopicRange` where they are stored in the topic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
@@ -25,7 +25,6 @@ from streamiter.topics.topic import Topic, TopicDescription
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.plain_data import PlainData
-    from streamiter.runtime.topic_inlets import TopicReturnPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +92,42 @@ class FeedbackDeparture(FeedbackEntrance, Protocol):
         """Close the files; feedback is dropped from now on."""
 
 
+class ReturnPath(Protocol):
+    """The way of feedback into a channel of a head, where it goes through a topic."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more feedback waits in the topic than fits into the memory limit."""
+
+    def call_at_limit(self, call: Callable[[], None]) -> None:
+        """Call ``call`` whenever ``is_behind`` may have changed."""
+
+    def under_way(self, received: int) -> int:
+        """Return the records in the topic that are not among the ``received`` ones."""
+
+    def taken(self) -> None:
+        """Note that an item was taken from the channel."""
+
+    def closed(self) -> None:
+        """Note that the channel is closed."""
+
+    def restore(self, ranges: Iterable[TopicRange]) -> None:
+        """Bring these ranges into the channel before all other feedback."""
+
+    def mark(self) -> TrackMark:
+        """Return the place in the topic of the item that is taken next."""
+
+    def since(self, mark: TrackMark) -> list[bytes]:
+        """Return the ranges of the topic taken since ``mark``, without the last item, as frames of ``TopicRange``s."""
+
+
 class FeedbackChannel:
     """A channel that continues on disk, with one producer and one consumer in one event loop.
 
     ``put`` never waits, so a loop cannot deadlock. After the end of the head, feedback is dropped.
     """
 
-    def __init__(self, name: str, queue: SpillQueue, return_path: TopicReturnPath | None = None) -> None:
+    def __init__(self, name: str, queue: SpillQueue, return_path: ReturnPath | None = None) -> None:
         """``return_path``: the way of the feedback into the channel, if it goes through a topic."""
         self.name = name
         self.queue = queue

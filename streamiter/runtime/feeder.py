@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import TypeVar, final
 
 from streamiter.channels import Channel, Intake
 from streamiter.clock import Clock
@@ -26,9 +26,6 @@ from streamiter.runtime.failures import FailuresOf, StepNote, call_unless_cancel
 from streamiter.runtime.graph import Step
 from streamiter.runtime.statistics import SourceStatistics
 from streamiter.topics.source_and_sink import DecodeValues, TopicSink
-
-if TYPE_CHECKING:
-    from streamiter.runtime.task import Task
 
 T = TypeVar("T")
 
@@ -218,14 +215,16 @@ class Feeder:
 class EventTimeInput:
     """What a step that assigns event time knows of the input of its task."""
 
-    def __init__(self, task: Task, decoder: DecodeValues | None, *, by_partition: bool) -> None:
+    def __init__(
+        self, parts: Callable[[], Mapping[int | None, PartState]], decoder: DecodeValues | None, *, by_partition: bool
+    ) -> None:
         """``by_partition``: the partition of a record is known, since all steps before are record by record."""
-        self._task = task
+        self._parts = parts
         self._decoder = decoder
         self._by_partition = by_partition
 
     def parts(self) -> Mapping[int | None, PartState]:
-        parts = self._task.parts()
+        parts = self._parts()
         if self._by_partition or not parts:
             return parts
         return {None: PartState.READING if PartState.READING in parts.values() else PartState.AT_END}

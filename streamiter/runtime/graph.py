@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
+from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import GraphError
 from streamiter.operators.operator import JobScope, Operator, OperatorFactory, Service
 from streamiter.operators.output import RejectionPolicy
@@ -19,6 +20,7 @@ from streamiter.records import OutputTag
 from streamiter.runtime.feedback import FeedbackLimits
 from streamiter.runtime.output import Forward, Partitioning
 from streamiter.runtime.statistics import LoopStatistics
+from streamiter.states.backends import StateBackend
 from streamiter.topics.topic import Topic
 
 SINGLE_INPUT = "input"
@@ -180,6 +182,22 @@ class StepLoop(Protocol):
 
     def statistics(self, scope: JobScope, shares: Sequence[Mapping[str, int]] = ()) -> LoopStatistics:
         """Return how far the loop of this job has come; ``shares`` are those of the other processes."""
+
+
+class RunnableFlow:
+    """A flow as a job needs it; ``streamiter.Flow`` is one."""
+
+    name: str
+    """The name of the flow."""
+    plain_data: PlainData
+    """The encoding of its states and records."""
+    state: StateBackend | None
+    """Where the states of keys are kept; None: in memory."""
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """The steps, in the order in which they were added."""
+        raise NotImplementedError
 
 
 class Graph:

@@ -38,9 +38,8 @@ from streamiter.records import (
 )
 from streamiter.runtime.alignment import BarrierAlignment, BarrierReturned, FeedbackLog, TableAlignment
 from streamiter.runtime.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs, next_of_rest
-from streamiter.runtime.port_log import Port
+from streamiter.runtime.port_log import Port, ReadyPorts
 from streamiter.runtime.port_progress import InputEnded, PortProgress
-from streamiter.runtime.turn import ReadyPorts
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, final
 
 import msgspec
 
-from streamiter.checkpoints.keys import key_groups, normalize_key
+from streamiter.checkpoints.keys import key_group, subtask_of_key
 from streamiter.clock import Clock, TimerHandle
 from streamiter.deferred import Encode, PlainValue
 from streamiter.errors import ConfigurationError, GraphError, StreamiterError, shortened
@@ -52,7 +52,6 @@ from streamiter.runtime.entries import (
 )
 from streamiter.runtime.failures import FailuresOf, StepNote, noted, unless_cancelled
 from streamiter.runtime.graph import Step
-from streamiter.runtime.output import subtask_of_group
 from streamiter.runtime.timed_entries import Timing, make_async_entry, make_timed_entry
 from streamiter.states.backends import JobStates
 from streamiter.times import MIN_TIME
@@ -308,7 +307,7 @@ class OperatorInstance:
         """Return what stands for the key of event timers that are set without one: a key of this subtask."""
         index, parallelism = self.context.subtask_index, self.context.parallelism
         keys = (((), number) for number in count())
-        return next(key for key in keys if subtask_of_group(_group_of(key), parallelism) == index)
+        return next(key for key in keys if subtask_of_key(key, parallelism) == index)
 
     async def close(self) -> None:
         """Cancel all timers and close the operator."""
@@ -537,12 +536,8 @@ class OperatorInstance:
         self._takes_timers = state["takes timers"]
         if self.times is not None and state.get("event time") is not None:
             with self._failures():
-                if (resuming := self.times.restore(state["event time"], _group_of)) is not None:
+                if (resuming := self.times.restore(state["event time"], key_group)) is not None:
                     await resuming
-
-
-def _group_of(key: Any) -> int:
-    return int(key_groups([normalize_key(key)])[0])
 
 
 def _without_times(entry: Callable[[Batch], T]) -> Callable[[Batch], T]:

@@ -32,9 +32,10 @@ from streamiter.runtime.checkpointing.committed import checkpoints_of, id_of, wa
 from streamiter.runtime.checkpointing.task_barriers import TaskStates
 from streamiter.runtime.failures import Failures, call_unless_cancelled, first_failure, noted, unless_cancelled
 from streamiter.runtime.graph import Step
+from streamiter.runtime.job_settings import JobOptions, OwnProcess
 from streamiter.runtime.messages import SharedObjects
 from streamiter.runtime.other_jobs import Report, other_jobs
-from streamiter.runtime.plan import JobOptions, OwnProcess, Planner, first_process
+from streamiter.runtime.plan import Planner, first_process
 from streamiter.runtime.statistics import JobState, JobStatistics
 from streamiter.runtime.task import Task
 from streamiter.runtime.watchdog import Watchdog, task_statistics

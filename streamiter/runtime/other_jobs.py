@@ -28,9 +28,9 @@ from streamiter.clock import Clock
 from streamiter.closing import note_unclosed
 from streamiter.deferred import PlainValue
 from streamiter.runtime.failures import error_from_plain, error_to_plain
+from streamiter.runtime.job_settings import OwnProcess
 from streamiter.runtime.messages import Meeting, Messages
 from streamiter.runtime.placement import Placement
-from streamiter.runtime.plan import OwnProcess
 from streamiter.runtime.statistics import REPORT_EVERY_S, JobState, JobStatistics, ProcessStatistics, TaskStatistics
 
 

@@ -12,13 +12,13 @@ import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar, final
+from typing import Any, Final, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.channels import Channel
-from streamiter.checkpoints.keys import KEY_GROUPS, key_groups
+from streamiter.checkpoints.keys import key_groups, subtask_of_group, subtask_of_key
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, OutputOverflow, StreamiterError, shortened
 from streamiter.operators.operator import Progress
@@ -41,8 +41,6 @@ from streamiter.records import (
 )
 from streamiter.runtime.feedback import FeedbackEntrance
 
-Groups = TypeVar("Groups", int, npt.NDArray[np.int64])
-
 Splitter = Callable[[Batch], Iterable[tuple[int, Batch]]]
 """Splits a batch into parts, each with the index of its subtask. It may keep state between calls."""
 
@@ -52,11 +50,6 @@ class Partitioning(Protocol):
 
     def splitter(self, subtask: int, subtasks_downstream: int) -> Splitter:
         """Return a new splitter for one upstream subtask."""
-
-
-def subtask_of_group(group: Groups, subtasks: int) -> Groups:
-    """Return the subtask that owns a key group, or the subtasks that own an array of key groups."""
-    return group * subtasks // KEY_GROUPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +113,7 @@ class ByKey:
     def _tolerant_splitter(self, split: Splitter, subtasks_downstream: int) -> Splitter:
         def owner(record: Any) -> int:
             try:
-                return subtask_of_group(int(key_groups([self.key_of(record)])[0]), subtasks_downstream)
+                return subtask_of_key(self.key_of(record), subtasks_downstream)
             except Exception:
                 return 0
 

@@ -4,11 +4,13 @@ A :class:`Port` stands for one channel. What waits there stays in its log: the f
 what was *set aside*, then the items in the channel. Items that were set aside have left the channel before their turn.
 They stay in memory in the order of their arrival; or, if the task handles epochs in order, :class:`LaterEpochs` keeps
 the records by epoch, on disk where they are many, and :class:`~streamiter.runtime.order.Marks` keeps the control
-records behind them. A port also joins small batches, and cuts large ones.
+records behind them. A port also joins small batches, and cuts large ones. :class:`ReadyPorts` keeps the order in which
+an inbox reads its ports.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, final
@@ -463,3 +465,60 @@ class LaterEpochs:
         if self._made is None:
             self._made = self._make_queue()
         return self._made
+
+
+@final
+class ReadyPorts:
+    """The ports that an inbox reads next, each of them once, and the parked ports.
+
+    A port is parked while it has something, but its input is not wanted. It may also be in the queue, until the inbox
+    sees that its input still is not wanted.
+    """
+
+    def __init__(self, ports: int) -> None:
+        self.queue: deque[Port] = deque()
+        """The ports in their order. The inbox looks whether there are any; only this class changes it."""
+        self._is_queued = [False] * ports
+        self.parked: list[Port] = []
+        """Only this class changes it."""
+        self._is_parked = [False] * ports
+        self._waiter: asyncio.Future[None] | None = None
+
+    def add(self, port: Port) -> None:
+        """Put a port behind the others and wake the inbox, unless the port is blocked or in the queue already."""
+        if self._is_queued[port.index] or port.is_blocked:
+            return
+        self._is_queued[port.index] = True
+        self.queue.append(port)
+        if self._waiter is not None:
+            self.wake()
+
+    async def wait(self) -> None:
+        """Wait for a port, or for ``wake``."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def take(self) -> Port:
+        """Take the port whose turn it is."""
+        port = self.queue.popleft()
+        self._is_queued[port.index] = False
+        return port
+
+    def park(self, port: Port) -> None:
+        if not self._is_parked[port.index]:
+            self._is_parked[port.index] = True
+            self.parked.append(port)
+
+    def unpark(self) -> list[Port]:
+        """Return the parked ports, in the order in which they were parked; no port is parked any more."""
+        parked, self.parked = self.parked, []
+        for port in parked:
+            self._is_parked[port.index] = False
+        return parked

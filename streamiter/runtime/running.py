@@ -15,10 +15,14 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any, Final, Literal, Protocol, TypeVar
 
 from streamiter.errors import ConfigurationError, JobFailed, ProducerFenced, TransactionExpired
+from streamiter.models.update import ModelSnapshot
+from streamiter.runtime.graph import RunnableFlow
 from streamiter.runtime.job import Job, StopMode
+from streamiter.runtime.job_settings import JobOptions, OwnProcess
 from streamiter.runtime.statistics import CheckpointStatistics, JobStatistics
 
 _log = logging.getLogger("streamiter.job")
@@ -276,3 +280,9 @@ def signal_handlers(
     finally:
         for number, given in before.items():
             signal.signal(number, given)
+
+
+def job_of(flow: RunnableFlow, options: JobOptions, own: OwnProcess | None = None) -> Job:
+    """Return a job of the flow that is not started, in ``own``, one process of several."""
+    flow.plain_data.register(ModelSnapshot)
+    return Job(flow.name, flow.steps, flow.plain_data, replace(options, state=flow.state), own)

@@ -26,6 +26,7 @@ from streamiter.records import Batch, CheckpointBarrier, Control, DataBatch
 from streamiter.runtime.feedback import (
     FeedbackChannel,
     RecordPoint,
+    ReturnPath,
     TopicRange,
     TrackMark,
     check_range_in_topic,
@@ -186,7 +187,7 @@ class ReturningPump:
 
 
 @final
-class TopicReturnPath:
+class TopicReturnPath(ReturnPath):
     """The way of feedback through the topic into one channel of a head.
 
     It notes the place in the topic of each item in the channel, so that a snapshot can have its range. The restored
@@ -242,16 +243,13 @@ class TopicReturnPath:
 
     @property
     def is_behind(self) -> bool:
-        """Whether more feedback waits in the topic than fits into the memory limit."""
         return self._pump.is_paused or self._outgoing.is_spilling
 
     def call_at_limit(self, call: Callable[[], None]) -> None:
-        """Call ``call`` whenever ``is_behind`` may have changed."""
         self._pump.on_limit = call
         self._outgoing.call_at_limit(call)
 
     def under_way(self, received: int) -> int:
-        """Return the records in the topic that are not among the ``received`` ones."""
         return self._outgoing.total_records + self._restored_records - received
 
     def taken(self) -> None:
@@ -267,11 +265,9 @@ class TopicReturnPath:
     # -- for snapshots -----------------------------------------------------------------------------------
 
     def restore(self, ranges: Iterable[TopicRange]) -> None:
-        """Bring these ranges into the channel before all other feedback."""
         self.restored += [RestoredRange(part, topic_range) for part, topic_range in enumerate(ranges, self._own_part)]
 
     def mark(self) -> TrackMark:
-        """Return the place in the topic of the item that is taken next."""
         if self._waiting:
             return self._waiting[0]
         for restored in self.restored:
@@ -280,7 +276,6 @@ class TopicReturnPath:
         return TrackMark(self._own_part, self._following)
 
     def since(self, mark: TrackMark) -> list[bytes]:
-        """Return the ranges of the topic taken since ``mark``, without the last item, as frames of ``TopicRange``s."""
         last = self._last
         assert last is not None
         assert last.part == self._own_part

@@ -1,20 +1,11 @@
-"""How many records a slow step gets in one turn, and which port of an inbox has the next one.
-
-:class:`TurnSize` measures how long the records of a port take. :class:`ReadyPorts` keeps the order in which an inbox
-reads its ports.
-"""
+"""How many records a slow step gets in one turn: :class:`TurnSize` measures how long the records of a port take."""
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections import deque
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from streamiter.records import BATCH_RECORDS
-
-if TYPE_CHECKING:
-    from streamiter.runtime.port_log import Port
 
 # The limit for joining small batches: the size of the largest batch of a topic reader. An operator that falls behind
 # gets larger batches, which take less time for each record.
@@ -105,60 +96,3 @@ class TurnSize:
         if each_s * JOINED_RECORDS <= max(TURN_S - fixed_s, fixed_s):
             return float(JOINED_RECORDS)
         return max((TURN_S - fixed_s) / each_s, math.ceil(fixed_s / each_s))
-
-
-@final
-class ReadyPorts:
-    """The ports that an inbox reads next, each of them once, and the parked ports.
-
-    A port is parked while it has something, but its input is not wanted. It may also be in the queue, until the inbox
-    sees that its input still is not wanted.
-    """
-
-    def __init__(self, ports: int) -> None:
-        self.queue: deque[Port] = deque()
-        """The ports in their order. The inbox looks whether there are any; only this class changes it."""
-        self._is_queued = [False] * ports
-        self.parked: list[Port] = []
-        """Only this class changes it."""
-        self._is_parked = [False] * ports
-        self._waiter: asyncio.Future[None] | None = None
-
-    def add(self, port: Port) -> None:
-        """Put a port behind the others and wake the inbox, unless the port is blocked or in the queue already."""
-        if self._is_queued[port.index] or port.is_blocked:
-            return
-        self._is_queued[port.index] = True
-        self.queue.append(port)
-        if self._waiter is not None:
-            self.wake()
-
-    async def wait(self) -> None:
-        """Wait for a port, or for ``wake``."""
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def take(self) -> Port:
-        """Take the port whose turn it is."""
-        port = self.queue.popleft()
-        self._is_queued[port.index] = False
-        return port
-
-    def park(self, port: Port) -> None:
-        if not self._is_parked[port.index]:
-            self._is_parked[port.index] = True
-            self.parked.append(port)
-
-    def unpark(self) -> list[Port]:
-        """Return the parked ports, in the order in which they were parked; no port is parked any more."""
-        parked, self.parked = self.parked, []
-        for port in parked:
-            self._is_parked[port.index] = False
-        return parked

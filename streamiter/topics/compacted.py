@@ -23,6 +23,7 @@ from streamiter.topics.topic import (
     TopicBatch,
     TopicDescription,
     TopicRecord,
+    Transactions,
 )
 
 COMMIT_TOPIC: Final = "streamiter-commits"
@@ -120,19 +121,27 @@ async def last_value(topic: Topic, key: bytes, *, clock: Clock) -> TopicRecord |
     return found
 
 
-def record_of_positions(topic: Topic, group: str, positions: GroupPositions) -> tuple[Topic, OutgoingBatch]:
-    """Return the commit topic in the domain of ``topic``, and the record of positions to write to it.
+async def commit_positions(transactions: Transactions, topic: Topic, group: str, positions: GroupPositions) -> None:
+    """Store within the open transaction where ``group`` resumes in a topic of the same commit domain.
 
-    >>> from streamiter.topics import MemoryBroker
-    >>> record_of_positions(MemoryBroker().topic("clicks"), "shop", GroupPositions({0: 17}))[1].values
-    [b'{"offsets":{"0":17},"run":"","identities":{}}']
+    :func:`committed_positions` returns the positions when the transaction is committed. Call that once before the first
+    transaction, because it creates the commit topic.
     """
-    value = orjson.dumps(positions, option=orjson.OPT_NON_STR_KEYS)
-    return topic.beside(COMMIT_TOPIC), OutgoingBatch([value], keys=[_key_of_positions(topic, group)])
+    if topic.keeps_positions:
+        await transactions.commit_positions(topic, group, positions)
+    else:
+        value = orjson.dumps(positions, option=orjson.OPT_NON_STR_KEYS)
+        batch = OutgoingBatch([value], keys=[_key_of_positions(topic, group)])
+        await transactions.write(topic.beside(COMMIT_TOPIC), batch)
 
 
-async def last_positions(topic: Topic, group: str, *, clock: Clock) -> GroupPositions | None:
-    """Return the positions of the last record that ``record_of_positions`` made, from the commit topic."""
+async def committed_positions(topic: Topic, group: str, *, clock: Clock) -> GroupPositions | None:
+    """Return what :func:`commit_positions` has committed for a topic and group; None for nothing.
+
+    Waits until an open transaction that changes it has ended.
+    """
+    if topic.keeps_positions:
+        return await topic.committed_positions(group)
     record = await last_value(await ensure_commit_topic(topic), _key_of_positions(topic, group), clock=clock)
     if record is None:
         return None

@@ -24,6 +24,7 @@ from streamiter.operators.output import DeadLetter, Origin, Output, emit_read, k
 from streamiter.operators.source import Positions, SourceBatch, TellsEnd
 from streamiter.origins import BatchOrigin, Originals
 from streamiter.records import Batch, take
+from streamiter.topics.compacted import committed_positions
 from streamiter.topics.connecting import ReaderBehindLosses
 from streamiter.topics.formats import to_json_type
 from streamiter.topics.record_functions import RecordFunctions
@@ -119,7 +120,7 @@ class TopicSource(TellsEnd):
 
     async def _committed(self, context: Context) -> Positions | None:
         group = context.scope.get(ConsumerGroup, ConsumerGroup)
-        found = await self.topic.committed_positions(group.name, clock=context.clock)
+        found = await committed_positions(self.topic, group.name, clock=context.clock)
         if group.ignores_positions(context.name):
             return None
         if found is not None:

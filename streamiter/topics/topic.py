@@ -54,6 +54,10 @@ class Topic(abc.ABC):
     has_timestamps: ClassVar[bool] = True
     """Whether the topic gives each record the time at which it was written."""
 
+    keeps_positions: ClassVar[bool] = False
+    """Whether the server keeps the positions of consumer groups, as Kafka's brokers do. The positions of other topics
+    are in the commit topic of their commit domain (:func:`streamiter.topics.compacted.committed_positions`)."""
+
     @property
     @abc.abstractmethod
     def url(self) -> str:
@@ -101,15 +105,12 @@ class Topic(abc.ABC):
     async def open_transactions(self, transactional_id: str, *, timeout_s: float = 60.0) -> Transactions:
         """Return transactions in this topic's commit domain; one that is open for over ``timeout_s`` is aborted."""
 
-    async def committed_positions(self, group: str, *, clock: Clock) -> GroupPositions | None:
+    async def committed_positions(self, group: str) -> GroupPositions | None:
         """Return what :meth:`Transactions.commit_positions` has committed for this topic and group; None for nothing.
 
-        Kafka's brokers keep it as the offsets of the consumer group. Of other topics it is in the commit topic of their
-        commit domain. Waits until an open transaction that changes it has ended.
+        Only called if ``keeps_positions``. Waits until an open transaction that changes it has ended.
         """
-        from streamiter.topics.compacted import last_positions  # It imports this module.
-
-        return await last_positions(self, group, clock=clock)
+        raise NotImplementedError
 
     async def report_positions(self, group: str, positions: Mapping[int, int]) -> None:  # noqa: B027
         """Tell tools that show lag how far ``group`` has read: the next offset by partition.
@@ -556,12 +557,9 @@ class Transactions(abc.ABC):
     async def commit_positions(self, topic: Topic, group: str, positions: GroupPositions) -> None:
         """Store within the open transaction where ``group`` resumes in a topic of the same commit domain.
 
-        ``topic.committed_positions`` returns the positions when the transaction is committed. Call it once before the
-        first transaction, because it creates the commit topic.
+        Only called if the topic ``keeps_positions``.
         """
-        from streamiter.topics.compacted import record_of_positions  # It imports this module.
-
-        await self.write(*record_of_positions(topic, group, positions))
+        raise NotImplementedError
 
     @abc.abstractmethod
     async def commit(self) -> None:

@@ -68,6 +68,8 @@ NO_STATE = {
     "streamiter.iteration.marked_streams.Replaying": "the base of operators that send records again",
     "streamiter.saved_objects.Savable": "the base of objects that are copied and saved",
     "streamiter.learn.training._MiniBatchModel": "a Protocol of models, which have cases",
+    "streamiter.parameter_server.snapshots.HeldShard": "a Protocol of shards, whose class has a case",
+    "streamiter.runtime.checkpointing.task_barriers.TaskAtBarriers": "a Protocol of tasks, whose class has cases",
     "streamiter.operators.keyed_state.KeyedStates": "a Protocol of states, whose classes have cases",
     "streamiter.topics.topic.TopicReader": "the base of readers",
     "streamiter.topics.connecting.ReaderBehindLosses": "its positions are those of a reader",

@@ -13,12 +13,12 @@ from support.waiting import PATIENCE_S
 
 from streamiter import Flow, Operator, connect
 from streamiter.errors import ConfigurationError, JobFailed
-from streamiter.flow.flow import job_of
 from streamiter.operators import Output
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Source, SourceBatch
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits, JobOptions
+from streamiter.runtime.running import job_of
 from streamiter.topics.memory import MemoryBroker
 
 Mode = Literal["suspend", "drain", "abort"]

@@ -24,6 +24,7 @@ from topics.topic_case import (
 from streamiter.clock import SystemClock
 from streamiter.errors import ProducerFenced, TopicError, TransactionExpired
 from streamiter.topics import GroupPositions, OutgoingBatch, ReadRequest, Topic, Transactions
+from streamiter.topics.compacted import commit_positions, committed_positions
 
 ZOMBIE = Path(__file__).with_name("zombie_child.py")
 
@@ -285,36 +286,36 @@ class TransactionsContract:
         """A job without state committed its positions before or after its outputs: some were lost, or came twice."""
         topic, outputs = await case.make_topic(partitions=2), await case.make_topic("outputs")
         group, clock = f"{case.prefix}readers", SystemClock()
-        assert await patiently(topic.committed_positions(group, clock=clock)) is None
+        assert await patiently(committed_positions(topic, group, clock=clock)) is None
         transactions = await topic.open_transactions(case.prefix + "t")
         for commit, offset in ((True, 5), (False, 6), (True, 7)):
             await patiently(transactions.begin())
             await patiently(transactions.write(outputs, OutgoingBatch(numbered([offset]))))
-            await patiently(transactions.commit_positions(topic, group, GroupPositions({0: 1, 1: 2}, "older")))
-            await patiently(transactions.commit_positions(topic, group, GroupPositions({0: offset, 1: 2}, "run")))
+            await patiently(commit_positions(transactions, topic, group, GroupPositions({0: 1, 1: 2}, "older")))
+            await patiently(commit_positions(transactions, topic, group, GroupPositions({0: offset, 1: 2}, "run")))
             await patiently(transactions.commit() if commit else transactions.abort())
-            found = await patiently(topic.committed_positions(group, clock=clock))
+            found = await patiently(committed_positions(topic, group, clock=clock))
             expected = numbers_of(await read_to_end(outputs))[-1]
             assert found == GroupPositions({0: expected, 1: 2}, "run"), offset
         await patiently(transactions.close())
-        assert await patiently(topic.committed_positions(f"{case.prefix}others", clock=clock)) is None
-        assert await patiently(outputs.committed_positions(group, clock=clock)) is None
+        assert await patiently(committed_positions(topic, f"{case.prefix}others", clock=clock)) is None
+        assert await patiently(committed_positions(outputs, group, clock=clock)) is None
 
     async def test_a_replaced_owner_does_not_commit_positions(self, case: TopicCase) -> None:
         """A run that had been replaced moved the group backwards or forwards: outputs came twice, or were lost."""
         topic, group = await case.make_topic(), f"{case.prefix}readers"
-        assert await patiently(topic.committed_positions(group, clock=SystemClock())) is None
+        assert await patiently(committed_positions(topic, group, clock=SystemClock())) is None
         older = await topic.open_transactions(case.prefix + "t")
         await patiently(older.begin())
-        await patiently(older.commit_positions(topic, group, GroupPositions({0: 9}, "older")))
+        await patiently(commit_positions(older, topic, group, GroupPositions({0: 9}, "older")))
         newer = await topic.open_transactions(case.prefix + "t")
-        assert await patiently(topic.committed_positions(group, clock=SystemClock())) is None
+        assert await patiently(committed_positions(topic, group, clock=SystemClock())) is None
         with pytest.raises(ProducerFenced):
             await patiently(older.commit())
         await patiently(newer.begin())
-        await patiently(newer.commit_positions(topic, group, GroupPositions({0: 3}, "newer")))
+        await patiently(commit_positions(newer, topic, group, GroupPositions({0: 3}, "newer")))
         await patiently(newer.commit())
-        found = await patiently(topic.committed_positions(group, clock=SystemClock()))
+        found = await patiently(committed_positions(topic, group, clock=SystemClock()))
         assert found == GroupPositions({0: 3}, "newer")
         for each in (older, newer):
             await patiently(each.close())

@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import SnapshotPart, StepState
@@ -39,10 +39,8 @@ from streamiter.runtime.checkpointing.task_barriers import (
 from streamiter.runtime.failures import FailuresOf
 from streamiter.runtime.graph import Step
 from streamiter.runtime.inbox import nothing
+from streamiter.runtime.job_settings import OwnProcess
 from streamiter.runtime.task import Task
-
-if TYPE_CHECKING:
-    from streamiter.runtime.plan import OwnProcess
 
 TakenParts = dict[str, list[SnapshotPart]]
 """The parts that each task has given, by the name of the task."""

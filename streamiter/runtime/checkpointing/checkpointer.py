@@ -13,7 +13,7 @@ import logging
 import platform
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 import numpy as np
 
@@ -45,12 +45,10 @@ from streamiter.runtime.checkpointing.task_barriers import TaskStates, release_p
 from streamiter.runtime.failures import reason_in
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import OperatorInstance
+from streamiter.runtime.job_settings import JobOptions
 from streamiter.runtime.statistics import CheckpointStatistics, Histogram
 from streamiter.runtime.task import Task
 from streamiter.topics.source_and_sink import Outputs, TopicSink
-
-if TYPE_CHECKING:
-    from streamiter.runtime.plan import JobOptions
 
 _log = logging.getLogger("streamiter.job")
 

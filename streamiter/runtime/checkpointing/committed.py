@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, final
+from typing import Final, final
 
 from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock
@@ -19,12 +19,11 @@ from streamiter.errors import ConfigurationError, GraphError, StorageFull, did_y
 from streamiter.operators.operator import Operator, known_of
 from streamiter.runtime.checkpointing.checkpoint_messages import PositionsByStep
 from streamiter.runtime.instance import OperatorInstance
+from streamiter.runtime.job_settings import JobOptions
 from streamiter.runtime.task import Task
+from streamiter.topics.compacted import commit_positions, committed_positions
 from streamiter.topics.source_and_sink import TopicSink, TopicSource
 from streamiter.topics.topic import Topic, Transactions
-
-if TYPE_CHECKING:
-    from streamiter.runtime.plan import JobOptions
 
 _log = logging.getLogger("streamiter.job")
 
@@ -253,7 +252,7 @@ class SourcePositions:
             if topic.commit_domain == domain:
                 taken = [task.positions if at_start else task.barriers.positions for task in tasks]
                 positions = TopicSource.group_positions([*taken, *self.elsewhere.get(step, [])], self._run)
-                await transactions.commit_positions(topic, id_of(self._flow), positions)
+                await commit_positions(transactions, topic, id_of(self._flow), positions)
 
     async def commit_others(self, *, at_start: bool = False) -> None:
         """Commit the positions that are not in the job's transaction."""
@@ -272,7 +271,7 @@ class SourcePositions:
         It is "" for positions that a tool has set.
         """
         topics = [topic for topic, _tasks in self._sources.values()]
-        found = [await topic.committed_positions(id_of(self._flow), clock=self._clock) for topic in topics]
+        found = [await committed_positions(topic, id_of(self._flow), clock=self._clock) for topic in topics]
         return [None if each is None else each.run for each in found]
 
     async def close(self) -> None:

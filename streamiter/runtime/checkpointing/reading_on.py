@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from streamiter.checkpoints.keys import subtask_of_partition
 from streamiter.checkpoints.snapshot import SnapshotHeader
 from streamiter.errors import CheckpointError
 from streamiter.operators.event_timers import StepTimes
@@ -74,6 +75,6 @@ async def _to_read(state: TaskState, task: Task) -> int:
     has_records = any(
         end > max(first, state["positions"].get(number, first))
         for number, (first, end) in ends.items()
-        if number % context.parallelism == context.subtask_index
+        if subtask_of_partition(number, context.parallelism) == context.subtask_index
     )
     return RECORDS if has_records else ENDLESS if source.stop is None else NOTHING

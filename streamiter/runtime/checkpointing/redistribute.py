@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from streamiter.checkpoints.disk_queue import SpillQueue
-from streamiter.checkpoints.keys import KEY_GROUPS, key_groups, normalize_key
+from streamiter.checkpoints.keys import KEY_GROUPS, subtask_of_group, subtask_of_key
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import Clock
 from streamiter.deferred import PlainValue, entries_of
@@ -45,7 +45,6 @@ from streamiter.runtime.feeder import Feeder
 from streamiter.runtime.graph import Step, edge_key, leaves_loop
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.order import BEFORE_ALL_EPOCHS
-from streamiter.runtime.output import subtask_of_group
 from streamiter.runtime.task import Task
 from streamiter.runtime.topic_inlets import fetch_ranges
 from streamiter.states.stored import KeyShare
@@ -135,8 +134,7 @@ def redistribute_timers(timers: Iterable[Iterable[Timer]], subtasks: int, *, by_
     for timer in (timer for of_subtask in timers for timer in of_subtask):
         _, key, _ = timer
         if by_key and key is not None:
-            [group] = key_groups([normalize_key(key)])
-            dealt[subtask_of_group(int(group), subtasks)].append(timer)
+            dealt[subtask_of_key(key, subtasks)].append(timer)
         else:
             dealt[turn % subtasks].append(timer)
             turn += 1

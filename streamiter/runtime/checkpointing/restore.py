@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Final, Literal, final
+from typing import Any, Final, final
 
 from streamiter.checkpoints.flow_record import CommitPointer
 from streamiter.checkpoints.plain_data import PlainData
@@ -32,11 +32,9 @@ from streamiter.runtime.checkpointing.redistribute import fetch_topic_batches, h
 from streamiter.runtime.checkpointing.shares import OldJob, RepeatedFrames
 from streamiter.runtime.checkpointing.task_barriers import SERVICE, STEP, TASK, PartName, TaskStates, task_state
 from streamiter.runtime.failures import reason_in
+from streamiter.runtime.job_settings import Restore
 from streamiter.runtime.task import Task
 from streamiter.states.stored import StoredDatabase
-
-Restore = Literal["last"] | int | None
-"""The last committed checkpoint (none in the first run), a checkpoint by its number, or None for no checkpoint."""
 
 
 def check_restore_option(flow: str, restore: object) -> None:

@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
+from typing import NamedTuple, Protocol, TypeAlias, final
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.snapshot import SnapshotPart
@@ -30,9 +30,10 @@ from streamiter.operators.output import RecordFailure
 from streamiter.operators.source import Positions
 from streamiter.records import CheckpointBarrier, Control
 from streamiter.runtime.alignment import BarrierReturned
-
-if TYPE_CHECKING:
-    from streamiter.runtime.task import Task
+from streamiter.runtime.chain import Chain
+from streamiter.runtime.feeder import Feeder
+from streamiter.runtime.inbox import Inbox
+from streamiter.runtime.instance import OperatorInstance
 
 TaskState: TypeAlias = dict[str, PlainValue]
 """The state of a task: the entries of ``Task.snapshot``, as plain data."""
@@ -58,6 +59,19 @@ class Suspension(Enum):
     """The task has stopped."""
 
 
+class TaskAtBarriers(Protocol):
+    """A task, as far as its barriers use it."""
+
+    name: str
+    inbox: Inbox
+    chain: Chain
+    feeder: Feeder | None
+    first: OperatorInstance
+
+    async def snapshot(self) -> TaskState:
+        """Return the state of the task and its operators."""
+
+
 @final
 class TaskBarriers:
     """Takes the state of one task at each checkpoint barrier, and passes the barrier on.
@@ -67,7 +81,9 @@ class TaskBarriers:
     the state. A barrier of an abandoned checkpoint is passed on, but no state is taken.
     """
 
-    def __init__(self, task: Task, boundary: Boundary | None, acknowledge: Acknowledge, plain_data: PlainData) -> None:
+    def __init__(
+        self, task: TaskAtBarriers, boundary: Boundary | None, acknowledge: Acknowledge, plain_data: PlainData
+    ) -> None:
         """``boundary``: the first operator, if it belongs to the border of a loop. ``acknowledge`` takes the state."""
         self.positions: Positions = {}
         """Of a source: the positions that belong to the last state."""

@@ -20,8 +20,8 @@ from streamiter.processes.supervisor import Attempt, Supervisor
 from streamiter.records import BATCH_RECORDS
 from streamiter.runtime.checkpointing.barriers import WorkersApart
 from streamiter.runtime.job import Job, StopMode
+from streamiter.runtime.job_settings import ChannelLimits, JobOptions
 from streamiter.runtime.placement import Placement
-from streamiter.runtime.plan import ChannelLimits, JobOptions
 from streamiter.runtime.statistics import JobState
 from streamiter.testing.simulated_time import TaskClock, at_once
 from streamiter.testing.simulation.event_loop import Shuffle, SimulatedEventLoop, SimulatedTask, run_together

@@ -23,7 +23,7 @@ from streamiter.processes.host import ProcessSettings
 from streamiter.processes.link import LinkError, ProcessLink, connect
 from streamiter.processes.process import Pulse, identity_of, run_part
 from streamiter.processes.silence import ProcessLook
-from streamiter.runtime.plan import JobOptions
+from streamiter.runtime.job_settings import JobOptions
 from streamiter.testing.simulated_time import TaskClock, where_tasks_wait
 from streamiter.testing.simulation.event_loop import Shuffle, SimulatedEventLoop, SimulatedTask, drop_all
 from streamiter.testing.simulation.network import NetworkConnection, SimulatedTopics

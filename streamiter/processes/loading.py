@@ -8,14 +8,19 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 from streamiter.errors import ConfigurationError
-from streamiter.flow.flow import Flow
 from streamiter.importing import module_of_file, of_user
+from streamiter.runtime.graph import RunnableFlow
+
+AnyFlow = TypeVar("AnyFlow", bound=RunnableFlow)
 
 
-def load_flow(target: str) -> Flow:
+def load_flow(target: str, kind: type[AnyFlow]) -> AnyFlow:
     """Return the flow ``module:name`` or ``path/to/file.py:name``: a Flow, or a function that returns one.
+
+    ``kind`` is the class of flows.
 
     The current folder (for a file, its own folder) is on the import path, as with ``python -m`` (``python file.py``).
     An error in the user's code becomes a ``ConfigurationError`` with its file and line.
@@ -31,7 +36,7 @@ def load_flow(target: str) -> Flow:
     flow = of_user(found, f"{target} failed") if callable(found) else found
     if inspect.iscoroutine(flow):
         flow.close()  # It is never awaited, about which Python would warn.
-    if not isinstance(flow, Flow):
+    if not isinstance(flow, kind):
         raise ConfigurationError(
             f"{target}: expected a Flow or a function that returns one, given {_described(found, flow)}"
         )
@@ -77,12 +82,13 @@ def _attribute(module: ModuleType, module_name: str, name: str) -> object:
 
 def _known(module: ModuleType) -> str:
     """Return a text with the names of flows, and of functions annotated to return one."""
-    flows = [name for name, value in vars(module).items() if isinstance(value, Flow) or _says_flow(value)]
+    flows = [name for name, value in vars(module).items() if isinstance(value, RunnableFlow) or _says_flow(value)]
     return f"its flows are {', '.join(flows)}" if flows else "it has no Flow at the top level"
 
 
 def _says_flow(value: object) -> bool:
-    return inspect.isfunction(value) and value.__annotations__.get("return") in (Flow, "Flow")
+    made = value.__annotations__.get("return") if inspect.isfunction(value) else None
+    return made == "Flow" or (isinstance(made, type) and issubclass(made, RunnableFlow))
 
 
 def _import_module(name: str) -> ModuleType:
