@@ -512,14 +512,15 @@ class Repeater(Replaying):
     outlives_inputs = True
     brings_input = True
     keeps = "the records that it repeats"
+    _is_repeating = declared(False)
+    _passes_left: int = declared()
+    _record = declared(0)
+    """The record of the batch that is emitted next."""
 
     def __init__(self, passes: int, memory_bytes: int) -> None:
         self.memory_bytes = memory_bytes
         self._passes = passes
-        self._is_repeating = False
         self._passes_left = passes - 1
-        self._record = 0
-        """The record of the batch that is emitted next."""
 
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         self.cache.append(records)
@@ -562,17 +563,7 @@ class Repeater(Replaying):
     def definition(self) -> Definition:
         return {**super().definition(), "passes": self._passes}
 
-    def snapshot(self) -> dict[str, Any]:
-        return {
-            **super().snapshot(),
-            "is repeating": self._is_repeating,
-            "passes left": self._passes_left,
-            "record": self._record,
-        }
-
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        self._is_repeating = state["is repeating"]
-        self._passes_left, self._record = state["passes left"], state["record"]
         if self._is_repeating:
             self.send_next_soon()
