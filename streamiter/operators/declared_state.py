@@ -43,6 +43,11 @@ class Form:
     take_on: Callable[[Any, Any], object] = lambda part, data: part.restore(data)
     """Is given the object and the data, if the step has such an object now."""
 
+    def of(self, data: Any) -> Any:
+        """Return the value of the data."""
+        assert self.value is not None
+        return None if data is None else self.value(data)
+
 
 def _lists(sequences: Iterable[Iterable[Any]]) -> list[list[Any]]:
     return [list(each) for each in sequences]
@@ -73,6 +78,10 @@ Share: TypeAlias = Callable[[str, Sequence[Any], int], Sequence[Any]]
 new ones."""
 
 
+def _known(values: Sequence[Any]) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
 def for_all(of_all: Callable[[Sequence[Any]], Any]) -> Share:
     """Return the share that gives all new subtasks one value, made of those of the old ones."""
     return lambda name, values, parallelism: [of_all(values)] * parallelism
@@ -84,6 +93,8 @@ EVERY: Final = for_all(all)
 """Whether it is so at every old subtask."""
 FIRST: Final = for_all(lambda values: values[0])
 """All old subtasks have the same value."""
+KNOWN: Final = for_all(_known)
+"""The first value that is not None, if any subtask has one."""
 
 
 def again(value: object) -> Share:
@@ -211,7 +222,7 @@ class _Declares:
             if field.form is None:
                 setattr(self, name, given)
             elif field.form.value is not None:
-                setattr(self, name, None if given is None else field.form.value(given))
+                setattr(self, name, field.form.of(given))
             elif given is not None and (part := getattr(self, name)) is not None:
                 field.form.take_on(part, given)
 
