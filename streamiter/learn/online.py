@@ -382,8 +382,8 @@ def _by_rows(
     timeout_s = None if shared.owner.in_epochs else _SECONDS_A_MINI_BATCH
 
     def make_owner() -> RowOwner:
-        joined = labels and LabelJoin(labels, is_timed=shared.is_timed, questions=QUESTIONS, answers=ANSWERS)
-        return RowOwner(make_model, shared.owner, joined)
+        join = partial(LabelJoin, is_timed=shared.is_timed, questions=QUESTIONS, answers=ANSWERS)
+        return RowOwner(make_model, shared.owner, None if labels is None else join(labels))
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         # Where labels come later, the owner handles the events in the order of the stream, so one subtask numbers them.

@@ -421,6 +421,8 @@ class Versions(DeclaredOperator):
     _waiting: list[tuple[int, dict[str, object]]] = declared(made=list, form=COPIED)
     """Clocks and parameters of the versions to make; with BSP workers differ by one clock at most."""
 
+    _workers: int = declared()
+
     def __init__(self, learner: AnyLearner, server: ParameterServer, workers: int, owner: str) -> None:
         self._learner = learner
         self._server = server
@@ -471,16 +473,13 @@ class Versions(DeclaredOperator):
     def definition(self) -> Definition:
         return {"kind": "versions", **self._learner.definition()}
 
-    def snapshot(self) -> dict[str, Any]:
-        return super().snapshot() | {"workers": self._workers}
-
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
         """Wait for all workers again: each joins the server once more."""
         return {**state, "clocks": {}, "ended": 0}
 
     def restore(self, state: dict[str, Any]) -> None:
         if state["workers"] != self._workers:  # All workers were at one clock, and have reported it.
-            state = {**state, "clocks": {}, "ended": 0}
+            state = {**state, "clocks": {}, "ended": 0, "workers": self._workers}
         super().restore(state)
 
 
