@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import methodcaller
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -121,7 +122,9 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     fields: KnownFields = declared(form=NESTED)
     """The fields that the model knows, and what each is."""
     _crosses: CrossStatistics = declared(form=NESTED)
-    _first_rows: FirstRows | None = declared(made=FirstRows.none, form=Form(FirstRows.state, FirstRows.from_state))
+    _first_rows: FirstRows | None = declared(
+        made=FirstRows.none, form=Form(methodcaller("state"), FirstRows.from_state)
+    )
     """The rows of the first labels; None where the kind of labels is settled."""
     _sparse_width: int | None = declared(None)
     """The width of the ``SparseRows`` that were given; None for named rows."""
