@@ -206,10 +206,7 @@ class _Declares:
         return made
 
     def _declared_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {}
-        for entry, (name, field) in self._declared_fields.items():
-            state[entry] = field.plain(getattr(self, name))
-        return state
+        return {entry: field.plain(getattr(self, name)) for entry, (name, field) in self._declared_fields.items()}
 
     @classmethod
     def at_start(cls) -> dict[str, Any]:

@@ -217,7 +217,7 @@ def a_reset_loses_the_gets(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_snapshot_has_no_pending_adds(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PendingAdds, "snapshot", lambda self: [])
+    patch.setattr(PendingAdds, "state", lambda self: {"by clock": []})
 
 
 def every_clock_of_a_slowest_worker_moves_the_minimum(patch: pytest.MonkeyPatch) -> None:
