@@ -36,7 +36,7 @@ from streamiter.learn.rows import BadRows, row_weights, rows_of_wrong_kind
 from streamiter.models.documents import refused_state, state_in, with_state
 from streamiter.models.linear_predictor import LinearPredictor, probabilities_of_classes
 from streamiter.models.standardized_model import Explanation
-from streamiter.named_rows import ABSENT, FieldReader, NamedRows, named_matrix
+from streamiter.named_rows import FieldReader, NamedRows, named_matrix
 from streamiter.notebooks import html_facts
 from streamiter.numbers import Floats, whole_number
 from streamiter.operators.declared_state import NESTED, DeclaredState, Form, declared
@@ -450,37 +450,10 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         raise ModelError(f"{_NAME}: expected {before}, as in the first rows, given {after}")
 
     def _by_column(self, named: NamedRows | SparseRows) -> ModelRows:
-        """Return the rows by columns of the model, in ascending order; fields that it does not know are left out.
-
-        The order is always the same, because sums in another order differ in their last bits.
-        """
+        """Return the rows by columns of the model; fields that it does not know are left out."""
         if isinstance(named, SparseRows):
             return ModelRows(named.indptr, named.indices, named.values)
-        count, first, columns = len(named), self._hashed + 1, self.fields.columns
-        known = [place for place, field in enumerate(named.fields) if field in columns]
-        known.sort(key=lambda place: columns[named.fields[place]])
-        of_fields = [first + columns[named.fields[place]] for place in known]
-        numbers = named.numbers if known == list(range(len(named.fields))) else named.numbers[:, known]
-        unknown = [place for place, field in enumerate(named.text_fields) if field not in self.fields.texts]
-        places = np.delete(named.places, unknown, axis=1) if unknown else named.places
-        width = len(known) + places.shape[1]
-        indices = np.empty((count, width), dtype=np.intp)
-        indices[:, : len(known)] = of_fields
-        if width == len(known):
-            return ModelRows(np.arange(count + 1) * width, indices.ravel(), numbers.ravel())
-        values = np.ones((count, width))
-        values[:, : len(known)] = numbers
-        indices[:, len(known) :] = np.sort(places, axis=1)
-        if named.place_values is not None:
-            of_places = np.delete(named.place_values, unknown, axis=1) if unknown else named.place_values
-            order = np.lexsort((of_places, places), axis=1)
-            values[:, len(known) :] = np.take_along_axis(of_places, order, axis=1)
-        if ABSENT not in places:
-            return ModelRows(np.arange(count + 1) * width, indices.ravel(), values.ravel())
-        is_there = indices != ABSENT
-        indptr = np.zeros(count + 1, dtype=np.intp)
-        np.cumsum(is_there.sum(axis=1), out=indptr[1:])
-        return ModelRows(indptr, indices[is_there], values[is_there])
+        return ModelRows.of_named(named, self.fields.columns, self.fields.texts, first=self._hashed + 1)
 
     def columns_from(self, earlier: AdaptiveLinearModel) -> Callable[[int], int | None]:
         """Return the function from an index of an earlier model's :meth:`rows` to that of this model's.
@@ -621,27 +594,12 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         return {**self._labels.definition(), **self._settings(adapted)}
 
     def _settings(self, adapted: Sequence[str]) -> Definition:
-        settings: dict[str, Any] = {
-            "bits": self.bits,
-            "rates": self.rates and list(self.rates),
-            "loss": _in_words(self._loss),
-            "crosses": [list(cross) for cross in self._crosses.crosses],
-            "kinds": {**self.fields.asked},
-            "time_zone": self.fields.time_zone,
-        }
+        settings = _settings_of(self.state())
         return settings | {name: or_another(settings[name]) for name in adapted}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take on a :meth:`state`. Raises ``ModelError`` for the state of a model with other settings."""
-        given = {
-            "bits": state["bits"],
-            "rates": state["rates"] and list(state["rates"]),
-            "loss": _in_words(state["loss"]),
-            "crosses": [list(cross) for cross in state["crosses"]["crosses"]],
-            "kinds": state["fields"]["kinds"],
-            "time_zone": state["fields"]["time zone"],
-        }
-        if changed := changes(given, self._settings(("kinds", "time_zone") if self._keeps else ())):
+        if changed := changes(_settings_of(state), self._settings(("kinds", "time_zone") if self._keeps else ())):
             raise OtherModel(
                 f"{_NAME}.restore: expected the state of a model with the same settings, given another one: "
                 f"{', '.join(changed)}; make the model with these settings"
@@ -653,8 +611,17 @@ class AdaptiveLinearModel(DeclaredState, Savable):
             self._labels.settle()
 
 
-def _in_words(loss: PlainLoss | None) -> str | None:
-    return None if loss is None else " ".join(map(str, (loss[0], *loss[1])))
+def _settings_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the model that a state was taken of."""
+    loss, fields = state["loss"], state["fields"]
+    return {
+        "bits": state["bits"],
+        "rates": state["rates"],
+        "loss": loss and " ".join(map(str, (loss[0], *loss[1]))),
+        "crosses": state["crosses"]["crosses"],
+        "kinds": fields["kinds"],
+        "time_zone": fields["time zone"],
+    }
 
 
 def _records_of(features: Features) -> Callable[[int], Any] | None:
