@@ -10,12 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 from streamiter.checkpoints.disk_queue import SpillStatistics
 from streamiter.errors import CheckpointError
 from streamiter.iteration.coordinator import FEEDBACK_FOR_ONE_INPUT, LoopDecisions, LoopReports, RestoredMember
 from streamiter.iteration.progress import EpochCounts
+from streamiter.operators.declared_state import (
+    COPIED,
+    EVERY,
+    GREATEST,
+    LEAST,
+    NESTED,
+    DeclaredState,
+    SharedOperator,
+    declared,
+    for_all,
+    of_nested,
+)
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import BoundaryOutput, Context
 from streamiter.records import Batch, Control, EndOfData, EndOfInput, EpochWatermark
@@ -30,18 +43,19 @@ FEEDBACK = "feedback"
 _NO_EPOCH: Final = -1
 
 
-class ReceivedEpochs:
+class ReceivedEpochs(DeclaredState):
     """The feedback that one head has received of each epoch, and the epochs that it has reported to the coordinator."""
 
-    def __init__(self, reports: LoopReports, head: int) -> None:
-        self._reports = reports
-        self._head = head
-        self._counts = EpochCounts()
-        """The counts of epochs that are not received completely."""
-        self._unacknowledged: dict[int, int] = {}
-        """The counts of epochs that were reported and that the coordinator has not declared complete."""
-        self._reported = _NO_EPOCH
-        self._has_ended = False
+    _counts = declared(made=EpochCounts, form=NESTED)
+    """The counts of epochs that are not received completely."""
+    _unacknowledged: dict[int, int] = declared(made=dict, form=COPIED)
+    """The counts of epochs that were reported and that the coordinator has not declared complete."""
+    _reported = declared(_NO_EPOCH)
+    _has_ended = declared(False)
+
+    def report_to(self, reports: LoopReports, head: int) -> None:
+        """Report to the coordinator from now on, as the head of this number."""
+        self._reports, self._head = reports, head
 
     def add(self, epoch: int, records: int) -> None:
         """Count records of ``epoch`` that have come back."""
@@ -73,41 +87,19 @@ class ReceivedEpochs:
         state = told._replace(reported=self._reported, counts=counts, has_ended=self._has_ended)
         self._reports.restored(self._head, state)
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return the state as plain data."""
-        return {
-            "counts": self._counts.snapshot(),
-            "unacknowledged": list(self._unacknowledged.items()),
-            "reported": self._reported,
-            "has ended": self._has_ended,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take over the result of ``snapshot``."""
-        self._counts.restore(state["counts"])
-        self._unacknowledged = dict(state["unacknowledged"])
-        self._reported = state["reported"]
-        self._has_ended = state["has ended"]
-
-    @staticmethod
-    def at_start() -> dict[str, Any]:
-        """Return the state of a head that has received nothing."""
-        return {"counts": [], "unacknowledged": [], "reported": _NO_EPOCH, "has ended": False}
-
-    @staticmethod
-    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+    @classmethod
+    def redistribute(cls, states: Sequence[Mapping[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Give the counts of all heads to the first new head; the others have reported the same epochs with count 0."""
         reported = min(state["reported"] for state in states)
-        epochs = dict.fromkeys(epoch for state in states for epoch, _ in state["unacknowledged"])
-        known = [dict(state["unacknowledged"]) for state in states]
-        sums = {epoch: sum(of_head.get(epoch, 0) for of_head in known) for epoch in sorted(epochs)}
-        again = [(epoch, epoch, count) for epoch, count in sums.items() if epoch > reported and count]
-        runs = EpochCounts.added([again, *(state["counts"] for state in states)])
         has_ended = all(state["has ended"] for state in states)
+        known = [state["unacknowledged"] for state in states]
+        sums = {epoch: sum(of_head.get(epoch, 0) for of_head in known) for epoch in sorted(set(chain(*known)))}
+        again = [(epoch, epoch, count) for epoch, count in sums.items() if epoch > reported and count]
+        runs = EpochCounts.added([again, *(state["counts"]["runs"] for state in states)])
         return [
             {
-                "counts": [] if head else runs,
-                "unacknowledged": [(epoch, 0 if head else count) for epoch, count in sums.items() if epoch <= reported],
+                "counts": {"runs": [] if head else runs},
+                "unacknowledged": {epoch: 0 if head else count for epoch, count in sums.items() if epoch <= reported},
                 "reported": reported,
                 "has ended": has_ended,
             }
@@ -115,22 +107,22 @@ class ReceivedEpochs:
         ]
 
 
-def end_of_all(states: Sequence[dict[str, Any]]) -> int | None:
-    """Return the epoch in which all subtasks were told that the iteration ends; None if it has not ended."""
-    ended_in = {state["ended in"] for state in states}
-    if len(ended_in) > 1:
+def _end_of_all(ended_in: Sequence[int | None]) -> int | None:
+    if len(set(ended_in)) > 1:
         raise CheckpointError("the iteration was about to end, and only some of them had been told")
-    return next(iter(ended_in), None)
+    return ended_in[0]
 
 
 Join = Callable[[Context, "LoopMember"], tuple[LoopReports, int]]
 """Connects a member with the coordinator of its loop; returns where it reports, and its number."""
 
 
-class LoopMember(AttachedBoundary, LoopDecisions):
+class LoopMember(SharedOperator, AttachedBoundary, LoopDecisions):
     """Base of the members of a loop. What a member is told, its task handles next."""
 
     outlives_inputs = True
+    ended_in: int | None = declared(None, share=for_all(_end_of_all))
+    """The epoch in which the member was told that the iteration ends; None if it was not."""
 
     def __init__(self, join: Join) -> None:
         self._join = join
@@ -153,16 +145,17 @@ class LoopMember(AttachedBoundary, LoopDecisions):
 class ReceivingHead(LoopMember):
     """Base of the heads: they report the records that come back, and end with the iteration."""
 
+    received = declared(made=ReceivedEpochs, form=NESTED, share=of_nested(ReceivedEpochs.redistribute))
+
     def __init__(self, join: Join) -> None:
         super().__init__(join)
-        self.ended_in: int | None = None
         self._in_checkpoint = False
         self._postponed_end: int | None = None
         """The epoch of the end of the iteration, postponed until the feedback of a checkpoint is complete."""
 
     def open(self, context: Context) -> None:
         super().open(context)
-        self.received = ReceivedEpochs(self.reports, self.number)
+        self.received.report_to(self.reports, self.number)
 
     def terminate(self, epoch: int) -> None:
         self.context.post(partial(self._end, epoch))
@@ -196,18 +189,23 @@ class Head(ReceivingHead):
     With ``max_epochs_ahead`` None all feedback is admitted.
     """
 
+    _released = declared(_NO_EPOCH, share=LEAST)
+    _advanced = declared(_NO_EPOCH, share=LEAST)
+    """The last complete epoch that it was told of."""
+    _complete = declared(_NO_EPOCH, share=GREATEST)
+    """The same; of a head that replaces several, the greatest of theirs, until it is told of the next one."""
+    _passed_watermark = declared(_NO_EPOCH, share=LEAST)
+    _initial_ended = declared(False, share=EVERY)
+    _feedback_ended = declared(False, share=EVERY)
+
     def __init__(self, join: Join, max_epochs_ahead: int | None) -> None:
         super().__init__(join)
         self._max_epochs_ahead = max_epochs_ahead
-        self._released = -1
-        self._advanced = -1
-        self._passed_watermark = -1
-        self._initial_ended = False
-        self._feedback_ended = False
         self._is_overloaded = False
         """Whether some of its feedback waits on disk."""
         self._handled = 0
-        """The number of batches of feedback that it has handled since that, or since the last report of them."""
+        """The number of batches of feedback that were handled since it began to wait on disk, or since the last
+        report."""
 
     def open(self, context: Context) -> None:
         super().open(context)
@@ -308,7 +306,7 @@ class Head(ReceivingHead):
 
     async def _advance(self, epoch: int, out: BoundaryOutput) -> None:
         await self._release(epoch, out)
-        self._advanced = epoch
+        self._advanced = self._complete = epoch
         self.received.acknowledge(epoch)
         await self._pass_watermark(epoch, out)
 
@@ -326,58 +324,15 @@ class Head(ReceivingHead):
         """Without a limit there is no place for the feedback that is held."""
         return {**super().definition(), "max_epochs_ahead": None if self._max_epochs_ahead is None else "a number"}
 
-    def snapshot(self) -> dict[str, Any]:
-        return {
-            "received": self.received.snapshot(),
-            "released": self._released,
-            "advanced": self._advanced,
-            "passed": self._passed_watermark,
-            "initial ended": self._initial_ended,
-            "feedback ended": self._feedback_ended,
-            "ended in": self.ended_in,
-        }
-
     def restore(self, state: dict[str, Any]) -> None:
-        self.received.restore(state["received"])
-        self._released = state["released"]
-        self._advanced = state["advanced"]
-        self._passed_watermark = state["passed"]
-        self._initial_ended = state["initial ended"]
-        self._feedback_ended = state["feedback ended"]
-        self.ended_in = state["ended in"]
+        super().restore(state)
         if self._max_epochs_ahead is not None:
             self._admit()
-        complete = state.get("complete", self._advanced)
-        self.received.report_restored(RestoredMember(self.ended_in, self._advanced, complete, self._released))
+        self.received.report_restored(RestoredMember(self.ended_in, self._advanced, self._complete, self._released))
 
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Begin again: the iteration has ended, so no feedback is left. Its initial variables have ended for ever."""
-        return {
-            "received": ReceivedEpochs.at_start(),
-            **dict.fromkeys(("released", "advanced", "passed"), _NO_EPOCH),
-            "initial ended": False,  # Their end comes again.
-            "feedback ended": False,
-            "ended in": None,
-        }
-
-    @staticmethod
-    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Give all new heads the lowest epochs that the old ones knew."""
-        received = ReceivedEpochs.redistribute([state["received"] for state in states], parallelism)
-        ended_in = end_of_all(states)
-        return [
-            {
-                "received": received[head],
-                "released": min(state["released"] for state in states),
-                "advanced": min(state["advanced"] for state in states),
-                "complete": max(state["advanced"] for state in states),
-                "passed": min(state["passed"] for state in states),
-                "initial ended": all(state["initial ended"] for state in states),
-                "feedback ended": all(state["feedback ended"] for state in states),
-                "ended in": ended_in,
-            }
-            for head in range(parallelism)
-        ]
+        """Begin again: the iteration has ended, so no feedback is left. The initial variables end once more."""
+        return self.at_start()
 
 
 class CriteriaHead(ReceivingHead):
@@ -401,20 +356,9 @@ class CriteriaHead(ReceivingHead):
         elif isinstance(control, InputEnded):
             self.received.end()
 
-    def snapshot(self) -> dict[str, Any]:
-        return {"received": self.received.snapshot(), "ended in": self.ended_in}
-
     def restore(self, state: dict[str, Any]) -> None:
-        self.received.restore(state["received"])
-        self.ended_in = state["ended in"]
+        super().restore(state)
         self.received.report_restored(RestoredMember(self.ended_in))
-
-    @staticmethod
-    def redistribute(states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Give all new heads the lowest epochs that the old ones knew."""
-        received = ReceivedEpochs.redistribute([state["received"] for state in states], parallelism)
-        ended_in = end_of_all(states)
-        return [{"received": each, "ended in": ended_in} for each in received]
 
 
 # If the body wants data before feedback, a head is blocked, and no handled feedback can admit data. After this time an
@@ -429,6 +373,16 @@ class Entrance(LoopMember):
     stays in its inbox. When the data has ended, the entrance stays until the iteration ends.
     """
 
+    last_complete = declared(_NO_EPOCH, share=LEAST)
+    """The last complete epoch that it was told of."""
+    known_complete = declared(_NO_EPOCH, share=GREATEST)
+    """The same; of an entrance that replaces several, the greatest of theirs, until it is told of the next one."""
+    _arrived_watermark = declared(_NO_EPOCH, share=GREATEST)
+    """The last watermark that has arrived, behind the data of its epochs."""
+    _passed_watermark = declared(_NO_EPOCH, share=GREATEST)
+    _end_arrived = declared(False, share=EVERY)
+    _data_ended = declared(False, share=EVERY)
+
     def __init__(self, join: Join, *, stamped: bool, max_epochs_ahead: int | None) -> None:
         super().__init__(join)
         self._stamped = stamped
@@ -436,13 +390,6 @@ class Entrance(LoopMember):
         # While the next batch is too far ahead, no channel is read. So all channels must have brought the epochs before
         # it. In a synchronous loop the inbox merges in order, and sees to that itself.
         self.epochs_in_order = stamped and bool(max_epochs_ahead)
-        self.last_complete = -1
-        self._arrived_watermark = -1
-        """The last watermark that has arrived, behind the data of its epochs."""
-        self._passed_watermark = -1
-        self._end_arrived = False
-        self._data_ended = False
-        self._ended_in: int | None = None
         self._is_overloaded = False
         self._throttled = False
         self._awaited = "the end of the epoch"
@@ -497,11 +444,11 @@ class Entrance(LoopMember):
         await self._pass(out)
 
     async def _terminate(self, epoch: int, out: BoundaryOutput) -> None:
-        self._ended_in = epoch
+        self.ended_in = epoch
         await out.control(EndOfInput(epoch))
 
     def _advance(self, epoch: int) -> None:
-        self.last_complete = epoch
+        self.last_complete = self.known_complete = epoch
         self._admit()
 
     @property
@@ -532,49 +479,23 @@ class Entrance(LoopMember):
     def definition(self) -> Definition:
         return {**super().definition(), "data": "with epochs" if self._stamped else "without epochs"}
 
-    def snapshot(self) -> dict[str, Any]:
-        return {
-            "last complete": self.last_complete,
-            "brought": self._arrived_watermark,
-            "passed": self._passed_watermark,
-            "end brought": self._end_arrived,
-            "data ended": self._data_ended,
-            "ended in": self._ended_in,
-        }
-
     def restore(self, state: dict[str, Any]) -> None:
-        self.last_complete = state["last complete"]
-        self._arrived_watermark = state["brought"]
-        self._passed_watermark = state["passed"]
-        self._end_arrived = state["end brought"]
-        self._data_ended = state["data ended"]
-        self._ended_in = state["ended in"]
+        super().restore(state)
         self._admit()
         # The data that the entrance waited for may belong to another subtask now.
         self.admit()
-        told = RestoredMember(self._ended_in, self.last_complete, state.get("complete", self.last_complete))
+        told = RestoredMember(self.ended_in, self.last_complete, self.known_complete)
         told = told._replace(reported=self._passed_watermark, has_ended=self._data_ended)
         self.reports.restored(self.number, told)
 
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
-        return {
-            **dict.fromkeys(("last complete", "brought", "passed"), _NO_EPOCH),
-            **dict.fromkeys(("end brought", "data ended"), False),
-            "ended in": None,
-        }
+        return self.at_start()
 
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Let all new entrances have passed the epochs that every old one had passed."""
-        reading = [state for state in states if not state["end brought"]]
-        not_ended = [state for state in states if not state["data ended"]]
-        furthest = max(state["brought"] for state in states)
-        shared = {
-            "last complete": min(state["last complete"] for state in states),
-            "complete": max(state["last complete"] for state in states),
-            "brought": min((state["brought"] for state in reading), default=furthest),
-            "passed": min((state["passed"] for state in not_ended), default=furthest),
-            "end brought": not reading,
-            "data ended": all(state["data ended"] for state in states),
-            "ended in": end_of_all(states),
-        }
-        return [dict(shared) for _ in range(parallelism)]
+        """Let all new entrances have passed the epochs that every old one with more data had passed."""
+        shares = super().redistribute(states, parallelism)
+        furthest = shares[0]["arrived watermark"]
+        arrived = (state["arrived watermark"] for state in states if not state["end arrived"])
+        passed = (state["passed watermark"] for state in states if not state["data ended"])
+        least = {"arrived watermark": min(arrived, default=furthest), "passed watermark": min(passed, default=furthest)}
+        return [share | least for share in shares]

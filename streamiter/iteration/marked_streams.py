@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import msgspec
@@ -17,7 +18,8 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import entries_of
 from streamiter.errors import CheckpointError, DecodeError, GraphError, PlainDataError
 from streamiter.flow.stream import Stream
-from streamiter.iteration.border import Entrance, Join, end_of_all
+from streamiter.iteration.border import Entrance, Join
+from streamiter.operators.declared_state import FIRST, GREATEST, Form, SharedOperator, again, declared
 from streamiter.operators.operator import BoundaryOutput, Context
 from streamiter.records import Batch, EpochWatermark, untimed
 from streamiter.runtime.feedback import AttachedBoundary
@@ -104,7 +106,7 @@ def replayed(stream: Stream) -> Replayed:
     return Replayed(stream)
 
 
-class Replaying(AttachedBoundary):
+class Replaying(SharedOperator, AttachedBoundary):
     """Base of the operators that keep records, in memory and on disk, and send them again batch by batch.
 
     Between two batches other tasks have a turn, and a checkpoint barrier can pass.
@@ -112,13 +114,14 @@ class Replaying(AttachedBoundary):
 
     memory_bytes: int
     """The most bytes of records that are kept in memory."""
-    position = 0
+    cache: ReplayCache = declared(form=Form(methodcaller("snapshot")), share=again(()))
+    position = declared(0, share=again(0))
     """The number of the kept batch that is sent next."""
 
     def open(self, context: Context) -> None:
         super().open(context)
         self._post = context.post
-        self.cache: ReplayCache = self.surroundings.make_replay_cache(self.memory_bytes)
+        self.cache = self.surroundings.make_replay_cache(self.memory_bytes)
 
     async def send_next(self, out: BoundaryOutput) -> None:
         """Send the next batch."""
@@ -131,14 +134,6 @@ class Replaying(AttachedBoundary):
     def close(self) -> None:
         self.cache.close()
 
-    def snapshot(self) -> dict[str, Any]:
-        return {**(super().snapshot() or {}), "cache": self.cache.snapshot(), "position": self.position}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.cache.restore(state["cache"])
-        self.position = state["position"]
-        super().restore(state)
-
 
 class Replayer(Replaying, Entrance):
     """The entrance of a replayed stream: it keeps the records of epoch 0 and sends them again in every later epoch.
@@ -147,14 +142,15 @@ class Replayer(Replaying, Entrance):
     follows them.
     """
 
+    _replayed = declared(0, share=again(0))
+    """The last epoch that was sent completely; initially epoch 0, when the data has ended."""
+    _requested = declared(0, share=GREATEST)
+    _terminate_in: int | None = declared(None, share=FIRST)
+    """The epoch in which the iteration ends, while replays are left."""
+
     def __init__(self, join: Join, memory_bytes: int) -> None:
         super().__init__(join, stamped=False, max_epochs_ahead=None)
         self.memory_bytes = memory_bytes
-        self._replayed = 0
-        """The last epoch that was sent completely; initially epoch 0, when the data has ended."""
-        self._requested = 0
-        self._terminate_in: int | None = None
-        """The epoch in which the iteration ends, while replays are left."""
         self._untaken: int | None = None
         """The last complete epoch that it was told and has not handled, while it waits for room."""
 
@@ -176,7 +172,8 @@ class Replayer(Replaying, Entrance):
 
     async def _replay_up_to(self, out: BoundaryOutput) -> None:
         assert self._untaken is not None
-        self.last_complete, self._untaken = self._untaken, None
+        self.last_complete = self.known_complete = self._untaken
+        self._untaken = None
         has_finished = self._requested == self._replayed
         self._requested = max(self._requested, self.last_complete)
         if has_finished:
@@ -207,44 +204,29 @@ class Replayer(Replaying, Entrance):
         elif self._terminate_in is not None:
             await self._terminate(self._terminate_in, out)
 
-    def snapshot(self) -> dict[str, Any]:
-        return {
-            **super().snapshot(),
-            "replayed": self._replayed,
-            "asked for": self._requested,
-            "terminate": self._terminate_in,
-        }
-
     def restore(self, state: dict[str, Any]) -> None:
-        self._replayed = state["replayed"]
-        self._requested = state["asked for"]
-        self._terminate_in = state["terminate"]
+        super().restore(state)
         if self._requested > self._replayed:
             self.send_next_soon()
-        super().restore(state)
 
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Distribute the batches in turn: first the batches that the current replay has sent, then the others."""
+        shared = super().redistribute(states, parallelism)
         with_data = [state for state in states if any(True for _ in state["cache"])] or states
         replayed = min(state["replayed"] for state in with_data)
-        terminates = {state["terminate"] for state in states}
-        is_over = end_of_all(states) is not None
+        terminates = {state["terminate in"] for state in states}
         # A share can state how many of its batches were sent of one epoch, but not of two.
         further = [state for state in with_data if (state["replayed"], state["position"]) > (replayed + 1, 0)]
-        if not is_over and (len(terminates) > 1 or further):
+        if shared[0]["ended in"] is None and (len(terminates) > 1 or further):
             raise CheckpointError("some of them have sent more of the replayed data than others")
         sent = [state["position"] if state["replayed"] == replayed else None for state in states]
         caches = [state["cache"] for state in states]
-        requested = max(state["asked for"] for state in states)
-        shared = super().redistribute(states, parallelism)
         return [
             {
                 **state,
                 "cache": (share := _ReplayShare(caches, sent, subtask, parallelism)),
                 "replayed": replayed,
-                "asked for": requested,
-                "position": share.count_sent() if requested > replayed else 0,
-                "terminate": states[0]["terminate"],
+                "position": share.count_sent() if state["requested"] > replayed else 0,
             }
             for subtask, state in enumerate(shared)
         ]

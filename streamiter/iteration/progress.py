@@ -35,6 +35,7 @@ from itertools import pairwise
 from typing import Final
 
 from streamiter.errors import InternalError
+from streamiter.operators.declared_state import LISTS, DeclaredState, declared
 
 
 @dataclass(slots=True)
@@ -220,7 +221,7 @@ _RUNS_MAX: Final = 1024
 _RUNS_WITH_GAPS_MAX: Final = 65_536
 
 
-class EpochCounts:
+class EpochCounts(DeclaredState):
     """The number of records in each epoch, stored as runs of epochs with equal counts.
 
     A loop that has run for months has seen more epochs than can be counted one by one. Records are added in any order
@@ -240,8 +241,9 @@ class EpochCounts:
     (1, 1, 0)
     """
 
+    _runs: list[list[int]] = declared(made=list, form=LISTS)
+
     def __init__(self) -> None:
-        self._runs: list[list[int]] = []
         self._runs_max = _RUNS_MAX
 
     @property
@@ -340,11 +342,3 @@ class EpochCounts:
             if total:
                 runs.append((begin, end - 1, total))
         return runs
-
-    def snapshot(self) -> list[tuple[int, int, int]]:
-        """Return the runs, as plain data."""
-        return self.runs
-
-    def restore(self, runs: list[tuple[int, int, int]]) -> None:
-        """Take over the result of ``snapshot``."""
-        self._runs = [list(run) for run in runs]

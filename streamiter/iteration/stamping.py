@@ -254,7 +254,7 @@ class Stamper(CatchingUp):
             self._silence.stop()
 
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
-        return {"epoch": 0, "count": 0, "idle": False, "ended": False}
+        return self.at_start()
 
 
 class TimedStamper(CatchingUp):
@@ -318,7 +318,7 @@ class TimedStamper(CatchingUp):
             self._clock.leave(self._index)
 
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
-        return {"epoch": 0, "has records": False, "ended": False, "remaining_s": self._seconds}
+        return self.at_start() | {"remaining_s": self._seconds}
 
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Let the furthest epoch of any subtask end after the shortest remaining time."""

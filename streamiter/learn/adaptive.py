@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import methodcaller
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -35,9 +36,10 @@ from streamiter.learn.rows import BadRows, row_weights, rows_of_wrong_kind
 from streamiter.models.documents import refused_state, state_in, with_state
 from streamiter.models.linear_predictor import LinearPredictor, probabilities_of_classes
 from streamiter.models.standardized_model import Explanation
-from streamiter.named_rows import ABSENT, FieldReader, NamedRows, named_matrix
+from streamiter.named_rows import FieldReader, NamedRows, named_matrix
 from streamiter.notebooks import html_facts
 from streamiter.numbers import Floats, whole_number
+from streamiter.operators.declared_state import NESTED, DeclaredState, Form, declared
 from streamiter.operators.definitions import Definition, changes, or_another
 from streamiter.records import Columns, columns_of_table
 from streamiter.saved_objects import Savable
@@ -65,7 +67,7 @@ Features = Any
 """Records with named fields, ``NamedRows``, ``SparseRows``, or anything that numpy turns into a matrix."""
 
 
-class AdaptiveLinearModel(Savable):
+class AdaptiveLinearModel(DeclaredState, Savable):
     """A linear model for any stream: standardized columns, six learning rates side by side, mixed into one model.
 
     It predicts the probability of True, or of one of two labels; a probability for each of several classes; or a
@@ -112,6 +114,23 @@ class AdaptiveLinearModel(Savable):
     (0.5, [1.0])
     """
 
+    bits: int = declared()
+    rates: tuple[float, ...] | None = declared(form=Form(list, tuple))
+    """The learning rates of AdaGrad; None: six rates side by side."""
+    _loss: PlainLoss | None = declared(form=Form(list, lambda loss: (loss[0], tuple(loss[1]))))
+    _labels: LabelReader = declared(form=NESTED)
+    fields: KnownFields = declared(form=NESTED)
+    """The fields that the model knows, and what each is."""
+    _crosses: CrossStatistics = declared(form=NESTED)
+    _first_rows: FirstRows | None = declared(
+        made=FirstRows.none, form=Form(methodcaller("state"), FirstRows.from_state)
+    )
+    """The rows of the first labels; None where the kind of labels is settled."""
+    _sparse_width: int | None = declared(None)
+    """The width of the ``SparseRows`` that were given; None for named rows."""
+    _records = declared(0)
+    _version = declared(0)
+
     def __init__(
         self,
         *,
@@ -139,22 +158,14 @@ class AdaptiveLinearModel(Savable):
         self._labels = LabelReader(_NAME, task if loss is None else "regression", classes, positive, least)
         self.bits = whole_number("AdaptiveLinearModel(bits=)", bits, 1, _BITS_MAX)
         self.rates = None if rates is None else checked_rates(rates)
-        """The learning rates of AdaGrad; None: six rates side by side."""
         self._crosses = CrossStatistics(checked_crosses(_NAME, crosses), self.bits)
-        self._first: FirstRows | None = FirstRows.none()
-        """The rows of the first labels; None where the kind of labels is settled."""
         self.predicted_again: Floats | None = None
         """Predictions of the first rows of earlier calls, if the last step has made them again: then it was decided
         that the label of all of them is positive."""
         self._weights: ExpertWeights | None = None
         """None before the first label."""
         self.fields = KnownFields(_NAME, self.bits, kinds or {}, time_zone)
-        """The fields that the model knows, and what each is."""
-        self._sparse_width: int | None = None
-        """The width of the ``SparseRows`` that were given; None for named rows."""
         self._reader = self.reader(_NAME)
-        self._records = 0
-        self._version = 0
 
     @property
     def records(self) -> int:
@@ -320,9 +331,9 @@ class AdaptiveLinearModel(Savable):
             if some.assumed is not None:
                 learns &= some.assumed <= ASSUMED  # Later steps of a question do not count again.
             self._records += int(np.count_nonzero(learns))
-            if self._first is not None:
-                more = self._first.followed_by(rows, some, labels[part.start : part.stop], FIRST_LABELS)
-                self._first = None if self._labels.is_settled else more
+            if self._first_rows is not None:
+                more = self._first_rows.followed_by(rows, some, labels[part.start : part.stop], FIRST_LABELS)
+                self._first_rows = None if self._labels.is_settled else more
         if by_question is not None and asked is not None:
             of_now = float(self.readings)
             asked |= {question: [of_now, *by_question[question].ravel().tolist()] for question in questions}
@@ -357,7 +368,7 @@ class AdaptiveLinearModel(Savable):
         The first rows are learned again. If another label is positive now, they are predicted again, too, so that all
         predictions are those of a model that knew it from the start.
         """
-        reading, before, first = part.reading, self._labels.given_up, self._first
+        reading, before, first = part.reading, self._labels.given_up, self._first_rows
         if before is not None and (first is None or self._labels.count >= FIRST_LABELS):
             assert self._weights is not None
             self._weights = self._weights.as_classes(self._records)
@@ -439,37 +450,10 @@ class AdaptiveLinearModel(Savable):
         raise ModelError(f"{_NAME}: expected {before}, as in the first rows, given {after}")
 
     def _by_column(self, named: NamedRows | SparseRows) -> ModelRows:
-        """Return the rows by columns of the model, in ascending order; fields that it does not know are left out.
-
-        The order is always the same, because sums in another order differ in their last bits.
-        """
+        """Return the rows by columns of the model; fields that it does not know are left out."""
         if isinstance(named, SparseRows):
             return ModelRows(named.indptr, named.indices, named.values)
-        count, first, columns = len(named), self._hashed + 1, self.fields.columns
-        known = [place for place, field in enumerate(named.fields) if field in columns]
-        known.sort(key=lambda place: columns[named.fields[place]])
-        of_fields = [first + columns[named.fields[place]] for place in known]
-        numbers = named.numbers if known == list(range(len(named.fields))) else named.numbers[:, known]
-        unknown = [place for place, field in enumerate(named.text_fields) if field not in self.fields.texts]
-        places = np.delete(named.places, unknown, axis=1) if unknown else named.places
-        width = len(known) + places.shape[1]
-        indices = np.empty((count, width), dtype=np.intp)
-        indices[:, : len(known)] = of_fields
-        if width == len(known):
-            return ModelRows(np.arange(count + 1) * width, indices.ravel(), numbers.ravel())
-        values = np.ones((count, width))
-        values[:, : len(known)] = numbers
-        indices[:, len(known) :] = np.sort(places, axis=1)
-        if named.place_values is not None:
-            of_places = np.delete(named.place_values, unknown, axis=1) if unknown else named.place_values
-            order = np.lexsort((of_places, places), axis=1)
-            values[:, len(known) :] = np.take_along_axis(of_places, order, axis=1)
-        if ABSENT not in places:
-            return ModelRows(np.arange(count + 1) * width, indices.ravel(), values.ravel())
-        is_there = indices != ABSENT
-        indptr = np.zeros(count + 1, dtype=np.intp)
-        np.cumsum(is_there.sum(axis=1), out=indptr[1:])
-        return ModelRows(indptr, indices[is_there], values[is_there])
+        return ModelRows.of_named(named, self.fields.columns, self.fields.texts, first=self._hashed + 1)
 
     def columns_from(self, earlier: AdaptiveLinearModel) -> Callable[[int], int | None]:
         """Return the function from an index of an earlier model's :meth:`rows` to that of this model's.
@@ -558,7 +542,7 @@ class AdaptiveLinearModel(Savable):
         scores = np.shape(parameters["weights"])[1] if kind == "classes" else 1
         classes = parameters.get("classes")
         self._labels.start_from(kind, classes, has_open_class=scores > len(classes or ()))
-        self._first = None
+        self._first_rows = None
         self._weights = ExpertWeights(kind, scores, self._hashed, self.rates, self._loss)
         self._weights.add_numeric(len(self.fields.columns))
         self._weights.start_from(parameters)
@@ -567,7 +551,8 @@ class AdaptiveLinearModel(Savable):
         """Restore the state of a version, unless it is the state of other weights."""
         try:
             self.restore(state)
-            own = (self if self.fields.has_settings_of(state) else self._earlier(state)).parameters(state=False)
+            learner = self if self.fields.has_settings_of(state["fields"]) else self._earlier(state)
+            own = learner.parameters(state=False)
             other = [
                 name for name in ("weights", "intercept", "places") if not np.array_equal(own[name], parameters[name])
             ]
@@ -578,19 +563,7 @@ class AdaptiveLinearModel(Savable):
 
     def state(self) -> dict[str, object]:
         """Return a copy of everything the model has learned, as plain data."""
-        return {
-            "weights": None if self._weights is None else self._weights.state(),
-            "labels": self._labels.state(),
-            "first rows": None if self._first is None else self._first.state(),
-            **self.fields.state(),
-            "sparse width": self._sparse_width,
-            "bits": self.bits,
-            "rates": None if self.rates is None else list(self.rates),
-            "loss": self._loss,
-            "crosses": self._crosses.state(),
-            "records": self._records,
-            "version": self._version,
-        }
+        return super().state() | {"weights": None if self._weights is None else self._weights.state()}
 
     def adopt(self, state: Mapping[str, Any]) -> Callable[[int], int | None] | None:
         """Restore a :meth:`state`, and with ``other_settings="keep"`` what fits of a model with other settings.
@@ -610,7 +583,7 @@ class AdaptiveLinearModel(Savable):
     def _earlier(state: Mapping[str, Any]) -> AdaptiveLinearModel:
         """Return the model of a state, with its settings."""
         crosses = [(first, second) for first, second in state["crosses"]["crosses"]]
-        fields = {"kinds": state["kinds"], "time_zone": state["time zone"]}
+        fields = {"kinds": state["fields"]["kinds"], "time_zone": state["fields"]["time zone"]}
         earlier = AdaptiveLinearModel(bits=state["bits"], crosses=crosses, rates=state["rates"], **fields)
         earlier.restore(state)
         return earlier
@@ -621,46 +594,34 @@ class AdaptiveLinearModel(Savable):
         return {**self._labels.definition(), **self._settings(adapted)}
 
     def _settings(self, adapted: Sequence[str]) -> Definition:
-        settings: dict[str, Any] = {
-            "bits": self.bits,
-            "rates": self.rates and list(self.rates),
-            "loss": _in_words(self._loss),
-            "crosses": [list(cross) for cross in self._crosses.crosses],
-            "kinds": {**self.fields.asked},
-            "time_zone": self.fields.time_zone,
-        }
+        settings = _settings_of(self.state())
         return settings | {name: or_another(settings[name]) for name in adapted}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take on a :meth:`state`. Raises ``ModelError`` for the state of a model with other settings."""
-        given = {
-            "bits": state["bits"],
-            "rates": state["rates"] and list(state["rates"]),
-            "loss": _in_words(state["loss"]),
-            "crosses": [list(cross) for cross in state["crosses"]["crosses"]],
-            "kinds": state["kinds"],
-            "time_zone": state["time zone"],
-        }
-        if changed := changes(given, self._settings(("kinds", "time_zone") if self._keeps else ())):
+        if changed := changes(_settings_of(state), self._settings(("kinds", "time_zone") if self._keeps else ())):
             raise OtherModel(
                 f"{_NAME}.restore: expected the state of a model with the same settings, given another one: "
                 f"{', '.join(changed)}; make the model with these settings"
             )
-        self._crosses.restore(state["crosses"])
+        super().restore(state)
         stored = state["weights"]
         self._weights = None if stored is None else ExpertWeights.from_state(stored, self.rates, self._loss)
-        self._labels.restore(state["labels"])
-        first = state["first rows"]
-        self._first = None if first is None else FirstRows.from_state(first)
-        if first is None and not self._labels.is_settled:
+        if self._first_rows is None and not self._labels.is_settled:
             self._labels.settle()
-        self.fields.restore(state)
-        self._sparse_width = state["sparse width"]
-        self._records, self._version = state["records"], state["version"]
 
 
-def _in_words(loss: PlainLoss | None) -> str | None:
-    return None if loss is None else " ".join(map(str, (loss[0], *loss[1])))
+def _settings_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the model that a state was taken of."""
+    loss, fields = state["loss"], state["fields"]
+    return {
+        "bits": state["bits"],
+        "rates": state["rates"],
+        "loss": loss and " ".join(map(str, (loss[0], *loss[1]))),
+        "crosses": state["crosses"]["crosses"],
+        "kinds": fields["kinds"],
+        "time_zone": fields["time zone"],
+    }
 
 
 def _records_of(features: Features) -> Callable[[int], Any] | None:

@@ -8,7 +8,7 @@ sums of all subtasks into the centroids of the next round. The arithmetic is in 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, Self, TypedDict
 
@@ -42,7 +42,7 @@ from streamiter.learn.estimators import check_fit, read_topic, run_offline
 from streamiter.learn.rows import as_points
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import Floats, plain_float, whole_number
-from streamiter.operators.declared_state import DeclaredOperator, declared
+from streamiter.operators.declared_state import DeclaredOperator, DeclaredState, Form, declared
 from streamiter.operators.operator import Context, IterationListener
 from streamiter.operators.output import Output
 from streamiter.records import BATCH_RECORDS, Batch
@@ -313,7 +313,13 @@ def _check_points(points: Stream) -> None:
         )
 
 
-class KMeans(Savable):
+_FITTED: Final = Form(
+    lambda model: ({name: array.copy() for name, array in model.parameters.items()}, model.records, {**model.metrics}),
+    lambda fitted: ModelSnapshot(fitted[0], records=fitted[1], metrics=fitted[2]),
+)
+
+
+class KMeans(DeclaredState, Savable):
     """Clusters around centroids, learned offline: fit, then predict.
 
     ``fit`` runs a flow of :func:`~streamiter.learn.clustering.k_means`, and has its options.
@@ -325,6 +331,9 @@ class KMeans(Savable):
     >>> round(model.inertia, 6)
     0.6
     """
+
+    _model: ModelSnapshot | None = declared(None, form=_FITTED)
+    _rounds_made = declared(0)
 
     def __init__(
         self,
@@ -340,8 +349,6 @@ class KMeans(Savable):
         self._options = KMeansOptions(
             clusters=clusters, rounds=rounds, initial=initial, seed=seed, tolerance=tolerance, config=config
         )
-        self._model: ModelSnapshot | None = None
-        self._rounds_made = 0
 
     def fit(
         self,
@@ -436,17 +443,6 @@ class KMeans(Savable):
     def rounds_made(self) -> int:
         """The number of rounds of the last fit; 0 before the first fit."""
         return self._rounds_made
-
-    def state(self) -> dict[str, object]:
-        """Return the centroids, the result of the last fit and its number of rounds, as plain data."""
-        model = self._model
-        fitted = None if model is None else (self.parameters(), model.records, dict(model.metrics))
-        return {"fitted": fitted, "rounds made": self._rounds_made}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a :meth:`state`."""
-        fitted, self._rounds_made = state["fitted"], state["rounds made"]
-        self._model = None if fitted is None else ModelSnapshot(fitted[0], records=fitted[1], metrics=fitted[2])
 
     def _fitted(self) -> ModelSnapshot:
         if self._model is None:

@@ -31,6 +31,7 @@ from streamiter.learn.rows import (
 )
 from streamiter.learn.tree_growing import Growing, TreeOptions, grow_tree
 from streamiter.numbers import Floats, Indices, whole_number
+from streamiter.operators.declared_state import COPIED, DeclaredState, Form, declared
 from streamiter.records import Columns
 from streamiter.saved_objects import Savable
 from streamiter.tables import array_of, as_floats
@@ -45,7 +46,13 @@ _NAME: Final = "DecisionTree"
 _BINS_LIMIT: Final = 1 << 16  # The number of a bin fits into two bytes.
 
 
-class DecisionTree(Savable):
+_TREE: Final = Form(
+    lambda tree: {name: array.copy() for name, array in tree.as_plain_data().items()},
+    lambda arrays: Tree.from_plain_data(arrays),
+)
+
+
+class DecisionTree(DeclaredState, Savable):
     """A tree of questions such as ``width ≤ 2.5``, each chosen so that it divides the rows best.
 
     ``task`` is ``"classification"`` (by Gini impurity) or ``"regression"`` (by variance). The tree grows level by
@@ -69,6 +76,10 @@ class DecisionTree(Savable):
     ['setosa', 'virginica']
     """
 
+    _tree: Tree | None = declared(None, form=_TREE)
+    _width = declared(0)
+    _classes: npt.NDArray[Any] | None = declared(None, form=COPIED)
+
     def __init__(
         self,
         task: Task = "classification",
@@ -89,9 +100,6 @@ class DecisionTree(Savable):
         self.minimum_gain = _gain(minimum_gain)
         self.maximum_bins = whole_number(f"{_NAME}(maximum_bins=)", maximum_bins, 2, _BINS_LIMIT)
         self.feature_names = None if feature_names is None else list(map(str, feature_names))
-        self._tree: Tree | None = None
-        self._width = 0
-        self._classes: npt.NDArray[Any] | None = None
 
     # ---- learning
 
@@ -241,22 +249,6 @@ class DecisionTree(Savable):
             "feature_names": self.feature_names,
             "tree": tree.as_plain_data(),
         }
-
-    def state(self) -> dict[str, Any] | None:
-        """Return the tree, its width and classes as plain data; None before a fit."""
-        if self._tree is None:
-            return None
-        arrays = {name: array.copy() for name, array in self._tree.as_plain_data().items()}
-        classes = None if self._classes is None else self._classes.copy()
-        return {"tree": arrays, "width": self._width, "classes": classes}
-
-    def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Restore a :meth:`state`."""
-        if state is None:
-            self._tree = None
-        else:
-            self._tree = Tree.from_plain_data(state["tree"])
-            self._width, self._classes = state["width"], state["classes"]
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, Any]) -> Self:

@@ -94,9 +94,10 @@ def fitted(
         mean, deviation = of_crosses(earlier, given["fields"], scales).T
         made |= {"crosses": [list(cross) for cross in crosses], "cross_mean": mean, "cross_deviation": deviation}
     if state is not None:
-        weights, (all_fields, all_kept) = state["weights"], stays(state["fields"])
+        weights, fields_before = state["weights"], state["fields"]["fields"]
+        all_fields, all_kept = stays(fields_before)
         numeric = weights["columns"][len(places) + 1 :, :STATISTICS]
-        statistics = of_crosses(np.asarray(state["crosses"]["columns"]), state["fields"], numeric)
+        statistics = of_crosses(np.asarray(state["crosses"]["columns"]), fields_before, numeric)
         weights = weights | {
             "hashed": given.get("width", 2**bits),
             "numeric": len(all_fields),
@@ -104,7 +105,8 @@ def fitted(
             "columns": weights["columns"][np.concatenate([of_places, [True], all_kept])],
         }
         made_crosses = {"crosses": [list(cross) for cross in crosses], "columns": statistics}
-        state = {**state, "fields": all_fields, "bits": bits, "crosses": made_crosses, "weights": weights}
+        known = {**state["fields"], "fields": all_fields}
+        state = {**state, "fields": known, "bits": bits, "crosses": made_crosses, "weights": weights}
         state["first rows"] = None  # They have the columns of before.
     told = f"kept {len(fields):,} fields and {np.count_nonzero(of_places):,} of {len(places):,} weights of texts"
     lost = [f"the weights of the crosses {', '.join(gone)}"] if gone else []

@@ -19,10 +19,12 @@ import numpy.typing as npt
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.flow.flow import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream
+from streamiter.learn.gradients import MOMENTS
 from streamiter.learn.rows import BadRows, as_points
 from streamiter.learn.training import LearnMiniBatches
 from streamiter.models.update import ModelSnapshot
 from streamiter.numbers import Floats, Indices, Moments, has_plain_digits, plain_float, standardized, whole_number
+from streamiter.operators.declared_state import DeclaredState, declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.output import RejectionPolicy
 from streamiter.records import Columns, columns_of_table
@@ -366,7 +368,7 @@ def _check_fields(categorical: Sequence[str], numeric: Sequence[str], crosses: C
         raise ConfigurationError(f"FeatureHasher(crosses=): expected each cross once, given {list(crosses)}")
 
 
-class StandardScaler(Savable):
+class StandardScaler(DeclaredState, Savable):
     """Learns the mean and the sample deviation of each feature, row by row or in mini-batches of any size.
 
     Use a scaler in one task only. A ``BadRows`` names the rows that are refused; then the scaler is unchanged.
@@ -376,6 +378,8 @@ class StandardScaler(Savable):
     >>> scaler.parameters()["mean"].tolist(), scaler.parameters()["deviation"].round(3).tolist()
     ([2.0, 5.0], [1.414, 0.0])
     """
+
+    _moments: Moments = declared(form=MOMENTS)
 
     def __init__(self) -> None:
         self._moments = Moments(0, np.zeros(0), np.zeros(0))
@@ -413,15 +417,6 @@ class StandardScaler(Savable):
     def definition(self) -> Definition:
         """Return on what the meaning of the state depends."""
         return {"model": "StandardScaler"}
-
-    def state(self) -> dict[str, object]:
-        """Return a copy of the state of learning, as plain data."""
-        records, mean, squares = self._moments
-        return {"records": records, "mean": mean.copy(), "squares": squares.copy()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a :meth:`state`."""
-        self._moments = Moments(state["records"], state["mean"].copy(), state["squares"].copy())
 
 
 def scaled(parameters: Mapping[str, Any], rows: npt.ArrayLike) -> Floats:

@@ -23,7 +23,7 @@ from streamiter.learn.rows import BadRows, blaming_rows, of_numbered_rows, row_w
 from streamiter.learn.validation import PredictedRows, ValidationKind
 from streamiter.models.documents import Parameters, state_in
 from streamiter.numbers import Floats, Indices, plain_scalar
-from streamiter.operators.declared_state import declared
+from streamiter.operators.declared_state import NESTED, DeclaredState, Form, declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
@@ -208,6 +208,19 @@ def foreign_reader(
 # ---- the owner
 
 
+class _Learned(DeclaredState):
+    """What is known of a model besides the model, as versions carry it."""
+
+    records = declared(0)
+    may_predict = declared(False)
+    """Whether the model has learned: many libraries refuse to predict before."""
+    classes: dict[Any, int] = declared(
+        made=dict, form=Form(list, lambda labels: {label: number for number, label in enumerate(labels)})
+    )
+    """The number of each class."""
+    made_of: LabelFields | None = declared(None, form=NESTED)
+
+
 class ForeignOwner(ModelOwner, Generic[Model]):
     """Has the model of another library: predicts and learns.
 
@@ -219,6 +232,7 @@ class ForeignOwner(ModelOwner, Generic[Model]):
 
     _read_records = declared(0)
     """The number of records, refused ones included."""
+    _learned = declared(made=_Learned, form=NESTED)
 
     def __init__(
         self,
@@ -233,12 +247,7 @@ class ForeignOwner(ModelOwner, Generic[Model]):
         self._model = model.make()
         self._read = read
         self._features = features
-        self._made_of = made_of
-        self._records = 0
-        self._may_predict = False
-        """Whether the model has learned: many libraries refuse to predict before."""
-        self._classes: dict[Any, int] = {}
-        """The number of each class."""
+        self._learned.made_of = made_of
 
     def definition(self) -> Definition:
         kind = type(self._model)
@@ -250,19 +259,18 @@ class ForeignOwner(ModelOwner, Generic[Model]):
 
     def start_from(self, parameters: Any, records: int) -> None:
         self._model = self._functions.load(_bytes_of(parameters))
-        self._may_predict, self._records = True, records
+        self._learned.may_predict, self._learned.records = True, records
         if (state := state_in(parameters, _NAME, f"{_NAME}.start_from")) is not None:
-            self._restore_counts(state)
+            self._learned.restore(state)
 
     def records(self) -> int:
-        return self._records
+        return self._learned.records
 
     def parameters(self) -> object:
         return {"saved": np.frombuffer(self._functions.save(self._model), dtype=np.uint8)}
 
     def state(self) -> dict[str, object]:
-        counts = {"records": self._records, "may predict": self._may_predict, "classes": list(self._classes)}
-        return counts | {"label fields": None if self._made_of is None else self._made_of.state()}
+        return self._learned.state()
 
     def process_rows(self, mini_batch: Batch, out: Output) -> None:
         """Predict and learn; records that are no rows follow the policy of the step."""
@@ -284,14 +292,14 @@ class ForeignOwner(ModelOwner, Generic[Model]):
         predict, learn = self._functions.predict, self._functions.learn
         predictions: list[Any] = []
         if self._functions.by == "mini-batch":
-            if self._may_predict:
+            if self._learned.may_predict:
                 predictions = list(predict(self._model, features))
             learn(self._model, features, labels, *([] if weights is None else [weights]))
-            self._records += len(labels)
-            self._may_predict = True
+            self._learned.records += len(labels)
+            self._learned.may_predict = True
             return predictions
         for row, (one, label) in enumerate(zip(features, labels, strict=True)):
-            if self._may_predict:
+            if self._learned.may_predict:
                 predictions.append(predict(self._model, one))
             if weights is None:
                 learn(self._model, one, label)
@@ -299,8 +307,8 @@ class ForeignOwner(ModelOwner, Generic[Model]):
                 learn(self._model, one, label, float(weights[row]))
             else:
                 continue
-            self._records += 1
-            self._may_predict = True
+            self._learned.records += 1
+            self._learned.may_predict = True
         return predictions
 
     def _emit(
@@ -319,29 +327,22 @@ class ForeignOwner(ModelOwner, Generic[Model]):
             classes = np.array([self._number_of(label) for label in labels], dtype=np.intp)
             by_label = [_by_label(prediction) for prediction in predictions]
             by_number = [{self._number_of(label): each[label] for label in each} for each in by_label]
-            probabilities = np.zeros((len(labels), len(self._classes)))
+            probabilities = np.zeros((len(labels), len(self._learned.classes)))
             for row, each in enumerate(by_number):
                 probabilities[row, list(each)] = list(each.values())
-            rows |= {"classes": classes, "labels": list(self._classes), "probabilities": probabilities}
+            rows |= {"classes": classes, "labels": list(self._learned.classes), "probabilities": probabilities}
         self.emit_predictions(rows, out)
 
     def _number_of(self, label: Any) -> int:
         """Return the number of a class; a new one gets the next."""
-        return self._classes.setdefault(label, len(self._classes))
+        return self._learned.classes.setdefault(label, len(self._learned.classes))
 
     def snapshot(self) -> dict[str, Any]:
-        return super().snapshot() | self.state() | {"model": self._functions.save(self._model)}
+        return super().snapshot() | {"model": self._functions.save(self._model)}
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
         self._model = self._functions.load(state["model"])
-        self._restore_counts(state)
-
-    def _restore_counts(self, state: Mapping[str, Any]) -> None:
-        self._records, self._may_predict = state["records"], state["may predict"]
-        self._classes = {label: number for number, label in enumerate(state["classes"])}
-        if self._made_of is not None and (noted := state["label fields"]) is not None:
-            self._made_of.restore(noted)
 
 
 def _probabilities(predictions: list[Any], labels: list[Any]) -> tuple[ValidationKind, Floats, Floats]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.learn.rows import BadRows
 from streamiter.named_rows import HUGE, is_missing
 from streamiter.numbers import Floats, plain_scalar
+from streamiter.operators.declared_state import DeclaredState, Form, declared
 from streamiter.operators.definitions import Definition
 
 _log = logging.getLogger("streamiter.learn")
@@ -130,7 +132,16 @@ class LabelPart(NamedTuple):
     targets: Floats
 
 
-class LabelReader:
+_READING: Final = Form(
+    attrgetter("kind", "names", "first", "is_sure", "count"),
+    lambda plain: Reading(plain[0], tuple(plain[1]), *plain[2:]),
+)
+_READINGS: Final = Form(
+    lambda readings: list(map(_READING.plain, readings)), lambda plain: list(map(_READING.of, plain))
+)
+
+
+class LabelReader(DeclaredState):
     """Decides how labels are read, from the first ones or as it is told.
 
     ``task="classification"`` is the truth value or one of two labels, and classes if a third label comes; ``"binary"``
@@ -139,6 +150,15 @@ class LabelReader:
     ``classes`` are all labels. ``positive`` is the label whose probability is predicted, of two; None: the larger
     number, or the later text in alphabetical order. Numbers below ``least`` are refused.
     """
+
+    has_open_class: bool = declared()
+    """Whether there may be a class that has not come yet."""
+    reading: Reading | None = declared(None, form=_READING)
+    """How labels are read now; None before the first one."""
+    earlier: list[Reading] = declared(made=list, form=_READINGS)
+    """The readings that were given up, in their order; all of them are of two labels."""
+    count = declared(0)
+    """The number of labels so far; it ends at ``FIRST_LABELS``."""
 
     def __init__(
         self,
@@ -169,13 +189,6 @@ class LabelReader:
                 )
             self.task = "binary"
         self.has_open_class = self._closed is None
-        """Whether there may be a class that has not come yet."""
-        self.reading: Reading | None = None
-        """How labels are read now; None before the first one."""
-        self.earlier: list[Reading] = []
-        """The readings that were given up, in their order; all of them are of two labels."""
-        self.count = 0
-        """The number of labels so far; it ends at ``FIRST_LABELS``."""
 
     @property
     def known(self) -> list[Label] | None:
@@ -425,9 +438,11 @@ class LabelReader:
         names = tuple(labels or ())
         if kind == "binary":
             is_sure = not names or (self.task == "binary" and None not in names)
-            self._take_on(Reading(kind, names or (False, True), is_sure=is_sure))
+            reading = Reading(kind, names or (False, True), is_sure=is_sure)
         else:
-            self._take_on(Reading(kind, names))
+            reading = Reading(kind, names)
+        self._check(reading)
+        self.reading = reading
         self.settle()
 
     def settle(self) -> None:
@@ -439,24 +454,13 @@ class LabelReader:
         closed = None if self._closed is None else list(self._closed)
         return {"task": self.task, "positive": self.positive, "classes": closed}
 
-    def state(self) -> dict[str, object]:
-        """Return how labels are read, as plain data."""
-        readings = [each for each in (*self.earlier, self.reading) if each is not None]
-        return {
-            "readings": [[each.kind, list(each.names), each.first, each.is_sure, each.count] for each in readings],
-            "count": self.count,
-            "has open class": self.has_open_class,
-        }
-
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take on a :meth:`state`. Raises ModelError if this reader was told another task or another positive label."""
-        readings = [Reading(kind, tuple(names), *others) for kind, names, *others in state["readings"]]
-        self.has_open_class = state["has open class"]
-        self.count, self.earlier = state["count"], readings[:-1]
-        if readings:
-            self._take_on(readings[-1])
+        super().restore(state)
+        if self.reading is not None:
+            self._check(self.reading)
 
-    def _take_on(self, reading: Reading) -> None:
+    def _check(self, reading: Reading) -> None:
         fits = self.task is None or (reading.kind == "number") == (self.task == "regression")
         is_pair = reading.kind == "binary"
         fits &= is_pair or self.task != "binary"
@@ -468,7 +472,6 @@ class LabelReader:
                 f"the kind {reading.kind!r} with the labels {list(reading.names)}; make the model with the same "
                 "options, or start without the earlier one"
             )
-        self.reading = reading
 
 
 def _numbers(given: Labels) -> Floats | None:

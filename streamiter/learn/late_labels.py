@@ -7,13 +7,13 @@ Predictions are made where the model is, so the join is there, too: :class:`Labe
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, TypedDict, final
 
 import numpy as np
 
-from streamiter.errors import ModelError
+from streamiter.errors import CheckpointError, ModelError
 from streamiter.learn.answer_delays import AnswerDelays
 from streamiter.learn.delayed_labels import DelayedLabels, come_with_questions
 from streamiter.learn.labels import Label, counts_as_false
@@ -30,6 +30,7 @@ from streamiter.learn.row_reading import (
 from streamiter.learn.rows import BadRows, SparseRecord, blaming_rows, of_numbered_rows, row_weights
 from streamiter.named_rows import NamedRows, named_matrix
 from streamiter.numbers import Floats, Indices, plain_scalar
+from streamiter.operators.declared_state import EVERY, GREATEST, KNOWN, NESTED, DeclaredState, Form, declared, for_all
 from streamiter.operators.definitions import Definition
 from streamiter.operators.due import DueHeap
 from streamiter.operators.operator import Context
@@ -126,19 +127,44 @@ _TO_THE_END: Final = MAX_TIME
 _IN_CHECKPOINT_MAX: Final = 100_000
 
 
-class LabelJoin:
+_AS_IT_IS: Final = Form(lambda record: record, lambda record: record)
+
+
+class LabelJoin(DeclaredState):
     """Joins the questions that an operator has predicted with their answers, and ends their waits. Pure data, no I/O.
 
     With ``schedule="end"`` a question that has its answer waits further, to the end of its wait. With ``"expected"``,
     too, until enough delays of answers are known.
     """
 
-    def __init__(self, labels: DelayedLabels, *, is_timed: bool) -> None:
+    _settled: OrderedDict[Hashable, int] = declared(
+        made=OrderedDict,
+        form=Form(
+            lambda settled: [list(settled), list(settled.values())], lambda pair: OrderedDict(zip(*pair, strict=True))
+        ),
+        share=for_all(lambda many: _settled_of_all(many)),
+    )
+    """By key the time of a question that has got its answer, in this order, until its wait would be over."""
+    _asked = declared(0, share=for_all(lambda many: len(many) * (1 + max(many))))
+    _latest = declared(MIN_TIME, share=GREATEST)
+    """The latest time of an event."""
+    _delays = declared(made=AnswerDelays, form=NESTED, share=for_all(AnswerDelays.merged))
+    _other_label: Label = declared(None, share=KNOWN)
+    """The first label that is another one than that of a question without an answer."""
+    false_label: Label = declared(form=Form(plain_scalar, plain_scalar), share=KNOWN)
+    """The label with which questions are learned, or were in an earlier run, before theirs is known."""
+    is_false_otherwise: bool = declared(share=EVERY)
+    """Whether a question without an answer counts as False beside the labels so far."""
+
+    def __init__(
+        self, labels: DelayedLabels, *, is_timed: bool, questions: Form = _AS_IT_IS, answers: Form = _AS_IT_IS
+    ) -> None:
+        """``questions`` and ``answers`` are their forms in a snapshot."""
+        self._questions, self._answers = questions, answers
         self.is_timed = is_timed
         self.schedule = labels.chosen_schedule()
         self.otherwise = labels.otherwise
         self.false_label = labels.otherwise if self.schedule in ("expected", "weighted") else None
-        """The label with which questions are learned, or were in an earlier run, before theirs is known."""
         self._unknown = labels.unknown
         self._ignores_unknown = come_with_questions(labels)
         self._within_ms = None if labels.within_s is None else round(in_seconds(labels.within_s) * 1000)
@@ -147,18 +173,9 @@ class LabelJoin:
         self._join = OneToOneJoin(0, upper_ms, "full", kept_max=labels.waiting_max, in_order=not is_timed)
         self._answered = DueHeap(0, 2)
         """The questions that wait with their answers, by limit and number."""
-        self._settled: OrderedDict[Hashable, int] = OrderedDict()
-        """By key the time of a question that has got its answer, in this order, until its wait would be over."""
-        self._asked = 0
-        self._latest = MIN_TIME
-        """The latest time of an event."""
-        self._delays = AnswerDelays()
         self._learned = DueHeap(1, 2)
         """The questions whose answers have been learned, until the end of their wait counts."""
-        self._other: Label = None
-        """The first label that is another one than that of a question without an answer."""
         self.is_false_otherwise = counts_as_false(self.otherwise)
-        """Whether a question without an answer counts as False beside the labels so far."""
         self._assumed = DueHeap(2, 2)
         """The questions by the time at which they count as ones without an answer; also questions with an answer."""
         self._restored: list[Outcome] = []
@@ -275,11 +292,11 @@ class LabelJoin:
 
         No effect once so many labels have come that the model refuses such a label.
         """
-        if label in (self.otherwise, self._other) or not self.is_false_otherwise or self._delays.are_known():
+        if label in (self.otherwise, self._other_label) or not self.is_false_otherwise or self._delays.are_known():
             return
-        has_two = self._other is None or not isinstance(label, str)
+        has_two = self._other_label is None or not isinstance(label, str)
         self.is_false_otherwise = has_two and counts_as_false(self.otherwise, label, positive)
-        self._other = plain_scalar(label)
+        self._other_label = plain_scalar(label)
 
     def _assume(self, waiting: _Waiting, when: int | None) -> None:
         waiting.when = when
@@ -378,65 +395,49 @@ class LabelJoin:
             *(outcome.question for outcome in self._restored if outcome.question is not None),
         ]
 
-    def snapshot(
-        self, question_to_record: Callable[[Any], Any], answer_to_record: Callable[[Any], Any]
-    ) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Return all that waits as plain data, in the order of arrival: times, not limits, which may change."""
+        plain_question, plain_answer = self._questions.plain, self._answers.plain
 
         def plain(side: Side, event: Any) -> tuple[int, Any, int | None]:
             if side == LEFT:
-                return event.number, question_to_record(event.question), event.when
-            return 0, answer_to_record(event), None
+                return event.number, plain_question(event.question), event.when
+            return 0, plain_answer(event), None
 
         waiting = sorted(self._join.waiting(), key=lambda each: each[2][ARRIVAL])
-        return {
+        return super().state() | {
             "watermark": self._join.watermark if self.is_timed else MIN_TIME,
-            "asked": self._asked,
-            "settled": [list(self._settled), list(self._settled.values())],
             "waiting": [(side, key, record[TIME], *plain(side, record[RECORD])) for side, key, record in waiting],
             "answered": [
-                (each.time, each.number, question_to_record(each.question), answer_to_record(answer))
+                (each.time, each.number, plain_question(each.question), plain_answer(answer))
                 for _, _, _, (each, answer) in sorted(self._answered, key=itemgetter(1))
             ],
             "restored": [
-                (question and question_to_record(question), answer and answer_to_record(answer), kind)
+                (question and plain_question(question), answer and plain_answer(answer), kind)
                 for question, answer, kind in self._restored
             ],
-            "delays": self._delays.state(),
             "learned": [(limit - (self._within_ms or 0), number) for limit, number, *_ in self._learned],
-            "latest": self._latest,
-            "other label": self._other,
-            "is false otherwise": self.is_false_otherwise,
-            "false label": plain_scalar(self.false_label),
         }
 
-    def restore(
-        self,
-        state: dict[str, Any],
-        question_from_record: Callable[[Any], Any],
-        answer_from_record: Callable[[Any], Any],
-    ) -> None:
-        """Resume from what :meth:`snapshot` returned. Questions wait for as long as ``within_s`` says now."""
-        self._asked = state["asked"]
-        self._settled = OrderedDict(zip(*state["settled"], strict=True))
-        self._delays.restore(state["delays"])
-        self._latest, self._other = state["latest"], state["other label"]
-        self.is_false_otherwise = state["is false otherwise"] and counts_as_false(self.otherwise)
-        if state["false label"] is not None:
-            self.false_label = state["false label"]
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Resume from a :meth:`state`. Questions wait for as long as ``within_s`` says now."""
+        question_of, answer_of, own_label = self._questions.of, self._answers.of, self.false_label
+        super().restore(state)
+        self.is_false_otherwise = self.is_false_otherwise and counts_as_false(self.otherwise)
+        self.false_label = own_label if self.false_label is None else self.false_label
         if self.schedule == "expected":
             for time, number in state["learned"]:
                 self._count_later(time, number)
         for side, key, time, number, event, when in state["waiting"]:
             if side == LEFT:
-                waiting = _Waiting(question_from_record(event), time, number, None)
+                waiting = _Waiting(question_of(event), time, number, None)
                 self._assume(waiting, when if self.schedule == "expected" else None)
                 self._join.add(side, key, time, waiting)
             else:
-                self._join.add(side, key, time, answer_from_record(event))
+                self._join.add(side, key, time, answer_of(event))
         for time, number, question, answer in state["answered"]:
-            waiting = _Waiting(question_from_record(question), time, number, None)
-            self._answered.push((self._limit(waiting), number), (waiting, answer_from_record(answer)))
+            waiting = _Waiting(question_of(question), time, number, None)
+            self._answered.push((self._limit(waiting), number), (waiting, answer_of(answer)))
         if self.is_timed:
             # A wait that has become shorter, and is over, ends with the next event.
             self._join.watermark = max(self._join.watermark, min(state["watermark"], self._before_first_due()))
@@ -445,28 +446,26 @@ class LabelJoin:
             times = (time for _, _, time, *_ in state["waiting"])
             self._join.watermark = max(times, default=self._join.watermark)
         for question, answer, kind in state["restored"]:
-            self._restored.append(
-                Outcome(question and question_from_record(question), answer and answer_from_record(answer), kind)
-            )
+            self._restored.append(Outcome(question_of(question), answer_of(answer), kind))
         # With longer waits questions meet answers. If fewer may wait than before, the oldest are forgotten.
         self._restored += self._outcomes()
         self.wait()
 
     @staticmethod
     def without_end(state: dict[str, Any]) -> dict[str, Any]:
-        """Return a state of :meth:`snapshot` for a stream that goes on after it had ended."""
+        """Return a :meth:`state` for a stream that goes on after it had ended."""
         return {**state, "watermark": before_end(state["watermark"])}
 
-    @staticmethod
-    def merged(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return the state of a join that takes over what waited in several; each question gets a number of its own."""
+    @classmethod
+    def redistribute(cls, states: Sequence[Mapping[str, Any]], parallelism: int) -> list[dict[str, Any]]:
+        """Give a single join what waited in several; each question gets a number of its own."""
+        if parallelism > 1:
+            # A mini-batch on its way has events of many keys, and cannot be divided among the owners of the keys.
+            raise CheckpointError("only one worker can take over questions that wait for labels")
         many = len(states)
-        settled = [pair for state in states for pair in zip(*state["settled"], strict=True)]
-        settled.sort(key=itemgetter(1))  # The first ones are forgotten first.
-        return {
+        [shared] = super().redistribute(states, 1)
+        waiting = {
             "watermark": min(state["watermark"] for state in states),
-            "asked": many * (1 + max(state["asked"] for state in states)),
-            "settled": [[key for key, _ in settled], [time for _, time in settled]],
             "waiting": [
                 (*event[:3], event[3] * many + place, *event[4:])
                 for place, state in enumerate(states)
@@ -478,19 +477,21 @@ class LabelJoin:
                 for time, number, question, answer in state["answered"]
             ],
             "restored": [outcome for state in states for outcome in state["restored"]],
-            "delays": AnswerDelays.merged([state["delays"] for state in states]),
             "learned": [
                 (time, number * many + place) for place, state in enumerate(states) for time, number in state["learned"]
             ],
-            "latest": max(state["latest"] for state in states),
-            "other label": next((state["other label"] for state in states if state["other label"] is not None), None),
-            "false label": next((state["false label"] for state in states if state["false label"] is not None), None),
-            "is false otherwise": all(state["is false otherwise"] for state in states),
         }
+        return [shared | waiting]
 
     def _before_first_due(self) -> int:
         due = self._join.next_due()
         return MAX_TIME if due is None else due - 1
+
+
+def _settled_of_all(many: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Return the keys and times of all subtasks by time: the first ones are forgotten first."""
+    settled = sorted((pair for each in many for pair in zip(*each, strict=True)), key=itemgetter(1))
+    return [[key for key, _ in settled], [time for _, time in settled]]
 
 
 def _by_limit(ended: tuple[int, int, Outcome, bool]) -> tuple[int, int]:

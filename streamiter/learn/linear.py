@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError, OtherModel
-from streamiter.learn.gradients import GRADIENT_LIMIT, Gradient, is_tame
+from streamiter.learn.gradients import GRADIENT_LIMIT, MOMENTS, Gradient, is_tame
 from streamiter.learn.losses import LinearLoss
 from streamiter.learn.rows import (
     FEW,
@@ -40,8 +40,9 @@ from streamiter.learn.rows import (
 from streamiter.models.documents import refused_state, state_in, with_state
 from streamiter.notebooks import html_facts
 from streamiter.numbers import Floats, Moments, standardized, whole_number
+from streamiter.operators.declared_state import DeclaredState, Form, declared
 from streamiter.operators.definitions import Definition, changes, settings_in_words
-from streamiter.optimizers import Optimizer, checked_optimizer, view_of
+from streamiter.optimizers import Optimizer, Slots, checked_optimizer, view_of
 from streamiter.saved_objects import Savable
 from streamiter.sparse_rows import SparseRows
 from streamiter.tables import as_floats
@@ -87,10 +88,20 @@ class LinearOptions(TypedDict, total=False):
 LEARNER: Final = "LinearModel"
 """The name of the learner whose state versions carry."""
 
-_IN_PARAMETERS: Final = ("weights", "intercept")
+_IN_PARAMETERS: Final = ("weights", "bias")
 
 
-class LinearModel(Savable):
+def _copy_each(slots: Slots, given: Slots) -> None:
+    for name, slot in slots.items():
+        np.copyto(slot, given[name])
+
+
+# The steps on few features use views of the arrays, so these stay where they are.
+_IN_PLACE: Final = Form(np.copy, take_on=np.copyto)
+_SLOTS: Final = Form(lambda slots: {name: slot.copy() for name, slot in slots.items()}, take_on=_copy_each)
+
+
+class LinearModel(DeclaredState, Savable):
     """A linear model that learns online, one step at a time: weights, an intercept, a loss and an optimizer.
 
     ``width`` is the number of features. Learning starts from ``initial_weights`` and ``initial_intercept`` (zeros
@@ -107,6 +118,17 @@ class LinearModel(Savable):
     Use a model in one task only. A :class:`~streamiter.errors.ModelError` leaves the model unchanged; if single rows
     are at fault, it is a :class:`~streamiter.learn.rows.BadRows` that names the rows.
     """
+
+    _weights: Floats = declared(form=_IN_PLACE)
+    _slots: Slots = declared(form=_SLOTS)
+    _bias: Floats = declared(form=_IN_PLACE)
+    """An array with the intercept."""
+    _bias_slots: Slots = declared(form=_SLOTS)
+    _version = declared(0)
+    _step = declared(0)
+    _records = declared(0)
+    _moments: Moments | None = declared(None, form=MOMENTS)
+    """The statistics that features are scaled with; None: features are taken as they are."""
 
     def __init__(
         self,
@@ -133,9 +155,6 @@ class LinearModel(Savable):
         self._weights_view, self._bias_view = view_of(self._weights), view_of(self._bias)
         self._slot_views = [view_of(self._slots[name]) for name in optimizer.slot_names]
         self._bias_slot_views = [view_of(self._bias_slots[name]) for name in optimizer.slot_names]
-        self._version = self._step = self._records = 0
-        self._moments: Moments | None = None
-        """The statistics that features are scaled with; None: features are taken as they are."""
 
     def scale(self, start: Moments) -> None:
         """Scale features to mean 0 and deviation 1 from now on, in ``predict`` and ``gradient``.
@@ -485,19 +504,8 @@ class LinearModel(Savable):
 
     def state(self) -> dict[str, object]:
         """Return a copy of the state of learning, as plain data."""
-        return {
-            "link": self._link,
-            "optimizer": self.optimizer.name,
-            "weights": self._weights.copy(),
-            "slots": {name: slot.copy() for name, slot in self._slots.items()},
-            "has_intercept": self.intercept,
-            "intercept": self._bias.copy(),
-            "intercept_slots": {name: slot.copy() for name, slot in self._bias_slots.items()},
-            "version": self._version,
-            "step": self._step,
-            "records": self._records,
-            "moments": self._moments and tuple(self._moments),
-        }
+        kind = {"link": self._link, "optimizer": self.optimizer.name, "has intercept": self.intercept}
+        return super().state() | kind
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the :meth:`state` of a model of the same kind; settings such as learning rates may differ."""
@@ -506,14 +514,7 @@ class LinearModel(Savable):
                 f"{self._name}.restore: expected the state of a model with the same settings, given another one: "
                 f"{', '.join(changed)}; make an equal model"
             )
-        np.copyto(self._weights, state["weights"])
-        np.copyto(self._bias, state["intercept"])
-        for name in self.optimizer.slot_names:
-            np.copyto(self._slots[name], state["slots"][name])
-            np.copyto(self._bias_slots[name], state["intercept_slots"][name])
-        self._version, self._step, self._records = state["version"], state["step"], state["records"]
-        if self._moments is not None:
-            self._moments = Moments(*state["moments"])
+        super().restore(state)
 
     def _start_with(self, state: Mapping[str, Any]) -> None:
         if state["moments"] is not None:
@@ -576,7 +577,7 @@ def _checked_width(name: str, width: npt.ArrayLike) -> int:
 
 def _description(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the properties that two states must share: the kind of model, and the lengths of its arrays."""
-    kinds = {name: state.get(name) for name in ("link", "optimizer", "has_intercept")}
+    kinds = {name: state.get(name) for name in ("link", "optimizer", "has intercept")}
     kinds["is_scaled"] = state.get("moments") is not None
     arrays = {"weights": state.get("weights", ())} | dict(state.get("slots", {}))
     return kinds | {name: len(array) for name, array in arrays.items()}

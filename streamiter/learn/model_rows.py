@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from streamiter.learn.labels import Label, Labels
-from streamiter.named_rows import is_missing
+from streamiter.named_rows import ABSENT, NamedRows, is_missing
 from streamiter.numbers import Floats, Indices, plain_scalar
 
 
@@ -24,6 +24,39 @@ class ModelRows(NamedTuple):
     def length(self) -> int:
         """The number of rows."""
         return len(self.indptr) - 1
+
+    @classmethod
+    def of_named(cls, named: NamedRows, columns: Mapping[str, int], texts: Container[str], *, first: int) -> ModelRows:
+        """Return rows by column, in ascending order; fields that are not known are left out.
+
+        ``first`` is the index of the first numeric column, behind the hashed ones. The order is always the same,
+        because sums in another order differ in their last bits.
+        """
+        count = len(named)
+        known = [place for place, field in enumerate(named.fields) if field in columns]
+        known.sort(key=lambda place: columns[named.fields[place]])
+        of_fields = [first + columns[named.fields[place]] for place in known]
+        numbers = named.numbers if known == list(range(len(named.fields))) else named.numbers[:, known]
+        unknown = [place for place, field in enumerate(named.text_fields) if field not in texts]
+        places = np.delete(named.places, unknown, axis=1) if unknown else named.places
+        width = len(known) + places.shape[1]
+        indices = np.empty((count, width), dtype=np.intp)
+        indices[:, : len(known)] = of_fields
+        if width == len(known):
+            return ModelRows(np.arange(count + 1) * width, indices.ravel(), numbers.ravel())
+        values = np.ones((count, width))
+        values[:, : len(known)] = numbers
+        indices[:, len(known) :] = np.sort(places, axis=1)
+        if named.place_values is not None:
+            of_places = np.delete(named.place_values, unknown, axis=1) if unknown else named.place_values
+            order = np.lexsort((of_places, places), axis=1)
+            values[:, len(known) :] = np.take_along_axis(of_places, order, axis=1)
+        if ABSENT not in places:
+            return ModelRows(np.arange(count + 1) * width, indices.ravel(), values.ravel())
+        is_there = indices != ABSENT
+        indptr = np.zeros(count + 1, dtype=np.intp)
+        np.cumsum(is_there.sum(axis=1), out=indptr[1:])
+        return ModelRows(indptr, indices[is_there], values[is_there])
 
     def take(self, rows: Indices) -> ModelRows:
         """Return some of the rows, in this order, without missing values."""

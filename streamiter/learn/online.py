@@ -43,6 +43,7 @@ from streamiter.learn.linear import LinearModel
 from streamiter.learn.losses import LossName, checked_loss
 from streamiter.learn.model_owner import MODELS, OwnerOptions, PublishSchedule
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorker, OnlineWorkerOptions, function_of_features
+from streamiter.learn.question_steps import ANSWERS, QUESTIONS
 from streamiter.learn.row_reading import (
     LabelFields,
     NumberMiniBatches,
@@ -381,8 +382,8 @@ def _by_rows(
     timeout_s = None if shared.owner.in_epochs else _SECONDS_A_MINI_BATCH
 
     def make_owner() -> RowOwner:
-        joined = None if labels is None else LabelJoin(labels, is_timed=shared.is_timed)
-        return RowOwner(make_model, shared.owner, joined)
+        join = partial(LabelJoin, is_timed=shared.is_timed, questions=QUESTIONS, answers=ANSWERS)
+        return RowOwner(make_model, shared.owner, None if labels is None else join(labels))
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         # Where labels come later, the owner handles the events in the order of the stream, so one subtask numbers them.

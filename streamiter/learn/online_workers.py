@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from streamiter.errors import CheckpointError, GraphError
+from streamiter.errors import GraphError
 from streamiter.learn.delayed_labels import DelayedLabels
 from streamiter.learn.late_labels import LabelJoin, Outcome, TimedEvents, answers_and_keys
 from streamiter.learn.losses import plain_loss
@@ -27,7 +28,7 @@ from streamiter.learn.rows import (
 from streamiter.learn.training import GradientSum, GradientWorker, MakeModel, gradients_under_way
 from streamiter.learn.validation import PREDICTIONS, PredictedRows
 from streamiter.numbers import Floats, Indices
-from streamiter.operators.declared_state import GREATEST, LEAST, OF_SAME_NUMBER, declared
+from streamiter.operators.declared_state import GREATEST, LEAST, NESTED, OF_SAME_NUMBER, Form, declared, of_nested
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, KeepsRecords
 from streamiter.operators.output import Output
@@ -168,8 +169,8 @@ class _Question:
     assumed: float | None = None
     """The prediction with which it was learned as False, before its label was known; None: it was not."""
 
-    def to_record(self) -> tuple[Any, ...]:
-        return self.row, self.prediction, self.number, self.assumed
+
+_QUESTIONS: Final = Form(attrgetter("row", "prediction", "number", "assumed"), lambda record: _Question(*record))
 
 
 class _Labelled(NamedTuple):
@@ -184,10 +185,6 @@ class _Labelled(NamedTuple):
     is_settled: bool = True
 
 
-def _same(answer: Any) -> Any:
-    return answer
-
-
 _PROBABILITY_MIN: Final = 1e-12
 
 
@@ -197,11 +194,13 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
     Validation counts that first prediction.
     """
 
+    _join: LabelJoin = declared(form=NESTED, share=of_nested(LabelJoin.redistribute))
+
     def __init__(self, options: OnlineWorkerOptions, labels: DelayedLabels, *, is_timed: bool = False) -> None:
         super().__init__(options)
         self._labels = labels
         self._features = function_of_features("DelayedLabels", labels.features)
-        self._join = LabelJoin(labels, is_timed=is_timed)
+        self._join = LabelJoin(labels, is_timed=is_timed, questions=_QUESTIONS)
 
     def definition(self) -> Definition:
         return {**super().definition(), **self._join.definition()}
@@ -381,20 +380,5 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
         rows = SparseRows.from_rows([each.question.row for each in labelled], self._model.width)
         return Examples(rows, np.array([each.target for each in labelled]))
 
-    def snapshot(self) -> dict[str, Any]:
-        return super().snapshot() | {"waiting": self._join.snapshot(_Question.to_record, _same)}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
-        self._join.restore(state["waiting"], lambda record: _Question(*record), _same)
-
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
-        return super().without_end(state) | {"waiting": self._join.without_end(state["waiting"])}
-
-    def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Give all questions to a single worker."""
-        if parallelism > 1:
-            # A mini-batch on its way has events of many keys, and cannot be divided among the owners of the keys.
-            raise CheckpointError("only one worker can take over questions that wait for labels")
-        [shared] = super().redistribute(states, parallelism)
-        return [shared | {"waiting": LabelJoin.merged([state["waiting"] for state in states])}]
+        return super().without_end(state) | {"join": self._join.without_end(state["join"])}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from streamiter.learn.labels import Label, is_label
 from streamiter.learn.late_labels import LabelJoin, Outcome
 from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, WITHDRAWN, ModelRows, RowSteps
 from streamiter.named_rows import is_missing
+from streamiter.operators.declared_state import Form
 
 
 class Predicted(NamedTuple):
@@ -81,6 +82,11 @@ class Answer(NamedTuple):
     label: Label
     record: Any
     weight: float = 1.0
+
+
+QUESTIONS: Final = Form(Question.to_record, Question.from_record)
+ANSWERS: Final = Form(tuple, lambda record: Answer(*record))
+"""The forms in a snapshot of what waits."""
 
 
 class Settled(NamedTuple):

@@ -27,7 +27,7 @@ from streamiter.learn.labels import Label, Labels, is_label
 from streamiter.learn.late_labels import WAIT_IS_OVER, EventsToLearn, LabelJoin, Outcome, no_events
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.model_rows import ModelRows, RowSteps
-from streamiter.learn.question_steps import Answer, EventPlan, Question
+from streamiter.learn.question_steps import Answer, EventPlan
 from streamiter.learn.row_reading import RowsToLearn, features_of_record, missing_values_of
 from streamiter.learn.rows import BadRows, without
 from streamiter.learn.score_metrics import as_lists, hits, widened
@@ -72,6 +72,7 @@ class RowOwner(ModelOwner, KeepsRecords):
     """Mini-batches of the epoch under way, or that have overtaken others."""
     _next_event = declared(0)
     """The number of the next event of the stream, where labels come later."""
+    _labels: LabelJoin | None = declared(form=NESTED)
     _answers = declared(made=Answers, form=NESTED)
     _forgotten = declared(0)
     """The number of questions that were asked again, or that too many others have replaced."""
@@ -397,19 +398,15 @@ class RowOwner(ModelOwner, KeepsRecords):
         super().finish(out)
 
     def snapshot(self) -> dict[str, Any]:
-        waiting = None if self._labels is None else self._labels.snapshot(Question.to_record, tuple)
-        return super().snapshot() | self.state() | {"waiting": waiting}
+        return super().snapshot() | self.state()
 
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
-        waiting = state["waiting"] and LabelJoin.without_end(state["waiting"])
-        return super().without_end(state) | {"waiting": waiting}
+        return super().without_end(state) | {"labels": state["labels"] and LabelJoin.without_end(state["labels"])}
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
         column_of = self._model.adopt(state["model"])
         if state["model"]["bits"] != self._model.bits and (state["held"] or not state["is started"]):
             raise OtherModel("AdaptiveLinearModel.restore: the checkpoint has rows that were read with other bits")
-        if self._labels is not None:
-            self._labels.restore(state["waiting"], Question.from_record, lambda record: Answer(*record))
-            if column_of is not None:
-                self._renumber(column_of)
+        if column_of is not None:
+            self._renumber(column_of)

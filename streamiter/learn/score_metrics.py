@@ -6,12 +6,12 @@ stream.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from streamiter.numbers import Floats, Indices
-from streamiter.operators.declared_state import COPIED, DeclaredState, declared
+from streamiter.operators.declared_state import COPIED, DeclaredState, Form, declared
 from streamiter.sparse_rows import sums_by
 
 # 32,768 bins over log odds of ±20 (probabilities from 2e-9 on) are 0.0012 wide, 0.5 MB in all. Pairs in one bin count
@@ -49,7 +49,17 @@ def _area(positive: Floats, negative: Floats) -> float | None:
     return float((positive * (negative_below + 0.5 * negative)).sum()) / all_pairs
 
 
-class ScoreHistogram:
+def _filled(pair: tuple[Indices, Floats]) -> Floats:
+    bins = np.zeros(_BINS)
+    bins[pair[0]] = pair[1]
+    return bins
+
+
+_USED_BINS: Final = Form(lambda bins: (used := np.flatnonzero(bins), bins[used]), _filled)
+"""The form of bins most of which are empty: those that are in use, and what they have."""
+
+
+class ScoreHistogram(DeclaredState):
     """Sums of weights by score and target, in bins of equal width in log odds; its memory does not grow.
 
     >>> scores = ScoreHistogram()
@@ -58,9 +68,8 @@ class ScoreHistogram:
     1.0
     """
 
-    def __init__(self) -> None:
-        self._positive = np.zeros(_BINS)
-        self._negative = np.zeros(_BINS)
+    _positive = declared(made=lambda: np.zeros(_BINS), form=_USED_BINS)
+    _negative = declared(made=lambda: np.zeros(_BINS), form=_USED_BINS)
 
     def add(self, *, log_odds: Floats, targets: Floats, weights: Floats) -> None:
         """Count these rows."""
@@ -72,17 +81,6 @@ class ScoreHistogram:
     def area_under_curve(self) -> float | None:
         """Return :func:`area_under_curve` with the rows of a bin as ties."""
         return _area(self._positive, self._negative)
-
-    def state(self) -> dict[str, object]:
-        """Return the bins that are in use as plain data."""
-        used = np.flatnonzero((self._positive > 0.0) | (self._negative > 0.0))
-        return {"bins": used, "positive": self._positive[used], "negative": self._negative[used]}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore a :meth:`state`."""
-        for mine, name in ((self._positive, "positive"), (self._negative, "negative")):
-            mine[:] = 0.0
-            mine[state["bins"]] = state[name]
 
 
 CALIBRATION_BINS: Final = 10

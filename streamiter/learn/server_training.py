@@ -420,6 +420,8 @@ class Versions(DeclaredOperator):
     _waiting: list[tuple[int, dict[str, object]]] = declared(made=list, form=COPIED)
     """Clocks and parameters of the versions to make; with BSP workers differ by one clock at most."""
 
+    _workers: int = declared()
+
     def __init__(self, learner: AnyLearner, server: ParameterServer, workers: int, owner: str) -> None:
         self._learner = learner
         self._server = server
@@ -470,16 +472,13 @@ class Versions(DeclaredOperator):
     def definition(self) -> Definition:
         return {"kind": "versions", **self._learner.definition()}
 
-    def snapshot(self) -> dict[str, Any]:
-        return super().snapshot() | {"workers": self._workers}
-
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
         """Wait for all workers again: each joins the server once more."""
         return {**state, "clocks": {}, "ended": 0}
 
     def restore(self, state: dict[str, Any]) -> None:
         if state["workers"] != self._workers:  # All workers were at one clock, and have reported it.
-            state = {**state, "clocks": {}, "ended": 0}
+            state = {**state, "clocks": {}, "ended": 0, "workers": self._workers}
         super().restore(state)
 
 
@@ -511,14 +510,15 @@ class Repeater(Replaying):
     outlives_inputs = True
     brings_input = True
     keeps = "the records that it repeats"
+    _is_repeating = declared(False)
+    _passes_left: int = declared()
+    _record = declared(0)
+    """The record of the batch that is emitted next."""
 
     def __init__(self, passes: int, memory_bytes: int) -> None:
         self.memory_bytes = memory_bytes
         self._passes = passes
-        self._is_repeating = False
         self._passes_left = passes - 1
-        self._record = 0
-        """The record of the batch that is emitted next."""
 
     async def on_batch(self, input_name: str, records: Batch, epoch: int, out: BoundaryOutput) -> None:
         self.cache.append(records)
@@ -560,17 +560,7 @@ class Repeater(Replaying):
     def definition(self) -> Definition:
         return {**super().definition(), "passes": self._passes}
 
-    def snapshot(self) -> dict[str, Any]:
-        return {
-            **super().snapshot(),
-            "is repeating": self._is_repeating,
-            "passes left": self._passes_left,
-            "record": self._record,
-        }
-
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        self._is_repeating = state["is repeating"]
-        self._passes_left, self._record = state["passes left"], state["record"]
         if self._is_repeating:
             self.send_next_soon()

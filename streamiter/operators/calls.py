@@ -10,12 +10,13 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from itertools import groupby, repeat, takewhile
+from itertools import chain, groupby, repeat, takewhile
 from typing import Any, Final, cast, final
 
 import numpy as np
 
 from streamiter.errors import ConfigurationError, RejectRecords, shortened
+from streamiter.operators.declared_state import DeclaredOperator, Form, declared
 from streamiter.operators.functions import asynchronous_kind
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, Sharing, noting_of
 from streamiter.operators.output import RecordFailure
@@ -80,7 +81,12 @@ class _Call:
         return ("result", *given, self.result) if is_kept else ("record", *given)
 
 
-class MapAsync(Boundary):
+_CONTROLS: Final = Form(
+    lambda controls: list(map(control_to_plain, controls)), lambda plain: list(map(control_from_plain, plain))
+)
+
+
+class MapAsync(DeclaredOperator, Boundary):
     """Emits ``await f(record)`` for each record, with at most ``concurrency`` calls at a time.
 
     Ordered results leave in the order of their records. Others leave as they come, but none overtakes a watermark or an
@@ -96,6 +102,10 @@ class MapAsync(Boundary):
     """
 
     outlives_inputs = True
+    _watermark = declared(-1)
+    """The last epoch watermark that has arrived."""
+    _ends: list[Control] = declared(made=list, form=_CONTROLS)
+    """The ends that have arrived."""
 
     def __init__(
         self,
@@ -135,10 +145,6 @@ class MapAsync(Boundary):
         """Whether the task was told that results may leave, or that no record waits, and has not handled that."""
         self._failure: RecordFailure | None = None
         """What a call has done that is no error of its record."""
-        self._watermark = -1
-        """The last epoch watermark that has arrived."""
-        self._ends: list[Control] = []
-        """The ends that have arrived."""
 
     def open(self, context: Context) -> None:
         self._context = context
@@ -327,20 +333,11 @@ class MapAsync(Boundary):
     # -- state -------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        return {
-            "entries": [
-                _plain(entry)
-                for entries in (self._started, self._waiting)
-                for entry in entries
-                if not isinstance(entry, TRANSIENT)
-            ],
-            "watermark": self._watermark,
-            "ends": [_plain(end) for end in self._ends],
-        }
+        entries = [entry for entry in chain(self._started, self._waiting) if not isinstance(entry, TRANSIENT)]
+        return super().snapshot() | {"entries": list(map(_plain, entries))}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._watermark = state["watermark"]
-        self._ends = [control_from_plain(end) for end in state["ends"]]
+        super().restore(state)
         for kind, *fields in state["entries"]:
             if kind in _KINDS:
                 self._waiting.append(control_from_plain((kind, *fields)))
@@ -356,7 +353,7 @@ class MapAsync(Boundary):
 
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
         records = [entry for entry in state["entries"] if entry[0] not in _KINDS]
-        return {"entries": records, "ends": [], "watermark": -1}
+        return self.at_start() | {"entries": records}
 
     def share_out(self, states: Sequence[dict[str, Any]], sharing: Sharing) -> list[dict[str, Any]]:
         """Send the records to the new subtasks as its input would be; all calls are made again.

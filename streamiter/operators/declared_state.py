@@ -43,6 +43,15 @@ class Form:
     take_on: Callable[[Any, Any], object] = lambda part, data: part.restore(data)
     """Is given the object and the data, if the step has such an object now."""
 
+    def of(self, data: Any) -> Any:
+        """Return the value of the data."""
+        assert self.value is not None
+        return None if data is None else self.value(data)
+
+
+def _lists(sequences: Iterable[Iterable[Any]]) -> list[list[Any]]:
+    return [list(each) for each in sequences]
+
 
 def _copied_lists(lists: Mapping[Any, Iterable[Any]]) -> dict[Any, list[Any]]:
     return {key: list(each) for key, each in lists.items()}
@@ -54,6 +63,7 @@ def _copied_dicts(dicts: Mapping[Any, Mapping[Any, Any]]) -> dict[Any, dict[Any,
 
 COPIED: Final = Form(methodcaller("copy"), methodcaller("copy"))
 """The form of a list, a dict or an array that changes in place."""
+LISTS: Final = Form(_lists, _lists)
 LISTS_BY_KEY: Final = Form(_copied_lists, _copied_lists)
 DICTS_BY_KEY: Final = Form(_copied_dicts, _copied_dicts)
 NESTED: Final = Form(methodcaller("state"))
@@ -68,6 +78,10 @@ Share: TypeAlias = Callable[[str, Sequence[Any], int], Sequence[Any]]
 new ones."""
 
 
+def _known(values: Sequence[Any]) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
 def for_all(of_all: Callable[[Sequence[Any]], Any]) -> Share:
     """Return the share that gives all new subtasks one value, made of those of the old ones."""
     return lambda name, values, parallelism: [of_all(values)] * parallelism
@@ -79,6 +93,8 @@ EVERY: Final = for_all(all)
 """Whether it is so at every old subtask."""
 FIRST: Final = for_all(lambda values: values[0])
 """All old subtasks have the same value."""
+KNOWN: Final = for_all(_known)
+"""The first value that is not None, if any subtask has one."""
 
 
 def again(value: object) -> Share:
@@ -145,6 +161,10 @@ class _Field:
     form: Form | None
     share: Share | None
 
+    def plain(self, value: Any) -> Any:
+        """Return a value as plain data."""
+        return value if self.form is None or value is None else self.form.plain(value)
+
 
 @overload
 def declared(first: Value, /, *, form: Form | None = None, share: Share | None = None) -> Value: ...
@@ -168,9 +188,6 @@ class _Declares:
 
     _declared_fields: ClassVar[Mapping[str, tuple[str, _Field]]] = {}
     """By entry of the state the attribute and its declaration, those of the base classes first."""
-    _declared_values: Callable[[], dict[str, Any]]
-    """Returns the values of all fields as they are, by entry."""
-    _declared_forms: ClassVar[Sequence[tuple[str, Callable[[Any], Any]]]]
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -179,13 +196,6 @@ class _Declares:
             delattr(cls, name)  # An attribute of the class would slow down each use of that of the instance.
         inherited = [item for base in reversed(cls.__mro__) for item in vars(base).get("_declared_fields", {}).items()]
         cls._declared_fields = dict(inherited) | {name.strip("_").replace("_", " "): (name, own[name]) for name in own}
-        # A barrier waits for the snapshots: an expression is as fast as a method written by hand, and a loop over the
-        # fields takes five times as long. The names are those of attributes in the source.
-        values = ", ".join(f"{entry!r}: self.{name}" for entry, (name, _) in cls._declared_fields.items())
-        cls._declared_values = eval(f"lambda self: {{{values}}}")  # noqa: S307
-        cls._declared_forms = [
-            (entry, field.form.plain) for entry, (_, field) in cls._declared_fields.items() if field.form
-        ]
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         new = super().__new__
@@ -196,11 +206,12 @@ class _Declares:
         return made
 
     def _declared_state(self) -> dict[str, Any]:
-        state = self._declared_values()
-        for entry, plain in self._declared_forms:
-            if (value := state[entry]) is not None:
-                state[entry] = plain(value)
-        return state
+        return {entry: field.plain(getattr(self, name)) for entry, (name, field) in self._declared_fields.items()}
+
+    @classmethod
+    def at_start(cls) -> dict[str, Any]:
+        """Return the state of a new object: the first values of all fields that are declared with one."""
+        return {entry: field.plain(field.first()) for entry, (_, field) in cls._declared_fields.items() if field.first}
 
     def _take_on_declared(self, state: Mapping[str, Any]) -> None:
         for entry, (name, field) in self._declared_fields.items():
@@ -208,7 +219,7 @@ class _Declares:
             if field.form is None:
                 setattr(self, name, given)
             elif field.form.value is not None:
-                setattr(self, name, None if given is None else field.form.value(given))
+                setattr(self, name, field.form.of(given))
             elif given is not None and (part := getattr(self, name)) is not None:
                 field.form.take_on(part, given)
 

@@ -14,12 +14,12 @@ import numpy as np
 
 from streamiter.clock import is_due
 from streamiter.errors import ConfigurationError, shortened
-from streamiter.operators.declared_state import NESTED, DeclaredOperator, declared
+from streamiter.operators.declared_state import JOINED, NESTED, DeclaredOperator, Form, declared
 from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.functions import apply_to_each, fail_at, field_or_function, plain_function, records_of, refuse
 from streamiter.operators.keyed import NO_STATE
 from streamiter.operators.keyed_state import independent_copy
-from streamiter.operators.operator import Context, EngineOperator, IterationListener, Operator, Sharing
+from streamiter.operators.operator import Context, IterationListener, Sharing
 from streamiter.operators.output import Output
 from streamiter.records import (
     BATCH_RECORDS,
@@ -37,7 +37,7 @@ from streamiter.times import MAX_TIME, MIN_TIME, Seconds, in_seconds
 Epoch = int | None
 
 
-class MiniBatch(EngineOperator, IterationListener):
+class MiniBatch(DeclaredOperator, IterationListener):
     """Emits one record for every ``n`` records: a list, an array or ``Columns`` of exactly n, in order.
 
     A mini-batch never holds records of different epochs. The left-over records (fewer than n) are state. They are
@@ -63,6 +63,15 @@ class MiniBatch(EngineOperator, IterationListener):
     needs_epochs = False
     takes_timed_batches = True
 
+    _left_over: dict[Epoch, HeldInput] = declared(
+        made=dict,
+        form=Form(
+            lambda left_over: {epoch: held.state() for epoch, held in left_over.items()},
+            lambda batches: {epoch: HeldInput.of(given) for epoch, given in batches.items()},
+        ),
+    )
+    _timeouts: _Timeouts | None = declared(form=NESTED)
+
     def __init__(self, n: int, timeout_s: Seconds | None = None) -> None:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ConfigurationError(f"MiniBatch(n): expected a whole number above 0, given {n!r}")
@@ -72,7 +81,6 @@ class MiniBatch(EngineOperator, IterationListener):
                 f"MiniBatch(timeout_s): expected seconds above 0, or None to wait for ever, given {timeout_s!r}"
             )
         self._n = n
-        self._left_over: dict[Epoch, HeldInput] = {}
         self._timeouts = None if timeout_s is None else _Timeouts(timeout_s)
         self._context: Context | None = None
 
@@ -127,19 +135,10 @@ class MiniBatch(EngineOperator, IterationListener):
             self._emit_left_over(epoch, out)
         return min([watermark, *(held.least_time for held in self._left_over.values())])
 
-    def snapshot(self) -> dict[str, Any]:
-        return {
-            "left_over": [(epoch, held.state()) for epoch, held in self._left_over.items()],
-            "remaining_s": [] if self._timeouts is None else self._timeouts.snapshot(),
-        }
-
     def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
         if self._timeouts is not None:
-            self._timeouts.restore(state["remaining_s"])
-        for epoch, batches in state["left_over"]:
-            self._left_over[epoch] = HeldInput()
-            self._left_over[epoch].restore(batches)
-            if self._timeouts is not None:
+            for epoch in self._left_over:
                 self._timeouts.begin_if_new(epoch)
 
     def share_out(self, states: Sequence[dict[str, Any]], sharing: Sharing) -> list[dict[str, Any]]:
@@ -147,14 +146,14 @@ class MiniBatch(EngineOperator, IterationListener):
 
         A new subtask may get more than n records from several old ones: it emits mini-batches with the next record.
         """
-        epochs = dict.fromkeys(epoch for state in states for epoch, _ in state["left_over"])
-        left_over: list[list[tuple[Epoch, list[Batch]]]] = [[] for _ in range(sharing.parallelism)]
+        epochs = dict.fromkeys(epoch for state in states for epoch in state["left over"])
+        left_over: list[dict[Epoch, list[Batch]]] = [{} for _ in range(sharing.parallelism)]
         for epoch in epochs:
-            kept = [dict(state["left_over"]).get(epoch, []) for state in states]
+            kept = [state["left over"].get(epoch, []) for state in states]
             for subtask, batches in enumerate(sharing.records("input", kept)):
                 if batches:
-                    left_over[subtask].append((epoch, batches))
-        return [{"left_over": of_subtask, "remaining_s": []} for of_subtask in left_over]
+                    left_over[subtask][epoch] = batches
+        return [{"left over": of_subtask, "timeouts": {}} for of_subtask in left_over]
 
 
 def _records_of(mini_batches: list[Batch]) -> Batch:
@@ -227,16 +226,17 @@ class _Timeouts:
         assert self._context is not None
         return self._context
 
-    def snapshot(self) -> list[tuple[Epoch, float]]:
+    def state(self) -> dict[Epoch, float]:
+        """Return the seconds that are left, by epoch."""
         now_s = self._opened.clock.monotonic_s()
-        return [(epoch, deadline_s - now_s) for epoch, deadline_s in self._deadlines_s.items()]
+        return {epoch: deadline_s - now_s for epoch, deadline_s in self._deadlines_s.items()}
 
-    def restore(self, state: list[tuple[Epoch, float]]) -> None:
+    def restore(self, state: dict[Epoch, float]) -> None:
         now_s = self._opened.clock.monotonic_s()
-        self._deadlines_s = {epoch: now_s + remaining_s for epoch, remaining_s in state}
+        self._deadlines_s = {epoch: now_s + remaining_s for epoch, remaining_s in state.items()}
 
 
-class ReduceAll(Operator):
+class ReduceAll(DeclaredOperator):
     """Emits ``f(…f(f(first, second), third)…, last)`` at the end of the input, and nothing where there was no record.
 
     ``f`` must not change its arguments. A record for which it raises follows the step's policy.
@@ -254,9 +254,16 @@ class ReduceAll(Operator):
     [9]
     """
 
+    _value: Any = declared(
+        NO_STATE,
+        form=Form(
+            lambda value: [] if value is NO_STATE else [independent_copy(value)],
+            lambda kept: independent_copy(kept[0]) if kept else NO_STATE,
+        ),
+    )
+
     def __init__(self, f: Callable[[Any, Any], Any]) -> None:
         self._f = plain_function("ReduceAll(f)", f)
-        self._value: Any = NO_STATE
 
     def definition(self) -> Definition:
         return {"kind": "reduce_all", "f": function_in_words(self._f)}
@@ -285,19 +292,10 @@ class ReduceAll(Operator):
             out.emit(self._value)
         self._value = NO_STATE
 
-    def snapshot(self) -> list[Any]:
-        return [] if self._value is NO_STATE else [independent_copy(self._value)]
-
-    def restore(self, state: list[Any]) -> None:
-        for value in state:
-            self._value = independent_copy(value)
-
-    def redistribute(self, states: Sequence[list[Any]], parallelism: int) -> list[list[Any]]:
+    def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
         """Give the value of old subtask i to the new subtask i modulo ``parallelism``, which reduces its values."""
-        values = [
-            [value for state in states[subtask::parallelism] for value in state] for subtask in range(parallelism)
-        ]
-        return [[reduce(self._f, of_subtask)] if of_subtask else [] for of_subtask in values]
+        values = JOINED("value", [state["value"] for state in states], parallelism)
+        return [{"value": [reduce(self._f, given)] if given else []} for given in values]
 
 
 class Sort(DeclaredOperator):
@@ -475,6 +473,13 @@ class HeldInput:
     def state(self) -> list[Batch]:
         """Return the records as plain data."""
         return [list(piece) if isinstance(piece, list) else piece for piece in self._pieces]
+
+    @classmethod
+    def of(cls, state: list[Batch]) -> HeldInput:
+        """Return the input of a :meth:`state`."""
+        held = cls()
+        held.restore(state)
+        return held
 
     def restore(self, state: list[Batch]) -> None:
         """Take over the records that ``state`` returned."""

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, GraphError
+from streamiter.operators.declared_state import JOINED, Form, SharedOperator, declared
 from streamiter.operators.event_time import PartState
-from streamiter.operators.operator import Context, MaybeAwaitable, Operator
+from streamiter.operators.operator import Context, MaybeAwaitable
 from streamiter.operators.output import Output
 from streamiter.origins import BatchOrigin
 from streamiter.records import BATCH_RECORDS, Batch, Record, take
@@ -289,29 +290,23 @@ def collected_parts(collected: Collected) -> dict[int, list[Any]]:
     return dict(collected._parts)
 
 
-class Collect(Operator):
+def _replace_items(items: list[Any], kept: list[Any]) -> None:
+    items[:] = kept
+
+
+class Collect(SharedOperator):
     """Appends all records to ``into.items``, for tests and small results.
 
     State: all records, in memory. Each checkpoint writes them again, so use a sink for more than a few records.
     """
 
+    _items: list[Any] = declared(made=list, form=Form(list, take_on=_replace_items), share=JOINED)
+
     def __init__(self, into: Collected) -> None:
         self.into = into
-        self._items: list[Any] = []
 
     def open(self, context: Context) -> None:
         self._items = begin_collecting(self.into, context.subtask_index, context.parallelism)
 
     def process_batch(self, batch: Batch, out: Output) -> None:
         self._items.extend(batch)
-
-    def snapshot(self) -> list[Any]:
-        return self._items.copy()
-
-    def restore(self, state: list[Any]) -> None:
-        self._items[:] = state
-
-    @staticmethod
-    def redistribute(states: Sequence[list[Any]], parallelism: int) -> list[list[Any]]:
-        """Give the items of old subtask i to the new subtask i modulo ``parallelism``."""
-        return [[item for state in states[subtask::parallelism] for item in state] for subtask in range(parallelism)]

@@ -11,10 +11,11 @@ import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Generic, TypedDict, TypeVar, final
+from typing import Any, Generic, TypeVar, final
 
 from streamiter.errors import InternalError, OutOfTurn, ParameterServerError, UnknownWorker
 from streamiter.numbers import whole_number
+from streamiter.operators.declared_state import COPIED, NESTED, DeclaredState, Form, declared
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +78,7 @@ class Released(Generic[A, G]):
     """Gets that waited for this clock, in order of arrival."""
 
 
-class ModelState(TypedDict, Generic[A]):
-    """The state of a model; waiting gets are not part of it."""
-
-    tracker: TrackerState
-    adds: Sequence[tuple[int, int, A]]
-    """The kept adds: clock, worker, add."""
-
-
-class ConsistencyModel(abc.ABC, Generic[A, G]):
+class ConsistencyModel(DeclaredState, abc.ABC, Generic[A, G]):
     """The rules of one matrix on one shard. A method that raises UnknownWorker or OutOfTurn has changed nothing.
 
     ``observed`` is the highest minimum clock of this matrix that any shard has told the worker (−1: none). A call that
@@ -95,9 +88,12 @@ class ConsistencyModel(abc.ABC, Generic[A, G]):
     also if no call waited for it: the shard ends one iteration for each.
     """
 
+    tracker: ProgressTracker = declared(form=NESTED)
+    _adds: PendingAdds[A] = declared(form=NESTED)
+
     def __init__(self, tracker: ProgressTracker) -> None:
         self.tracker = tracker
-        self._adds: PendingAdds[A] = PendingAdds()
+        self._adds = PendingAdds()
         self._gets: WaitingGets[G] = WaitingGets()
 
     def add(self, worker: int, request: A, observed: int = -1) -> bool:
@@ -169,15 +165,10 @@ class ConsistencyModel(abc.ABC, Generic[A, G]):
         """The count of waiting gets."""
         return len(self._gets)
 
-    def snapshot(self) -> ModelState[A]:
-        """Return plain data: the tracker and the kept adds. Waiting gets are not part of the state."""
-        return {"tracker": self.tracker.snapshot(), "adds": self._adds.snapshot()}
-
-    def restore(self, state: ModelState[A]) -> list[G]:
-        """Restore a ``snapshot``; drop the adds kept until now, and return the waiting gets for the caller to fail."""
-        self.tracker.restore(state["tracker"])
-        self._adds.restore(state["adds"])
-        return self._gets.clear()
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore a :meth:`state`. Adds and gets that are kept now are dropped; the caller has failed the gets."""
+        super().restore(state)
+        self._gets.clear()
 
     def _released(self, before: int, moved_to: int) -> list[Released[A, G]]:
         """Return one ``Released`` for each clock after ``before``; ``moved_to`` is −1 if the clock has not moved."""
@@ -281,18 +272,8 @@ _WORKERS_NAMED = 5
 """The most workers that an error lists; there may be thousands."""
 
 
-class TrackerState(TypedDict):
-    """The state of a ``ProgressTracker``."""
-
-    progress: dict[int, int]
-    """The clock of each worker."""
-    min_clock: int
-    highest: int
-    """The highest clock of any worker so far."""
-
-
 @final
-class ProgressTracker:
+class ProgressTracker(DeclaredState):
     """The clocks of the workers of one matrix, and their minimum, which never decreases.
 
     Workers are counted by clock, so a step costs the same for two workers and for thousands. A method on a worker that
@@ -305,19 +286,22 @@ class ProgressTracker:
     (2, 3, 2)
     """
 
+    _progress: dict[int, int] = declared(made=dict, form=COPIED)
+    """The clock of each worker."""
+    _min_clock = declared(0)
+    _highest = declared(0)
+    """The highest clock of any worker so far, including workers that have left."""
+
     def __init__(self, workers: Iterable[int] = (), *, name: str = "") -> None:
         self.name = name
         self.init(workers)
 
     def init(self, workers: Iterable[int]) -> None:
         """Restart with these workers, all at clock 0."""
-        self._set_clocks(dict.fromkeys(workers, 0), 0)
+        self.restore(self.at_start() | {"progress": dict.fromkeys(workers, 0)})
 
-    def _set_clocks(self, progress: Mapping[int, int], min_clock: int) -> None:
-        self._progress = dict(progress)
-        self._min_clock = min_clock
-        self._highest = min_clock
-        """The highest clock of any worker so far, including workers that have left."""
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
         self._workers_at: dict[int, int] = {}
         for clock in self._progress.values():
             self._count_at(clock)
@@ -411,15 +395,6 @@ class ProgressTracker:
         self._min_clock = self._highest
         return self._min_clock
 
-    def snapshot(self) -> TrackerState:
-        """Return plain data for :meth:`restore`."""
-        return {"progress": dict(self._progress), "min_clock": self._min_clock, "highest": self._highest}
-
-    def restore(self, state: TrackerState) -> None:
-        """Restore a :meth:`snapshot`."""
-        self._set_clocks(state["progress"], state["min_clock"])
-        self._highest = state["highest"]
-
     def _count_at(self, clock: int) -> None:
         self._highest = max(self._highest, clock)
         self._workers_at[clock] = self._workers_at.get(clock, 0) + 1
@@ -451,8 +426,24 @@ class ProgressTracker:
         )
 
 
+def _in_order(by_clock: Mapping[int, Mapping[int, list[A]]]) -> list[tuple[int, int, A]]:
+    return [
+        (clock, worker, request)
+        for clock, by_worker in sorted(by_clock.items())
+        for worker, of_worker in sorted(by_worker.items())
+        for request in of_worker
+    ]
+
+
+def _by_clock(adds: Iterable[tuple[int, int, A]]) -> dict[int, dict[int, list[A]]]:
+    by_clock: dict[int, dict[int, list[A]]] = {}
+    for clock, worker, request in adds:
+        by_clock.setdefault(clock, {}).setdefault(worker, []).append(request)
+    return by_clock
+
+
 @final
-class PendingAdds(Generic[A]):
+class PendingAdds(DeclaredState, Generic[A]):
     """Adds that wait for the end of their iteration, by the clock at which they were made, and by worker.
 
     They are applied in this order, and not in the order of arrival, so that sums of floats do not depend on timing.
@@ -464,9 +455,8 @@ class PendingAdds(Generic[A]):
     ['b', 'ac']
     """
 
-    def __init__(self) -> None:
-        self._by_clock: dict[int, dict[int, list[A]]] = {}
-        """By clock, by worker, in order of arrival."""
+    _by_clock: dict[int, dict[int, list[A]]] = declared(made=dict, form=Form(_in_order, _by_clock))
+    """By clock, by worker, in order of arrival. In a snapshot (clock, worker, add), by clock and by worker."""
 
     def keep(self, clock: int, worker: int, request: A) -> None:
         """Keep an add that was made at ``clock``."""
@@ -474,7 +464,7 @@ class PendingAdds(Generic[A]):
 
     def take(self, clock: int) -> list[A]:
         """Remove and return the adds that were made at this clock or before, by clock and by worker."""
-        taken = [request for of_clock, _, request in self.snapshot() if of_clock <= clock]
+        taken = [request for of_clock, _, request in _in_order(self._by_clock) if of_clock <= clock]
         self._by_clock = {later: adds for later, adds in self._by_clock.items() if later > clock}
         return taken
 
@@ -485,7 +475,7 @@ class PendingAdds(Generic[A]):
 
     def all(self) -> list[A]:
         """Return the adds of all workers, by clock and by worker."""
-        return [request for _, _, request in self.snapshot()]
+        return [request for _, _, request in _in_order(self._by_clock)]
 
     def merge(self, clock: int, worker: int, merge: Callable[[list[A]], Sequence[A]]) -> None:
         """Replace a worker's adds of one clock with the result of ``merge``: at least one, and no more than before."""
@@ -503,21 +493,6 @@ class PendingAdds(Generic[A]):
         """Remove and return all adds."""
         taken, self._by_clock = self.all(), {}
         return taken
-
-    def snapshot(self) -> list[tuple[int, int, A]]:
-        """Return (clock, worker, add), by clock and by worker, for :meth:`restore`."""
-        return [
-            (clock, worker, request)
-            for clock, by_worker in sorted(self._by_clock.items())
-            for worker, of_worker in sorted(by_worker.items())
-            for request in of_worker
-        ]
-
-    def restore(self, state: Iterable[tuple[int, int, A]]) -> None:
-        """Restore a :meth:`snapshot`."""
-        self._by_clock.clear()
-        for clock, worker, request in state:
-            self.keep(clock, worker, request)
 
 
 @final

@@ -344,11 +344,12 @@ class MatrixShard:
 
     def freeze(self, encode: Encode) -> MatrixState:
         """Return the state of blocks and clocks. Waiting gets are not part of it: their workers ask again."""
-        model = self.model.snapshot()
+        model = self.model.state()
+        pending = model["adds"]["by clock"]
         return {
             **frozen_blocks(self.matrix, self.blocks.values(), encode),
             "clocks": model["tracker"],
-            "pending": [[clock, worker, [list(part) for part in add.parts]] for clock, worker, add in model["adds"]],
+            "pending": [[clock, worker, [list(part) for part in add.parts]] for clock, worker, add in pending],
         }
 
     def check_state(self, state: MatrixState) -> None:
@@ -370,7 +371,7 @@ class MatrixShard:
             for clock, worker, parts in state["pending"]
             if (mine := [part for given in parts for part in self._cut(AddPart(*given), saved)])
         ]
-        self.model.restore({"tracker": state["clocks"], "adds": adds if self._buffers else ()})
+        self.model.restore({"tracker": state["clocks"], "adds": {"by clock": adds if self._buffers else ()}})
         if not self._buffers:  # The matrix was made with another consistency: no add waits for a clock now.
             for _, _, add in adds:
                 self._apply_parts(add.parts)

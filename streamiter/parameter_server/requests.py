@@ -13,7 +13,7 @@ import asyncio
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Generic, NamedTuple, TypedDict, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 
@@ -28,7 +28,6 @@ from streamiter.errors import (
     PlainDataError,
     StreamiterError,
 )
-from streamiter.parameter_server.consistency import TrackerState
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.psf.function import GetFunction, Part, Result, UpdateFunction
 from streamiter.parameter_server.storage.block import BlocksState, Columns, Numbers
@@ -205,7 +204,8 @@ class ResetRequest(Request[None]):
 class MatrixState(BlocksState):
     """The state of a matrix."""
 
-    clocks: TrackerState
+    clocks: Any
+    """The state of a ``ProgressTracker``."""
     pending: list[list[PlainValue]]
     """Buffered adds: the clock, the worker, and the fields of each ``AddPart``."""
 

@@ -20,7 +20,7 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import Deferred, PlainValue
 from streamiter.errors import CheckpointError, StreamiterError
 from streamiter.parameter_server.calls import AnyReply, WaitingReply
-from streamiter.parameter_server.consistency import ASP, BSP, TrackerState
+from streamiter.parameter_server.consistency import ASP, BSP
 from streamiter.parameter_server.matrix_shard import MatrixShard
 from streamiter.parameter_server.requests import (
     AbandonBarrier,
@@ -100,10 +100,10 @@ def in_memory(state: PlainValue) -> PlainValue:
     return changed(state, read)
 
 
-def clock_in(clocks: TrackerState, worker: int) -> int:
+def clock_in(clocks: Mapping[str, Any], worker: int) -> int:
     """Return the clock of a worker in the state of a tracker: the minimum clock for a worker that is not in it."""
     progress: Mapping[int, int] = clocks["progress"]
-    minimum: int = clocks["min_clock"]
+    minimum: int = clocks["min clock"]
     return progress.get(worker, minimum)
 
 

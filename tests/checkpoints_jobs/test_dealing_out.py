@@ -226,5 +226,5 @@ def test_counts_of_several_heads_add_up(added: list[list[tuple[int, int]]]) -> N
             expected[epoch] += count
         runs.append(each.runs)
     together = EpochCounts()
-    together.restore(EpochCounts.added(runs))
+    together.restore({"runs": EpochCounts.added(runs)})
     assert [together.take(epoch) for epoch in range(31)] == [expected[epoch] for epoch in range(31)]

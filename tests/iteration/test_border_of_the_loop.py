@@ -235,7 +235,7 @@ async def test_a_restored_head_receives_logged_feedback_again_and_counts_all_fee
     await second.feed(FEEDBACK, 101, 102, epoch=5)
     await second.feed(FEEDBACK, 103, epoch=6)
     assert isinstance(second.operator, Head)
-    assert second.operator.received.snapshot()["counts"] == [(5, 5, 3), (6, 6, 1)]
+    assert second.operator.received.state()["counts"] == {"runs": [[5, 5, 3], [6, 6, 1]]}
     free = [(101, 5), (102, 5), (103, 6)]
     assert await second.settle() == (free if ahead is None else [])
     await second.control(EpochWatermark(5))

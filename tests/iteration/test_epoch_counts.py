@@ -61,7 +61,7 @@ def test_a_restored_copy_counts_on_in_the_same_way(adds: Adds) -> None:
     half = len(adds) // 2
     for epoch, count in adds[:half]:
         counts.add(epoch, count)
-    restored.restore(counts.snapshot())
+    restored.restore(counts.state())
     for epoch, count in adds[half:]:
         counts.add(epoch, count)
         restored.add(epoch, count)

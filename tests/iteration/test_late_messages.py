@@ -164,12 +164,12 @@ def test_heads_that_replace_others_know_the_decisions_that_one_of_those_was_told
     Head a was told that epoch 5 is complete, and has forgotten its two records; head b was not told.
     """
     told = {"released": 5, "initial ended": True, "feedback ended": False, "ended in": None}
-    received = {"counts": [], "reported": 5, "has ended": False}
+    received = {"counts": {"runs": []}, "reported": 5, "has ended": False}
     states = [
-        {**told, "advanced": 5, "passed": 5, "received": {**received, "unacknowledged": []}},
-        {**told, "advanced": 4, "passed": 4, "received": {**received, "unacknowledged": [(5, 0)]}},
+        told | {"advanced": 5, "complete": 5, "passed watermark": 5, "received": received | {"unacknowledged": {}}},
+        told | {"advanced": 4, "complete": 4, "passed watermark": 4, "received": received | {"unacknowledged": {5: 0}}},
     ]
-    [state] = Head.redistribute(states, 1)
+    [state] = Head(lambda *_: (loop, 0), None).redistribute(states, 1)
     assert (state["advanced"], state["complete"]) == (4, 5)
     loop, epochs = LoopCoordinator(["head"], [], where=""), list[tuple[int, int]]()
     loop.join(0, Told(0, epochs))

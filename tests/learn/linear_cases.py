@@ -7,5 +7,5 @@ START = (0.41233679404769874, -0.18088118293232122)
 
 def bits(model):
     state = model.state()
-    arrays = [state["weights"], state["intercept"], *state["slots"].values(), *state["intercept_slots"].values()]
+    arrays = [state["weights"], state["bias"], *state["slots"].values(), *state["bias slots"].values()]
     return [array.tobytes() for array in arrays], state["version"], state["step"], state["records"]

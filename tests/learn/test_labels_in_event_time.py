@@ -179,7 +179,7 @@ def test_answers_meet_restored_questions_of_a_clock_that_was_ahead() -> None:
     other = LabelJoin(LABELS, is_timed=False)
     other.reach(4_000)
     other.ask("b", None, "question of another worker")
-    after.restore(LabelJoin.merged([before.snapshot(str, str), other.snapshot(str, str)]), str, str)
+    after.restore(LabelJoin.redistribute([before.state(), other.state()], 1)[0])
     assert len(after.questions()) == 2
     assert after.reach(3_000) == []
     assert after.answer("a", None, "answer") == [("question", "answer", "answered")]
@@ -190,7 +190,7 @@ def test_restored_questions_that_are_too_many_get_no_label() -> None:
     many, few = (LabelJoin(replace(IN_TIME, otherwise=False, waiting_max=count), is_timed=True) for count in (3, 2))
     for key in range(3):
         many.ask(key, 100 + key, f"question {key}")
-    few.restore(many.snapshot(str, str), str, str)
+    few.restore(many.state())
     assert few.reach(100) == [("question 0", None, "forgotten")]
     assert few.questions() == ["question 1", "question 2"]
 

@@ -327,9 +327,9 @@ def test_the_end_of_a_stream_says_nothing_of_questions_that_wait() -> None:
                 join.reach(at - 1)
                 (join.answer if is_answer else join.ask)((night, n), at, "event")
         join.end()
-        state = LabelJoin.without_end(join.snapshot(str, str))
+        state = LabelJoin.without_end(join.state())
         join = LabelJoin(labels, is_timed=True)
-        join.restore(state, str, str)
+        join.restore(state)
         shares.append(state["delays"]["unanswered"])
     assert all(abs(share - 0.1) < 0.03 for share in shares)
 
@@ -347,8 +347,8 @@ def test_workers_that_become_one_keep_what_is_known_of_delays() -> None:
     for at in (500, 0):
         join = LabelJoin(LABELS, is_timed=True)
         assert [*join.ask(at, at, "question"), *join.answer(at, at + 1, "answer")] == []
-        joins.append(join.snapshot(str, str))
-    assert LabelJoin.merged(joins)["settled"] == [[0, 500], [0, 500]]
+        joins.append(join.state())
+    assert LabelJoin.redistribute(joins, 1)[0]["settled"] == [[0, 500], [0, 500]]
 
 
 def test_an_answered_question_leaves_its_row_at_once() -> None:
@@ -649,7 +649,7 @@ def test_a_question_that_is_delivered_again_after_its_answer_is_learned_once(sch
     outcomes = [*join.ask(*first[0]), *join.ask(*first[1]), *join.answer("a", 1_000, "yes")]
     assert outcomes == [] if schedule == "end" else [("first", "yes", "answered")]
     again = LabelJoin(labels, is_timed=True)
-    again.restore(LabelJoin.merged([join.snapshot(str, str)]), str, str)
+    again.restore(LabelJoin.redistribute([join.state()], 1)[0])
     for each in (join, again):
         assert each.ask("a", 0, "again") == [("again", None, "forgotten")]
         assert each.ask("a", 1_000, "another") == []
@@ -665,9 +665,9 @@ def test_longer_waits_bring_together_what_a_checkpoint_kept_apart() -> None:
         short, long = LabelJoin(labels, is_timed=True), LabelJoin(replace(labels, within_s=20.0), is_timed=True)
         assert not short.answer("a", 17_000, "answer")
         assert not short.ask("a", 10_000, "question")
-        long.restore(short.snapshot(str, str), str, str)
+        long.restore(short.state())
         again = LabelJoin(replace(labels, within_s=20.0), is_timed=True)
-        again.restore(long.snapshot(str, str), str, str)
+        again.restore(long.state())
         kind = "over" if schedule in ("expected", "end") else "answered"
         assert [*again.reach(11_000), *again.reach(MAX_TIME)] == [("question", "answer", kind)]
 

@@ -277,7 +277,10 @@ def test_state_holds_only_bins_in_use():
     """A checkpoint of a validation with few rows must be small."""
     validation = ProgressiveValidation()
     validation.update([0.2, 0.2, 0.7], [0, 1, 1])
-    assert len(validation.state()["scores"]["bins"]) == 2
+    assert {side: len(bins) for side, (bins, _) in validation.state()["scores"].items()} == {
+        "positive": 2,
+        "negative": 1,
+    }
 
 
 @pytest.mark.parametrize(

@@ -62,4 +62,4 @@ def test_the_list_given_out_is_the_callers_own() -> None:
     collected = Collected()
     driven = Driven(Collect(collected)).feed([2, 1])
     collected.items.sort()
-    assert driven.operator.snapshot() == [2, 1]
+    assert driven.operator.snapshot() == {"items": [2, 1]}

@@ -13,6 +13,7 @@ from streamiter.operators.declared_state import (
     FIRST,
     GREATEST,
     JOINED,
+    KNOWN,
     LEAST,
     LISTS_BY_KEY,
     NESTED,
@@ -63,6 +64,15 @@ def test_a_state_has_the_fields_of_all_classes_and_shares_nothing_with_the_objec
     assert Further().snapshot() == {"inner": {"seen": []}, "gone": None, "rows": {}, "last": None}
 
 
+def test_the_state_at_the_start_has_first_values_of_its_own() -> None:
+    """A job that read on after its end began with the lists that it had filled before."""
+    started = Further()
+    started._inner.seen.append(1)
+    started.last = 3
+    assert started.at_start() == Further().snapshot() == Further.at_start()
+    assert Further.at_start()["rows"] is not Further.at_start()["rows"]
+
+
 @pytest.mark.parametrize(
     ("share", "values", "expected"),
     [
@@ -72,6 +82,8 @@ def test_a_state_has_the_fields_of_all_classes_and_shares_nothing_with_the_objec
         (JOINED, [[4], [2], [3]], [[4, 3], [2]]),
         (EVERY, [True, False, True], [False, False]),
         (FIRST, [4, 2, 3], [4, 4]),
+        (KNOWN, [None, 2, 3], [2, 2]),
+        (KNOWN, [None, None], [None, None]),
         (SAME, [4, 4, 4], [4, 4]),
         (OF_SAME_NUMBER, [4, 2, 3], [4, 2]),
         (again(0), [4, 2, 3], [0, 0]),

@@ -37,8 +37,8 @@ def data(count=400, seed=0):
 
 def bits(model):
     state = model.state()
-    arrays = [state["weights"], state["intercept"]]
-    arrays += [*state["slots"].values(), *state["intercept_slots"].values()]
+    arrays = [state["weights"], state["bias"]]
+    arrays += [*state["slots"].values(), *state["bias slots"].values()]
     return [array.tobytes() for array in arrays], state["version"], state["step"]
 
 

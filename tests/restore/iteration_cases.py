@@ -25,7 +25,7 @@ from streamiter import (
 )
 from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.replay_cache import ReplayCache
-from streamiter.iteration.border import CriteriaHead, Entrance, Head, ReceivedEpochs
+from streamiter.iteration.border import CriteriaHead, Entrance, Head, LoopMember, ReceivedEpochs, ReceivingHead
 from streamiter.iteration.helpers import (
     LastRound,
     MapWith,
@@ -244,7 +244,7 @@ def bounded_with_a_step_for_each_round(flow: Flow) -> dict[str, Stream]:
     return outputs
 
 
-LOOP = (Head, Entrance, ReceivedEpochs)
+LOOP = (LoopMember, ReceivingHead, Head, Entrance, ReceivedEpochs)
 
 CASES = [
     Case(stamped_by_records, (CatchingUp, Stamper)),

@@ -55,6 +55,7 @@ ELSEWHERE = {
     "streamiter.learn.drift.ADWIN": "tests/learn/test_drift.py",
     "streamiter.learn.drift.DriftWatch": "tests/learn/test_drift.py",
     "streamiter.learn.drift.PageHinkley": "tests/learn/test_drift.py",
+    "streamiter.learn.foreign_models._Learned": "tests/learn/test_foreign_models.py",
     "streamiter.learn.foreign_models.ForeignOwner": "tests/learn/test_foreign_models.py",
 }
 """Classes whose case needs a file or a server, or no flow; each names the test with that case."""

@@ -8,14 +8,14 @@ partition keep their order. :class:`InOrder` is the operator.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from operator import itemgetter
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, final
 
 import numpy as np
 
+from streamiter.operators.declared_state import NESTED, DeclaredOperator, DeclaredState, Form, declared
 from streamiter.operators.due import DueHeap, DueItem
-from streamiter.operators.operator import Context, EngineOperator, KeepsRecords
+from streamiter.operators.operator import Context, KeepsRecords
 from streamiter.operators.output import Output
 from streamiter.records import (
     BEFORE,
@@ -44,8 +44,17 @@ UNKNOWN_PART: Final = -1
 """The part of records whose order is not told: they are sorted by their timestamps."""
 
 
+def _push_all(heap: DueHeap, items: Iterable[tuple[tuple[int, ...], Any]]) -> None:
+    for order, key in items:
+        heap.push(order, key)
+
+
+_DUE: Final = Form(lambda heap: [(item[:-2], item[-1]) for item in sorted(heap)], take_on=_push_all)
+"""The form of a ``DueHeap``."""
+
+
 @final
-class RecordOrder:
+class RecordOrder(DeclaredState):
     """Merges the records of all parts. Pure data, no I/O.
 
     A record is released when no part can bring one that comes before it: when the watermark is above its own. If there
@@ -59,18 +68,21 @@ class RecordOrder:
     (['a'], ['b', 'c'])
     """
 
+    _waiting = declared(made=lambda: DueHeap(0, 2), form=_DUE)
+    """The batches that wait, by the watermark behind the first record and its number of arrival."""
+    _arrivals = declared(0)
+    _parts: set[int] = declared(made=set, form=Form(sorted, set))
+    _has_several = declared(False)
+    """Whether records of several parts have come."""
+    held = declared(0)
+    """The number of records that wait."""
+    reached = declared(MIN_TIME)
+    """The greatest watermark behind a released record."""
+    unsorted = declared(0)
+    """The number of records that were released before their turn, because too many waited."""
+
     def __init__(self, *, one_way: bool = False) -> None:
         self._one_way = one_way
-        self._waiting = DueHeap(0, 2)
-        """The batches that wait, by the watermark behind the first record and its number of arrival."""
-        self._arrivals = 0
-        self._parts: set[int] = set()
-        self.held = 0
-        """The number of records that wait."""
-        self.reached = MIN_TIME
-        """The greatest watermark behind a released record."""
-        self.unsorted = 0
-        """The number of records that were released before their turn, because too many waited."""
 
     def add(self, batch: TimedBatch) -> None:
         """Take the records of a batch; without an order they are in that of their timestamps."""
@@ -80,8 +92,7 @@ class RecordOrder:
         assert order is not None
         parts = np.unique(order[:, PART])
         self._parts.update(parts.tolist())
-        if self._one_way and (len(self._parts) > 1 or (parts & SEVERAL_PARTS).any()):
-            self._one_way = False
+        self._has_several = self._has_several or len(self._parts) > 1 or bool((parts & SEVERAL_PARTS).any())
         if len(order) > 1 and (order[1:, REACHED] < order[:-1, REACHED]).any():
             batch = self._sorted(batch)
         self._push(batch)
@@ -114,7 +125,8 @@ class RecordOrder:
 
         ``is_idle``: no part brings records for now, so those at the watermark have their turn, too.
         """
-        limit = watermark if is_idle or watermark == MAX_TIME or self._one_way else watermark - 1
+        is_reached = is_idle or watermark == MAX_TIME or (self._one_way and not self._has_several)
+        limit = watermark if is_reached else watermark - 1
         pieces: list[Batch] = []
         for _, arrival, _, batch in self._waiting.until(limit):
             order = batch.order
@@ -152,23 +164,6 @@ class RecordOrder:
         self.reached = max(int(order[-1, BEFORE]), int(order[-1, REACHED]))
         return TimedBatch(merged.records, merged.times, order)
 
-    def snapshot(self) -> dict[str, Any]:
-        return {
-            "held": [batch for *_, batch in sorted(self._waiting, key=itemgetter(1))],
-            "parts": sorted(self._parts),
-            "arrivals": self._arrivals,
-            "one way": self._one_way,
-            "reached": self.reached,
-            "unsorted": self.unsorted,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._parts, self.reached, self.unsorted = set(state["parts"]), state["reached"], state["unsorted"]
-        self._one_way = self._one_way and state["one way"]
-        for batch in state["held"]:
-            self._push(batch)
-        self._arrivals = state["arrivals"]
-
 
 def _are_alike(pieces: Sequence[Batch]) -> bool:
     return all(can_concatenate(pieces[0], piece) for piece in pieces[1:])
@@ -181,7 +176,7 @@ def _of_records(pieces: Sequence[Batch]) -> TimedBatch:
     return TimedBatch(records, np.concatenate([piece.times for piece in timed]), np.concatenate(orders))
 
 
-class InOrder(EngineOperator, KeepsRecords):
+class InOrder(DeclaredOperator, KeepsRecords):
     """Emits the records of a stream with event time in one order, as tuples ``(before, time, record)``. Parallelism 1.
 
     ``before`` is the watermark behind all records before this one: the result is as if each record had a batch and a
@@ -189,6 +184,7 @@ class InOrder(EngineOperator, KeepsRecords):
     """
 
     takes_timed_batches = True
+    _order: RecordOrder = declared(form=NESTED)
 
     def __init__(self, *, one_way: bool = False, held_max: int = HELD_MAX) -> None:
         """``one_way``: all records come from one subtask, through steps with one subtask.
@@ -235,12 +231,6 @@ class InOrder(EngineOperator, KeepsRecords):
         before = released.order[:, BEFORE]
         out.emit_batch(TimedBatch(list(zip(before.tolist(), released.times.tolist(), released, strict=True)), before))
 
-    def snapshot(self) -> dict[str, Any]:
-        return self._order.snapshot()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._order.restore(state)
-
 
 class SpansInOrder(InOrder):
     """Emits the pairs of an interval join in the order of their earlier records, each once more when it was known.
@@ -249,11 +239,12 @@ class SpansInOrder(InOrder):
     ``is_known`` at that of its later one, or at the end of the wait. ``number`` is that of the pair.
     """
 
+    _next = declared(0)
+    _unknown = declared(made=lambda: DueHeap(1, 2), form=_DUE)
+    """The pairs that were emitted once, by the time at which they were known and by number."""
+
     def __init__(self, *, one_way: bool = False, held_max: int = HELD_MAX) -> None:
         super().__init__(one_way=one_way, held_max=held_max)
-        self._next = 0
-        self._unknown = DueHeap(1, 2)
-        """The pairs that were emitted once, by the time at which they were known and by number."""
         self._has_warned = False
 
     @property
@@ -295,13 +286,3 @@ class SpansInOrder(InOrder):
                 self._held_max,
             )
         self._emit_pair(self._unknown.take_first(), before, out)
-
-    def snapshot(self) -> dict[str, Any]:
-        unknown = [(at, number, record) for at, number, _, record in sorted(self._unknown)]
-        return super().snapshot() | {"next": self._next, "unknown": unknown}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
-        self._next = state["next"]
-        for at, number, record in state["unknown"]:
-            self._unknown.push((at, number), record)

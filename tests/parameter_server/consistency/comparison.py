@@ -123,7 +123,7 @@ class Run:
     def _restore(self) -> None:
         """Continue with a new model that restores the encoded snapshot; waiting gets are not part of it."""
         plain = PlainData()
-        state = plain.decode(plain.encode(self.model.snapshot()))
+        state = plain.decode(plain.encode(self.model.state()))
         self.model = self.make(self.consistency, [99])
         self.model.get(99, GetCall(-1))
         self.model.restore(state)

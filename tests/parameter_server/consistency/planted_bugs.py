@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from streamiter.parameter_server import consistency
 from streamiter.parameter_server.consistency import (
     ASP,
     BSP,
@@ -26,7 +27,7 @@ from streamiter.parameter_server.matrix_shard import MatrixShard
 
 
 class Bug(NamedTuple):
-    """A change in the code of a method, under a consistency that it breaks."""
+    """A change in the code of a method or function, under a consistency that it breaks."""
 
     name: str
     consistency: Consistency
@@ -40,8 +41,8 @@ class Bug(NamedTuple):
         assert source.count(self.right) == 1, f"{self.name}: the code has changed"
         module, made = sys.modules[self.method.__module__], dict[str, Any]()
         exec(source.replace(self.right, self.wrong), vars(module), made)
-        owner, name = self.method.__qualname__.split(".")
-        patch.setattr(getattr(module, owner), name, made[name])
+        owner, _, name = self.method.__qualname__.rpartition(".")
+        patch.setattr(getattr(module, owner) if owner else module, name, made[name])
 
 
 BSP_MODEL, SSP_MODEL, TRACKER = BulkSynchronousModel, StaleSynchronousModel, ProgressTracker
@@ -52,6 +53,7 @@ LEAVES = "self._released(before, self.tracker.leave(worker))"
 JOINS = "self._progress[worker] = "
 SORTED, AHEAD = "by_worker.items()", "max(self._progress.values(), default=self._min_clock)"
 RAISED, RELEASED = "self.tracker.raise_to(worker, clock))", "self._release(released)"
+STATE, OF_ADDS = "self._declared_state()", "{'by clock'} & set(self._declared_state())"
 TURN_TO_CLOCK = 'self._check_turn(worker, observed, "a clock", ahead=0)'
 
 PLANTED = (
@@ -82,7 +84,7 @@ PLANTED = (
     Bug("a worker that leaves holds the others back", ASP(), TRACKER.leave, "self._uncount_at(", "("),
     Bug("gets are answered last come first", BSP(), WaitingGets.take, "waited.values())", "waited.values())[::-1]"),
     Bug("gets are answered last come first", SSP(0), WaitingGets.take, "waited.values())", "waited.values())[::-1]"),
-    Bug("adds are applied in order of arrival", BSP(), PendingAdds.snapshot, f"sorted({SORTED})", SORTED),
+    Bug("adds are applied in order of arrival", BSP(), consistency._in_order, f"sorted({SORTED})", SORTED),
     Bug("workers join at the start", ASP(), TRACKER.join, f"{JOINS}clock", f"{JOINS}self._min_clock = clock = 0"),
     Bug("workers join ahead of the minimum", SSP(3), TRACKER.join, "self._min_clock if at is None else at", AHEAD),
     Bug("a raised worker releases no get", BSP(), ConsistencyModel.raise_worker, RAISED, f"{RAISED}[:0]"),
@@ -105,7 +107,7 @@ PLANTED = (
     Bug("early gets are answered at once", BSP(), BSP_MODEL.get, MINIMUM, OBSERVED),
     Bug("gets are never forgotten", SSP(1), WaitingGets.forget, "self._all.pop(id(request), None)", "None"),
     Bug("a reset loses the gets", SSP(0), WaitingGets.clear, "return gets", "return []"),
-    Bug("a snapshot has no pending adds", BSP(), PendingAdds.snapshot, "in of_worker", "in ()"),
+    Bug("a snapshot has no pending adds", BSP(), PendingAdds.state, STATE, f"{STATE} | dict.fromkeys({OF_ADDS}, ())"),
     Bug(
         "every clock of a slowest worker moves the minimum",
         ASP(),

@@ -56,11 +56,11 @@ def test_an_unknown_worker_is_an_error_that_names_the_known_ones(
     """The first call of an unregistered worker registered it, and it held all others at clock 0."""
     tracker = ProgressTracker([2, 7], name="matrix 'w'")
     advance(tracker, 2)
-    before = tracker.snapshot()
+    before = tracker.state()
     with pytest.raises(UnknownWorker) as error:
         call(tracker, 9)
     assert str(error.value) == ("matrix 'w': worker 9 takes no part: expected one of 2, 7; make a client for it first")
-    assert tracker.snapshot() == before
+    assert tracker.state() == before
 
 
 def test_an_error_names_only_the_first_of_many_workers() -> None:
@@ -113,7 +113,7 @@ def test_a_restored_tracker_continues_from_its_snapshot() -> None:
     tracker = ProgressTracker([4, 2])
     advance(tracker, 4, 2, 2)
     plain = PlainData()
-    state = plain.decode(plain.encode(tracker.snapshot()))
+    state = plain.decode(plain.encode(tracker.state()))
     advance(tracker, 2)
     tracker.leave(4)
 
@@ -140,7 +140,7 @@ def check_as_by_a_scan(workers: range, calls: Calls) -> None:
     for kind, worker, number in calls:
         moved = None
         if kind == "restore":
-            state, tracker = tracker.snapshot(), ProgressTracker([9])
+            state, tracker = tracker.state(), ProgressTracker([9])
             tracker.restore(state)
         elif kind in ("join", "join at") and worker not in clocks:
             at = None if kind == "join" else least + number
