@@ -42,6 +42,7 @@ import numpy.typing as npt
 
 from streamiter.deferred import PlainValue
 from streamiter.errors import InternalError, PlainDataError, StreamiterError
+from streamiter.numbers import Array
 from streamiter.origins import BatchOrigin
 from streamiter.tables import arrays_of_table, values_of_column
 from streamiter.times import Times
@@ -57,8 +58,6 @@ else:
 
     Record = TypeVar("Record", covariant=True)
     Key = TypeVar("Key", covariant=True)
-
-Array = npt.NDArray[Any]
 
 BATCH_RECORDS: Final = 8192
 """The most records in a batch of a topic reader, and the most records, keys or timers that are handled in one turn.
@@ -155,14 +154,15 @@ Order = npt.NDArray[np.int64]
 """The order in which the records of a batch were read, as if one by one: a row of five numbers for each record.
 
 ``REACHED`` is the watermark behind the record, in its part alone, and ``BEFORE`` the one before it; ``PART`` is the
-partition, or the channel, that it came from, and ``NUMBER`` its number there. ``KNOWN`` is when all of it was known:
-its time, or for a pair that of its later record. Of several parts the record with the least ``REACHED`` comes first.
+partition, or the channel, that it came from, and ``PLACE_IN_PART`` its number there. ``KNOWN`` is when all of it was
+known: its time, or for a pair that of its later record. Of several parts the record with the least ``REACHED`` comes
+first.
 """
 
 REACHED: Final = 0
 BEFORE: Final = 1
 PART: Final = 2
-NUMBER: Final = 3
+PLACE_IN_PART: Final = 3
 KNOWN: Final = 4
 ORDER_COLUMNS: Final = 5
 

@@ -32,12 +32,12 @@ Content: TypeAlias = bytes | memoryview
 # A batch and its place in a queue or a list: a DataBatch (48 bytes), its list (56 and a pointer) or an array without
 # its content, rounded up. Without this number, batches of no bytes (empty lists, arrays of no columns) could fill the
 # memory without being counted.
-BATCH_BYTES: Final = 128
+BATCH_PLACE_BYTES: Final = 128
 
 
 def memory_bytes(batch: Batch) -> int:
     """Return the estimated bytes of memory that a batch takes."""
-    return BATCH_BYTES + estimated_bytes(batch)
+    return BATCH_PLACE_BYTES + estimated_bytes(batch)
 
 
 class LimitedBatches(abc.ABC):

@@ -23,7 +23,7 @@ from streamiter.deferred import Deferred, PlainValue, entries_of
 from streamiter.errors import InternalError
 from streamiter.records import Batch, Control, DataBatch, control_from_plain, control_to_plain
 
-Item = DataBatch | Control
+QueuedItem = DataBatch | Control
 
 _INT64: Final = range(-(2**63), 2**63)
 
@@ -91,7 +91,7 @@ class SpillQueue(LimitedBatches):
         super()._clear()
         # The front of the queue, each item with the bytes counted for it. All of these items are older than the
         # batches on disk. So while a batch is on disk, further batches go there.
-        self._memory: deque[tuple[Item, int]] = deque()
+        self._memory: deque[tuple[QueuedItem, int]] = deque()
         # Control records behind batches on disk, each with the number of the batch it follows: the control record
         # moves to memory when that many batches have been read back.
         self._markers: deque[tuple[Control, int]] = deque()
@@ -105,7 +105,7 @@ class SpillQueue(LimitedBatches):
         """Estimated bytes of the batches that wait in memory."""
         return self._bytes_in_memory
 
-    def put(self, item: Item) -> None:
+    def put(self, item: QueuedItem) -> None:
         """Add a batch or a control record at the end.
 
         Raises ``LoopOverflow`` above the disk limit, ``StorageFull`` when the disk itself is full, and
@@ -120,13 +120,13 @@ class SpillQueue(LimitedBatches):
             self._put_control(item)
             self._count_put(0)
 
-    def peek(self) -> Item:
+    def peek(self) -> QueuedItem:
         """Return the first item without removing it; raise ``IndexError`` if the queue is empty."""
         if not self._memory:
             self._read_back()
         return self._memory[0][0]
 
-    def take(self) -> Item:
+    def take(self) -> QueuedItem:
         """Remove and return the first item; raise ``IndexError`` if the queue is empty."""
         if not self._memory:
             self._read_back()
@@ -245,7 +245,7 @@ class SpillQueue(LimitedBatches):
 def _queue_entries(
     encode: Callable[[Batch, int], EncodedBatch],
     *,
-    memory: deque[Item],
+    memory: deque[QueuedItem],
     held: HeldDiskBatches,
     markers: deque[tuple[Control, int]],
     first_on_disk: int,

@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.checkpoints.plain_data import shown, type_name
+from streamiter.checkpoints.plain_data import shown_key, type_name
 from streamiter.checkpoints.plain_format import BIG_INT, Extension, extension, joined, pack, pack_each, unpack
 from streamiter.errors import PlainDataError
 
@@ -66,7 +66,7 @@ def _normalized(key: Any) -> Key:
     if kind is np.bytes_:
         return bytes(key)
     expected = "expected an int, str, bytes or a tuple of such"
-    raise PlainDataError(f"key {shown(key)}: {expected}, given {type_name(kind)}; {_advice(key)}")
+    raise PlainDataError(f"key {shown_key(key)}: {expected}, given {type_name(kind)}; {_advice(key)}")
 
 
 def _advice(key: object) -> str:

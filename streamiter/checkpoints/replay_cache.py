@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.checkpoints.disk_batches import (
-    BATCH_BYTES,
+    BATCH_PLACE_BYTES,
     Content,
     EncodedBatch,
     HeldDiskBatches,
@@ -329,7 +329,7 @@ class _OpenPiece:
     @property
     def size_bytes(self) -> int:
         """Estimated bytes of memory that the batches take, or will take when joined if that is more."""
-        return BATCH_BYTES * len(self._parts) + self._joined_bytes
+        return BATCH_PLACE_BYTES * len(self._parts) + self._joined_bytes
 
     def add(self, batch: Batch, *, bytes_max: int | None = None) -> bool:
         """Add a batch and return True; return False if it cannot be joined or the piece would be too large.
@@ -347,7 +347,7 @@ class _OpenPiece:
             joined_bytes = (self.records + len(batch)) * sum(record_bytes)
         if joined_bytes > _JOINED_BYTES_MAX:
             return False
-        if bytes_max is not None and BATCH_BYTES * (len(self._parts) + 1) + joined_bytes > bytes_max:
+        if bytes_max is not None and BATCH_PLACE_BYTES * (len(self._parts) + 1) + joined_bytes > bytes_max:
             return False
         self._parts.append(batch)
         self._record_bytes = record_bytes

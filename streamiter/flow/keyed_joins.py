@@ -22,7 +22,7 @@ from streamiter.flow.options import (
     IntervalOptions,
     StepOptions,
     TableOptions,
-    check_options,
+    check_step_options,
     survives,
 )
 from streamiter.flow.stream import Stream
@@ -403,7 +403,7 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         order: Literal["spans"] | None = None,
     ) -> Stream[Any]:
         """Add a step that joins two keyed streams; in event time, if it has an allowed lateness."""
-        check_options(method, options)
+        check_step_options(method, options)
         label = options.get("name") or method
         keyed: dict[str, Outlets] = {}
         keys: list[Callable[[Any], Any]] = []

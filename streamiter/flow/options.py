@@ -103,7 +103,7 @@ def survives(options: StepOptions) -> bool:
     return options.get("on_error", "fail") != "fail" or options.get("dead_letter") is not None
 
 
-def check_options(method: str, options: Mapping[str, object], allowed: type = StepOptions) -> None:
+def check_step_options(method: str, options: Mapping[str, object], allowed: type = StepOptions) -> None:
     """Raise TypeError for an option that ``allowed``, a TypedDict, does not have."""
     names = allowed.__annotations__
     for name in options:

@@ -28,7 +28,7 @@ from streamiter.learn.expert_weights import (
     checked_rates,
     fitted,
 )
-from streamiter.learn.labels import FIRST_LABELS, Label, LabelKind, LabelPart, LabelReader, Labels, Task
+from streamiter.learn.labels import FIRST_LABELS, Label, LabelKind, LabelPart, LabelReader, Labels, LearningTask
 from streamiter.learn.losses import LossName, PlainLoss, checked_loss, loss_of_validation
 from streamiter.learn.model_rows import ASSUMED, FirstRows, ModelRows, RowSteps
 from streamiter.learn.rows import BadRows, row_weights, rows_of_wrong_kind
@@ -61,7 +61,7 @@ _LINKS: Final[Mapping[LabelKind, str]] = MappingProxyType(
 # A slope times a weight is squared.
 _WEIGHT_MAX: Final = 1e30
 
-Features = Any
+AnyFeatures = Any
 """Records with named fields, ``NamedRows``, ``SparseRows``, or anything that numpy turns into a matrix."""
 
 
@@ -115,7 +115,7 @@ class AdaptiveLinearModel(Savable):
     def __init__(
         self,
         *,
-        task: Task | None = None,
+        task: LearningTask | None = None,
         classes: Sequence[Label] | None = None,
         positive: Label = None,
         crosses: Sequence[tuple[str, str]] = (),
@@ -177,7 +177,7 @@ class AdaptiveLinearModel(Savable):
         return 0 if self._weights is None else self._weights.scores
 
     @property
-    def task(self) -> Task | None:
+    def task(self) -> LearningTask | None:
         """``"classification"`` or ``"regression"``: what is predicted; None before the first label, if not given."""
         if (reading := self._labels.reading) is not None:
             return "regression" if reading.kind == "number" else "classification"
@@ -226,7 +226,7 @@ class AdaptiveLinearModel(Savable):
 
     # ---- predicting and learning
 
-    def predict(self, features: Features) -> Floats:
+    def predict(self, features: AnyFeatures) -> Floats:
         """Return the probability of True, the probabilities of the classes, or the number, for each row.
 
         Raises ``ModelError`` before the first label.
@@ -243,7 +243,7 @@ class AdaptiveLinearModel(Savable):
         found = self._weights.step(rows, steps, np.zeros(rows.length))
         return found if self._weights.task == "classes" else found[:, 0]
 
-    def predict_proba(self, features: Features) -> Floats:
+    def predict_proba(self, features: AnyFeatures) -> Floats:
         """Return the probability of each class for each row, in the order of ``classes``; of truth values False, True.
 
         Where classes are found as they come, the last column is that of a class that has not come yet. Raises
@@ -251,15 +251,15 @@ class AdaptiveLinearModel(Savable):
         """
         return probabilities_of_classes(_NAME, self._link, lambda: self.predict(features))
 
-    def explain(self, features: Features) -> Explanation:
+    def explain(self, features: AnyFeatures) -> Explanation:
         """Return the score of each row as the sum of the parts of its fields, see ``LinearPredictor.explain``."""
         return LinearPredictor(self.parameters(state=False), _NAME).explain(features)
 
-    def learn(self, features: Features, labels: Labels, sample_weights: npt.ArrayLike | None = None) -> None:
+    def learn(self, features: AnyFeatures, labels: Labels, sample_weights: npt.ArrayLike | None = None) -> None:
         """Learn from each row, in order."""
         self.learn_each(features, labels, sample_weights)
 
-    def learn_each(self, features: Features, labels: Labels, sample_weights: npt.ArrayLike | None = None) -> Floats:
+    def learn_each(self, features: AnyFeatures, labels: Labels, sample_weights: npt.ArrayLike | None = None) -> Floats:
         """Learn from each row, in order; return the prediction for each row before it was learned from.
 
         A row of weight 0 is predicted only. Raises ``BadRows`` for labels that do not fit the task, and for values
@@ -269,7 +269,7 @@ class AdaptiveLinearModel(Savable):
         weights = None if sample_weights is None else row_weights(_NAME, sample_weights, rows.length)
         return self.step(rows, RowSteps.one_each(rows.length, learns=True, weights=weights), labels)
 
-    def rows(self, features: Features, record_of: Callable[[int], Any] | None = None) -> ModelRows:
+    def rows(self, features: AnyFeatures, record_of: Callable[[int], Any] | None = None) -> ModelRows:
         """Return features by the columns of the model, to be learned from now or later; new fields get columns.
 
         Raises ``BadRows`` for values that do not fit their field; ``record_of`` tells the record of a row.
@@ -413,7 +413,7 @@ class AdaptiveLinearModel(Savable):
         """The number of hashed columns."""
         return 2**self.bits if self._sparse_width is None else self._sparse_width
 
-    def _named(self, features: Features) -> NamedRows | SparseRows:
+    def _named(self, features: AnyFeatures) -> NamedRows | SparseRows:
         features = sparse_if_scipy(features)
         if isinstance(features, (NamedRows, SparseRows)):
             return features
@@ -663,6 +663,6 @@ def _in_words(loss: PlainLoss | None) -> str | None:
     return None if loss is None else " ".join(map(str, (loss[0], *loss[1])))
 
 
-def _records_of(features: Features) -> Callable[[int], Any] | None:
+def _records_of(features: AnyFeatures) -> Callable[[int], Any] | None:
     """Return the function of the record of a row, if features are records."""
     return features.__getitem__ if isinstance(features, (list, Columns)) else None

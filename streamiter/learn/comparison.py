@@ -23,7 +23,7 @@ from streamiter.learn.delayed_labels import DelayedLabels, is_in_event_time, wit
 from streamiter.learn.drift import DriftDetector
 from streamiter.learn.features import StandardScaler
 from streamiter.learn.foreign_models import ForeignModel
-from streamiter.learn.labels import Label, Task
+from streamiter.learn.labels import Label, LearningTask
 from streamiter.learn.losses import LossName
 from streamiter.learn.model_owner import PublishSchedule
 from streamiter.learn.online import OnlineTraining, train_online
@@ -51,7 +51,7 @@ class LearnerOptions(TypedDict, total=False):
     label: str | Callable[[Any], Label] | None
     features: Sequence[str] | Callable[[Any], Any] | None
     weight: str | Callable[[Any], float] | None
-    task: Task | None
+    task: LearningTask | None
     loss: LossName | None
     quantile: float | None
     positive: Label

@@ -36,7 +36,7 @@ from streamiter.saved_objects import Savable
 from streamiter.tables import array_of, as_floats
 from streamiter.topics.topic import Decoder, Topic
 
-Task = Literal["classification", "regression"]
+TreeTask = Literal["classification", "regression"]
 
 
 _NAME: Final = "DecisionTree"
@@ -71,7 +71,7 @@ class DecisionTree(Savable):
 
     def __init__(
         self,
-        task: Task = "classification",
+        task: TreeTask = "classification",
         *,
         maximum_depth: int = 8,
         minimum_rows: int = 1,
@@ -83,7 +83,7 @@ class DecisionTree(Savable):
             raise ConfigurationError(
                 f'{_NAME}: expected task "classification" or "regression", given {task!r}; choose one of them'
             )
-        self.task: Task = task
+        self.task: TreeTask = task
         self.maximum_depth = whole_number(f"{_NAME}(maximum_depth=)", maximum_depth, 1)
         self.minimum_rows = whole_number(f"{_NAME}(minimum_rows=)", minimum_rows, 1)
         self.minimum_gain = _gain(minimum_gain)
@@ -288,7 +288,7 @@ class _TrainingRows(NamedTuple):
     """The classes in ascending order; None for regression."""
 
 
-def _training_rows(examples: Examples, task: Task, feature_names: Sequence[str] | None) -> _TrainingRows:
+def _training_rows(examples: Examples, task: TreeTask, feature_names: Sequence[str] | None) -> _TrainingRows:
     """Return the checked rows. Raises ModelError for examples that a tree cannot learn from."""
     matrix = _matrix(examples.features, feature_names)
     given = np.ones(len(matrix)) if examples.weights is None else examples.weights
@@ -319,7 +319,7 @@ def _matrix(features: Features, feature_names: Sequence[str] | None) -> Floats:
     return matrix
 
 
-def _classes_and_labels(task: Task, labels: npt.ArrayLike, length: int) -> tuple[npt.NDArray[Any] | None, Floats]:
+def _classes_and_labels(task: TreeTask, labels: npt.ArrayLike, length: int) -> tuple[npt.NDArray[Any] | None, Floats]:
     """Return the classes, and for each row the number of its class; for regression None, and the labels."""
     if task == "classification":
         classes, of_rows = np.unique(_checked_classes(labels, length), return_inverse=True)

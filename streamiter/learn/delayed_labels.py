@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from streamiter.errors import GraphError
 from streamiter.flow.building import add_next_step, edges_of, outlets_of
 from streamiter.flow.event_time import checked_duration, has_event_time, is_behind_topic, is_from_topic
-from streamiter.flow.graph_checks import check_function
+from streamiter.flow.graph_checks import check_user_function
 from streamiter.flow.stream import Stream
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.labels import Label, counts_as_false
@@ -121,7 +121,7 @@ _CHOICES: Final[Mapping[str, tuple[str | None, ...]]] = {
 def check_labels(labels: DelayedLabels) -> None:
     """Raise GraphError for options that cannot be used."""
     for option in ("key_of", "is_answer", "target_of"):
-        check_function(getattr(labels, option), f"DelayedLabels({option}=)", ["event"])
+        check_user_function(getattr(labels, option), f"DelayedLabels({option}=)", ["event"])
     for option, choices in _CHOICES.items():
         if (given_choice := getattr(labels, option)) not in choices:
             raise GraphError(
@@ -169,7 +169,7 @@ def with_schedule(labels: DelayedLabels, model: Any) -> DelayedLabels:
     return replace(labels, schedule=schedule)
 
 
-def in_order(
+def in_order_of_events(
     events: Stream, labels: DelayedLabels, named: Callable[[str], str], *, synchronous: bool
 ) -> tuple[Stream, bool]:
     """Return the events as the training reads them, and whether that is in the order of event time.

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.compiled import saying_that_it_compiles
-from streamiter.crossed_rows import Cross, crossed, crossed_fields, numbers_of
+from streamiter.crossed_rows import Cross, crossed, crossed_fields, matrix_of_fields
 from streamiter.errors import ConfigurationError, ModelError, OtherModel
 from streamiter.learn.labels import LabelKind
 from streamiter.learn.losses import PlainLoss
@@ -136,7 +136,7 @@ class ExpertWeights:
         self.task = task
         self.scores = scores
         """The number of scores of a row."""
-        kinds = {"binary": row_steps.BINARY, "classes": row_steps.CLASSES, "number": row_steps.NUMBER}
+        kinds = {"binary": row_steps.BINARY, "classes": row_steps.CLASSES, "number": row_steps.SQUARED}
         losses = {"quantile": row_steps.QUANTILE, "huber": row_steps.HUBER, "poisson": row_steps.POISSON}
         self._kind = kinds[task] if loss is None else losses[loss[0]]
         self.rates = rates or (row_steps.RATES_OF_NUMBERS if task == "number" else row_steps.RATES_OF_CLASSES)
@@ -480,7 +480,7 @@ class CrossStatistics:
         from streamiter.learn import row_steps
 
         self._learned = self._columns.copy()
-        numbers = row_steps.standardize_rows(numbers_of(rows, self._fields), self._learned)
+        numbers = row_steps.standardize_rows(matrix_of_fields(rows, self._fields), self._learned)
         return crossed(rows, self.crosses, numbers, bits=self._bits)
 
     def keep(self) -> None:
@@ -492,7 +492,7 @@ class CrossStatistics:
         if not self.crosses:
             return rows
         mean, deviation = self._moments()
-        numbers = standardized(numbers_of(rows, self._fields), mean, deviation)
+        numbers = standardized(matrix_of_fields(rows, self._fields), mean, deviation)
         return crossed(rows, self.crosses, numbers, bits=self._bits, known=known)
 
     def _moments(self) -> tuple[Floats, Floats]:

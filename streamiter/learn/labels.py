@@ -24,7 +24,7 @@ from streamiter.operators.definitions import Definition
 
 _log = logging.getLogger("streamiter.learn")
 
-Task = Literal["classification", "binary", "multiclass", "regression"]
+LearningTask = Literal["classification", "binary", "multiclass", "regression"]
 
 Label = Any
 """A number, a truth value or a text; the user's value."""
@@ -143,7 +143,7 @@ class LabelReader:
     def __init__(
         self,
         owner: str,
-        task: Task | None,
+        task: LearningTask | None,
         classes: Sequence[Label] | None = None,
         positive: Label = None,
         least: float | None = None,
@@ -157,7 +157,7 @@ class LabelReader:
             )
         self._owner = owner
         self._least = least
-        self.task: Task | None = task
+        self.task: LearningTask | None = task
         self.positive = _plain(positive)
         self._closed = None if classes is None else tuple(dict.fromkeys(map(_plain, classes)))
         self._has_classes = task == "multiclass" or len(self._closed or ()) > 2

@@ -34,7 +34,7 @@ from streamiter.operators.definitions import Definition
 from streamiter.operators.due import DueHeap
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
-from streamiter.operators.timed.joining import ARRIVAL, LEFT, RECORD, RIGHT, TIME, OneToOneJoin, Side
+from streamiter.operators.timed.joining import LEFT, RECORD, RECORD_ARRIVAL, RECORD_TIME, RIGHT, OneToOneJoin, Side
 from streamiter.records import Batch, take
 from streamiter.sparse_rows import SparseRows
 from streamiter.times import MAX_TIME, MIN_TIME, before_end, in_seconds
@@ -388,12 +388,14 @@ class LabelJoin:
                 return event.number, question_to_record(event.question), event.when
             return 0, answer_to_record(event), None
 
-        waiting = sorted(self._join.waiting(), key=lambda each: each[2][ARRIVAL])
+        waiting = sorted(self._join.waiting(), key=lambda each: each[2][RECORD_ARRIVAL])
         return {
             "watermark": self._join.watermark if self.is_timed else MIN_TIME,
             "asked": self._asked,
             "settled": [list(self._settled), list(self._settled.values())],
-            "waiting": [(side, key, record[TIME], *plain(side, record[RECORD])) for side, key, record in waiting],
+            "waiting": [
+                (side, key, record[RECORD_TIME], *plain(side, record[RECORD])) for side, key, record in waiting
+            ],
             "answered": [
                 (each.time, each.number, question_to_record(each.question), answer_to_record(answer))
                 for _, _, _, (each, answer) in sorted(self._answered, key=itemgetter(1))

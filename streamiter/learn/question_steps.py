@@ -49,7 +49,7 @@ class Question:
         predicted: Predicted | None = None,
         row: int = -1,
         step: int = -1,
-        label: Answer | None = None,
+        label: LabelAnswer | None = None,
     ) -> None:
         self.number = number
         """The number of its event in the stream."""
@@ -70,12 +70,12 @@ class Question:
     def from_record(cls, record: Any) -> Question:
         """Return the question of a :meth:`to_record`."""
         number, predicted, label, is_assumed = record
-        question = cls(number, Predicted(*predicted), label=label and Answer(*label))
+        question = cls(number, Predicted(*predicted), label=label and LabelAnswer(*label))
         question.is_assumed = is_assumed
         return question
 
 
-class Answer(NamedTuple):
+class LabelAnswer(NamedTuple):
     """The label of an answer, and its record."""
 
     label: Label
@@ -112,7 +112,7 @@ class EventPlan:
         self._false, self._labels = labels.false_label, labels
         self._assumed_at: dict[Question, int] = {}
         """The steps in which questions that wait are learned as False."""
-        self._answers: dict[int, tuple[Question, Answer]] = {}
+        self._answers: dict[int, tuple[Question, LabelAnswer]] = {}
         """Question and answer of each step that learns a label."""
         self._withdrawn: set[int] = set()
         """The steps of questions that were assumed to be False, and have no label."""
@@ -143,12 +143,12 @@ class EventPlan:
         self._assumed_at[question] = len(self._rows)
         self._add(self._row_of(question), self._false, asks=True, assumes=True)
 
-    def settle(self, outcomes: list[Outcome], number: int) -> list[Answer]:
+    def settle(self, outcomes: list[Outcome], number: int) -> list[LabelAnswer]:
         """Learn from the questions whose labels are known before, or with, the event ``number``.
 
         Returns the answers that have no question.
         """
-        late: list[Answer] = []
+        late: list[LabelAnswer] = []
         for question, answer, kind in outcomes:
             if question is None:
                 late.append(answer)
@@ -164,14 +164,14 @@ class EventPlan:
                 self.forgotten += 1
             if kind == "forgotten" or label is None:
                 if question.is_assumed:
-                    self._withdrawn.add(self._learn(question, Answer(self._false, None)))
+                    self._withdrawn.add(self._learn(question, LabelAnswer(self._false, None)))
                 continue
-            step = self._learn(question, answer or Answer(label, {"otherwise": label}))
+            step = self._learn(question, answer or LabelAnswer(label, {"otherwise": label}))
             weight, has_share = 1.0 if answer is None else answer.weight, self._labels.has_share
             self.settled.append(Settled(question, label, weight, number, step, has_share))
         return late
 
-    def _learn(self, question: Question, answer: Answer) -> int:
+    def _learn(self, question: Question, answer: LabelAnswer) -> int:
         """Learn from the row of a question; return the step."""
         step = len(self._rows)
         if question.is_assumed:
@@ -197,7 +197,7 @@ class EventPlan:
         self.settled = [each for each in self.settled if each.answer != step]
         question, answer = self._answers[step]
         if question.is_assumed:
-            self.labels[step], self._answers[step] = self._false, (question, Answer(self._false, None))
+            self.labels[step], self._answers[step] = self._false, (question, LabelAnswer(self._false, None))
             self._withdrawn.add(step)
         else:
             self.labels[step] = None

@@ -55,7 +55,7 @@ Rates = tuple[float, ...]
 
 BINARY: Final = 0
 CLASSES: Final = 1
-NUMBER: Final = 2
+SQUARED: Final = 2
 QUANTILE: Final = 3
 HUBER: Final = 4
 POISSON: Final = 5
@@ -182,7 +182,7 @@ def offset_of(task: int, totals: Floats) -> float:
     """Return what is added to scores: the mean of numbers, the logarithm of the mean of counts, 0 for classes."""
     if task == POISSON and totals[0] > 0.0:
         return float(np.log((totals[2] * totals[0] + _HALF_A_COUNT) / (totals[0] + 1.0)))
-    return float(totals[2]) if task >= NUMBER else 0.0
+    return float(totals[2]) if task >= SQUARED else 0.0
 
 
 @compiled
@@ -195,14 +195,14 @@ def _link(
         for expert in range(len(rates)):
             mixed += mixture[expert] * scores[len(rates) * score + expert]
         predictions[first + score] = mixed
-    if task == NUMBER:
+    if task == SQUARED:
         predictions[first] = min(max(predictions[first] + totals[2], totals[4]), totals[5])
     elif task == BINARY:
         predictions[first] = _probability(predictions[first])
     elif task == POISSON:
         count = np.exp(min(predictions[first] + offset_of(task, totals), _EXPONENT_MAX))
         predictions[first] = min(count, totals[5] + 1.0)
-    elif task > NUMBER:
+    elif task > SQUARED:
         predictions[first] = min(max(predictions[first] + totals[2], totals[4]), totals[5])
     else:
         _softmax(predictions, first, first + size // len(rates), 1)
@@ -336,7 +336,7 @@ def _other_loss(
     factors: Floats,
     rates: Rates,
 ) -> None:
-    """Observe a target, and fill in slopes, likelihoods and factors of all experts, for losses after ``NUMBER``."""
+    """Observe a target, and fill in slopes, likelihoods and factors of all experts, for losses after ``SQUARED``."""
     distance, unit, mixed = 1.0, 1.0, 0.0
     for expert in range(len(rates)):
         mixed += mixture[expert] * scores[expert]
@@ -437,13 +437,13 @@ def _learn(
         totals[0] += row_weight
         totals[1] += (norm - totals[1]) * row_weight / totals[0]
     norm = max(totals[1], norm)
-    if task > NUMBER:
+    if task > SQUARED:
         _other_loss(
             task, target, row_weight, norm, mixture, totals, scores, asked, is_late, slopes, likelihoods, factors, rates
         )
     else:
         spread, step_max = 1.0, _STEP_MAX_OF_CLASSES
-        if task == NUMBER:
+        if task == SQUARED:
             target, spread = _observe_target(totals, target, row_weight)
             step_max = _STEP_MAX_OF_NUMBERS
             if is_late:

@@ -27,7 +27,7 @@ from streamiter.learn.labels import Label, Labels, is_label
 from streamiter.learn.late_labels import WAIT_IS_OVER, EventsToLearn, LabelJoin, Outcome, no_events
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.model_rows import ModelRows, RowSteps
-from streamiter.learn.question_steps import Answer, EventPlan, Question
+from streamiter.learn.question_steps import EventPlan, LabelAnswer, Question
 from streamiter.learn.row_reading import RowsToLearn, features_of_record, missing_values_of
 from streamiter.learn.rows import BadRows, without
 from streamiter.learn.score_metrics import as_lists, hits, widened
@@ -303,10 +303,10 @@ class RowOwner(ModelOwner, KeepsRecords):
                 prior = None if self._model.records else self._answers.ask(is_answered=join.otherwise is None)
                 question = plan.ask(event, number, prior)
                 if labels[event] is not None:
-                    question.label = Answer(labels[event], given["records"][event], weight_of(event))
+                    question.label = LabelAnswer(labels[event], given["records"][event], weight_of(event))
                 outcomes = join.ask(key, time, question)
             elif given["is_answer"][event]:
-                answer = Answer(labels[event], given["records"][event], weight_of(event))
+                answer = LabelAnswer(labels[event], given["records"][event], weight_of(event))
                 if is_label(answer.label):
                     join.note_label(answer.label, self._positive)
                 if not self._model.records:
@@ -410,6 +410,6 @@ class RowOwner(ModelOwner, KeepsRecords):
         if state["model"]["bits"] != self._model.bits and (state["held"] or not state["is started"]):
             raise OtherModel("AdaptiveLinearModel.restore: the checkpoint has rows that were read with other bits")
         if self._labels is not None:
-            self._labels.restore(state["waiting"], Question.from_record, lambda record: Answer(*record))
+            self._labels.restore(state["waiting"], Question.from_record, lambda record: LabelAnswer(*record))
             if column_of is not None:
                 self._renumber(column_of)

@@ -21,7 +21,7 @@ from typing import Any, Final, NotRequired, Protocol, TypedDict
 import numpy.typing as npt
 
 from streamiter.errors import GraphError, ModelError, shortened
-from streamiter.flow.graph_checks import check_function
+from streamiter.flow.graph_checks import check_user_function
 from streamiter.learn.gradients import Gradient, GradientRecord
 from streamiter.learn.linear import LEARNER, LinearModel
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
@@ -44,7 +44,7 @@ from streamiter.operators.operator import Context, IterationListener
 from streamiter.operators.output import Output
 from streamiter.records import Batch, OutputTag
 
-LOSSES: Final = OutputTag("losses")
+EPOCH_LOSSES: Final = OutputTag("losses")
 """The side output of an owner: for each step the mean loss before it."""
 
 MakeModel = Callable[[], LinearModel]
@@ -58,7 +58,7 @@ def check_makes_model(owner: str, make_model: object) -> None:
             f"{owner}: expected a function that makes the model, given {shortened(make_model)}; each worker needs "
             "a model of its own: write lambda: LogisticRegression(…)"
         )
-    check_function(make_model, f"{owner}(model)", [])
+    check_user_function(make_model, f"{owner}(model)", [])
 
 
 # ---- the reports of workers
@@ -206,7 +206,7 @@ class EpochSteps(StepRule):
         return parameters()
 
 
-class Answer(TypedDict):
+class OwnerAnswer(TypedDict):
     """The answer of the owner to one worker."""
 
     worker: int
@@ -383,7 +383,7 @@ class ParameterOwner(ModelOwner):
     def _step_and_answer(self, step: GradientSum, worker: int | None, out: Output) -> None:
         self._step(step, out)
         if (loss := self._rule.mean_loss(step)) is not None:
-            out.emit(loss, tag=LOSSES)
+            out.emit(loss, tag=EPOCH_LOSSES)
         if (answer := self._rule.answer(worker, self._parameters_to_answer)) is not None:
             out.emit(answer)
 

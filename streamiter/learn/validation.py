@@ -33,11 +33,11 @@ from streamiter.learn.score_metrics import (
     calibration_of,
     weights_of_classes,
 )
-from streamiter.numbers import Floats, Indices
+from streamiter.numbers import Array, Floats, Indices
 from streamiter.operators.declared_state import COPIED, NESTED, DeclaredOperator, DeclaredState, Form, declared
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
-from streamiter.records import Array, OutputTag
+from streamiter.records import OutputTag
 from streamiter.saved_objects import Savable
 
 _log = logging.getLogger("streamiter.learn")

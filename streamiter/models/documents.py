@@ -31,7 +31,7 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from streamiter.errors import ModelError, OtherModel
-from streamiter.records import Array
+from streamiter.numbers import Array
 
 Parameters = Array | dict[str, Any]
 """One array, or a dict of names to arrays, numbers, strings (and lists, tuples and dicts of these)."""

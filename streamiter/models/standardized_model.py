@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from streamiter.crossed_rows import CROSS_LIMIT, Cross, crossed, crossed_fields, numbers_of, places_of_cross
+from streamiter.crossed_rows import CROSS_LIMIT, Cross, crossed, crossed_fields, matrix_of_fields, places_of_cross
 from streamiter.errors import ModelError, shortened
 from streamiter.field_kinds import is_no_time, prepared_value
 from streamiter.known_fields import BadKind, of_reader, published_fields
@@ -185,7 +185,7 @@ class StandardizedModel:
 
     def _with_crosses(self, rows: NamedRows, crosses: list[Any]) -> NamedRows:
         fields = crossed_fields(self._crosses)
-        numbers = standardized(numbers_of(rows, fields), *self._moments)
+        numbers = standardized(matrix_of_fields(rows, fields), *self._moments)
         used = numbers[:, [fields.index(field) for field in crossed_fields(crosses)]]
         return crossed(rows, crosses, used, bits=self._bits, known=self._featured)
 

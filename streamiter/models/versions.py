@@ -33,8 +33,7 @@ from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.publisher import ModelUpdateEncoder, next_run
 from streamiter.models.reader import ModelUpdates, last_update, model_updates, update_of
 from streamiter.models.update import NO_RANK, ModelSnapshot, ModelUpdate, Rank, UpdateHeaders, rank_in, shown_rank
-from streamiter.numbers import Floats, whole_number_in
-from streamiter.records import Array
+from streamiter.numbers import Array, Floats, whole_number_in
 from streamiter.topics.connecting import last_records
 from streamiter.topics.topic import ReadRequest, Topic, record_limit
 

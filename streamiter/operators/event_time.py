@@ -17,6 +17,7 @@ import numpy as np
 
 from streamiter.clock import TimerHandle
 from streamiter.errors import ConfigurationError
+from streamiter.numbers import Array
 from streamiter.operators.declared_state import (
     COPIED,
     LEAST,
@@ -37,12 +38,11 @@ from streamiter.operators.output import Output, emit_made, keep_rows, origin_at,
 from streamiter.records import (
     BEFORE,
     KNOWN,
-    NUMBER,
     ORDER_COLUMNS,
     PART,
+    PLACE_IN_PART,
     REACHED,
     SEVERAL_PARTS,
-    Array,
     Batch,
     Columns,
     EventTimeWatermark,
@@ -151,7 +151,7 @@ class WatermarkGenerator(DeclaredState):
         order = np.empty((len(times), ORDER_COLUMNS), np.int64)
         order[:, REACHED], order[1:, BEFORE] = reached, reached[:-1]
         order[:1, BEFORE] = known if known == MIN_TIME else known - self._bound_ms
-        order[:, PART], order[:, NUMBER], order[:, KNOWN] = part, np.arange(first, first + len(times)), times
+        order[:, PART], order[:, PLACE_IN_PART], order[:, KNOWN] = part, np.arange(first, first + len(times)), times
         return order
 
 

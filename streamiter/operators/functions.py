@@ -16,10 +16,12 @@ from typing import Any, Final, NoReturn, Protocol
 import numpy as np
 
 from streamiter.errors import ConfigurationError, RejectRecords, StreamiterError, shortened
-from streamiter.origins import BatchOrigin, Rows
+from streamiter.origins import BatchOrigin, RowNumbers
 from streamiter.records import Batch, Columns, rows_of_table, take, untimed
 
 Function = Callable[..., Any]
+KeyOf = Callable[[Any], Any]
+"""Returns the key of a record."""
 
 
 class RefusedRecords(Protocol):
@@ -36,7 +38,7 @@ class RefusedRecords(Protocol):
     def _origin_at(self, row: int) -> BatchOrigin | None:
         """Return where the record at this place of the current batch was read, as far as known."""
 
-    def _keep_rows(self, rows: Rows) -> None:
+    def _keep_rows(self, rows: RowNumbers) -> None:
         """Say that only the records at ``rows`` remain of the current batch."""
 
     def reject(self, record: Any, reason: str | Exception, *, origin: BatchOrigin | None = None) -> None:

@@ -351,7 +351,7 @@ def _merged_timed(pieces: Sequence[Batch]) -> TimedBatch:
     return TimedBatch([record for piece in pieces for record in piece], np.concatenate(times))
 
 
-KeyOf = str | Callable[[Any], Any]
+FieldOrFunction = str | Callable[[Any], Any]
 
 
 class Join(DeclaredOperator):
@@ -378,7 +378,7 @@ class Join(DeclaredOperator):
     _left: HeldInput = declared(made=lambda: HeldInput(), form=NESTED)
     _right: HeldInput = declared(made=lambda: HeldInput(), form=NESTED)
 
-    def __init__(self, on: KeyOf | tuple[KeyOf, KeyOf]) -> None:
+    def __init__(self, on: FieldOrFunction | tuple[FieldOrFunction, FieldOrFunction]) -> None:
         if isinstance(on, tuple) and len(on) != 2:
             raise ConfigurationError(
                 "Join(on): expected a field's name, a function, or a pair of these for left and right, "

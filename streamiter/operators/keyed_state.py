@@ -20,8 +20,9 @@ import numpy as np
 
 from streamiter.deferred import Deferred, Encode, PlainValue
 from streamiter.errors import InternalError, PlainDataError, shortened
+from streamiter.numbers import Array
 from streamiter.operators.due import DueHeap, DueItems, Prefetch
-from streamiter.records import Array, Batch, slice_batch
+from streamiter.records import Batch, slice_batch
 from streamiter.times import Seconds, in_seconds
 
 # Values of these types cannot change, so they need no copy. numpy's structured scalars can change.

@@ -15,7 +15,7 @@ import numpy as np
 from streamiter.errors import ConfigurationError, described, shortened
 from streamiter.operators.event_timers import StepTimes, checked_time
 from streamiter.operators.functions import FunctionResultError, rows_if_table
-from streamiter.origins import BatchAtHand, BatchOrigin, Originals, Passes, Rows, place_of
+from streamiter.origins import BatchAtHand, BatchOrigin, Originals, Passes, RowNumbers, place_of
 from streamiter.records import Batch, Columns, EventTimeWatermark, Order, OutputTag, TimedBatch, take, untimed
 from streamiter.times import MIN_TIME, Times
 
@@ -49,7 +49,7 @@ class Output:
         self._passes: Passes = "no origin"
         self._row: int | None = None
         """The place of the record at hand in the batch at hand, where it is known and a dead letter may need it."""
-        self._rows_of_next: Rows | None = None
+        self._rows_of_next: RowNumbers | None = None
         """For each record of the batch that is emitted next, the place of the one that it was made of."""
         self._gathered_rows: list[int] = []
         """The same for the gathered records, where it is known."""
@@ -95,14 +95,14 @@ class Output:
             self._gathered_rows += [self._row] * (len(self._gathered) - len(self._gathered_rows))
         self._row = row
 
-    def _keep_rows(self, rows: Rows) -> None:
+    def _keep_rows(self, rows: RowNumbers) -> None:
         if self._knows_originals:
             assert self._at_hand is not None
             assert self._at_hand.origin is not None
             self._at_hand.origin = self._at_hand.origin.taken(rows)
             self._at_hand.records = take(self._at_hand.records, rows)
 
-    def _send(self, receivers: Sequence[Receiver], batch: Batch, rows: Rows | None, *, by_place: bool) -> None:
+    def _send(self, receivers: Sequence[Receiver], batch: Batch, rows: RowNumbers | None, *, by_place: bool) -> None:
         """Give a batch to its receivers, as the batch at hand. ``rows`` are the places of what it was made of."""
         if self._passes == "no origin" or not self._knows_originals:
             for receiver in receivers:
@@ -287,7 +287,7 @@ def _each(out: Output, records: Iterable[T], rows: Iterable[int] | None) -> Iter
     out._begin_row(None)
 
 
-def keep_rows(out: Output, rows: Rows) -> None:
+def keep_rows(out: Output, rows: RowNumbers) -> None:
     """Keep only the records at ``rows`` of the batch at hand; the others are refused."""
     out._keep_rows(rows)
 
@@ -301,7 +301,7 @@ def as_list(out: Output, batch: Batch) -> list[Any]:
     return records
 
 
-def emit_made(out: Output, batch: Batch, rows: Rows | None = None) -> None:
+def emit_made(out: Output, batch: Batch, rows: RowNumbers | None = None) -> None:
     """Emit records that were each made of the record of the batch at hand at the same place.
 
     Or at the place that ``rows`` has for it.
@@ -402,7 +402,7 @@ class TimedOutput(Output):
     def _origin_at(self, row: int) -> BatchOrigin | None:
         return super()._origin_at(self._step_times.row if self.gathers else row)
 
-    def _keep_rows(self, rows: Rows) -> None:
+    def _keep_rows(self, rows: RowNumbers) -> None:
         if not self.gathers:  # Otherwise the operator handles a part of the batch at hand.
             super()._keep_rows(rows)
 

@@ -18,11 +18,11 @@ from typing import Any, Final, Generic, Literal, TypeVar, final, overload
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import orjson
 
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, DecodeError, EncodeError, TopicError
+from streamiter.numbers import Array
 from streamiter.records import Batch, Columns, rows_of_table
 from streamiter.topics.topic import Decoder, OutgoingBatch, TopicBatch
 
@@ -292,9 +292,6 @@ def json_bytes(record: object) -> bytes:
         return _dumps(record)
     except TypeError as error:  # orjson names the type that failed in the cause only
         raise TypeError(str(error.__cause__ or error)) from error
-
-
-Array = npt.NDArray[Any]
 
 
 def encode_array(array: Array) -> list[bytes] | None:

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from streamiter.compiled import is_compiling, saying_that_it_compiles
 from streamiter.errors import ConfigurationError, EncodeError
-from streamiter.numbers import Indices
-from streamiter.records import Array, Batch, Columns, take
+from streamiter.numbers import Array, Indices
+from streamiter.records import Batch, Columns, take
 from streamiter.topics.formats import BAD_INPUT, decode_values, encode_columns, encode_each, rows_to_encode
 from streamiter.topics.joined_values import JoinedValues
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
@@ -59,15 +59,15 @@ def fitting_array(name: str, array: Array, dtype: np.dtype[Any], width: int | No
     """
     shape = () if width is None else (width,)
     if array.dtype.kind not in _KINDS_TAKEN[dtype.kind] or array.shape[1:] != shape:
-        given = type_name(array.dtype, array.shape[1:])
-        reason = f"field {name!r}: expected {type_name(dtype, shape)}, given {given}"
+        given = dtype_name(array.dtype, array.shape[1:])
+        reason = f"field {name!r}: expected {dtype_name(dtype, shape)}, given {given}"
         raise EncodeError(dict.fromkeys(range(len(array)), reason))
     if dtype.kind == "U":
         return array
     return _same_numbers(name, array, dtype)
 
 
-def type_name(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+def dtype_name(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
     """Return a type as text: ``float64[2]`` for two numbers in each record, ``str`` for text of any width."""
     noun = "str" if dtype.kind == "U" else dtype.name
     return noun + "".join(f"[{size}]" for size in shape)

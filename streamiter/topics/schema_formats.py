@@ -31,8 +31,8 @@ SubjectStrategy = Literal["topic", "record", "topic-record"]
 
 _STRATEGIES: Final = ("topic", "record", "topic-record")
 
-Reader = Callable[[bytes], Any]
-Writer = Callable[[Any], bytes]
+ReadValue = Callable[[bytes], Any]
+WriteValue = Callable[[Any], bytes]
 
 # A zero byte, and the id.
 PREFIX_BYTES: Final = 5
@@ -72,7 +72,7 @@ class RegistryFormat(abc.ABC):
         self._subject = subject
         self._strategy = strategy
         self._register = register
-        self._readers: dict[bytes, Reader] = {}
+        self._readers: dict[bytes, ReadValue] = {}
         """By the beginning of the values; the last ones were used last."""
         self._unknown_until_s: dict[bytes, float] = {}
 
@@ -98,7 +98,7 @@ class RegistryFormat(abc.ABC):
             else:
                 _keep(readers, prefix, found)
 
-    def _look_up(self, prefix: bytes) -> Reader | None:
+    def _look_up(self, prefix: bytes) -> ReadValue | None:
         """Return the reader of the values that begin so; None for an id that the registry does not have."""
         schema_id = int.from_bytes(prefix[1:])
         schema = self.registry.schema(schema_id)
@@ -115,7 +115,7 @@ class RegistryFormat(abc.ABC):
             return _refuses(f"schema {schema_id} of {self.registry} is not usable: {short_reason(error)}")
 
     @abc.abstractmethod
-    def _reader(self, schema: Schema, references: Mapping[str, Schema]) -> Reader:
+    def _reader(self, schema: Schema, references: Mapping[str, Schema]) -> ReadValue:
         """Return the function that reads a value of this schema; it raises ``ValueError`` for a bad one."""
 
     def decode(self, batch: TopicBatch) -> Batch:
@@ -128,7 +128,7 @@ class RegistryFormat(abc.ABC):
         reader = self._readers.get(value[:PREFIX_BYTES])
         return (reader or self._missing_reader(value[:PREFIX_BYTES]))(value)
 
-    def _missing_reader(self, prefix: bytes) -> Reader:
+    def _missing_reader(self, prefix: bytes) -> ReadValue:
         if not _is_prefix(prefix):
             raise ValueError(
                 f"expected a zero byte and the id of a schema in four bytes, given a value that begins with {prefix!r}"
@@ -176,7 +176,7 @@ class RegistryFormat(abc.ABC):
 class SchemaEncoder:
     """Encodes records with one schema of a registry, whose id the values begin with."""
 
-    def __init__(self, schema_id: int, write: Writer) -> None:
+    def __init__(self, schema_id: int, write: WriteValue) -> None:
         self.schema_id = schema_id
         self._write = write
         self._prefix = b"\0" + schema_id.to_bytes(4)
@@ -238,7 +238,7 @@ class _TextFormat(RegistryFormat):
         return SchemaEncoder(schema_id, self._writer(schema, self.registry.references_of(schema)))
 
     @abc.abstractmethod
-    def _writer(self, schema: Schema, references: Mapping[str, Schema]) -> Writer: ...
+    def _writer(self, schema: Schema, references: Mapping[str, Schema]) -> WriteValue: ...
 
     @abc.abstractmethod
     def _record_name(self, schema: Schema) -> str: ...
@@ -265,7 +265,7 @@ class Avro(_TextFormat):
     kind: ClassVar[str] = "AVRO"
     library: ClassVar[str] = "fastavro"
 
-    def _reader(self, schema: Schema, references: Mapping[str, Schema]) -> Reader:
+    def _reader(self, schema: Schema, references: Mapping[str, Schema]) -> ReadValue:
         from fastavro import schemaless_reader
 
         wanted = self._given
@@ -288,7 +288,7 @@ class Avro(_TextFormat):
 
         return read
 
-    def _writer(self, schema: Schema, references: Mapping[str, Schema]) -> Writer:
+    def _writer(self, schema: Schema, references: Mapping[str, Schema]) -> WriteValue:
         from fastavro import schemaless_writer, validate
 
         is_field = not _is_record(schema)
@@ -353,7 +353,7 @@ class JsonSchema(_TextFormat):
     kind: ClassVar[str] = "JSON"
     library: ClassVar[str] = "jsonschema_rs"
 
-    def _reader(self, schema: Schema, references: Mapping[str, Schema]) -> Reader:
+    def _reader(self, schema: Schema, references: Mapping[str, Schema]) -> ReadValue:
         if self._given is not None:
             schema, references = self._given, self.registry.references_of(self._given)
         check = _json_check(schema, references)
@@ -365,7 +365,7 @@ class JsonSchema(_TextFormat):
 
         return read
 
-    def _writer(self, schema: Schema, references: Mapping[str, Schema]) -> Writer:
+    def _writer(self, schema: Schema, references: Mapping[str, Schema]) -> WriteValue:
         check = _json_check(schema, references)
 
         def write(record: Any) -> bytes:
@@ -408,7 +408,7 @@ def _is_prefix(prefix: bytes) -> bool:
     return len(prefix) == PREFIX_BYTES and prefix[0] == 0
 
 
-def _refuses(reason: str) -> Reader:
+def _refuses(reason: str) -> ReadValue:
     def refuse(_: bytes) -> Any:
         raise ValueError(reason)
 

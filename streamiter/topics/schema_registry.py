@@ -17,7 +17,7 @@ import orjson
 
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, TopicDenied, TopicError, TopicUnavailable
-from streamiter.topics.http import Answer, check_authorities, checked_url, exchange
+from streamiter.topics.http import HttpAnswer, check_authorities, checked_url, exchange
 from streamiter.topics.urls import hide, options_from
 
 # The pause between two tries doubles: a registry restarts in seconds.
@@ -212,7 +212,7 @@ class SchemaRegistry:
             return None
         raise self._refusal(answer, found or {}, subject)
 
-    def _refusal(self, answer: Answer, found: Mapping[str, Any], subject: str) -> Exception:
+    def _refusal(self, answer: HttpAnswer, found: Mapping[str, Any], subject: str) -> Exception:
         reason = self._hidden(f"{found.get('message', 'no message')}"[:500])
         if answer.status in (401, 403):
             return TopicDenied(
@@ -251,7 +251,7 @@ class _Version(NamedTuple):
     schema: Schema
 
 
-def _json_object(answer: Answer) -> dict[str, Any] | None:
+def _json_object(answer: HttpAnswer) -> dict[str, Any] | None:
     try:
         found = orjson.loads(answer.body)
     except orjson.JSONDecodeError:

@@ -18,15 +18,11 @@ from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, shortened
-from streamiter.numbers import plain_float, plain_scalar
+from streamiter.numbers import Array, Indices, plain_float, plain_scalar
 from streamiter.operators.functions import misfit, plain_function
 from streamiter.operators.keyed_state import independent_copy
-from streamiter.records import Array
-
-Indices = npt.NDArray[np.intp]
 
 
 class Aggregate:
@@ -298,7 +294,7 @@ class Last(First):
         return later or earlier
 
 
-class Collect(Aggregate):
+class CollectValues(Aggregate):
     """A list of all values, by time, simultaneous ones by arrival."""
 
     adds_in_place = True
@@ -442,7 +438,7 @@ BY_NAME: Final[Mapping[str, Callable[[], Aggregate]]] = {
     "max": Max,
     "first": First,
     "last": Last,
-    "collect": Collect,
+    "collect": CollectValues,
 }
 """The aggregates that are texts."""
 

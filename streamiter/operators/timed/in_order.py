@@ -20,9 +20,9 @@ from streamiter.operators.output import Output
 from streamiter.records import (
     BEFORE,
     KNOWN,
-    NUMBER,
     ORDER_COLUMNS,
     PART,
+    PLACE_IN_PART,
     REACHED,
     SEVERAL_PARTS,
     Batch,
@@ -90,7 +90,7 @@ class RecordOrder:
         order = np.empty((len(times), ORDER_COLUMNS), np.int64)
         order[:, REACHED] = order[:, KNOWN] = times
         order[:, BEFORE], order[:, PART] = MIN_TIME, UNKNOWN_PART
-        order[:, NUMBER] = np.arange(self._arrivals, self._arrivals + len(times))
+        order[:, PLACE_IN_PART] = np.arange(self._arrivals, self._arrivals + len(times))
         return order
 
     def _push(self, batch: TimedBatch) -> None:
@@ -105,7 +105,7 @@ class RecordOrder:
     def _sorted(batch: TimedBatch) -> TimedBatch:
         order = batch.order
         assert order is not None
-        by_turn = take(batch, np.lexsort((order[:, NUMBER], order[:, PART], order[:, REACHED])))
+        by_turn = take(batch, np.lexsort((order[:, PLACE_IN_PART], order[:, PART], order[:, REACHED])))
         assert isinstance(by_turn, TimedBatch)
         return by_turn
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from streamiter.clock import is_due
 from streamiter.deferred import Deferred
+from streamiter.numbers import Array
 from streamiter.operators.definitions import Definition, at_most
 from streamiter.operators.functions import refuse
 from streamiter.operators.keyed import CheckKeys, KeyedOperator, any_keys, array_of_keys
@@ -19,7 +20,7 @@ from streamiter.operators.timed.kinds import WindowKind
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.timed_states import TimedStates
 from streamiter.operators.timed.windowing import AlignedWindows, OpenWindows, make_windows
-from streamiter.records import Array, Batch, OutputTag, TimedBatch, slice_batch, untimed
+from streamiter.records import Batch, OutputTag, TimedBatch, slice_batch, untimed
 from streamiter.times import MAX_TIME, MIN_TIME, Times
 
 

@@ -332,7 +332,7 @@ def frozen_blocks(matrix: Matrix, blocks: Iterable[Block], encode: Encode) -> Bl
     }
 
 
-def check_state(matrix: Matrix, state: BlocksState) -> None:
+def check_blocks_state(matrix: Matrix, state: BlocksState) -> None:
     """Raise an error if the blocks of a matrix cannot take over a state of all its blocks."""
     before, now = state["settings"], matrix.definition()
     if None in (before["on_clock"], now["on_clock"]):  # Then adds may have named the same function with update=.
@@ -346,8 +346,8 @@ def check_state(matrix: Matrix, state: BlocksState) -> None:
 
 
 def restore_blocks(matrix: Matrix, blocks: Iterable[Block], state: BlocksState) -> None:
-    """Restore these blocks from a state of all blocks that ``check_state`` has accepted, also if they were cut in
-    another way.
+    """Restore these blocks from a state of all blocks that ``check_blocks_state`` has accepted, also if they were cut
+    in another way.
     """
     for block in blocks:
         for saved in state["blocks"]:

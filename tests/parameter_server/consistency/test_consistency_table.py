@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from streamiter.errors import InternalError, OutOfTurn, UnknownWorker
-from streamiter.parameter_server.consistency import ASP, BSP, SSP, Consistency, ConsistencyModel, Released, model_of
+from streamiter.parameter_server.consistency import (
+    ASP,
+    BSP,
+    SSP,
+    Consistency,
+    ConsistencyModel,
+    Released,
+    consistency_model,
+)
 
 Model = ConsistencyModel[str, str]
 ALL = [ASP(), BSP(), SSP(0), SSP(2)]
@@ -15,7 +23,7 @@ ALL = [ASP(), BSP(), SSP(0), SSP(2)]
 
 def model_at(consistency: Consistency, clocks: dict[int, int]) -> Model:
     """Return a model whose workers have finished this many iterations."""
-    model: Model = model_of(consistency, clocks, name="matrix 'w'")
+    model: Model = consistency_model(consistency, clocks, name="matrix 'w'")
     for worker, clock in clocks.items():
         for _ in range(clock):
             model.tracker.advance_and_get_changed_min_clock(worker)
@@ -72,7 +80,7 @@ def test_a_worker_joins_at_the_clock_of_the_slowest(consistency: Consistency) ->
 def test_an_unknown_consistency_is_refused() -> None:
     """A consistency without a model of its own was treated as one of the three."""
     with pytest.raises(InternalError, match=r"expected ASP\(\), BSP\(\) or SSP\(staleness=…\), given Consistency\(\)"):
-        model_of(Consistency(), [0])
+        consistency_model(Consistency(), [0])
 
 
 # -- ASP -----------------------------------------------------------------------------------------------
