@@ -159,9 +159,9 @@ class Location:
 def parse_file_url(url: str) -> Location:
     """Return the parts of a URL; raise ``ConfigurationError`` for a malformed one.
 
-    >>> parse_url("file:///data/a%20b.csv?format=tsv").path, parse_url("file:a.csv").name
+    >>> parse_file_url("file:///data/a%20b.csv?format=tsv").path, parse_file_url("file:a.csv").name
     ('/data/a b.csv', 'a.csv')
-    >>> parse_url("file://a.csv")
+    >>> parse_file_url("file://a.csv")
     Traceback (most recent call last):
     ...
     streamiter.errors.ConfigurationError: topic 'file://a.csv': expected file:///absolute/path or \
@@ -199,7 +199,7 @@ def sorted_paths(paths: Iterable[str]) -> list[Path]:
 
     This is the order of the partitions.
 
-    >>> [path.name for path in in_order(["part-10", "part-2", "a"])]
+    >>> [path.name for path in sorted_paths(["part-10", "part-2", "a"])]
     ['a', 'part-2', 'part-10']
     """
     return [Path(path) for path in sorted(paths, key=_order)]

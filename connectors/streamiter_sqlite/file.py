@@ -328,7 +328,7 @@ def sqlite_failure(
 
     >>> error = sqlite3.OperationalError("database or disk is full")
     >>> error.sqlite_errorcode = sqlite3.SQLITE_FULL
-    >>> type(translated(error, Path("clicks.db"))).__name__
+    >>> type(sqlite_failure(error, Path("clicks.db"))).__name__
     'StorageFull'
     """
     meant = _translated(error, path)

@@ -85,11 +85,11 @@ class SqliteUrl:
 def parse_sqlite_url(url: str) -> SqliteUrl:
     """Return the parts of a URL: three slashes and a path; a fourth slash makes the path absolute.
 
-    >>> parse_url("sqlite:///data/log.db?topic=clicks")
+    >>> parse_sqlite_url("sqlite:///data/log.db?topic=clicks")
     SqliteUrl(path=PosixPath('data/log.db'), topic='clicks')
-    >>> print(parse_url("sqlite:////var/log.db"))
+    >>> print(parse_sqlite_url("sqlite:////var/log.db"))
     sqlite:////var/log.db
-    >>> parse_url("sqlite://log.db?topic=clicks")
+    >>> parse_sqlite_url("sqlite://log.db?topic=clicks")
     Traceback (most recent call last):
     ...
     streamiter.errors.ConfigurationError: topic 'sqlite://log.db?topic=clicks': expected three slashes before \

@@ -184,7 +184,7 @@ def translated_labels(labels: Array, way: LabelTransformation) -> Array:
     ``SubOneTrans``  minus 1
     ===============  ======================================
 
-    >>> translated(np.array([0.0, 1.0]), "PosNegTrans").tolist()
+    >>> translated_labels(np.array([0.0, 1.0]), "PosNegTrans").tolist()
     [-1.0, 1.0]
     """
     return _TRANSFORMATIONS[way](labels)

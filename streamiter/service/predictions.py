@@ -96,7 +96,7 @@ def requested_rows(body: bytes, rows_max: int) -> tuple[list[Any], str]:
     Raises :class:`~streamiter.service.answers.Problem`: 400 for bytes that are no JSON, 413 for too many rows, 422 for
     a document of another form.
 
-    >>> rows_of(b'{"rows": [{"km": 3}]}', 1000), rows_of(b'{"km": 3}', 1000)
+    >>> requested_rows(b'{"rows": [{"km": 3}]}', 1000), requested_rows(b'{"km": 3}', 1000)
     (([{'km': 3}], '/rows'), ([{'km': 3}], ''))
     """
     try:

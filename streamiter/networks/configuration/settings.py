@@ -90,7 +90,7 @@ def json_kind(given: object) -> str:
 def similar_names(given: str, known: Iterable[str]) -> str:
     """Return the same text, or a list of all known names if none is similar.
 
-    >>> nearest("x", ["wide", "deep"])
+    >>> similar_names("x", ["wide", "deep"])
     "; there are 'wide', 'deep'"
     """
     names = list(known)
