@@ -37,7 +37,7 @@ _SCANNED_TOGETHER: Final = 24
 # A batch that compiled code leaves to msgspec takes a third longer. So few trials cost less than two percent.
 _BATCHES_BETWEEN_TRIALS: Final = 16
 
-# A thread for a batch costs a tenth of a millisecond, in which so many values are scanned in the event loop.
+# A thread for a batch costs a tenth of a millisecond, in which this many values are scanned in the event loop.
 _SCANNED_IN_THREAD: Final = 1_000
 
 # The kinds of arrays that a field of each kind takes. numpy's own rules would turn any number into text.
@@ -136,9 +136,9 @@ class JsonColumns:
         return JsonColumns, (self._given,)
 
     def ahead(self, batch: TopicBatch) -> Callable[[], object] | None:
-        """Return the part of ``decode`` that runs in a thread, while the event loop runs other steps; None for none.
+        """Return the part of ``decode`` that runs in a thread, while other steps run; None if there is none.
 
-        Compiling takes seconds unless the code is stored; this is such a part, too.
+        Compiling, which takes seconds unless the code is stored, is such a part, too.
         """
         values, scanner = batch.values, self._scanner
         if len(values) < _SCANNED_TOGETHER or self._records_before_scanning > len(values):

@@ -37,7 +37,7 @@ Fields = Sequence[tuple[str, np.dtype[Any], int | None]]
 ODD: Final = -1
 """Instead of an index: the record is odd."""
 
-# The schema is an array with so many numbers for each field, and as many for the start of an object.
+# The schema is an array with this many numbers for each field, and as many for the start of an object.
 _KIND: Final = 0
 _ITEMS: Final = 1  # the values of a record
 _IS_LIST: Final = 2
@@ -69,10 +69,10 @@ _ZERO: Final = 48
 _COLON: Final = 58
 _BACKSLASH: Final = 92
 
-# Fields that are skipped may contain so many levels of lists and objects; deeper ones are odd.
+# Fields that are skipped may contain this many levels of lists and objects; deeper ones are odd.
 _LEVELS_MAX: Final = 32
 
-# Numbers of so many digits that do not fit 63 bits become negative, and smaller ones do not.
+# Numbers of this many digits that do not fit 63 bits become negative, and smaller ones do not.
 _DIGITS_MAX: Final = 19
 _EXACT_INTEGER_MAX: Final = 1 << 53
 _EXACT_POWERS: Final = np.array([float(10**power) for power in range(23)])

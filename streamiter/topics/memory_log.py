@@ -153,7 +153,7 @@ class TopicLog:
         return dict.fromkeys(range(len(self.partitions)), f"{self.name}, creation {self._creation}")
 
     def add_partitions(self, partitions: int) -> None:
-        """Add the partitions that are missing to have so many; never remove one."""
+        """Add partitions until the topic has this number of them; never remove one."""
         while len(self.partitions) < partitions:
             self.partitions.append(PartitionLog(len(self.partitions)))
         self.waiters.wake()
@@ -195,7 +195,7 @@ def check_not_deleted(log: TopicLog) -> None:
 
 
 class Transaction:
-    """The fate of the records that refer to it: they are invisible if it was aborted."""
+    """The state of a transaction. Records that refer to an aborted transaction are invisible."""
 
     __slots__ = ("is_aborted",)
 

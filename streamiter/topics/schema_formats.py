@@ -73,7 +73,7 @@ class RegistryFormat(abc.ABC):
         self._strategy = strategy
         self._register = register
         self._readers: dict[bytes, ReadValue] = {}
-        """By the beginning of the values; the last ones were used last."""
+        """The readers by the beginning of the values, in the order of their last use."""
         self._unknown_until_s: dict[bytes, float] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class RegistryFormat(abc.ABC):
                 _keep(readers, prefix, found)
 
     def _look_up(self, prefix: bytes) -> ReadValue | None:
-        """Return the reader of the values that begin so; None for an id that the registry does not have."""
+        """Return the reader of the values with this beginning; None for an id that the registry does not have."""
         schema_id = int.from_bytes(prefix[1:])
         schema = self.registry.schema(schema_id)
         if schema is None:
@@ -327,7 +327,7 @@ _FIELD: Final = "value"
 
 
 def _avro(schema: Schema, references: Mapping[str, Schema], *, is_field: bool) -> Any:
-    """Return a schema as fastavro takes it; with ``is_field`` that of a record with one field of this type."""
+    """Return a schema as fastavro takes it; with ``is_field`` the schema of a record with one field of this type."""
     from fastavro import parse_schema
 
     named: dict[str, Any] = {}

@@ -136,7 +136,7 @@ class SchemaRegistry:
         return None if found is None else _schema(found)
 
     def references_of(self, schema: Schema) -> dict[str, Schema]:
-        """Return the schemas that ``schema`` uses, by name; each one after those that it uses itself."""
+        """Return the schemas that ``schema`` uses, by name; each one after the schemas that it uses itself."""
         found: dict[str, Schema] = {}
         self._add_references(schema.references, found, ())
         return found
