@@ -341,12 +341,12 @@ def add_next_step(
 ) -> StepOutput:
     """Add a step that reads streams of one flow, each under the name of an input, and return the step's main output.
 
-    ``label`` names the step if the options do not; ``label_lasts`` is that of ``BuiltGraph.add_step``.
-    ``waits_for_end``: the step emits when its inputs have ended; ``emits_unasked``: it may emit
-    before it receives a record. ``emits_at_end`` states whether it emits at the end only, if these two cannot tell.
-    ``shape`` and ``epochs_seen`` are for drawings. ``outside_loops``: the step is outside any iteration, even while a
-    body is being built. ``keeps_event_time``: its records have the timestamps of those that it reads;
-    ``begins_event_time``: it gives its records timestamps. ``order`` and ``awaited_input`` are those of ``Step``.
+    ``label`` names the step if the options do not; ``BuiltGraph.add_step`` describes ``label_lasts``.
+    ``waits_for_end``: the step emits when its inputs have ended; ``emits_unasked``: it may emit before it receives a
+    record. ``emits_at_end`` states whether it emits at the end only, if these two cannot tell. ``shape`` and
+    ``epochs_seen`` are for drawings. ``outside_loops``: the step is outside any iteration, even while a body is being
+    built. ``keeps_event_time``: its records have the timestamps of the records that it reads; ``begins_event_time``: it
+    gives its records timestamps. ``Step`` describes ``order`` and ``awaited_input``.
     """
     streams = list(inputs.values())
     flow = streams[0].flow

@@ -261,8 +261,8 @@ class Flow(FlowUnderConstruction):
 
         - ``"suspend"``: sources stop reading, and records that were read are handled, except records that a step does
           not want yet, such as mini-batches that wait for their model. Steps are not told of an end, so they do not
-          emit what they emit at the end. With ``checkpoints`` the next run resumes from here with these records;
-          without checkpoints they are lost.
+          emit final results. With ``checkpoints`` the next run resumes from here with these records; without
+          checkpoints they are lost.
         - ``"drain"``: the inputs end here, and a bounded iteration ends with the current epoch. Steps are told of the
           end. So the result so far is emitted, such as that of ``last_round``, and the job is ``finished``.
 

@@ -157,10 +157,10 @@ class KeyedStream(KeyedJoins[Key, Record]):
 
         - A window is *complete* when the event-time watermark reaches its end: then it has its on-time result. For
           ``allowed_lateness_s`` more, each late record that belongs to it gives a new result at once, with the next
-          ``revision``. The last revision of (key, start, end) is the one that stands.
+          ``revision``. The last revision of (key, start, end) is the valid result.
         - A record that comes when all its windows have gone is *late*. It is dropped, or goes to the side output
           ``late``: ``results.side_output(late)``.
-        - ``early_every_s`` gives early results of incomplete windows that have changed, so often by the clock.
+        - ``early_every_s`` gives early results of incomplete windows that have changed, at this interval of the clock.
         - ``results="retracting"`` emits the old value once more, with ``is_retraction``, before each new one. A result
           of a session that has grown or merged since is always retracted, right before the next result.
         - ``time="processing"`` uses the clock instead of event time. Nothing is late, and windows that are open at

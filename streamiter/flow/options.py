@@ -115,7 +115,7 @@ def check_step_options(method: str, options: Mapping[str, object], allowed: type
 
 
 def _own_options(method: str) -> list[str]:
-    """Return the arguments of the method that checks its options; those are not in its TypedDict."""
+    """Return the arguments of the method that checks its options; the TypedDict of the options does not have them."""
     frame: FrameType | None = sys._getframe(1)  # The methods of users' programs are above the checks, not below.
     while frame is not None and frame.f_code.co_name != method:
         frame = frame.f_back

@@ -245,7 +245,7 @@ class Stream(Outlets, Generic[Record]):
         """Emit one record (a list, array or ``Columns``) for n records of each subtask, in their order.
 
         Fewer than n records are kept as state. They are emitted at the end of the input, in an iteration also at the
-        end of their epoch, and with ``timeout_s`` so many seconds after the first of them has arrived.
+        end of their epoch, and with ``timeout_s`` this many seconds after the first of these records has arrived.
 
         >>> from streamiter import Flow
         >>> flow = Flow("pairs")
@@ -377,9 +377,9 @@ class Stream(Outlets, Generic[Record]):
         return KeyedStream(self, field_or_function("key_by", f))
 
     def key_by_batch(self, f: Callable[[Any], Any]) -> KeyedStream[Any, Record]:
-        """Do the same, with ``f(batch)`` returning an array of ints, texts or bytes: a key for each record.
+        """Send records of the same key to the same subtask: ``f(batch)`` returns an array with a key for each record.
 
-        Only ``reduce`` with a numpy ufunc keeps a state for such keys.
+        The keys are ints, texts or bytes. Only ``reduce`` with a numpy ufunc keeps a state for such keys.
 
         >>> import numpy as np
         >>> from streamiter import Flow
@@ -406,7 +406,7 @@ class Stream(Outlets, Generic[Record]):
         return self.partitioned(Broadcast())
 
     def rebalance(self) -> Stream[Record]:
-        """Send records to the subtasks of the next step in turn, so that all subtasks have as much work."""
+        """Send records to the subtasks of the next step in turn, so that all subtasks have the same amount of work."""
         return self.partitioned(Rebalance())
 
     def partition_by(self, f: Callable[[Record], int]) -> Stream[Record]:
@@ -418,9 +418,9 @@ class Stream(Outlets, Generic[Record]):
         return self.partitioned(ByFunction(f))
 
     def union(self, *others: Stream[T]) -> Stream[Record | T]:
-        """Bring the records of several streams together: the order within each is kept, between them it is any.
+        """Bring the records of several streams together. Records of one stream keep their order.
 
-        The union ends when all its streams have ended.
+        Records of different streams come in any order. The union ends when all its streams have ended.
 
         >>> from streamiter import Flow
         >>> flow = Flow("both")
@@ -564,8 +564,8 @@ class Stream(Outlets, Generic[Record]):
 
         Each update has the next version; a run that restores nothing begins the topic's next generation. Large models
         are written as safetensors, unless ``format`` says otherwise. The step has one subtask, which counts the
-        versions. A record that is no model, or not finite, ends the job. ``delivery`` is that of :meth:`sink`.
-        See ``streamiter.models``.
+        versions. A record that is no model, or not finite, ends the job. :meth:`sink` describes ``delivery``. See
+        ``streamiter.models``.
 
         >>> import numpy as np
         >>> from streamiter import Flow, topic

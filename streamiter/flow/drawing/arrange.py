@@ -36,7 +36,7 @@ class Arc:
     source: ItemKey
     target: ItemKey
     label_width: float = 0.0
-    """0 without a label."""
+    """The width of the label; 0 without a label."""
     label_height: float = 0.0
     source_port: float | None = None
     """Where the link begins, downwards from the middle of its item; None: anywhere."""
@@ -85,7 +85,7 @@ class Arrangement:
     corners: dict[int, list[Point]] = field(default_factory=dict)
     """The corners of each link that goes back, from source to target."""
     labels: dict[int, Rectangle] = field(default_factory=dict)
-    """Those of links with a label."""
+    """The place of each label, by the number of its link."""
 
 
 def arrange(items: Mapping[ItemKey, DrawnItem], arcs: Mapping[int, Arc], backs: Mapping[int, Arc]) -> Arrangement:
@@ -288,9 +288,9 @@ _Wish = tuple[float, float]
 def _spread_ports(made: _SpotColumns, arcs: Mapping[int, Arc], backs: Mapping[int, Arc]) -> dict[int, _Wish]:
     """Set the ports of all links; return the two ports of each of ``backs``, which are the lowest.
 
-    >>> from streamiter.flow.drawing.arrange import Item, _make_columns
+    >>> from streamiter.flow.drawing.arrange import DrawnItem, _make_columns
     >>> arcs = {1: Arc(("node", 0), ("node", 1)), 2: Arc(("node", 0), ("node", 2))}
-    >>> made = _make_columns({("node", number): Item(100, 40) for number in range(3)}, arcs)
+    >>> made = _make_columns({("node", number): DrawnItem(100, 40) for number in range(3)}, arcs)
     >>> _spread_ports(made, arcs, backs={})
     {}
     >>> [piece.left_port for [piece] in made.chains.values()]
