@@ -84,7 +84,7 @@ class _Call:
         self.error = error
 
     def plain(self) -> tuple[Any, ...]:
-        """Return it as an entry of the state. A call that has failed is made again."""
+        """Return the call as an entry of the state. A call that has failed is made again."""
         is_kept = self.is_done and self.error is None
         given = self.epoch, self.record, self.time
         return ("result", *given, self.result) if is_kept else ("record", *given)
@@ -144,7 +144,7 @@ class MapAsync(Boundary):
         self._is_told = False
         """Whether ``CallsFinished`` is posted and not handled."""
         self._failure: RecordFailure | None = None
-        """What a call has done that is no error of its record."""
+        """The error of a call that is no error of its record."""
         self._watermark = -1
         """The last epoch watermark that has arrived."""
         self._ends: list[Control] = []
@@ -235,7 +235,7 @@ class MapAsync(Boundary):
     # -- calls -------------------------------------------------------------------------------------------
 
     def _start_done(self) -> None:
-        """Move what needs no call from the front of what waits: control records, and results of a restored state."""
+        """Take from the front of the waiting entries all that need no call: control records, and restored results."""
         while self._waiting and (isinstance(self._waiting[0], Control) or self._waiting[0].is_done):
             entry = self._waiting.popleft()
             self._started[entry] = None
@@ -266,7 +266,7 @@ class MapAsync(Boundary):
         self._workers.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     async def _work_noted(self, noted: Callable[[Awaitable[None]], Awaitable[None]]) -> None:
-        """Do the same where other processes ask which step runs, and where ``sys.exit`` is an error of the step."""
+        """Run `_work` where other processes ask which step runs, and where ``sys.exit`` is an error of the step."""
         try:
             await noted(self._work())
         except RecordFailure as failure:
@@ -298,7 +298,7 @@ class MapAsync(Boundary):
         while True:
             try:
                 call.finish(await self._attempt(call.record))
-            except RejectRecords as rejection:  # The record is bad, and will be.
+            except RejectRecords as rejection:  # The record is bad, and would be bad again.
                 call.fail(rejection)
             except Exception as error:
                 if attempt < self._retries:
@@ -368,7 +368,7 @@ class MapAsync(Boundary):
         return {"entries": records, "ends": [], "watermark": -1}
 
     def share_out(self, states: Sequence[dict[str, Any]], sharing: Sharing) -> list[dict[str, Any]]:
-        """Send the records to the new subtasks as its input would be; all calls are made again.
+        """Send the records to the new subtasks as the step's edge would; all calls are made again.
 
         The inboxes of all new subtasks begin at the lowest watermark that the old ones had received, and bring an end
         again unless each of them had received it.

@@ -111,9 +111,9 @@ def misfit(f: Function, arguments: Sequence[str], *, unbound: bool = False) -> s
 
 
 def _takes(f: Any, count: int) -> bool:
-    """Return whether ``f`` is a Python function or class that takes so many arguments; False where that is not sure.
+    """Return whether ``f`` is a Python function or class that takes this many arguments; False where that is not sure.
 
-    This avoids most signatures: one takes 20 µs, that of a class several times as much, which is longer than adding a
+    This avoids most signatures: a signature takes 20 µs, and for a class several times as much: longer than adding a
     step.
     """
     kind: Any = f

@@ -24,7 +24,7 @@ T = TypeVar("T")
 Receiver = Callable[[Batch], object]
 """Receives a batch: the next operator of the chain, or the writer of a channel."""
 
-# Single emitted records are gathered into batches of at most so many: large enough that the cost of a hop (about 2
+# Single emitted records are gathered into batches of at most this many: large enough that the cost of a hop (about 2
 # µs) is small, small enough that the output of one call stays in the CPU cache.
 _GATHER_RECORDS: Final = 1024
 
@@ -50,7 +50,7 @@ class Output:
         self._row: int | None = None
         """The place of the record at hand in the batch at hand, where it is known and a dead letter may need it."""
         self._rows_of_next: RowNumbers | None = None
-        """For each record of the batch that is emitted next, the place of the one that it was made of."""
+        """For each record of the batch that is emitted next, the place of the record from which it was made."""
         self._gathered_rows: list[int] = []
         """The same for the gathered records, where it is known."""
         self._on_rejected: Callable[[DeadLetter], None] | None = None
@@ -103,7 +103,7 @@ class Output:
             self._at_hand.records = take(self._at_hand.records, rows)
 
     def _send(self, receivers: Sequence[Receiver], batch: Batch, rows: RowNumbers | None, *, by_place: bool) -> None:
-        """Give a batch to its receivers, as the batch at hand. ``rows`` are the places of what it was made of."""
+        """Give a batch to its receivers, as the batch at hand. ``rows`` are the places of its original records."""
         if self._passes == "no origin" or not self._knows_originals:
             for receiver in receivers:
                 receiver(batch)
@@ -241,7 +241,7 @@ def pass_watermark(out: Output, watermark: EventTimeWatermark) -> None:
 
 
 def trace_origins(out: Output, at_hand: BatchAtHand, passes: Passes) -> None:
-    """Set where the batch at hand is found, and what the batches have that are made of it."""
+    """Set where the batch at hand was read, and which origins the batches made from it have."""
     out._at_hand, out._passes = at_hand, passes
 
 
@@ -275,7 +275,7 @@ def passes_originals(out: Output) -> bool:
 
 
 def each_with_its_row(out: Output, records: Iterable[T], rows: Iterable[int] | None = None) -> Iterable[T]:
-    """Give the records of the batch at hand, while it is known at which of ``rows`` each is."""
+    """Yield the records of the batch at hand, and note the place of each, by ``rows``."""
     return _each(out, records, rows) if out._knows_originals else records
 
 
@@ -302,7 +302,7 @@ def as_list(out: Output, batch: Batch) -> list[Any]:
 
 
 def emit_made(out: Output, batch: Batch, rows: RowNumbers | None = None) -> None:
-    """Emit records that were each made of the record of the batch at hand at the same place.
+    """Emit records, each made from the record at the same place of the batch at hand, or at its place in ``rows``.
 
     Or at the place that ``rows`` has for it.
     """
@@ -361,7 +361,7 @@ class TimedOutput(Output):
     """The output of a step of a stream with event time: what it sends are :class:`TimedBatch` es."""
 
     def __init__(self, step: str, policy: RejectionPolicy, times: StepTimes) -> None:
-        """``times.timestamp`` is that of the record or timer at hand."""
+        """``times.timestamp`` is the timestamp of the record or timer at hand."""
         super().__init__(step, policy)
         self._step_times = times
         self._times: Times | None = None

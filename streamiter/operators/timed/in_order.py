@@ -37,7 +37,7 @@ from streamiter.times import MAX_TIME, MIN_TIME, Times
 
 _log = logging.getLogger("streamiter.operators")
 
-# As many as a training keeps questions. A partition that is so far behind the others is not waited for.
+# As many as the questions that a training keeps. The step does not wait for a partition that is this far behind.
 HELD_MAX: Final = 1_000_000
 
 UNKNOWN_PART: Final = -1
@@ -112,7 +112,7 @@ class RecordOrder:
     def release(self, watermark: int, *, is_idle: bool = False) -> TimedBatch | None:
         """Return the records whose turn has come, with their final ``BEFORE``; None if there are none.
 
-        ``is_idle``: no part brings records for now, so those at the watermark have their turn, too.
+        ``is_idle``: no part brings records for now, so records at the watermark have their turn, too.
         """
         limit = watermark if is_idle or watermark == MAX_TIME or self._one_way else watermark - 1
         pieces: list[Batch] = []
@@ -212,7 +212,7 @@ class InOrder(EngineOperator, KeepsRecords):
             self._release(MIN_TIME if self._context.event_time is None else self._context.event_time, out)
 
     def on_event_time_watermark(self, watermark: int, out: Output) -> int:
-        """Emit the records whose turn has come; hold the watermark back to that before the first of the others."""
+        """Emit the records whose turn has come; hold the watermark back to where the first other record has it."""
         self._release(watermark, out)
         return min(watermark, self._order.reached) if self._order.held else watermark
 

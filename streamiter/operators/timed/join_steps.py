@@ -36,7 +36,7 @@ from streamiter.times import MAX_TIME, MIN_TIME
 
 
 class JoinOperator(TimedOperator):
-    """Base class of the joins in event time: their watermark is that of the step minus the allowed lateness."""
+    """Base class of the joins in event time: their watermark is the step's watermark minus the allowed lateness."""
 
     keeps = "the records that wait or may be needed"
 
@@ -153,7 +153,7 @@ class JoinByClock(ByClock, JoinSides):
 
 
 class JoinStream(JoinOperator):
-    """Base class of the joins that give each record of ``stream`` when its partners are known."""
+    """Base class of the joins that emit each record of ``stream`` when its partners are known."""
 
     _join: AsOfJoin | AsOfWindow
 
@@ -308,7 +308,7 @@ class JoinTableNow(KeyedOperator):
 
 
 class Deduplicate(TimedOperator):
-    """Emits the records of which none with the same key and id has passed less than ``within_ms`` away.
+    """Emits a record unless a record with the same key and id, less than ``within_ms`` away, has passed.
 
     State: for each key and id the times of the records that have passed, as long as they count.
     """
@@ -363,7 +363,7 @@ class Deduplicate(TimedOperator):
 
 
 class DeduplicateByClock(ByClock, Deduplicate):
-    """Emits the records of which none with the same key and id has passed less than ``within_ms`` ago, by the clock."""
+    """Emits a record unless a record with the same key and id has passed less than ``within_ms`` ago, by the clock."""
 
     one_by_one = "always"  # So each record keeps its own timestamp, if it has one.
 

@@ -78,15 +78,15 @@ class IntervalJoin(TimedStates[TimedRecord]):
         """
         super().__init__()
         upper_ms = _NO_LIMIT_MS if upper_ms is None else upper_ms
-        # From the time of a record to those of its partners on the other side.
+        # From the time of a record to the times of its partners on the other side.
         self._to_partners = {LEFT: (lower_ms, upper_ms), RIGHT: (-upper_ms, -lower_ms)}
         self._how: JoinHow = how
         self.keeps_all_at_end = how == "inner"
         self._kept_max = kept_max
         self._in_order = in_order
         self.spans: list[Span] | None = None
-        """For each result when its earlier record came, and when it was known that it has this partner, or none.
-        None, and not noted, unless a list is put here; take it with the results."""
+        """For each result, when its earlier record came, and when its partner, or that it has none, was known. None:
+        not noted. To note them, put a list here, and take it with the results."""
 
     def _make_due(self, make: MakeDue) -> None:
         self._waiting = make(0, 3)
@@ -112,9 +112,9 @@ class IntervalJoin(TimedStates[TimedRecord]):
         return None if limit is None else limit + 1
 
     def held_back_ms(self) -> int:
-        """Return by how much the event-time watermark behind the join is lower: its unpaired records are so late.
+        """Return how much lower the event-time watermark behind the join is: unpaired records leave this late.
 
-        So are the earlier records of pairs, if they are noted.
+        The earlier records of pairs do so, too, if they are noted.
         """
         if self.spans is not None:
             return max(0, *(self._to_partners[side][1] for side in SIDES))
@@ -273,7 +273,7 @@ class OneToOneJoin(IntervalJoin):
             self.states[key] = (own, other) if side == LEFT else (other, own)
 
     def _remove(self, key: Any, side: Side, waiting: Sequence[Any]) -> None:
-        """Remove a record that has left from those that will be due."""
+        """Remove a record that has left from the due items."""
         due = self._due(side, waiting[RECORD_TIME], waiting[RECORD_ARRIVAL])
         self._waiting.remove(due, key, self._is_kept)
 
@@ -357,7 +357,7 @@ class WindowJoin(TimedStates[TimedRecord]):
         return self._windows.summary()
 
     def _make_due(self, make: MakeDue) -> None:
-        """Its windows have them."""
+        """Make none: the windows have the due items."""
 
     def _emit_pairs(self, window: WindowResult) -> None:
         left, right = window.value

@@ -98,7 +98,7 @@ class TimedOperator(KeyedOperator, KeepsRecords):
         return self._context
 
     def _reach_watermark(self, out: Output) -> None:
-        """Let the states know how far time is: also after a restore, and for keys that were further."""
+        """Tell the states how far time has come: also after a restore, and for keys with a higher watermark."""
         context, states = self._opened(), self._timed_states
         if (watermark := context.event_time) is not None:
             states.watermark = max(states.watermark, self._own(watermark))
@@ -111,7 +111,7 @@ class TimedOperator(KeyedOperator, KeepsRecords):
         return MIN_TIME if watermark is None else self._own(watermark)
 
     def _own(self, watermark: int) -> int:
-        """Return the watermark of the operator for that of the step."""
+        """Return the watermark of the operator for a watermark of the step."""
         return watermark
 
     def _times_of(self, batch: Batch) -> Times:
@@ -354,7 +354,7 @@ class ByClock(TimedOperator):
         self._advance_to(MAX_TIME, out)
 
     def _arm(self) -> None:
-        """Set a timer for what will be complete first, unless there is one."""
+        """Set a timer for the result that will be complete first, unless there is a timer."""
         due = self._timed_states.next_due()
         if due is not None and due < self._armed_for:
             self._armed_for = due

@@ -35,7 +35,7 @@ from streamiter.times import MAX_TIME, Times
 
 
 class WindowResult(msgspec.Struct, frozen=True):
-    """A result of one window of one key. The last revision of a key, start and end is the one that stands."""
+    """A result of one window of one key. The last revision of a key, start and end is the valid result."""
 
     key: Any
     """The key of the window."""
@@ -483,7 +483,7 @@ def make_windows(kind: WindowKind, content: WindowContent, **options: Any) -> Op
     return AlignedWindows(kind, content, **options)
 
 
-# The most places of the table of all possible groups for each record. A table with fewer places is several times faster
+# The table of all possible groups has at most this many places for each record. Such a table is several times faster
 # than sorting.
 _SPARSE: Final = 8
 
@@ -535,7 +535,7 @@ def codes_of(keys: Sequence[Any] | Array) -> Array:
         if keys.dtype.kind in "iu":
             lowest = int(keys.min())
             if int(keys.max()) - lowest < _SPARSE * len(keys) + 1024:
-                # The difference of two small ints need not fit their type; that of unsigned ones does.
+                # The difference of two small ints need not fit their type; the difference of two unsigned ints does.
                 wide = keys if keys.dtype.kind == "u" else keys.astype(np.int64)
                 differences: Array = wide - wide.dtype.type(lowest)
                 return differences.astype(np.int64)
