@@ -75,8 +75,8 @@ class AdaptiveLinearModel(Savable):
     classes at any time.
 
     ``positive`` is the label whose probability is predicted, if there are two; None: see :attr:`positive`. ``classes``
-    are the labels of all classes; None: classes are found as they come, and one more probability, the last, is that of
-    a class that has not come yet.
+    are the labels of all classes; None: classes are found as they come, and one more probability, the last, is for a
+    class that has not come yet.
 
     Features are records with named fields (dicts, ``Columns`` or a table), a matrix, or ``SparseRows``.
     Numbers are standardized with the running mean and deviation of their column; texts are hashed to ``2**bits``
@@ -89,8 +89,8 @@ class AdaptiveLinearModel(Savable):
     numbers of crosses are standardized with the statistics of all rows, whatever their weight.
 
     A field is what its first rows say: texts that are numbers are read as numbers, and times become hour, weekday,
-    month and trend. ``kinds`` decides otherwise: ``{"zip": "category", "title": "words"}``. ``time_zone`` is that of
-    the hours (``"Europe/Berlin"``); None: each time has its hour in its own zone.
+    month and trend. ``kinds`` decides otherwise: ``{"zip": "category", "title": "words"}``. ``time_zone`` is the time
+    zone of the hours (``"Europe/Berlin"``); None: each time has its hour in its own zone.
 
     ``rates`` are up to three learning rates of AdaGrad; None: three of AdaGrad and three constant ones.
 
@@ -149,7 +149,7 @@ class AdaptiveLinearModel(Savable):
         self._weights: ExpertWeights | None = None
         """None before the first label."""
         self.fields = KnownFields(_NAME, self.bits, kinds or {}, time_zone)
-        """The fields that the model knows, and what each is."""
+        """The fields that the model knows, and the kind of each."""
         self._sparse_width: int | None = None
         """The width of the ``SparseRows`` that were given; None for named rows."""
         self._reader = self.reader(_NAME)
@@ -190,7 +190,7 @@ class AdaptiveLinearModel(Savable):
 
     @property
     def classes(self) -> list[Label] | None:
-        """The labels: of classes in the order of their probabilities, of two labels the negative and the positive one.
+        """The labels: all classes in the order of their probabilities, or two labels, the positive one last.
 
         None for truth values (and 0 and 1), and for numbers.
         """
@@ -198,16 +198,17 @@ class AdaptiveLinearModel(Savable):
 
     @property
     def positive(self) -> Label:
-        """The label whose probability is predicted, if there are two; None if it has not come yet, and for others.
+        """The label whose probability is predicted, if there are two; None if it has not come yet, and otherwise.
 
-        Of two numbers it is the larger one, of two texts the later one in alphabetical order: "yes" after "no".
+        Of two numbers it is the larger number, of two texts the later text in alphabetical order: "yes" after
+        "no".
         """
         reading = self._labels.reading
         return reading.names[1] if reading is not None and reading.kind == "binary" else None
 
     @property
     def is_positive_known(self) -> bool:
-        """Whether the positive one of two labels is decided; until then the one that is still to come is positive."""
+        """Whether it is decided which of two labels is positive; until then it is the label that has not come yet."""
         return self._labels.is_positive_known
 
     @property
@@ -217,7 +218,7 @@ class AdaptiveLinearModel(Savable):
 
     @property
     def earlier_targets(self) -> tuple[float, float] | None:
-        """The numbers, or the numbers of the classes, that two labels are now; None if labels are as they seemed."""
+        """The numbers, or the numbers of classes, that two labels became; None if labels are as they seemed."""
         return self._labels.earlier_targets
 
     @property
@@ -244,10 +245,11 @@ class AdaptiveLinearModel(Savable):
         return found if self._weights.task == "classes" else found[:, 0]
 
     def predict_proba(self, features: AnyFeatures) -> Floats:
-        """Return the probability of each class for each row, in the order of ``classes``; of truth values False, True.
+        """Return the probability of each class for each row, in the order of ``classes``; for truth values False, then
+        True.
 
-        Where classes are found as they come, the last column is that of a class that has not come yet. Raises
-        ``ModelError`` for a model of numbers.
+        If classes are found as they come, the last column is for a class that has not come yet. Raises ``ModelError``
+        for a model of numbers.
         """
         return probabilities_of_classes(_NAME, self._link, lambda: self.predict(features))
 
@@ -292,9 +294,9 @@ class AdaptiveLinearModel(Savable):
     ) -> Floats:
         """Make these steps, in order, with a label for each step that learns; return a prediction for each step.
 
-        ``asked`` has the experts' scores of earlier questions, by number; those of the questions of these steps are
-        added. Before the first label predictions are NaN. Raises ``BadRows``, with the positions of steps, for labels
-        that do not fit the task, and for weights above 1e30; then no step was made.
+        ``asked`` has the experts' scores of earlier questions, by number; the scores of the questions of these steps
+        are added. Before the first label predictions are NaN. Raises ``BadRows``, with the positions of steps, for
+        labels that do not fit the task, and for weights above 1e30; then no step was made.
         """
         if (bad := steps.learns & ~(steps.weights <= _WEIGHT_MAX)).any():
             reason = f"expected sample weights of at most {_WEIGHT_MAX:g}, given {steps.weights[bad][0]:g}"
@@ -343,7 +345,7 @@ class AdaptiveLinearModel(Savable):
         return self._weights.step(rows, steps, part.targets, asked)[:, 0]
 
     def _scores_of(self, asked: Mapping[int, list[float]], questions: int) -> Floats:
-        """Return the experts' scores by question; those of a model that read labels in another way count as 0."""
+        """Return the experts' scores by question; the scores of a model that read labels in another way count as 0."""
         assert self._weights is not None
         assert self._labels.reading is not None
         of_now, names = [float(self.readings)], self._labels.reading.names
@@ -352,10 +354,10 @@ class AdaptiveLinearModel(Savable):
         return self._weights.scores_of_questions(known, questions, max(classes, self._weights.scores))
 
     def _read_labels_as(self, part: LabelPart, predictions: Floats, learns: npt.NDArray[np.bool_]) -> Floats:
-        """Learn from labels that are read as in this part; return the predictions so far as such ones.
+        """Learn from labels that are read as in this part; return the earlier predictions in the same form.
 
         The first rows are learned again. If another label is positive now, they are predicted again, too, so that all
-        predictions are those of a model that knew it from the start.
+        predictions are as if the model had known it from the start.
         """
         reading, before, first = part.reading, self._labels.given_up, self._first
         if before is not None and (first is None or self._labels.count >= FIRST_LABELS):
@@ -396,7 +398,7 @@ class AdaptiveLinearModel(Savable):
     def as_now(self, predictions: Sequence[Sequence[float]], scores: Sequence[Sequence[float]]) -> Floats:
         """Return predictions of earlier questions, whose scores :meth:`step` gave, in the form that it returns now.
 
-        A class that was not known then has the probability 0, and one that had not come is the last.
+        A class that was not known then has the probability 0; the class that had not come yet is the last one.
         """
         return self._labels.as_now(predictions, scores)
 
@@ -472,7 +474,7 @@ class AdaptiveLinearModel(Savable):
         return ModelRows(indptr, indices[is_there], values[is_there])
 
     def columns_from(self, earlier: AdaptiveLinearModel) -> Callable[[int], int | None]:
-        """Return the function from an index of an earlier model's :meth:`rows` to that of this model's.
+        """Return the function from an index of an earlier model's :meth:`rows` to the index of this model's.
 
         It returns None for a field that this model does not know, and for texts if these have other bits.
         """
@@ -593,7 +595,7 @@ class AdaptiveLinearModel(Savable):
         }
 
     def adopt(self, state: Mapping[str, Any]) -> Callable[[int], int | None] | None:
-        """Restore a :meth:`state`, and with ``other_settings="keep"`` what fits of a model with other settings.
+        """Restore a :meth:`state`; with ``other_settings="keep"`` only the parts that fit the other settings.
 
         Then return the function :meth:`columns_from` that model.
         """
@@ -616,7 +618,7 @@ class AdaptiveLinearModel(Savable):
         return earlier
 
     def definition(self) -> Definition:
-        """Return on what the meaning of the state depends; ``other_settings="keep"`` adapts some of it."""
+        """Return the settings on which the state depends; ``other_settings="keep"`` adapts some of them."""
         adapted = ("bits", "crosses", "kinds", "time_zone") if self._keeps else ()
         return {**self._labels.definition(), **self._settings(adapted)}
 
@@ -664,5 +666,5 @@ def _in_words(loss: PlainLoss | None) -> str | None:
 
 
 def _records_of(features: AnyFeatures) -> Callable[[int], Any] | None:
-    """Return the function of the record of a row, if features are records."""
+    """Return the function that returns the record of a row, if features are records."""
     return features.__getitem__ if isinstance(features, (list, Columns)) else None

@@ -52,7 +52,7 @@ class DecisionTree(Savable):
     level, and is at most ``maximum_depth`` questions deep. Each side of a question keeps at least ``minimum_rows``
     rows. A question lowers the impurity, as a mean over all rows, by more than 0 and by at least ``minimum_gain``. A
     feature with at most ``maximum_bins`` distinct values is divided between any two of them, another feature between
-    that many quantiles. ``feature_names`` are for ``print(tree)``.
+    ``maximum_bins`` quantiles. ``feature_names`` are for ``print(tree)``.
 
     The tree grows in a bounded iteration of workers, each with a part of the rows. With any number of workers the tree
     is the same, to the last bit.

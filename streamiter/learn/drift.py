@@ -131,10 +131,9 @@ class PageHinkley(DeclaredState, DriftDetector):
     """Adds up how far values are above their mean; a sum that has risen by ``threshold`` is a rise of the mean.
 
     The sum grows by the distance of each value to the mean of all values since the last rise, less ``allowance``, and
-    is multiplied by ``memory``. From ``rows_min`` values on it is compared with its minimum; the means of a
-    :class:`MeanChange` are those before and since that minimum. The detector finds no rise that is smaller than
-    ``allowance``, and no fall. ``threshold`` and ``allowance`` are in the unit of the values, and their defaults are
-    for values from 0 to 1.
+    is multiplied by ``memory``. From ``rows_min`` values on it is compared with its minimum; a :class:`MeanChange` has
+    the means before and since that minimum. The detector finds no rise that is smaller than ``allowance``, and no fall.
+    ``threshold`` and ``allowance`` are in the unit of the values, and their defaults are for values from 0 to 1.
 
     Source: Page, "Continuous Inspection Schemes" (1954); the sum is that of river's ``PageHinkley(mode="up")``.
 

@@ -82,7 +82,9 @@ def _has_fields(record: Any) -> bool:
 def as_numbers(values: Sequence[Any]) -> Floats:
     """Return the values as floats: NaN for a missing value, infinity for a value that is no number."""
     try:
-        return np.frombuffer(array("d", values))  # takes no texts, of which numpy takes more than as_number does
+        return np.frombuffer(
+            array("d", values)
+        )  # takes no texts: numpy reads more texts as numbers than number_or_infinity does
     except (TypeError, OverflowError):
         pass
     try:
@@ -391,7 +393,7 @@ class StandardScaler(Savable):
         return ModelSnapshot(self.parameters(), records=self.records)
 
     def definition(self) -> Definition:
-        """Return on what the meaning of the state depends."""
+        """Return the settings on which the meaning of the state depends."""
         return {"model": "StandardScaler"}
 
     def state(self) -> dict[str, object]:

@@ -75,7 +75,7 @@ def prepared_examples(examples: CheckedExamples, *, intercept: bool) -> LinearMi
     columns. Only these columns are pulled and pushed. The column of the intercept is the column after the features.
 
     >>> rows = SparseRows.from_rows([([7, 2], [1.0, 3.0]), ([7], [2.0])], width=1_000_000)
-    >>> mini_batch = prepared(CheckedExamples(rows, np.array([0.0, 1.0])), intercept=True)
+    >>> mini_batch = prepared_examples(CheckedExamples(rows, np.array([0.0, 1.0])), intercept=True)
     >>> mini_batch["columns"].tolist(), SparseRows(**mini_batch["rows"]).to_dense().tolist()
     ([2, 7, 1000000], [[3.0, 1.0], [0.0, 2.0]])
     """
@@ -329,7 +329,7 @@ class CentroidRows:
 
     @property
     def counts(self) -> int:
-        """The number of these points."""
+        """The number of the points in the sums."""
         return 2 * self.coordinates + 1
 
     @property

@@ -124,16 +124,16 @@ def train_online(
 
     ``label`` is the field of the label, or a function that returns the label of a record. ``features`` are the fields
     to learn from, or a function that returns a matrix or ``SparseRows`` for a mini-batch of records. None: all fields
-    but label and weight, and but those that a function of the label names, or reads of the first 1,000 records.
+    except label, weight, and the fields that a function of the label names, or reads of the first 1,000 records.
     ``weight`` is the field, or the function, of the sample weight. Instead of these, ``extract(mini_batch)`` may return
     the :class:`Examples` of a mini-batch, or ``labels`` says how to read labels that come later than their questions.
 
     Without a ``model`` this trains an :class:`~streamiter.learn.adaptive.AdaptiveLinearModel` (``task``, ``positive``,
-    ``crosses``, ``loss``, ``quantile``, ``kinds``, ``time_zone``) row by row, in mini-batches of 4,000 rows, or those
-    of 25 ms. ``model()`` may make another linear model, such as ``lambda: LogisticRegression(width)``, which makes one
-    step for the mean gradient of a mini-batch (100 rows). The owner and each worker call ``model``, and must get equal
-    models. A ``scaler`` standardizes its features with the statistics of the rows so far; a scaler that has learned is
-    a start. ``initial`` is a stream of one record to start from: parameters, bare weights, or None.
+    ``crosses``, ``loss``, ``quantile``, ``kinds``, ``time_zone``) row by row, in mini-batches of 4,000 rows, or of the
+    rows of 25 ms. ``model()`` may make another linear model, such as ``lambda: LogisticRegression(width)``, which makes
+    one step for the mean gradient of a mini-batch (100 rows). The owner and each worker call ``model``, and must get
+    equal models. A ``scaler`` standardizes its features with the statistics of the rows so far; a scaler that has
+    learned is a start. ``initial`` is a stream of one record to start from: parameters, bare weights, or None.
 
     ``mode="asynchronous"``: the owner learns from each mini-batch as it arrives. A worker that computes gradients
     continues with the parameters it has, but waits while these lack three of its own gradients (two, if there are more
@@ -276,9 +276,9 @@ def train_online(
 # A step with the mean gradient of more rows would be one step for all of them.
 _ROWS_A_STEP: Final = 100
 
-# A mini-batch costs as much time as a hundred rows more. On a slow stream its rows wait for at most so long: at 20,000
-# rows/s the owner then learns for 3 ms at a time, and predictions over HTTP wait no longer. In an epoch rows wait until
-# the epoch is full.
+# A mini-batch costs as much time as a hundred rows more. On a slow stream its rows wait for at most this time: at
+# 20,000 rows/s the owner then learns for 3 ms at a time, and predictions over HTTP wait no longer. In an epoch rows
+# wait until the epoch is full.
 _ROWS_A_MINI_BATCH: Final = 4_000
 _ROWS_AN_EPOCH: Final = 1_000
 _SECONDS_A_MINI_BATCH: Final = 0.025

@@ -92,7 +92,7 @@ class Settled(NamedTuple):
     number: int
     answer: int
     has_share: bool
-    """Whether the share of other answers than ``otherwise`` is that of True."""
+    """Whether the share of answers other than ``otherwise`` is the share of True."""
 
 
 class EventPlan:
@@ -107,7 +107,7 @@ class EventPlan:
         self.settled: list[Settled] = []
         """The questions whose labels are known now."""
         self.priors: dict[int, Prior] = {}
-        """By step of a question: what the answers so far suggest, while the model knows nothing."""
+        """The prediction that the answers so far suggest, by step of a question, while the model knows nothing."""
         self._is_weighted, self._otherwise = labels.schedule == "weighted", labels.otherwise
         self._false, self._labels = labels.false_label, labels
         self._assumed_at: dict[Question, int] = {}
@@ -236,11 +236,11 @@ class EventPlan:
         return RowSteps(rows, asks, learns, weights, questions, assumed if assumed.any() else None)
 
     def _number_of(self, question: Question, step: int) -> int:
-        """Return under which number a step of the question finds its scores: that of the step that made them."""
+        """Return the number under which a step of the question finds its scores: the step that made them."""
         return question.step if question.predicted is None else self._assumed_at.get(question, step)
 
     def _kind_of(self, step: int, question: Question) -> int:
-        """Return what a step does with an assumption; 0 if there is none."""
+        """Return the action of a step on an assumption; 0 if there is none."""
         if not question.is_assumed:
             return 0
         if step in self._withdrawn:
@@ -289,5 +289,5 @@ class EventPlan:
             return prediction, scores
         share, mean = prior if prior is not None and settled.has_share else (NOTHING_KNOWN, 0.0)
         if model.readings:
-            return [share], [0.0]  # The first reading was that of two labels.
+            return [share], [0.0]  # The first reading was of two labels.
         return [mean if model.task == "regression" else NOTHING_KNOWN if model.scores > 1 else share], []

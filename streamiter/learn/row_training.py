@@ -55,7 +55,7 @@ class _Untold(NamedTuple):
     label: Label
     weight: float
     numbers: int | list[int]
-    """The number of the record; for a late label those of the event that settled the question, and of the question."""
+    """The number of the record; for a late label, the numbers of the event that settled it, and of its question."""
 
 
 class RowOwner(ModelOwner, KeepsRecords):
@@ -69,7 +69,7 @@ class RowOwner(ModelOwner, KeepsRecords):
 
     _version_published: int = declared()
     _held: list[RowsToLearn | EventsToLearn] = declared(made=list, form=COPIED)
-    """Mini-batches of the epoch under way, or that have overtaken others."""
+    """The mini-batches of the epoch under way, or the mini-batches that have overtaken others."""
     _next_event = declared(0)
     """The number of the next event of the stream, where labels come later."""
     _answers = declared(made=Answers, form=NESTED)
@@ -112,7 +112,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         await super().open(context)
 
     def start_from(self, parameters: Any, records: int) -> None:
-        """Start from a version; questions that wait keep their rows, but their predictions are of another model."""
+        """Start from a version; questions that wait keep their rows, but another model has made their predictions."""
         model = self._make_model()
         model.start_from(parameters, records=records)
         keeps_classes = model.scores <= 1 and model.classes == self._model.classes
@@ -137,7 +137,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         return {"model": self._model.state()}
 
     def process_rows(self, given: RowsToLearn | EventsToLearn, out: Output) -> None:
-        """Learn from a mini-batch, or keep it until its epoch ends, or until those before it have arrived."""
+        """Learn from a mini-batch, or keep it until its epoch ends, or until earlier mini-batches have arrived."""
         if self._in_epochs:
             self._held.append(given)
         elif "is_answer" not in given:
@@ -166,7 +166,7 @@ class RowOwner(ModelOwner, KeepsRecords):
     def on_event_time_watermark(self, watermark: int, out: Output) -> None:
         """End the waits that are over: all events before the watermark are here, and most have been learned from.
 
-        Those of an epoch under way have their own watermarks, and come first.
+        The events of an epoch under way have their own watermarks, and come first.
         """
         self._watermark = watermark
         if self._labels is not None and self._labels.is_timed and not self._held:
