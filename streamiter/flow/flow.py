@@ -264,7 +264,7 @@ class Flow(FlowUnderConstruction):
           emit final results. With ``checkpoints`` the next run resumes from here with these records; without
           checkpoints they are lost.
         - ``"drain"``: the inputs end here, and a bounded iteration ends with the current epoch. Steps are told of the
-          end. So the result so far is emitted, such as that of ``last_round``, and the job is ``finished``.
+          end. So the result so far is emitted, such as the result of ``last_round``, and the job is ``finished``.
 
         ``on`` runs the flow in several processes, such as :class:`~streamiter.LocalProcesses`: each imports the program
         of the flow. So ``run`` must be behind ``if __name__ == "__main__":``, and the options must be plain data.

@@ -446,7 +446,7 @@ def whole_record(record: Any) -> Any:
 
 
 def has_record_keys(stream: KeyedJoins[Any, Any]) -> bool:
-    """Return whether the keys are those of single records."""
+    """Return whether the keys are keys of single records."""
     return not stream._whole_batches
 
 

@@ -75,7 +75,7 @@ class TableOptions(ClockedJoinOptions, total=False):
 
 
 class SourceOptions(StepOptions, total=False):
-    """Options of ``flow.source``, which describes those of its own."""
+    """Options of ``flow.source``, which describes them."""
 
     start: SourceStart | None
     first_start: StartPosition | None

@@ -202,7 +202,7 @@ def is_in_event_time(events: Stream, labels: DelayedLabels) -> bool:
 
 
 def with_event_time(events: Stream, labels: DelayedLabels, named: Callable[[str], str]) -> Stream:
-    """Return the events with the time by which they are joined: their own, that of their topics, or none."""
+    """Return the events with the time by which they are joined: their own time, the time of their topics, or none."""
     if labels.time == "processing" or has_event_time(events):
         return events
     behind_topics = [is_behind_topic(outlet) for outlet in outlets_of(events)]

@@ -1,4 +1,4 @@
-"""Drift: detectors that say when the loss of a learner rises, because what it learned is no longer true.
+"""Drift: detectors that say when the loss of a learner rises, because the relation that it learned no longer holds.
 
 A detector watches the progressive loss of single rows: each row is predicted before it is learned from. Its memory does
 not grow, and it does not depend on how rows are cut into batches. :class:`ADWIN` compares all older parts of a window

@@ -332,7 +332,8 @@ class ExpertWeights:
     def scores_of_questions(self, asked: Mapping[int, list[float]], questions: int, scores: int) -> Floats:
         """Return the experts' scores by question.
 
-        The last scores of a question are those of the open class. Each class that has come since has the same scores.
+        The last scores of a question are the scores of the open class. Each class that has come since has the same
+        scores.
         """
         by_question = np.zeros((questions, scores, len(self.rates)))
         for question, given in asked.items():

@@ -140,8 +140,8 @@ class LinearModel(Savable):
     def scale(self, start: Moments) -> None:
         """Scale features to mean 0 and deviation 1 from now on, in ``predict`` and ``gradient``.
 
-        The statistics begin with ``start``; gradients have those of their rows, and ``apply`` adds them. They are a
-        part of the parameters.
+        The statistics begin with ``start``; gradients have the statistics of their rows, and ``apply`` adds them. They
+        are a part of the parameters.
         """
         if start.records and len(start.mean) != self.width:
             raise ModelError(

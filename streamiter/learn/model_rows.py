@@ -35,7 +35,7 @@ class ModelRows(NamedTuple):
         return ModelRows(indptr, self.indices[at][is_there], self.values[at][is_there])
 
     def followed_by(self, other: ModelRows) -> ModelRows:
-        """Return the rows, then those of another object."""
+        """Return the rows, then the rows of another object."""
         return ModelRows(
             np.concatenate([self.indptr, self.indptr[-1] + other.indptr[1:]]),
             np.concatenate([self.indices, other.indices]),

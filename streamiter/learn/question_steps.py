@@ -205,7 +205,7 @@ class EventPlan:
         return answer.record
 
     def rows(self) -> ModelRows:
-        """Return the rows of the mini-batch, then those of earlier questions."""
+        """Return the rows of the mini-batch, then the rows of earlier questions."""
         if not self._earlier:
             return self._own
         lengths = [len(question.indices) for question in self._earlier]

@@ -143,7 +143,7 @@ def features_reader(
     model: AdaptiveLinearModel,
     made_of: LabelFields | None = None,
 ) -> ReadFeatures:
-    """Return the function that reads features: those fields, all fields, or those of the user's function.
+    """Return the function that reads features: these fields, all fields, or the features of the user's function.
 
     ``without`` has the fields of label and weight; the fields that the label is ``made_of`` are left out, too.
     """
@@ -389,7 +389,7 @@ class ObservedRecord(dict[str, Any]):
 
 
 def _as_rows(owner: str, features: Any, mini_batch: Batch) -> NamedRows | SparseRows:
-    """Return the features that a user's function returned for the mini-batch: sparse rows, or those of a matrix."""
+    """Return the features that a user's function returned for the mini-batch: sparse rows, or the rows of a matrix."""
     rows: NamedRows | SparseRows
     if isinstance(features, (NamedRows, SparseRows)):
         rows = features

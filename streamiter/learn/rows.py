@@ -394,7 +394,7 @@ class CheckedExamples:
 
     @classmethod
     def concatenate(cls, parts: Sequence[CheckedExamples]) -> CheckedExamples:
-        """Join all parts, at least one. Rows are dense or sparse like those of the first part."""
+        """Join all parts, at least one. Rows are dense or sparse like the rows of the first part."""
         if len(parts) == 1:
             return parts[0]
         rows = concatenated_rows([part.rows for part in parts])

@@ -411,7 +411,7 @@ _ROUNDING: Final = 1e-12
 
 
 class MeanComparison(DeclaredState):
-    """Compares predictions with those of a model that always predicts the mean of all targets so far.
+    """Compares predictions with the predictions of a model that always predicts the mean of all targets so far.
 
     It looks at 1,000 rows at a time, from the second thousand on. The mean of classes is the share of each class.
     """

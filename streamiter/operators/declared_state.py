@@ -180,7 +180,7 @@ class _Declares:
         inherited = [item for base in reversed(cls.__mro__) for item in vars(base).get("_declared_fields", {}).items()]
         cls._declared_fields = dict(inherited) | {name.strip("_").replace("_", " "): (name, own[name]) for name in own}
         # A barrier waits for the snapshots: an expression is as fast as a method written by hand, and a loop over the
-        # fields takes five times as long. The names are those of attributes in the source.
+        # fields takes five times as long. The names are the names of attributes in the source.
         values = ", ".join(f"{entry!r}: self.{name}" for entry, (name, _) in cls._declared_fields.items())
         cls._declared_values = eval(f"lambda self: {{{values}}}")  # noqa: S307
         cls._declared_forms = [

@@ -1,7 +1,7 @@
 """The definition of a step: the settings on which the meaning of its state depends, as plain data of a snapshot.
 
 An operator returns it from ``definition``. When a job resumes, :func:`changes` compares the definition of the snapshot
-with that of the flow. What is not part of a definition may change between two runs, since any state fits it.
+with that of the flow. All other settings may change between two runs, since any state fits them.
 
 >>> before = {"kind": "deduplicate", "by": "field 'id'", "within_ms": at_most(60_000)}
 >>> changes(before, {**before, "within_ms": at_most(10_000)})

@@ -324,7 +324,7 @@ class AssignEventTime(SharedOperator, TellsOrder):
             )
 
     def _part_of(self, partition: int | None) -> int:
-        """Return the number of a partition among those of all steps: a partition is read by any subtask."""
+        """Return the number of a partition among the partitions of all steps: any subtask may read a partition."""
         assert self.order_number is not None
         part = PARTS_OF_A_STEP * self.order_number
         part += PARTS_OF_A_STEP // 2 + self._subtask if partition is None else partition

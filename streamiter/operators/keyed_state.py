@@ -118,7 +118,7 @@ class KeyedStates(Protocol):
         """Return the current states, to be encoded later; with a time to live also their idle times."""
 
     def restore(self, state: Iterable[StateFrame]) -> Awaitable[None] | None:
-        """Replace the states by those of a snapshot. They are kept as they are given."""
+        """Replace the states by the states of a snapshot, which are kept as they are given."""
 
 
 def in_turns(states: KeyedStates, keys: list[Any], records: Batch) -> Iterator[tuple[list[Any], Batch]]:

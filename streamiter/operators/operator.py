@@ -135,7 +135,7 @@ class EngineOperator(Operator):
     """The operator keeps nothing from one batch to the next."""
 
     emits_at_once: bool = False
-    """The operator has state, but what it emits for a batch was made of records of this batch."""
+    """The operator has state, but the records that it emits for a batch were made from this batch."""
 
     takes_timed_batches: bool = False
     """In a stream with event time, the operator handles ``TimedBatch`` itself."""
@@ -145,9 +145,9 @@ class EngineOperator(Operator):
     ``on_event_time_watermark`` again when there is room for more."""
 
     one_by_one: Literal["never", "if tolerant", "always"] = "never"
-    """In a stream with event time, the operator gets batches of one record, so that what it emits or refuses has the
-    record's timestamp: always, or only if the step tolerates refused records. Otherwise the operator emits a batch as
-    long as the batch that it was given."""
+    """In a stream with event time, the operator gets batches of one record, so that the records that it emits or
+    refuses have the record's timestamp: always, or only if the step tolerates refused records. Otherwise the operator
+    emits a batch as long as the batch that it was given."""
 
     keeps: str = "its state"
     """The state in words, for a message about its loss."""
@@ -157,7 +157,7 @@ class EngineOperator(Operator):
     says. Steps of loops may not."""
 
     assigns_event_time: bool = False
-    """The operator sends event-time watermarks of its own, and ignores those of its input."""
+    """The operator sends event-time watermarks of its own, and ignores the watermarks of its input."""
 
     def adopt(self, definition: Definition) -> None:
         """Take the definition of the state that ``restore`` is given next; it fits. Called before ``restore``."""
@@ -641,4 +641,4 @@ class Sharing(Protocol):
         """The new number of subtasks."""
 
     def records(self, input_name: str, batches: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
-        """Return for each new subtask its batches of an input, given those of each old subtask; the order is kept."""
+        """Return the batches of an input for each new subtask, given each old subtask's batches; the order is kept."""

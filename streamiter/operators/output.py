@@ -358,7 +358,7 @@ def _no_event_time(step: str) -> ConfigurationError:
 
 @final
 class TimedOutput(Output):
-    """The output of a step of a stream with event time: what it sends are :class:`TimedBatch` es."""
+    """The output of a step of a stream with event time: it sends :class:`TimedBatch` es."""
 
     def __init__(self, step: str, policy: RejectionPolicy, times: StepTimes) -> None:
         """``times.timestamp`` is the timestamp of the record or timer at hand."""
@@ -385,7 +385,7 @@ class TimedOutput(Output):
             self.end_batch()
 
     def begin_records(self, batch: Batch, first_row: int = 0) -> None:
-        """The operator handles the records of this batch now; ``row`` is that of the record at hand.
+        """The operator handles the records of this batch now; ``row`` is the row of the record at hand.
 
         ``first_row`` is the place of the first one in the batch at hand.
         """

@@ -39,8 +39,8 @@ def exchange(
 ) -> HttpAnswer:
     """Send a GET, or a POST of ``body``, and return the answer, whatever its status. This blocks.
 
-    ``cafile`` has the authorities that may sign the server's certificate; None for those of the system. Proxies of the
-    environment are used. Raises ``OSError`` where no answer arrives.
+    ``cafile`` has the authorities that may sign the server's certificate; None for the authorities of the system.
+    Proxies of the environment are used. Raises ``OSError`` where no answer arrives.
     """
     # Made for each request, since requests are rare, and their owners are sent to other processes.
     tls = ssl.create_default_context(cafile=cafile) if url.startswith("https:") else None

@@ -3,7 +3,8 @@
 The scanner reads the plain form of JSON that programs write: any order of the keys, white space, further fields that
 are skipped, texts without pairs of surrogates, integers of 63 bits, and numbers whose nearest float is certain. A
 record in any other form is *odd*: the scanner reports its index, and the caller decodes it in another way. So each
-record that is not odd is valid JSON of the schema, and its columns have the same bits as those of a complete decoder.
+record that is not odd is valid JSON of the schema, and its columns have the same bits as the columns of a complete
+decoder.
 
 Scanning needs no checks of the end of the bytes. Each record ends with a line feed, and no function reads beyond a line
 feed, because no plain record contains one.

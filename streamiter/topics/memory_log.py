@@ -145,7 +145,7 @@ class TopicLog:
 
     @property
     def identities(self) -> dict[int, str]:
-        """A text for each partition that differs from those of other topics, and of deleted ones of the same name.
+        """A text for each partition. No other topic, and no deleted topic of the same name, has an equal text.
 
         The count starts again in another process: a flow under test may resume there with topics that were filled in
         the same way.

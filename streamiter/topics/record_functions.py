@@ -107,7 +107,7 @@ def _key_of(given: Any) -> bytes | None:
     if given is None or type(given) is bytes:
         return given
     if isinstance(given, bytes):
-        return bytes(given)  # a subclass, such as that of numpy: topics take plain bytes only
+        return bytes(given)  # a subclass, such as numpy's: topics take plain bytes only
     raise _wrong("key", "bytes, str or None", given, "return str(…) or its bytes")
 
 

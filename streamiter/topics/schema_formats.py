@@ -249,8 +249,8 @@ class Avro(_TextFormat):
     """Avro with a schema registry, both ways: records are dicts, or what the schema says.
 
     Reading: each value is read with the schema that has written it. ``schema`` is the *reader schema*: then the records
-    have its fields, also those of values that were written with older or newer schemas, by Avro's rules of resolution.
-    A value whose schema is unknown, or does not resolve to the reader schema, is a bad record; a tombstone is None.
+    have its fields, also if values were written with older or newer schemas, by Avro's rules of resolution. A value
+    whose schema is unknown, or does not resolve to the reader schema, is a bad record; a tombstone is None.
 
     Writing: a sink registers ``schema`` under its ``subject`` or, with ``register=False``, expects it there. Without
     ``schema`` it writes with the newest one of the subject. The subject is ``subject``, or follows ``strategy``:
@@ -321,8 +321,8 @@ def _is_record(schema: Schema) -> bool:
     return isinstance(given, dict) and given.get("type") == "record"
 
 
-# The encoding of a record with one field is that of the field. fastavro forgets the types that are used by name only in
-# a union, an array or a map, but not in a record.
+# A record with one field is encoded as the field alone. fastavro forgets the types that are used by name only in a
+# union, an array or a map, but not in a record.
 _FIELD: Final = "value"
 
 
@@ -341,7 +341,7 @@ def _avro(schema: Schema, references: Mapping[str, Schema], *, is_field: bool) -
 
 @final
 class JsonSchema(_TextFormat):
-    """JSON with a schema registry, both ways: records are Python objects, as those of ``Json``, checked by a schema.
+    """JSON with a schema registry, both ways: records are Python objects, as with ``Json``, checked by a schema.
 
     Reading checks each value by the schema that it was written with or, if ``schema`` is given, by that one. Writing
     checks each record; its other options are those of `Avro`. The name of a record is the ``title`` of its schema.
@@ -416,7 +416,7 @@ def _refuses(reason: str) -> ReadValue:
 
 
 def _keep(kept: dict[bytes, Any], prefix: bytes, entry: object) -> None:
-    """Keep an entry; the one that was not used for the longest time gives way."""
+    """Keep an entry; the entry that was not used for the longest time gives way."""
     kept[prefix] = entry
     if len(kept) > _READERS_MAX:
         del kept[next(iter(kept))]

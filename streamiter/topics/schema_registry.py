@@ -66,7 +66,7 @@ class RegistryOptions:
     token: str | None = field(default=None, repr=False, metadata={"is_secret": True})
     """A token, in place of user and password."""
     ssl_cafile: str | None = field(default=None, repr=False)
-    """The file of the authorities that sign the registry's certificate; None for those of the system."""
+    """The file of the authorities that sign the registry's certificate; None for the authorities of the system."""
     request_timeout_s: float = field(default=10.0, metadata={"above": 0})
     """How long one request may take."""
     give_up_after_s: float = field(default=60.0, metadata={"least": 0})

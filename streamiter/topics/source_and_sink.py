@@ -466,11 +466,11 @@ _LENGTHS_BYTES: Final = 10
 class DeadLetterEncoder:
     """Encodes dead letters: the refused value as it was (bytes) or as JSON, with the reason and the origin in headers.
 
-    Headers: those of the original, then ``error``, ``step`` and, where known, ``topic``, ``partition``, and ``offset``
-    or ``first_offset`` and ``last_offset``. A letter that is too large for its topic is cut. First the value is cut;
-    the headers ``value_bytes`` and ``value_sha256`` then describe the whole value. If that is not enough, the error is
-    cut (``error_bytes``), and the key (``key_bytes``, ``key_sha256``) and the original's headers are left out. Encoding
-    never fails: a value without a form in JSON is written as its repr.
+    Headers: the headers of the original, then ``error``, ``step`` and, where known, ``topic``, ``partition``, and
+    ``offset`` or ``first_offset`` and ``last_offset``. A letter that is too large for its topic is cut. First the value
+    is cut; the headers ``value_bytes`` and ``value_sha256`` then describe the whole value. If that is not enough, the
+    error is cut (``error_bytes``), and the key (``key_bytes``, ``key_sha256``) and the original's headers are left out.
+    Encoding never fails: a value without a form in JSON is written as its repr.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:

@@ -489,7 +489,7 @@ class _Arrangement:
             result.width = max(result.width, x + back.label_width)
 
     def _ends(self, number: int) -> Point:
-        """Return where a link goes down, right of the column of its source, and up, left of that of its target."""
+        """Return where a link goes down, right of the column of its source, and up, left of the target's column."""
         begin, right, end, left = self._channels[number]
         return self._rights[begin - 1] + right * _CHANNEL, self._lefts[end] - left * _CHANNEL
 

@@ -73,7 +73,7 @@ class RecordOrder:
         """The number of records that were released before their turn, because too many waited."""
 
     def add(self, batch: TimedBatch) -> None:
-        """Take the records of a batch; without an order they are in that of their timestamps."""
+        """Take the records of a batch; without an order they are in the order of their timestamps."""
         if batch.order is None:
             batch = TimedBatch(batch.records, batch.times, self._order_of(batch.times))
         order = batch.order
@@ -246,7 +246,7 @@ class SpansInOrder(InOrder):
     """Emits the pairs of an interval join in the order of their earlier records, each once more when it was known.
 
     Emits tuples ``(before, time, record, number, is_known)``: a pair at the time of its earlier record, and with
-    ``is_known`` at that of its later one, or at the end of the wait. ``number`` is that of the pair.
+    ``is_known`` at the time of its later record, or at the end of the wait. ``number`` is the number of the pair.
     """
 
     def __init__(self, *, one_way: bool = False, held_max: int = HELD_MAX) -> None:

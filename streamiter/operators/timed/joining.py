@@ -31,7 +31,7 @@ RIGHT: Final = "right"
 SIDES: Final[tuple[Side, Side]] = (LEFT, RIGHT)
 
 JoinHow = Literal["inner", "left", "right", "full"]
-"""Which records without a partner are emitted, in a pair with None: none, or those of one side, or all."""
+"""Which records without a partner are emitted, in a pair with None: no record, the records of one side, or all."""
 
 TimedRecord = tuple[int, Any]
 """A record that is emitted, with its timestamp."""
@@ -103,7 +103,7 @@ class IntervalJoin(TimedStates[TimedRecord]):
             "one_to_one": isinstance(self, OneToOneJoin),
             "lower_ms": at_least(lower),
             "upper_ms": at_most(None if upper == _NO_LIMIT_MS else upper),
-            # Records without a partner are emitted so late that the watermark is held back for them.
+            # Records without a partner are emitted late, and the watermark is held back for them.
             "how": self._how,
         }
 
@@ -314,7 +314,7 @@ class SidesOfWindow:
 
 
 class WindowJoin(TimedStates[TimedRecord]):
-    """All pairs of the records of a window, when it is complete. The state of a key is that of its windows."""
+    """All pairs of the records of a window, when it is complete. The state of a key is the state of its windows."""
 
     def __init__(self, kind: Hopping | Calendar | Session, how: JoinHow = "inner") -> None:
         self._windows = make_windows(kind, SidesOfWindow())

@@ -47,7 +47,7 @@ class RangeAggregates:
     def accumulators(self, key: Any, times: list[int], values: list[list[Any]], start: int, end: int) -> list[Any]:
         """Return the accumulators of the records with ``start ≤ time < end``.
 
-        ``times`` are those of the key's records, in order, and ``values`` their values.
+        ``times`` are the times of the key's records, in order, and ``values`` their values.
         """
         first, last = bisect_left(times, start), bisect_left(times, end)
         aggregates = self._aggregates

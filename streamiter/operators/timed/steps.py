@@ -307,7 +307,7 @@ class EventWindowStep(WindowStep):
             out.emit_batch(results, event_time=[result.end - 1 for result in results])
 
 
-# Below it, the fixed cost of arrays (50 µs a batch) is more than that of single records (3 µs each).
+# Below it, the fixed cost of arrays (50 µs a batch) is more than the cost of single records (3 µs each).
 _RECORDS_LEAST: Final = 16
 
 _AT_ONCE_S: Final = -1.0

@@ -248,7 +248,7 @@ class OpenWindows(TimedStates[WindowResult]):
 
 
 class AlignedWindows(OpenWindows):
-    """Tumbling and hopping windows, and those of the calendar. The state of a key: its windows by their start."""
+    """Tumbling and hopping windows, and windows of the calendar. The state of a key: its windows by their start."""
 
     def __init__(self, kind: AlignedWindow, content: WindowContent, **options: Any) -> None:
         super().__init__(content, **options)
