@@ -576,7 +576,7 @@ class AdaptiveLinearModel(Savable):
         except (ModelError, LookupError, TypeError, ValueError) as error:
             raise refused_state(f"{_NAME}.start_from", error) from error
         if other:
-            raise refused_state(f"{_NAME}.start_from", f"it is that of other {other[0]}; use another version")
+            raise refused_state(f"{_NAME}.start_from", f"it is the state of other {other[0]}; use another version")
 
     def state(self) -> dict[str, object]:
         """Return a copy of everything the model has learned, as plain data."""

@@ -199,7 +199,7 @@ def state_in(parameters: object, learner: str, subject: str) -> dict[str, Any] |
     form, whose, digest = words[2:]
     if (form, whose) != (_STATE_FORMAT, learner):
         raise OtherModel(
-            f"{expected}, given that of a {whose} in format {form}; use the learner and the release that "
+            f"{expected}, given the state of a {whose} in format {form}; use the learner and the release that "
             f"published it, {_WITHOUT}"
         )
     if hashlib.sha256(content).hexdigest() != digest:

@@ -322,7 +322,7 @@ def _check_learn(document: TomlDocument, learn: dict[str, Any], *, has_answers: 
     name = label.value if label is not None and label.event is None else None
     if isinstance(name, str) and (learn.get("features") or {}).get(name, "ignore") != "ignore":
         path = ("learn", "features", name)
-        document.refuse(path, "expected fields without that of the label, given it; leave it out", at_key=True)
+        document.refuse(path, "expected fields without the field of the label, given it; leave it out", at_key=True)
     if learn.get("kinds") and learn.get("features") is not None:
         document.refuse_value(
             ("learn", "kinds"), WrongValue('no kinds, unless features = "all"', "give them in features")

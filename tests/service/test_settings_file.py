@@ -429,7 +429,7 @@ def test_an_address_that_others_reach_needs_a_token_and_tls(keys: str, said: lis
         (
             'kind = "regression"\nfeatures = { a = "number", late = "number" }',
             "learn.features.late",
-            "expected fields without that of the label, given it; leave it out",
+            "expected fields without the field of the label, given it; leave it out",
         ),
         (
             'kind = "regression"\nlearner = "ftrl"\nfeatures = { a = "number" }\nsettings = { alfa = 1 }',

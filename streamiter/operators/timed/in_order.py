@@ -223,8 +223,8 @@ class InOrder(EngineOperator, KeepsRecords):
         if (early := self._order.release_too_many(self._held_max)) is not None:
             if self._order.unsorted == len(early):
                 _log.warning(
-                    "step %r: expected at most %d records to wait for a partition that is behind; the first ones are "
-                    "handled before those of that partition, so their order depends on load",
+                    "step %r: expected at most %d records to wait for a partition that is behind; the first records "
+                    "are handled before the records of that partition, so their order depends on load",
                     self._context.name,
                     self._held_max,
                 )
