@@ -475,8 +475,8 @@ def _check_options(
     _check_features("train_online(features=)", features, "mini_batch")
     if isinstance(label, str) and isinstance(features, (list, tuple)) and label in features:
         raise GraphError(
-            f"train_online(features=): expected fields without the field of the label, given {label!r}, which is label=; "
-            "a model that knows the label learns nothing else, so leave it out"
+            f"train_online(features=): expected fields without the field of the label, given {label!r}, which is "
+            "label=; a model that knows the label learns nothing else, so leave it out"
         )
     if extract is not None:
         check_user_function(extract, "train_online(extract=)", ["mini_batch"])

@@ -282,8 +282,8 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "other weights": (
         AdaptiveLinearModel(),
         GIVEN | {"weights": GIVEN["weights"] * 0.5},
-        "the state of the version does not fit: it is the state of other weights; use another version, or start without "
-        "it",
+        "the state of the version does not fit: it is the state of other weights; use another version, or start "
+        "without it",
     ),
     "other rates": (AdaptiveLinearModel(rates=(0.5,)), GIVEN, "rates was None, now [0.5]"),
     "another task": (
