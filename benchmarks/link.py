@@ -25,7 +25,7 @@ from benchmarks.session import Session, running
 from streamiter.checkpoints import PlainData
 from streamiter.clock import SystemClock
 from streamiter.processes.frames import FrameEncoding
-from streamiter.processes.link import LinkError, LinkIdentity, ProcessLink, connect, listen
+from streamiter.processes.link import LinkError, LinkIdentity, ProcessLink, connect_link, listen
 from streamiter.processes.remote_channel import ArrivingChannel, DepartingChannel
 from streamiter.records import Batch, Columns, Control, DataBatch, EndOfInput
 
@@ -140,7 +140,7 @@ async def _send_by_link(batch: Batch, count: int, watch: Stopwatch) -> int:
 
 async def _receive_by_link(address: str) -> None:
     owner = _Owner(lambda link: ArrivingChannel("benchmark", link, 1))
-    await connect(address, _new_link(owner, 1))
+    await connect_link(address, _new_link(owner, 1))
     link, channel = await owner.opened_with
     ready = asyncio.Event()
     channel.attach(ready.set)

@@ -47,7 +47,7 @@ def crossed_fields(crosses: Sequence[Cross]) -> list[str]:
     return list(dict.fromkeys(field for cross in crosses for field in cross))
 
 
-def numbers_of(rows: NamedRows, fields: Sequence[str]) -> Floats:
+def matrix_of_fields(rows: NamedRows, fields: Sequence[str]) -> Floats:
     """Return a matrix with the numbers of these fields, NaN where a row has none."""
     numbers = np.full((len(rows), len(fields)), np.nan)
     for column, field in enumerate(fields):

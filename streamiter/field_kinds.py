@@ -28,7 +28,7 @@ a text, or each text of a list, is a feature. ``time``: it becomes hour, weekday
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 # What a value is, other than a plain number: an array has one of these for each row.
-NOTHING: Final = 0
+NO_VALUE: Final = 0
 """The row has neither a text nor a time."""
 OTHER: Final = 1
 """A text that is none of the following, or a list of texts. Codes from :data:`PADDED` on have a number."""
@@ -38,7 +38,7 @@ COMMA: Final = 3
 """A number with a decimal comma, or with commas between thousands: it may be either, so it is another text."""
 PADDED: Final = 4
 """A number that begins with 0, as ids do: it counts as another text while the kind of the field is not decided."""
-NUMBER: Final = 5
+PLAIN_NUMBER: Final = 5
 DATE: Final = 6
 """A time without an hour."""
 TIME: Final = 7
@@ -78,7 +78,7 @@ class Readings(NamedTuple):
     """For each row of a field, what its value is, other than a plain number."""
 
     codes: npt.NDArray[np.uint8]
-    """``NOTHING``, ``OTHER``, … for each row."""
+    """``NO_VALUE``, ``OTHER``, … for each row."""
     values: Floats
     """Numbers of texts; times as milliseconds since 1970 by the clock on the wall; NaN in other rows."""
 
@@ -128,7 +128,7 @@ def read_text(text: str, zone: tzinfo | None) -> ReadText:
     stripped = text.strip(_SPACE)
     if stripped[:1] in "0123456789+-.":  # The empty text is in it, too.
         if _NUMBER.fullmatch(stripped):
-            return PADDED if _PADDED.match(stripped) else NUMBER, float(stripped)
+            return PADDED if _PADDED.match(stripped) else PLAIN_NUMBER, float(stripped)
         if match := _TIME.fullmatch(stripped):
             return _read_iso(match, zone)
         if _COMMA.fullmatch(stripped):
@@ -210,7 +210,7 @@ def is_no_time(value: object) -> bool:
 
 
 def read_moment(value: Any, zone: tzinfo | None) -> ReadText:
-    """Return what a date or time is, and its milliseconds; ``NOTHING`` for NaT.
+    """Return what a date or time is, and its milliseconds; ``NO_VALUE`` for NaT.
 
     >>> read_moment(datetime(1970, 1, 1, 1), None), read_moment(date(1970, 1, 2), None)
     ((7, 3600000.0), (6, 86400000.0))
@@ -221,7 +221,7 @@ def read_moment(value: Any, zone: tzinfo | None) -> ReadText:
     if not isinstance(value, datetime):
         return DATE, float((value - _EPOCH.date()).days * _DAY_MS)
     if value != value:  # NaT of pandas is a datetime.
-        return NOTHING, math.nan
+        return NO_VALUE, math.nan
     return TIME, _wall_ms(value, zone)
 
 
@@ -232,7 +232,7 @@ def read_datetimes(times: npt.NDArray[Any], zone: tzinfo | None) -> Readings:
     found, failures = read_times(unit)
     ms = found.astype(np.float64)
     ms[list(failures)] = np.nan
-    codes = np.where(np.isnan(ms), NOTHING, DATE if is_day else TIME).astype(np.uint8)
+    codes = np.where(np.isnan(ms), NO_VALUE, DATE if is_day else TIME).astype(np.uint8)
     return Readings(codes, ms if is_day or zone is None else _in_zone(ms, zone))
 
 
@@ -344,12 +344,12 @@ def prepared_value(field: str, kind: Kind, value: Any, zone: tzinfo | None, *, i
     elif is_time(value):
         code, number = read_moment(value, zone)
     elif is_number(value) or isinstance(value, np.bool_):
-        code, number = NUMBER, float(value)
+        code, number = PLAIN_NUMBER, float(value)
     else:
-        code, number = (OTHER if value else NOTHING), math.nan
+        code, number = (OTHER if value else NO_VALUE), math.nan
         if not are_texts(value):
             return None
-    can_be_number = code == NUMBER or (code == PADDED and not in_texts)
+    can_be_number = code == PLAIN_NUMBER or (code == PADDED and not in_texts)
     if can_be_number and kind == "number":
         return {field: number}
     if kind == "time" and (code >= DATE or (can_be_number and not in_texts)):
@@ -357,7 +357,7 @@ def prepared_value(field: str, kind: Kind, value: Any, zone: tzinfo | None, *, i
         return {field: None} if math.isnan(ms) else parts_of_time(field, DATE if code == DATE else TIME, ms)
     if in_texts and isinstance(value, (str, list)):
         return {field: value}
-    if code in (NOTHING, BLANK):
+    if code in (NO_VALUE, BLANK):
         return {field: [] if isinstance(value, list) else None}
     return None
 

@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.field_kinds import BLANK, COMMA, DATE, NOTHING, NUMBER, OTHER, PADDED, Kind
+from streamiter.field_kinds import BLANK, COMMA, DATE, NO_VALUE, OTHER, PADDED, PLAIN_NUMBER, Kind
 
 TEXTS_THAT_DECIDE: Final = 100
 """So many texts of a field decide what it is. Fewer would often have no text of a rare other kind."""
@@ -109,7 +109,7 @@ def as_learned(state: FieldState, values: FieldValues) -> tuple[AsRead, FieldSta
     codes, is_number, is_moment = values.codes, values.is_number, values.is_moment
     rows = np.arange(len(codes))
     has_values = state.is_in_texts or state.has_times or state.has_others
-    first = first_of(is_number | ((codes != NOTHING) & (codes != BLANK)))
+    first = first_of(is_number | ((codes != NO_VALUE) & (codes != BLANK)))
     if not has_values and first < len(rows) and (is_number[first] or is_moment[first]):
         # It decides at once; blank texts before it are categories.
         before, _ = _undecided(state, values, rows)
@@ -125,7 +125,7 @@ def as_learned(state: FieldState, values: FieldValues) -> tuple[AsRead, FieldSta
     seen = slice(0, end + 1)
     after = FieldState(
         None,
-        state.is_in_texts or bool((codes[seen] == NUMBER).any()),
+        state.is_in_texts or bool((codes[seen] == PLAIN_NUMBER).any()),
         state.has_times or bool(as_read.time[seen].any()),
         state.has_others or bool(votes[2, seen].any()),
         numbers,
@@ -148,7 +148,7 @@ def as_learned(state: FieldState, values: FieldValues) -> tuple[AsRead, FieldSta
 def _undecided(state: FieldState, values: FieldValues, rows: npt.NDArray[np.intp]) -> tuple[AsRead, Truths]:
     """Return how values are read each as what it is, and for each value whether it is a number, a time or another."""
     codes, is_number, is_moment = values.codes, values.is_number, values.is_moment
-    is_text_number, is_text_time = codes == NUMBER, (codes >= DATE) & values.has_place
+    is_text_number, is_text_time = codes == PLAIN_NUMBER, (codes >= DATE) & values.has_place
     number = is_text_number | (is_number & ((rows > first_of(is_text_number)) | state.is_in_texts))
     time = is_text_time | (is_moment & ((rows > first_of(is_text_time)) | state.has_times))
     other = (codes == OTHER) | (codes == COMMA) | (codes == PADDED)
@@ -171,10 +171,10 @@ def _decided(state: FieldState, values: FieldValues) -> tuple[AsRead, FieldState
     if state.kind == "time":
         wrong = (codes == OTHER) | (codes == COMMA)
         return AsRead(none, is_number | (codes >= PADDED), none, blank, wrong), state
-    takes_texts = (np.arange(len(codes)) >= first_of(codes == NUMBER)) | state.is_in_texts
-    number = is_number | ((codes == NUMBER) & takes_texts) | ((codes == PADDED) & takes_texts)
+    takes_texts = (np.arange(len(codes)) >= first_of(codes == PLAIN_NUMBER)) | state.is_in_texts
+    number = is_number | ((codes == PLAIN_NUMBER) & takes_texts) | ((codes == PADDED) & takes_texts)
     missing = blank & takes_texts
-    wrong = (codes != NOTHING) & ~(number | missing)
+    wrong = (codes != NO_VALUE) & ~(number | missing)
     return AsRead(number, none, none, missing, wrong), state._replace(is_in_texts=bool(takes_texts[-1:].any()))
 
 
@@ -186,14 +186,14 @@ def as_known(state: FieldState, values: FieldValues, *, has_column: bool, in_tex
     is_of_time = state.leading == "time"
     takes_texts = state.leading == "number" and state.is_in_texts
     is_known = has_column or is_of_time or in_texts or takes_texts
-    text_number = (codes == NUMBER) | ((codes == PADDED) & (not in_texts))
+    text_number = (codes == PLAIN_NUMBER) | ((codes == PADDED) & (not in_texts))
     number = (is_number & has_column) | (text_number & (takes_texts and has_column))
     time = (codes >= DATE) & is_of_time
     time |= (is_number | text_number) & (is_of_time and not has_column and not in_texts)
     text = values.has_place & in_texts & ~(number | time)
     missing = (codes == BLANK) & (takes_texts or is_of_time) & ~text
     unseen = (is_number | text_number) & takes_texts  # Of a field of numbers, none of which was learned yet.
-    wrong = ((codes != NOTHING) | is_number) & is_known & ~(number | unseen | time | text | missing)
+    wrong = ((codes != NO_VALUE) | is_number) & is_known & ~(number | unseen | time | text | missing)
     return AsRead(number, time, text, missing, wrong | (is_moment & is_known & ~time))
 
 

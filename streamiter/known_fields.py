@@ -18,7 +18,7 @@ from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.field_kinds import (
     DATE,
     NO_KINDS,
-    NOTHING,
+    NO_VALUE,
     OTHER,
     PADDED,
     PARTS,
@@ -393,7 +393,7 @@ class KnownFields:
                 raise ModelError(
                     f"{self._owner}: expected time_zone={zone!r}, as in the published model, given {self.time_zone!r}"
                 )
-        self._take_on(published["fields"], published["text_fields"], states_of(published), kinds, zone)
+        self._take_on(published["fields"], published["text_fields"], field_states_of(published), kinds, zone)
 
     def _take_on(
         self,
@@ -454,7 +454,7 @@ class KnownFields:
             self._take_on(state["fields"], state["text fields"], states, state["kinds"], state["time zone"])
 
 
-def states_of(published: Mapping[str, Any]) -> dict[str, FieldState]:
+def field_states_of(published: Mapping[str, Any]) -> dict[str, FieldState]:
     """Return what the fields of a published model are."""
     kinds, texts = published.get("kinds", {}), frozenset(published["text_fields"])
     states = {field: FieldState("number") for field in published["fields"]} | dict.fromkeys(texts, _CATEGORY)
@@ -491,10 +491,10 @@ def published_fields(owner: str, bits: int, published: Mapping[str, Any]) -> Kno
 
 def _values_of(rows: NamedRows, field: str) -> FieldValues:
     has_place = _has_place(rows, field)
-    codes = np.where(has_place, OTHER, NOTHING).astype(np.uint8)
+    codes = np.where(has_place, OTHER, NO_VALUE).astype(np.uint8)
     if (readings := rows.readings.get(field)) is not None:
         codes = readings.codes.copy()
-        codes[(codes == OTHER) & ~has_place] = NOTHING  # An empty list.
+        codes[(codes == OTHER) & ~has_place] = NO_VALUE  # An empty list.
     is_number = np.zeros(len(rows), np.bool_)
     if field in rows.fields:
         is_number = ~is_missing(rows.numbers[:, rows.fields.index(field)])

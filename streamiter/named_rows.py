@@ -32,7 +32,7 @@ from streamiter.field_kinds import (
     DATE,
     HUGE,
     NO_KINDS,
-    NOTHING,
+    NO_VALUE,
     OTHER_TEXT,
     PARTS,
     Kind,
@@ -47,8 +47,8 @@ from streamiter.field_kinds import (
     read_text,
     words_of,
 )
-from streamiter.numbers import Floats, Indices
-from streamiter.records import Array, Batch, Columns, columns_of_table
+from streamiter.numbers import Array, Floats, Indices
+from streamiter.records import Batch, Columns, columns_of_table
 
 __all__ = [
     "ABSENT",
@@ -387,7 +387,7 @@ class FieldReader:
                 return _ReadColumn(floats, None, is_missing(floats) if may_miss else None)
             if column.dtype.kind == "M" and column.ndim == 1 and prepare is None:
                 read = read_datetimes(column, self._zone)
-                return _ReadColumn(None, None, read.codes == NOTHING, read)
+                return _ReadColumn(None, None, read.codes == NO_VALUE, read)
             if column.dtype.kind != "U" and not column.dtype.hasobject:
                 raise ModelError(
                     f"{self._owner}: expected numbers, texts or times in the field {name!r}, given {column.dtype}; "
@@ -435,7 +435,7 @@ class FieldReader:
             row: read_moment(column[row], self._zone) for row in np.flatnonzero(is_moment).tolist()
         }
         if moments:
-            missing = is_none | [moments.get(row, OTHER_TEXT)[0] == NOTHING for row in range(count)]
+            missing = is_none | [moments.get(row, OTHER_TEXT)[0] == NO_VALUE for row in range(count)]
         if is_number.any():
             given = [value if number else np.nan for value, number in zip(column, is_number, strict=True)]
             floats = self._floats(name, given)
@@ -454,7 +454,7 @@ class FieldReader:
         if not moments and not found:
             return _ReadColumn(floats, places, missing)
         read = _readings([value if isinstance(value, str) else None for value in column], found)
-        read.codes[~is_text] = NOTHING
+        read.codes[~is_text] = NO_VALUE
         for row, moment in moments.items():
             read.codes[row], read.values[row] = moment
         return _ReadColumn(floats, places, missing, read)

@@ -14,8 +14,17 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, StreamiterError
 
+Array = npt.NDArray[Any]
+"""An array of any type."""
+
+Bytes = npt.NDArray[np.uint8]
+"""An array of bytes."""
+
 Floats = npt.NDArray[np.float64]
 """An array of floats."""
+
+Integers = npt.NDArray[np.int64]
+"""An array of integers."""
 
 Indices = npt.NDArray[np.intp]
 """An array of positions in another array."""

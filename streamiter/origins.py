@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, final
 import numpy as np
 import numpy.typing as npt
 
-Rows = Sequence[int] | npt.NDArray[np.int64]
+RowNumbers = Sequence[int] | npt.NDArray[np.int64]
 """Places of records in a batch."""
 
 
@@ -60,7 +60,7 @@ class Originals:
 
     __slots__ = ("_root", "_rows")
 
-    def __init__(self, root: _Root, rows: Rows) -> None:
+    def __init__(self, root: _Root, rows: RowNumbers) -> None:
         self._root = root
         self._rows = rows
 
@@ -81,7 +81,7 @@ class Originals:
         """Return the original of the record at this place; None if it is not known."""
         return self._root.of(int(self._rows[row]))
 
-    def taken(self, rows: Rows) -> Originals:
+    def taken(self, rows: RowNumbers) -> Originals:
         """Return those of a batch of the records at ``rows``."""
         if isinstance(self._rows, range):
             if self._rows == range(len(self._rows)):
@@ -276,7 +276,7 @@ class BatchOrigin:
         """Return the origin of a batch that was made of records of this one."""
         return self if originals is self.originals else replace(self, originals=originals)
 
-    def taken(self, rows: Rows) -> BatchOrigin:
+    def taken(self, rows: RowNumbers) -> BatchOrigin:
         """Return the origin of a batch of the records at ``rows``."""
         return self if self.originals is None else replace(self, originals=self.originals.taken(rows))
 

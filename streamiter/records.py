@@ -42,6 +42,7 @@ import numpy.typing as npt
 
 from streamiter.deferred import PlainValue
 from streamiter.errors import InternalError, PlainDataError, StreamiterError
+from streamiter.numbers import Array
 from streamiter.origins import BatchOrigin
 from streamiter.tables import arrays_of_table, values_of_column
 from streamiter.times import Times
@@ -57,8 +58,6 @@ else:
 
     Record = TypeVar("Record", covariant=True)
     Key = TypeVar("Key", covariant=True)
-
-Array = npt.NDArray[Any]
 
 BATCH_RECORDS: Final = 8192
 """The most records in a batch of a topic reader, and the most records, keys or timers that are handled in one turn.
@@ -155,14 +154,15 @@ Order = npt.NDArray[np.int64]
 """The order in which the records of a batch were read, as if one by one: a row of five numbers for each record.
 
 ``REACHED`` is the watermark behind the record, in its part alone, and ``BEFORE`` the one before it; ``PART`` is the
-partition, or the channel, that it came from, and ``NUMBER`` its number there. ``KNOWN`` is when all of it was known:
-its time, or for a pair that of its later record. Of several parts the record with the least ``REACHED`` comes first.
+partition, or the channel, that it came from, and ``PLACE_IN_PART`` its number there. ``KNOWN`` is when all of it was
+known: its time, or for a pair that of its later record. Of several parts the record with the least ``REACHED`` comes
+first.
 """
 
 REACHED: Final = 0
 BEFORE: Final = 1
 PART: Final = 2
-NUMBER: Final = 3
+PLACE_IN_PART: Final = 3
 KNOWN: Final = 4
 ORDER_COLUMNS: Final = 5
 
@@ -194,7 +194,7 @@ class TimedBatch:
 
     @property
     def nbytes(self) -> int:
-        """The estimated size of the records, and that of timestamps and order, in bytes."""
+        """The estimated size of the records, with their timestamps and order, in bytes."""
         return estimated_bytes(self.records) + self.times.nbytes + (0 if self.order is None else self.order.nbytes)
 
     def __len__(self) -> int:
@@ -338,8 +338,8 @@ def _concatenated(arrays: Sequence[Array]) -> Array:
     return np.concatenate(arrays, out=room)
 
 
-# The estimate for a list looks at up to so many records: enough that one unusual record does not decide alone, and few
-# enough to be cheap.
+# The estimate for a list looks at up to this many records: enough that one unusual record does not decide alone, and
+# few enough to be cheap.
 _SAMPLES: Final = 4
 
 
@@ -355,7 +355,8 @@ def estimated_bytes(batch: Batch) -> int:
     return sum(map(_record_bytes, looked_at)) * length // len(looked_at)
 
 
-# The estimate looks into lists in lists only so deep: JSON may nest a thousand lists, and a list may contain itself.
+# The estimate looks into lists in lists only to this depth: JSON may nest a thousand lists, and a list may contain
+# itself.
 _LEVELS: Final = 32
 
 
@@ -423,10 +424,10 @@ class EpochWatermark(Control):
 
 @final
 class EventTimeWatermark(Control):
-    """No record with a timestamp below ``time`` is expected on this channel any more; later ones may still come.
+    """No record with a timestamp below ``time`` is expected on this channel any more; such records may still come late.
 
-    ``is_idle``: nor is any other record for now, so the channel does not hold back the watermark of its reader. The
-    next event-time watermark ends the idleness, and comes before the next record.
+    ``is_idle``: no other record is expected for now, either, so the channel does not hold back the watermark of its
+    reader. The next event-time watermark ends the idleness, and comes before the next record.
     """
 
     __slots__ = ("is_idle", "time")
@@ -441,7 +442,7 @@ class EventTimeWatermark(Control):
 
 
 WATERMARKS: Final = (EpochWatermark, EventTimeWatermark)
-"""Control records that replace each other: of several in a row of one class the last one is enough."""
+"""Control records that replace each other: if several of one class follow one another, the last one is enough."""
 
 
 @final
@@ -496,7 +497,7 @@ class Idle(Control):
 class ReadToEnd(Control):
     """The records that the topics had when the job was started, or restored, are before it; others follow.
 
-    Only sources of which a step waits for it send it.
+    Only a source whose end a step waits for sends it, and a snapshot never has it.
     """
 
     __slots__ = ()

@@ -31,9 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ModelError, StreamiterError
-
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
+from streamiter.numbers import Array, Floats
 
 # Floats hold all integers up to this one exactly.
 _EXACT_IN_FLOATS: Final = 2**53

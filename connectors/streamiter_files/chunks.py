@@ -1,7 +1,7 @@
 """From the bytes of a file to its records: chunks, unpacked if needed, split into lines.
 
 `open_chunks` opens a `ByteSource`, which reads a file in large chunks up to the size that it had at a `FileState`. A
-`LineSplitter` splits the chunks into records. An identity (`identity_of`) tells a file from one that replaces it.
+`LineSplitter` splits the chunks into records. An identity (`file_identity`) tells a file from one that replaces it.
 Readers and writers share the locks of this module, which are advisory: they hold between readers and writers of this
 package, on systems with ``flock``. All of it blocks and runs in threads, by way of `OneAtATime`.
 """
@@ -210,7 +210,7 @@ def file_state(path: Path) -> FileState:
     return FileState(path, status.st_size, status.st_mtime_ns // 1_000_000)
 
 
-def identity_of(path: Path, *, is_table: bool = False) -> str | None:
+def file_identity(path: Path, *, is_table: bool = False) -> str | None:
     """Return a text that tells a file from one that replaces it: the length and the checksum of its beginning.
 
     The beginning of lines has whole lines only, or a whole member of gzip, because the next writer cuts off a torn end.

@@ -39,10 +39,10 @@ def file_errors(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise translated(error, path) from error
+        raise file_failure(error, path) from error
 
 
-def translated(error: OSError, path: str | Path) -> TopicError:
+def file_failure(error: OSError, path: str | Path) -> TopicError:
     """Return the error of the tree for an ``OSError`` about ``path``."""
     reason = error.strerror or str(error)
     if error.errno in _MISSING:
@@ -97,7 +97,7 @@ class FileFormat:
     """Whether its files have rows of a table in place of lines; such files are not compressed as a whole."""
 
 
-FORMATS: Final = (
+FILE_FORMATS: Final = (
     FileFormat("jsonl", ("jsonl", "ndjson", "json")),
     FileFormat("csv", ("csv",), delimiter=","),
     FileFormat("tsv", ("tsv",), delimiter="\t"),
@@ -116,7 +116,7 @@ def known_suffixes() -> str:
     '.jsonl, .ndjson, .json, .csv, .tsv, .libsvm, .dummy, .txt (each also with .gz), .parquet, .arrow, .feather'
     """
     lines, tables = (
-        ", ".join(f".{suffix}" for known in FORMATS if known.is_table is is_table for suffix in known.suffixes)
+        ", ".join(f".{suffix}" for known in FILE_FORMATS if known.is_table is is_table for suffix in known.suffixes)
         for is_table in (False, True)
     )
     return f"{lines} (each also with .gz), {tables}"
@@ -139,7 +139,7 @@ def format_of_name(name: str) -> FileFormat | None:
 
 
 def _with_suffix(suffix: str) -> FileFormat | None:
-    return next((known for known in FORMATS if suffix in known.suffixes), None)
+    return next((known for known in FILE_FORMATS if suffix in known.suffixes), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +156,12 @@ class Location:
     """The options of the query, as texts."""
 
 
-def parse_url(url: str) -> Location:
+def parse_file_url(url: str) -> Location:
     """Return the parts of a URL; raise ``ConfigurationError`` for a malformed one.
 
-    >>> parse_url("file:///data/a%20b.csv?format=tsv").path, parse_url("file:a.csv").name
+    >>> parse_file_url("file:///data/a%20b.csv?format=tsv").path, parse_file_url("file:a.csv").name
     ('/data/a b.csv', 'a.csv')
-    >>> parse_url("file://a.csv")
+    >>> parse_file_url("file://a.csv")
     Traceback (most recent call last):
     ...
     streamiter.errors.ConfigurationError: topic 'file://a.csv': expected file:///absolute/path or \
@@ -194,12 +194,12 @@ def _check(parts: SplitResult, url: str) -> None:
 _DIGITS: Final = re.compile(r"([0-9]+)")
 
 
-def in_order(paths: Iterable[str]) -> list[Path]:
+def sorted_paths(paths: Iterable[str]) -> list[Path]:
     """Return the paths sorted by name, with digits as numbers: part-2 comes before part-10.
 
     This is the order of the partitions.
 
-    >>> [path.name for path in in_order(["part-10", "part-2", "a"])]
+    >>> [path.name for path in sorted_paths(["part-10", "part-2", "a"])]
     ['a', 'part-2', 'part-10']
     """
     return [Path(path) for path in sorted(paths, key=_order)]
@@ -236,7 +236,7 @@ def matching_files(path: str, given: FileFormat | None) -> list[Path]:
 
 def _pattern_files(path: str) -> list[Path]:
     found = glob.iglob(path, recursive=True)  # pathlib's takes no absolute pattern
-    return in_order(match for match in found if os.path.isfile(match))
+    return sorted_paths(match for match in found if os.path.isfile(match))
 
 
 def folder_files(path: str, given: FileFormat | None) -> list[Path]:
@@ -248,7 +248,7 @@ def folder_files(path: str, given: FileFormat | None) -> list[Path]:
         raise not_found(path)
     with file_errors(path):
         entries = [entry for entry in os.scandir(path) if entry.is_file() and entry.name[0] not in "._"]
-    return in_order(entry.path for entry in entries if given or format_of_name(entry.name))
+    return sorted_paths(entry.path for entry in entries if given or format_of_name(entry.name))
 
 
 def _some(files: list[Path], path: str, expected: str) -> list[Path]:
@@ -268,7 +268,7 @@ def new_files(path: str, existing: Sequence[Path], partitions: int, given: FileF
         return _single(path, existing, partitions)
     before, after = name_parts(path, given)
     missing = [Path(f"{before}{number}{after}") for number in range(len(existing), partitions)]
-    if in_order(map(str, [*existing, *missing])) != [*existing, *missing]:
+    if sorted_paths(map(str, [*existing, *missing])) != [*existing, *missing]:
         raise ConfigurationError(
             f"topic {path!r}: a new file {missing[0].name!r} would not be the last in the order of names, and "
             f"would change the numbers of later partitions; the last file is {existing[-1].name!r}. "
@@ -342,7 +342,7 @@ _FILES_AT_ONCE: Final = 8
 
 def _format(value: object) -> FileFormat:
     if (found := _with_suffix(str(value))) is None:
-        raise ValueError(f"one of {', '.join(suffix for known in FORMATS for suffix in known.suffixes)}")
+        raise ValueError(f"one of {', '.join(suffix for known in FILE_FORMATS for suffix in known.suffixes)}")
     return found
 
 

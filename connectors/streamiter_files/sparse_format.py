@@ -17,12 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
+from streamiter.numbers import Floats, Integers
 from streamiter.records import Batch, Columns
 from streamiter.topics.formats import decode_values, encode_each
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
 
-Integers = npt.NDArray[np.int64]
-Numbers = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 # Every whole number of 18 digits fits into 64 bits.
@@ -104,7 +103,7 @@ class LineTokens:
             numbers[which] = of_length
         return numbers
 
-    def floats(self, tokens: Integers) -> Numbers:
+    def floats(self, tokens: Integers) -> Floats:
         """Return the finite numbers of some tokens, by number; raise ``IrregularLines`` if one is no finite number."""
         are_integers = self.is_integer[tokens]
         numbers = np.empty(len(tokens))
@@ -127,7 +126,7 @@ def _any_of(text: npt.NDArray[np.uint8], characters: bytes) -> Flags:
     return found
 
 
-SparseRow = tuple[float, list[int], list[float]]
+ParsedRow = tuple[float, list[int], list[float]]
 """Label, indices (from 0, increasing) and values of one line."""
 
 
@@ -139,14 +138,14 @@ class SparseLines:
 
     __slots__ = ("firsts", "indices", "labels", "values")
 
-    def __init__(self, labels: Numbers, firsts: Integers, indices: Integers, values: Numbers) -> None:
+    def __init__(self, labels: Floats, firsts: Integers, indices: Integers, values: Floats) -> None:
         self.labels = labels
         self.firsts = firsts
         self.indices = indices
         self.values = values
 
     @classmethod
-    def from_rows(cls, rows: Sequence[SparseRow]) -> SparseLines:
+    def from_rows(cls, rows: Sequence[ParsedRow]) -> SparseLines:
         """Return the vectors of single rows."""
         counts = [len(indices) for _, indices, _ in rows]
         return cls(
@@ -183,7 +182,7 @@ class SparseLines:
         return Columns({"label": self.labels, "features": features})
 
 
-def sorted_row(row: SparseRow, width: int | None) -> SparseRow:
+def sorted_row(row: ParsedRow, width: int | None) -> ParsedRow:
     """Return the row with its indices in order; raise ``ValueError`` for an index that is repeated or too large."""
     label, indices, values = row
     entries = sorted(zip(indices, values, strict=True), key=lambda entry: entry[0])
@@ -224,7 +223,7 @@ class SparseFormat(abc.ABC):
                 pass
         return SparseLines.from_rows(decode_values(values, self._checked_line))
 
-    def _checked_line(self, line: bytes) -> SparseRow:
+    def _checked_line(self, line: bytes) -> ParsedRow:
         return sorted_row(self._one_line(line), self._width)
 
     @abc.abstractmethod
@@ -232,7 +231,7 @@ class SparseFormat(abc.ABC):
         """Return all lines; raise ``IrregularLines`` for an unusual line."""
 
     @abc.abstractmethod
-    def _one_line(self, line: bytes) -> SparseRow:
+    def _one_line(self, line: bytes) -> ParsedRow:
         """Return one line; raise ``ValueError`` with the reason."""
 
     def encode(self, batch: Batch) -> OutgoingBatch:
@@ -305,7 +304,7 @@ class Libsvm(SparseFormat):
             tokens.floats(indices + 1),
         )
 
-    def _one_line(self, line: bytes) -> SparseRow:
+    def _one_line(self, line: bytes) -> ParsedRow:
         [line] = _without_extras([line])
         label, *entries = line.split() or [b""]
         pairs = [self._pair(entry) for entry in entries]
@@ -378,7 +377,7 @@ class Dummy(SparseFormat):
             np.ones(len(indices)),
         )
 
-    def _one_line(self, line: bytes) -> SparseRow:
+    def _one_line(self, line: bytes) -> ParsedRow:
         label, *indices = line.replace(b",", b" ").split() or [b""]
         return float_of(label), [integer_of(index) for index in indices], [1.0] * len(indices)
 

@@ -28,11 +28,11 @@ from streamiter_files.chunks import FileState, OneAtATime, has_identity
 from streamiter_files.options import (
     FileFormat,
     file_errors,
-    in_order,
+    file_failure,
     is_pattern,
     name_parts,
     names_a_folder,
-    translated,
+    sorted_paths,
 )
 
 # Rows become columns in pieces of so many, counted from the beginning of their unit. So the types of a piece do not
@@ -285,7 +285,7 @@ class TablePartition:
             unit.validate()
         except OSError as error:
             if error.errno is not None:
-                raise translated(error, path) from error
+                raise file_failure(error, path) from error
             reason = _first_line(error)  # pyarrow's errors of pages have no number
         except (ValueError, NotImplementedError) as error:
             reason = _first_line(error)
@@ -497,7 +497,7 @@ class TableWriter(TopicWriter):
         if last == f"{before}{middle}{after}" and middle.isdecimal():
             return max(number, int(middle) + 1)
         name = Path(f"{before}{number}{after}")
-        if in_order([last, str(name)])[-1] != name:
+        if sorted_paths([last, str(name)])[-1] != name:
             raise ConfigurationError(
                 f"topic {self._topic!r}: a new file {name.name!r} would not be the last in the order of names, and "
                 f"would change the numbers of later partitions; the last file is {Path(last).name!r}. "

@@ -26,7 +26,7 @@ from streamiter.topics.connecting import (
 from streamiter.topics.formats import Json, Text
 from streamiter.topics.topic import Connector, Decoder, Encoder, ReadRequest, Topic, TopicDescription, TopicWriter
 from streamiter.topics.urls import options_from, shown_url
-from streamiter_files.chunks import file_state, has_identity, identity_of
+from streamiter_files.chunks import file_identity, file_state, has_identity
 from streamiter_files.csv_format import Csv
 from streamiter_files.options import (
     FileFormat,
@@ -44,7 +44,7 @@ from streamiter_files.options import (
     names_a_folder,
     new_files,
     not_found,
-    parse_url,
+    parse_file_url,
 )
 from streamiter_files.reader import FileLayout, FilePartition, FilesReader, bounds, count_records, known_identities
 from streamiter_files.sparse_format import Dummy, Libsvm
@@ -62,14 +62,14 @@ class FilesConnector(Connector):
     """
 
     def topic(self, url: str, options: Mapping[str, object]) -> FilesTopic:
-        location = parse_url(url)
+        location = parse_file_url(url)
         parsed = options_from(FileOptions, {**location.options, **options}, f"topic {shown_url(url)!r}")
         _check_format(location, parsed)
         return FilesTopic(location, parsed)
 
     async def list_topics(self, url: str, options: Mapping[str, object]) -> list[str]:
         """Return the names of the files of known formats in the folder of, or at, ``url``."""
-        location = parse_url(url)
+        location = parse_file_url(url)
         parsed = options_from(FileOptions, {**location.options, **options}, f"topic {shown_url(url)!r}")
         return await asyncio.to_thread(_names, location.path, parsed.format)
 
@@ -247,10 +247,10 @@ class FileSet:
         start, stop = bounds(request, number, state.mtime_ms, topic=self._name)
         _check_identity(request, number, path, start)
         if layout.format.is_table:
-            identity = identity_of(path, is_table=True)
+            identity = file_identity(path, is_table=True)
             columns = layout.options.columns
             return TablePartition(number, state, layout.format, columns, start=start, stop=stop, identity=identity)
-        return FilePartition(number, state, layout, start=start, stop=stop, identity=identity_of(path))
+        return FilePartition(number, state, layout, start=start, stop=stop, identity=file_identity(path))
 
     def table_writer(self) -> TableWriter | None:
         """Return the writer of tables; None for lines."""
@@ -325,7 +325,7 @@ class FileSet:
             self._name,
             {number: (0, count) for number, count in enumerate(counts)},
             {"format": layout.format.name, "compression": ", ".join(packed)},
-            known_identities({number: identity_of(path, is_table=is_table) for number, path in enumerate(files)}),
+            known_identities({number: file_identity(path, is_table=is_table) for number, path in enumerate(files)}),
         )
 
     def delete(self) -> None:

@@ -21,8 +21,8 @@ from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, StreamiterError, TopicDenied, TopicError
 from streamiter.topics.connecting import PartitionEnds
 from streamiter.topics.urls import has_secret, shown_path
-from streamiter_kafka.options import KafkaOptions, Server, shown
-from streamiter_kafka.trouble import BrokerTrouble, Code, RetryLimit, TopicMissing, check, persist_within
+from streamiter_kafka.options import KafkaOptions, Server, shown_server
+from streamiter_kafka.trouble import BrokerTrouble, Code, RetryLimit, TopicMissing, check_code, persist_within
 from streamiter_kafka.wire import (
     TOPIC_RESOURCE,
     AIOKafkaConnection,
@@ -37,7 +37,7 @@ from streamiter_kafka.wire import (
     MetadataRequest,
     OffsetRequest,
     Response,
-    Row,
+    ResponseRow,
     SaslAuthenticationFailed,
     TopicMetadataRequest,
     UnsupportedSaslMechanismError,
@@ -112,7 +112,7 @@ class BrokerConnections:
     @property
     def address(self) -> str:
         """The brokers that the URL names."""
-        return ",".join(map(shown, self._servers))
+        return ",".join(map(shown_server, self._servers))
 
     def leaders(self, topic: str) -> Mapping[int, int]:
         """Return the broker that leads each partition, by the last answer; ``NO_LEADER`` where none does."""
@@ -165,7 +165,7 @@ class BrokerConnections:
         """Return the broker that coordinates a group or a transactional id."""
         await self.find_brokers()
         response = await self.request_any(FindCoordinatorRequest(name, kind.value))
-        check(response.error_code, subject)
+        check_code(response.error_code, subject)
         return int(response.coordinator_id)
 
     async def refresh(self, topic: str) -> Mapping[int, int]:
@@ -232,7 +232,7 @@ class BrokerConnections:
         async with self._locks.setdefault(key, asyncio.Lock()):
             connection = self._connections.get(key)
             if connection is None or not connection.connected():
-                connection = self._connections[key] = await connect(server, self.options, self._tls)
+                connection = self._connections[key] = await connect_to_broker(server, self.options, self._tls)
             return connection
 
     def _remember_brokers(self, response: Response) -> None:
@@ -240,7 +240,7 @@ class BrokerConnections:
             self._brokers = {node: (host, port) for node, host, port, *_ in response.brokers}
         self._controller = response.controller_id
 
-    def _leaders_of(self, code: int, topic: str, partitions: Sequence[Row]) -> dict[int, int]:
+    def _leaders_of(self, code: int, topic: str, partitions: Sequence[ResponseRow]) -> dict[int, int]:
         if code == Code.UNKNOWN_TOPIC_OR_PARTITION:
             raise TopicMissing(
                 f"there is no topic {topic!r} at {self.address} (any more). Create it with "
@@ -248,7 +248,7 @@ class BrokerConnections:
             )
         if code == Code.INVALID_TOPIC_EXCEPTION:
             raise ConfigurationError(f"{self._subject}: {topic!r} is not a name that Kafka takes for a topic")
-        check(code, self._subject)
+        check_code(code, self._subject)
         return {partition: leader for _code, partition, leader, *_ in sorted(partitions, key=lambda p: p[1])}
 
 
@@ -267,7 +267,7 @@ async def settings_of(cluster: BrokerConnections, topic: str) -> dict[str, str]:
     [(code, detail, _type, _name, entries)] = response.resources
     if code == Code.UNKNOWN_TOPIC_OR_PARTITION:
         raise TopicMissing(f"there is no topic {topic!r} at {cluster.address}")
-    check(code, f"settings of topic {topic!r}", detail)
+    check_code(code, f"settings of topic {topic!r}", detail)
     return {name: value for name, value, *_ in entries if value is not None}
 
 
@@ -356,7 +356,7 @@ class OffsetFinder:
         found = {}
         for _topic, partitions in response.topics:
             for number, code, timestamp_ms, offset in partitions:
-                check(code, f"{self._subject}, partition {number}")
+                check_code(code, f"{self._subject}, partition {number}")
                 found[number] = FoundOffset(offset, timestamp_ms)
         return found
 
@@ -395,7 +395,7 @@ _REFUSED: Final = (
 )
 
 
-async def connect(server: Server, options: KafkaOptions, tls: ssl.SSLContext | None) -> Connection:
+async def connect_to_broker(server: Server, options: KafkaOptions, tls: ssl.SSLContext | None) -> Connection:
     """Connect and log in, within the request timeout.
 
     Raises ``BrokerTrouble`` where the broker does not answer, and ``TopicDenied`` where the login or the certificate is
@@ -407,18 +407,18 @@ async def connect(server: Server, options: KafkaOptions, tls: ssl.SSLContext | N
                 return await _open_connection(server, options, tls)
     except TimeoutError:
         waited = f"no connection within {options.request_timeout_s:g} s"
-        raise BrokerTrouble(f"{shown(server)}: {waited}") from None
+        raise BrokerTrouble(f"{shown_server(server)}: {waited}") from None
     except ssl.SSLError as error:
         raise _tls_failure(server, error, options) from None
     except _REFUSED as error:
         with_token = options.sasl_mechanism == "OAUTHBEARER"
         checked = "the token and its issuer" if with_token else "sasl_username and sasl_password"
         raise TopicDenied(
-            f"{shown(server)}: the broker refused the login by {options.sasl_mechanism} "
+            f"{shown_server(server)}: the broker refused the login by {options.sasl_mechanism} "
             f"({options.hide_secrets(str(error))}); check sasl_mechanism, {checked}"
         ) from None
     except (OSError, KafkaError) as error:
-        raise BrokerTrouble(f"{shown(server)}: {options.hide_secrets(_reason(error, options))}") from None
+        raise BrokerTrouble(f"{shown_server(server)}: {options.hide_secrets(_reason(error, options))}") from None
 
 
 @contextlib.contextmanager
@@ -465,14 +465,14 @@ async def send(connection: Connection, request: object, server: Server, timeout_
     except TimeoutError:
         # A later answer on this connection would be taken for that of the next request.
         connection.close(reason=CloseReason.CONNECTION_TIMEOUT)
-        raise BrokerTrouble(f"{shown(server)}: no answer within {timeout_s:g} s") from None
+        raise BrokerTrouble(f"{shown_server(server)}: no answer within {timeout_s:g} s") from None
     except (NotImplementedError, IncompatibleBrokerVersion) as error:
         raise TopicError(
-            f"{shown(server)}: this broker and aiokafka have no version of {type(request).__name__} in common "
+            f"{shown_server(server)}: this broker and aiokafka have no version of {type(request).__name__} in common "
             f"({error}); expected Apache Kafka 2.5 or later"
         ) from error
     except (OSError, KafkaError) as error:
-        raise BrokerTrouble(f"{shown(server)}: {_described(error)}") from None
+        raise BrokerTrouble(f"{shown_server(server)}: {_described(error)}") from None
 
 
 async def disconnect(connections: list[Connection]) -> None:
@@ -489,11 +489,11 @@ def _tls_failure(server: Server, error: ssl.SSLError, options: KafkaOptions) -> 
             f"ssl_cafile {shown_path(options.ssl_cafile)}" if options.ssl_cafile else "the system's authorities"
         )
         return TopicDenied(
-            f"{shown(server)}: the broker's certificate does not verify against {authorities} "
+            f"{shown_server(server)}: the broker's certificate does not verify against {authorities} "
             f"({error.verify_message}); set ssl_cafile to the authority that signed it"
         )
     return TopicDenied(
-        f"{shown(server)}: no encrypted connection ({error.reason or error}); check that this port speaks TLS "
+        f"{shown_server(server)}: no encrypted connection ({error.reason or error}); check that this port speaks TLS "
         "and, where the broker asks for a client's certificate, ssl_certfile and ssl_keyfile"
     )
 

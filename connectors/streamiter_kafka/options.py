@@ -262,7 +262,7 @@ _TOPIC_NAME: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 _SERVER: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\[\]:@\s]+)(?::(?P<port>[0-9]{1,5}))?")
 
 
-def shown(server: Server) -> str:
+def shown_server(server: Server) -> str:
     """Return ``host:port``, with brackets around an IPv6 address."""
     host, port = server
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -303,7 +303,7 @@ class KafkaAddress:
     @property
     def cluster(self) -> str:
         """The servers, sorted, so that URLs of one cluster have the same text."""
-        return ",".join(sorted(shown(server) for server in self.servers))
+        return ",".join(sorted(shown_server(server) for server in self.servers))
 
     @property
     def url(self) -> str:
@@ -312,7 +312,7 @@ class KafkaAddress:
             name: value for name, value in self.query.items() if is_shown_option(KafkaOptions, name, value)
         }
         query = f"?{urlencode(shown_options)}" if shown_options else ""
-        return f"kafka://{','.join(map(shown, self.servers))}/{self.topic}{query}"
+        return f"kafka://{','.join(map(shown_server, self.servers))}/{self.topic}{query}"
 
     def beside(self, name: str) -> KafkaAddress:
         """Return the address of another topic of the cluster."""

@@ -20,7 +20,7 @@ from streamiter.errors import ProducerFenced, RecordTooLarge, StreamiterError, T
 from streamiter.topics.connecting import check_outgoing
 from streamiter.topics.topic import Headers, OutgoingBatch, SizeLimit, longest
 from streamiter_kafka.cluster import NO_LEADER
-from streamiter_kafka.trouble import BrokerTrouble, Code, failure_of
+from streamiter_kafka.trouble import BrokerTrouble, Code, error_of_code
 from streamiter_kafka.wire import RecordBatchBuilder
 
 # From org.apache.kafka.common.utils.Utils.murmur2.
@@ -113,7 +113,7 @@ _LARGEST_PART_OF_LIMIT: Final = 0.95
 _MAX_SEQUENCE: Final = 2**31
 
 
-Row = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]
+RecordToPack = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]
 """Value, key, headers and time of a record, as the builder of record batches takes them."""
 
 
@@ -150,7 +150,7 @@ class PendingBatch:
         """Whether an attempt to send the batch may have begun."""
         return self._sealed is not None
 
-    def fill(self, rows: Iterable[Row]) -> Row | None:
+    def fill(self, rows: Iterable[RecordToPack]) -> RecordToPack | None:
         """Take rows of value, key, headers and time until the batch is full; return the row that did not fit."""
         append, offset = self._builder.append, self.count
         left = None
@@ -163,7 +163,7 @@ class PendingBatch:
         self.count, self.size_bytes = offset, self._builder.size()
         return left
 
-    def size_of_first(self, row: Row) -> int:
+    def size_of_first(self, row: RecordToPack) -> int:
         """Return the size in bytes of ``row`` as the first record of a batch."""
         value, key, headers, timestamp_ms = row
         return int(self._builder.size_in_bytes(0, timestamp_ms, key, value, headers))
@@ -266,7 +266,7 @@ class Packing:
                 )
 
 
-def rows(batch: OutgoingBatch, now_ms: int) -> Iterable[Row]:
+def rows(batch: OutgoingBatch, now_ms: int) -> Iterable[RecordToPack]:
     """Return value, key, headers and time of each record, as the builder of record batches takes them."""
     no_headers: list[tuple[str, bytes | None]] = []
     return zip(
@@ -282,7 +282,7 @@ def _named(key: bytes | None) -> str:
     return "" if key is None else f" (key {key[:40]!r})"
 
 
-Key = tuple[str, int]
+PartitionKey = tuple[str, int]
 """Topic and partition."""
 
 
@@ -291,7 +291,7 @@ class PartitionQueue:
 
     def __init__(self, packing: Packing, number: int) -> None:
         self.packing = packing
-        self.key: Key = (packing.topic, number)
+        self.key: PartitionKey = (packing.topic, number)
         self.batches: deque[PendingBatch] = deque()
         self.next_sequence = 0
         self.is_sending = False
@@ -334,7 +334,7 @@ _TOO_LARGE: Final = frozenset({Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARG
 _FENCED: Final = frozenset({Code.INVALID_PRODUCER_EPOCH, Code.PRODUCER_FENCED})
 
 
-def refusal(
+def produce_refusal(
     code: int, batch: PendingBatch, producer: ProducerIdentity, subject: str
 ) -> BrokerTrouble | StreamiterError:
     """Return the exception for an error code in the answer to ``batch``."""
@@ -355,7 +355,7 @@ def refusal(
         return TopicError(
             f"{subject}: the broker refused a record as invalid; a compacted topic takes only records with keys"
         )
-    return failure_of(code, subject)
+    return error_of_code(code, subject)
 
 
 def loss_of_id(code: int, producer: ProducerIdentity, subject: str) -> ProducerFenced | None:

@@ -21,7 +21,7 @@ from streamiter_kafka.wire import (
     MemoryRecords,
     UnsupportedCodecError,
     WireBatch,
-    batch_bytes,
+    fetched_batch_bytes,
 )
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class ReadPartition:
             if visible.includes(batch) and not self._is_outside(batch):
                 wanted.append(batch)
                 starts.append(start)
-            start += batch_bytes(fetched, start)
+            start += fetched_batch_bytes(fetched, start)
             self.fetch_offset = max(self.fetch_offset, batch.next_offset)
         if wanted:
             answer = FetchedAnswer(fetched, starts, wanted)

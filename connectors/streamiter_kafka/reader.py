@@ -36,7 +36,7 @@ from streamiter_kafka.cluster import (
     comparable,
 )
 from streamiter_kafka.partition import ReadPartition, compiled_locate
-from streamiter_kafka.trouble import BrokerTrouble, Code, check, passing, persist
+from streamiter_kafka.trouble import BrokerTrouble, Code, check_code, passing, persist
 from streamiter_kafka.wire import FetchTopicRequest, Response, fetched_partitions
 
 # A broker waits so long for records before it answers that it has none. It answers at once when a record arrives, so
@@ -238,7 +238,7 @@ class KafkaReader(TopicReader):
     async def _take_in(self, response: Response, offsets: Mapping[int, int]) -> dict[int, BrokerTrouble]:
         """Add the fetched records to their partitions; return the trouble of each partition that has some."""
         # Old versions of the answer have no error code for the whole request.
-        check(getattr(response, "error_code", Code.NONE), self._subject)
+        check_code(getattr(response, "error_code", Code.NONE), self._subject)
         ailing = {}
         for answer in fetched_partitions(response):
             partition = self._partitions[answer.number]

@@ -15,19 +15,15 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from streamiter.compiled import compiled, pointer_function
-from streamiter.numbers import Indices
+from streamiter.numbers import Bytes, Indices, Integers
 from streamiter.topics.joined_values import LINE_FEED, JoinedValues
 from streamiter.topics.topic import TopicBatch
 
 __all__ = ["LocatedRecords", "compile_it", "located_records"]
 
 pointer_to = pointer_function()
-
-Bytes = npt.NDArray[np.uint8]
-Slots = npt.NDArray[np.int64]
 
 _ODD: Final = -1
 """Instead of an index or a count: a record batch is not plain."""
@@ -69,7 +65,7 @@ def _varint(data: Bytes, at: int, end: int) -> tuple[int, int]:
 
 
 @compiled
-def _count_records(data: Bytes, starts: Slots) -> int:
+def _count_records(data: Bytes, starts: Integers) -> int:
     """Return the number of records in all batches."""
     records = 0
     for start in starts:
@@ -96,7 +92,7 @@ def _after_bytes(data: Bytes, at: int, end: int) -> tuple[int, int, int]:
 
 @compiled
 def _locate_record(
-    data: Bytes, at: int, end: int, base_offset: int, base_timestamp: int, records: Slots, record: int
+    data: Bytes, at: int, end: int, base_offset: int, base_timestamp: int, records: Integers, record: int
 ) -> int:
     """Fill the columns of the record, which begin at an index of ``records``; return the index after the record."""
     start, size = _varint(data, at, end)
@@ -118,7 +114,7 @@ def _locate_record(
 
 
 @compiled
-def _locate(data: Bytes, starts: Slots, records: Slots) -> int:
+def _locate(data: Bytes, starts: Integers, records: Integers) -> int:
     """Fill the columns of all records, row by row; return their number. The offsets of plain batches are in order."""
     text, columns, row, expected = pointer_to(data), pointer_to(records), 0, 0
     for start in starts:
@@ -141,7 +137,7 @@ def _locate(data: Bytes, starts: Slots, records: Slots) -> int:
 
 
 @compiled
-def _join(data: Bytes, starts: Slots, sizes: Slots, joined: Bytes, ends: Slots) -> None:
+def _join(data: Bytes, starts: Integers, sizes: Integers, joined: Bytes, ends: Integers) -> None:
     """Copy the bytes of all records into one buffer, each followed by a line feed."""
     source, target, at = pointer_to(data), pointer_to(joined), 0
     for row in range(len(starts)):
@@ -157,7 +153,7 @@ def _join(data: Bytes, starts: Slots, sizes: Slots, joined: Bytes, ends: Slots) 
 class LocatedRecords:
     """The records of one fetch, whose values are still where they were fetched. ``take`` copies the values out."""
 
-    def __init__(self, partition: int, data: Bytes, records: Slots) -> None:
+    def __init__(self, partition: int, data: Bytes, records: Integers) -> None:
         self._partition = partition
         self._data = data
         self._records = records
@@ -190,7 +186,7 @@ class LocatedRecords:
             keys=self._joined(columns[_KEY], columns[_KEY_SIZE]) if columns[_KEY_SIZE].max() >= 0 else None,
         )
 
-    def _joined(self, starts: Slots, sizes: Slots) -> JoinedValues:
+    def _joined(self, starts: Integers, sizes: Integers) -> JoinedValues:
         nulls = np.flatnonzero(sizes < 0)
         joined = np.empty(int(sizes.sum()) + len(nulls) + len(sizes), np.uint8)
         ends: Indices = np.empty(len(sizes), np.int64)
@@ -204,7 +200,7 @@ def located_records(partition: int, fetched: bytes, starts: Sequence[int]) -> Lo
     count = _count_records(data, begins)
     if count == _ODD:
         return None
-    records: Slots = np.empty((count, _COLUMNS), np.int64)
+    records: Integers = np.empty((count, _COLUMNS), np.int64)
     if _locate(data, begins, records) != count:
         return None
     return LocatedRecords(partition, data, records)
@@ -212,6 +208,6 @@ def located_records(partition: int, fetched: bytes, starts: Sequence[int]) -> Lo
 
 def compile_it() -> None:
     """Compile the functions of this module, on no records."""
-    no_slots: Slots = np.empty(0, np.int64)
+    no_slots: Integers = np.empty(0, np.int64)
     located_records(0, b"\0", [])
     _join(np.frombuffer(b"\0", np.uint8), no_slots, no_slots, np.empty(0, np.uint8), no_slots)

@@ -17,7 +17,7 @@ import orjson
 
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, TopicDenied, TopicError
-from streamiter.topics.http import Answer, check_authorities, checked_url, exchange
+from streamiter.topics.http import HttpAnswer, check_authorities, checked_url, exchange
 from streamiter.topics.urls import hide, shown_path
 from streamiter_kafka.trouble import BrokerTrouble
 from streamiter_kafka.wire import AbstractTokenProvider
@@ -130,7 +130,7 @@ class ClientCredentials:
                 self._renew_s = self._clock.monotonic_s() + _USED_FOR * life_s
             return self._token
 
-    def _ask(self) -> Answer:
+    def _ask(self) -> HttpAnswer:
         user, secret = (quote(part, safe="") for part in self._client)
         headers = {
             "Accept": "application/json",
@@ -145,7 +145,7 @@ class ClientCredentials:
             reason = hide(error.strerror or str(error) or type(error).__name__, self._client)
             raise BrokerTrouble(f"{self._subject} {self._endpoint!r}: no answer ({reason})") from None
 
-    def _checked(self, answer: Answer) -> tuple[str, float]:
+    def _checked(self, answer: HttpAnswer) -> tuple[str, float]:
         try:
             found = orjson.loads(answer.body)
         except orjson.JSONDecodeError:

@@ -29,7 +29,7 @@ from streamiter_kafka.cluster import NO_LEADER, BrokerConnections, CoordinatorKi
 from streamiter_kafka.options import KafkaAddress, KafkaOptions
 from streamiter_kafka.reader import open_reader
 from streamiter_kafka.transactions import offsets_of, open_transactions
-from streamiter_kafka.trouble import BrokerTrouble, Code, TopicMissing, check, code_name
+from streamiter_kafka.trouble import BrokerTrouble, Code, TopicMissing, check_code, code_name
 from streamiter_kafka.wire import (
     CreatePartitionsRequest,
     CreateTopicsRequest,
@@ -252,7 +252,7 @@ async def _leaders(cluster: BrokerConnections, topic: str) -> Mapping[int, int]:
 def _check_refusal(code: int, subject: str, detail: str | None) -> None:
     if code in _REFUSALS:
         raise ConfigurationError(f"{subject}: the broker refused the request: {detail or code_name(code)}")
-    check(code, subject, detail)
+    check_code(code, subject, detail)
 
 
 async def describe_topic(cluster: BrokerConnections, topic: str) -> TopicDescription:
@@ -283,7 +283,7 @@ async def _delete(cluster: BrokerConnections, topic: str) -> None:
         raise ConfigurationError(f"topic {topic!r}: this cluster does not let topics be deleted (delete.topic.enable)")
     # An earlier attempt whose answer was lost may have deleted the topic.
     if code != Code.UNKNOWN_TOPIC_OR_PARTITION:
-        check(code, f"topic {topic!r}")
+        check_code(code, f"topic {topic!r}")
 
 
 async def _check_deleted(cluster: BrokerConnections, topic: str) -> None:
@@ -326,11 +326,11 @@ async def _group_offsets(
     subject = offsets_of(group, topic, cluster)
     node = await cluster.find_coordinator(group, CoordinatorKind.GROUP, subject)
     response = await cluster.request(node, GroupOffsetsRequest(group, topic, partitions))
-    check(response.error_code, subject)
+    check_code(response.error_code, subject)
     offsets, runs = {}, []
     for _topic, answers, _tags in response.topics:
         for number, offset, _leader_epoch, metadata, code, _tags_of_partition in answers:
-            check(code, subject)
+            check_code(code, subject)
             if offset >= 0:
                 offsets[number] = offset
                 runs.append(metadata or "")
@@ -350,4 +350,4 @@ async def _commit_offsets(cluster: BrokerConnections, group: str, topic: str, po
                 raise TopicError(
                     f"{subject}: expected a group without consumers, given {group!r}, which has some; use another group"
                 )
-            check(code, subject)
+            check_code(code, subject)

@@ -20,8 +20,8 @@ from streamiter.errors import ConfigurationError, ProducerFenced, StreamiterErro
 from streamiter.topics.connecting import TransactionState
 from streamiter.topics.topic import GroupPositions, OutgoingBatch, Topic, Transactions
 from streamiter_kafka.cluster import BRIEFLY_S, BrokerConnections, CoordinatorKind
-from streamiter_kafka.packing import Key, Packing, ProducerIdentity, loss_of_id
-from streamiter_kafka.trouble import BrokerTrouble, Code, check, code_name, log, persist
+from streamiter_kafka.packing import Packing, PartitionKey, ProducerIdentity, loss_of_id
+from streamiter_kafka.trouble import BrokerTrouble, Code, check_code, code_name, log, persist
 from streamiter_kafka.wire import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -105,7 +105,7 @@ class Coordinator:
             "transactions, unless a newer writer has taken over since"
         )
 
-    async def enlist(self, producer: ProducerIdentity, partitions: Iterable[Key]) -> None:
+    async def enlist(self, producer: ProducerIdentity, partitions: Iterable[PartitionKey]) -> None:
         """Make partitions part of the open transaction."""
         by_topic: dict[str, list[int]] = {}
         for topic, number in partitions:
@@ -134,7 +134,7 @@ class Coordinator:
             for _number, code, *_ in answers:
                 if lost := loss_of_id(code, producer, self.subject):
                     raise lost
-                check(code, subject)
+                check_code(code, subject)
 
     async def end(self, producer: ProducerIdentity, *, commit: bool, is_empty: bool) -> ProducerIdentity:
         """Commit or abort, and return the next identity; if there is nothing to end, only find out who owns the id."""
@@ -242,7 +242,7 @@ class Coordinator:
             raise TransactionStillEnding(f"{self.subject}: the broker answered {code_name(code)}", code)
         if lost := loss_of_id(code, producer, self.subject):
             raise lost
-        check(code, self.subject)
+        check_code(code, self.subject)
 
     async def _settled(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of ``attempt``, repeated until the transaction before has ended."""
@@ -280,7 +280,7 @@ class KafkaTransactions(Transactions):
         self._producer = producer
         self._state = TransactionState(coordinator.subject)
         self._packings: dict[str, Packing] = {}
-        self._enlisted: dict[Key, None] = {}
+        self._enlisted: dict[PartitionKey, None] = {}
         self._open_since_s: float | None = None
         """When the broker may have begun to count the transaction's time: with the first partition."""
         self._sender = Sender(cluster, coordinator.subject, producer, self._enlist)
@@ -371,7 +371,7 @@ class KafkaTransactions(Transactions):
         if not is_empty or self._producer != before:
             self._continue_as(await persist(patience, lambda: wait(self._producer)))
 
-    async def _enlist(self, partitions: Iterable[Key]) -> None:
+    async def _enlist(self, partitions: Iterable[PartitionKey]) -> None:
         new = [key for key in partitions if key not in self._enlisted]
         if new:
             self._count_time()

@@ -153,7 +153,7 @@ class TopicMissing(BrokerTrouble):
     """The metadata of the cluster does not have the topic: not yet, or not any more."""
 
 
-def failure_of(code: int, subject: str, detail: str | None = None) -> BrokerTrouble | StreamiterError:
+def error_of_code(code: int, subject: str, detail: str | None = None) -> BrokerTrouble | StreamiterError:
     """Return the exception for an error code in an answer about ``subject``."""
     said = f"{subject}: the broker answered {code_name(code)}" + (f" ({detail})" if detail else "")
     if code in PASSING:
@@ -167,16 +167,16 @@ def passing(code: int, subject: str) -> BrokerTrouble | None:
     """Return the trouble for ``code``, None for no error; raise an error that is final."""
     if code == Code.NONE:
         return None
-    failure = failure_of(code, subject)
+    failure = error_of_code(code, subject)
     if isinstance(failure, BrokerTrouble):
         return failure
     raise failure
 
 
-def check(code: int, subject: str, detail: str | None = None) -> None:
+def check_code(code: int, subject: str, detail: str | None = None) -> None:
     """Raise the exception for ``code`` unless it is 0."""
     if code != Code.NONE:
-        raise failure_of(code, subject, detail)
+        raise error_of_code(code, subject, detail)
 
 
 class RetryLimit:

@@ -80,18 +80,18 @@ class Response(Protocol):
     coordinator_id: int
     producer_id: int
     producer_epoch: int
-    topics: Sequence[Row]
-    resources: Sequence[Row]
-    errors: Sequence[Row]
-    topic_errors: Sequence[Row]
-    topic_error_codes: Sequence[Row]
+    topics: Sequence[ResponseRow]
+    resources: Sequence[ResponseRow]
+    errors: Sequence[ResponseRow]
+    topic_errors: Sequence[ResponseRow]
+    topic_error_codes: Sequence[ResponseRow]
     tags: Mapping[int, bytes]
 
 
-Row = Sequence[Any]
+ResponseRow = Sequence[Any]
 """The fields of an item of a list in a response; their number and their types depend on the version."""
 
-Versions = dict[int, tuple[int, int]]
+ApiVersions = dict[int, tuple[int, int]]
 """The lowest and the highest version that a broker knows, by the key of the request."""
 
 
@@ -159,7 +159,7 @@ def buffer_whole_answers(connection: Connection) -> None:
     connection._reader._limit = _BUFFER_BYTES
 
 
-def batch_bytes(fetched: bytes, start: int) -> int:
+def fetched_batch_bytes(fetched: bytes, start: int) -> int:
     """Return the size of the record batch, of any format, that begins at an index of a fetched answer."""
     return 12 + int.from_bytes(fetched[start + 8 : start + 12], "big")
 
@@ -418,7 +418,7 @@ class FlexibleRequest(Request[RequestStruct]):  # type: ignore[misc]
         self._fields = fields
         self._older = older
 
-    def prepare(self, versions: Versions) -> RequestStruct:
+    def prepare(self, versions: ApiVersions) -> RequestStruct:
         """Return the newest request that the broker knows."""
         try:
             return super().prepare(versions)
@@ -459,7 +459,7 @@ class TopicMetadata(NamedTuple):
     """The error code."""
     id: UUID | None
     """The topic's id; None where the broker gives none."""
-    partitions: Sequence[Row]
+    partitions: Sequence[ResponseRow]
     """For each partition its error code, number, leader, and further fields."""
 
 
@@ -498,7 +498,7 @@ class FetchTopicRequest(FlexibleRequest, struct=_FETCH):
         # In the order of the protocol; an unused field is 0, -1 or empty.
         super().__init__(-1, *limits, 0, -1, [(topic_id, by_id, _NO_TAGS)], [], "", older=self._by_name)
 
-    def prepare(self, versions: Versions) -> RequestStruct:
+    def prepare(self, versions: ApiVersions) -> RequestStruct:
         """Return the newest request that the broker knows, or one that needs no id."""
         return super().prepare(versions) if self._has_id else self._by_name.prepare(versions)
 

@@ -21,14 +21,14 @@ from streamiter_kafka.cluster import NO_LEADER, BrokerConnections, ConnectionPur
 from streamiter_kafka.options import KafkaOptions
 from streamiter_kafka.packing import (
     DEFAULT_LIMIT_BYTES,
-    Key,
     Packing,
+    PartitionKey,
     PartitionQueue,
     PendingBatch,
     ProducerIdentity,
-    refusal,
+    produce_refusal,
 )
-from streamiter_kafka.trouble import BrokerTrouble, Code, check
+from streamiter_kafka.trouble import BrokerTrouble, Code, check_code
 from streamiter_kafka.wire import InitProducerIdRequest, ProduceRequest, ProduceRequestV2, Response
 
 # Brokers refuse requests above 100 MB (socket.request.max.bytes), and answer smaller requests sooner.
@@ -38,7 +38,7 @@ _ANSWER_MARGIN_S: Final = 1.0
 
 _STORED: Final = frozenset({Code.NONE, Code.DUPLICATE_SEQUENCE_NUMBER})
 
-Enlist = Callable[[Iterable[Key]], Awaitable[None]]
+Enlist = Callable[[Iterable[PartitionKey]], Awaitable[None]]
 """Called with the partitions of a request before it is sent; a transaction adds the partitions to itself."""
 
 
@@ -54,9 +54,9 @@ class Sender:
         self._clock = cluster.clock
         self._enlist = enlist
         self._patience = cluster.patience(subject)
-        self._queues: dict[Key, PartitionQueue] = {}
+        self._queues: dict[PartitionKey, PartitionQueue] = {}
         # The queues with batches to send, in the order of their turns.
-        self._waiting: dict[Key, PartitionQueue] = {}
+        self._waiting: dict[PartitionKey, PartitionQueue] = {}
         self._in_flight: dict[int, asyncio.Task[None]] = {}
         self._unacked_bytes = 0
         self._progress = asyncio.Event()
@@ -187,7 +187,7 @@ class Sender:
             self._progress.set()
             self._pump()
 
-    async def _produce(self, node: int, queues: list[PartitionQueue]) -> dict[Key, BrokerTrouble]:
+    async def _produce(self, node: int, queues: list[PartitionQueue]) -> dict[PartitionKey, BrokerTrouble]:
         """Send the first batch of each queue; return the trouble of the queues whose batch must be sent again."""
         try:
             if self._enlist is not None:
@@ -212,8 +212,10 @@ class Sender:
             topics=list(by_topic.items()),
         )
 
-    def _take_in(self, response: Response, queues: Mapping[Key, PartitionQueue]) -> dict[Key, BrokerTrouble]:
-        ailing: dict[Key, BrokerTrouble] = {}
+    def _take_in(
+        self, response: Response, queues: Mapping[PartitionKey, PartitionQueue]
+    ) -> dict[PartitionKey, BrokerTrouble]:
+        ailing: dict[PartitionKey, BrokerTrouble] = {}
         failures: list[StreamiterError] = []
         for topic, answers, *_ in response.topics:
             for number, code, *_ in answers:
@@ -232,7 +234,7 @@ class Sender:
             return None
         topic, number = queue.key
         subject = f"topic {topic!r} at {self._cluster.address}, partition {number}"
-        failure = refusal(code, queue.batches[0], self._producer, subject)
+        failure = produce_refusal(code, queue.batches[0], self._producer, subject)
         if not isinstance(failure, BrokerTrouble):
             self._remove(queue, queue.take_back())
         return failure
@@ -244,7 +246,7 @@ class Sender:
         else:
             del self._waiting[queue.key]
 
-    async def _refresh(self, ailing: Iterable[Key]) -> None:
+    async def _refresh(self, ailing: Iterable[PartitionKey]) -> None:
         for topic in dict.fromkeys(topic for topic, _number in ailing):
             await self._cluster.refresh(topic)
 
@@ -299,7 +301,7 @@ async def _new_producer(cluster: BrokerConnections, topic: str) -> ProducerIdent
     if cluster.options.acks != "all":
         return ProducerIdentity()
     response = await cluster.request_any(InitProducerIdRequest(None, _NO_TRANSACTION_TIMEOUT_MS))
-    check(response.error_code, f"writer to topic {topic!r}")
+    check_code(response.error_code, f"writer to topic {topic!r}")
     return ProducerIdentity(response.producer_id, response.producer_epoch)
 
 

@@ -60,7 +60,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-class Database:
+class SqliteDatabase:
     """A connection to the file and the one thread that uses it, so the event loop never waits for the disk.
 
     Calls run one after the other, in the order of ``run``. A call whose caller is cancelled still runs to its end; only
@@ -79,8 +79,8 @@ class Database:
     @classmethod
     async def open(
         cls, path: Path, options: SqliteOptions, *, topic: str | None = None, create: bool = False
-    ) -> Database:
-        """Connect. Raises the errors of `connect`, and SQLite's own as ``TopicError``; the messages name ``topic``."""
+    ) -> SqliteDatabase:
+        """Connect. Raises the errors of `connect_to_file`, and SQLite's own as ``TopicError``; they name ``topic``."""
         database = cls(path, options, topic)
         try:
             await database._in_thread(functools.partial(database._connect, create=create))
@@ -127,10 +127,10 @@ class Database:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, call)
         except (sqlite3.Error, DamagedFile, UnicodeDecodeError) as error:
-            raise translated(error, self._path, self._topic) from error
+            raise sqlite_failure(error, self._path, self._topic) from error
 
     def _connect(self, *, create: bool) -> None:
-        self._connection = connect(
+        self._connection = connect_to_file(
             self._path,
             create=create,
             synchronous=self._options.synchronous,
@@ -191,11 +191,11 @@ _TABLES: Final = (
 )
 
 
-def connect(path: Path, *, create: bool, synchronous: str, lock_timeout_s: float) -> sqlite3.Connection:
+def connect_to_file(path: Path, *, create: bool, synchronous: str, lock_timeout_s: float) -> sqlite3.Connection:
     """Return a connection to the file, for use by the calling thread only.
 
     Without ``create``, a missing or empty file raises ``TopicNotFound``. The function raises ``sqlite3.Error`` and
-    ``DamagedFile``, too; `translated` turns them into a ``TopicError``.
+    ``DamagedFile``, too; `sqlite_failure` turns them into a ``TopicError``.
     """
     _check_path(path, create=create)
     connection = sqlite3.connect(
@@ -321,14 +321,14 @@ def checked_numbers(row: Sequence[object], table: str) -> Sequence[int]:
     return row  # type: ignore[return-value]
 
 
-def translated(
+def sqlite_failure(
     error: sqlite3.Error | DamagedFile | UnicodeDecodeError, path: Path, topic: str | None = None
 ) -> TopicError:
     """Return the error of the tree for ``error``; its message names the topic, where one is given.
 
     >>> error = sqlite3.OperationalError("database or disk is full")
     >>> error.sqlite_errorcode = sqlite3.SQLITE_FULL
-    >>> type(translated(error, Path("clicks.db"))).__name__
+    >>> type(sqlite_failure(error, Path("clicks.db"))).__name__
     'StorageFull'
     """
     meant = _translated(error, path)

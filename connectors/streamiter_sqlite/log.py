@@ -111,7 +111,7 @@ def _check_table(connection: sqlite3.Connection) -> None:
         raise DamagedFile(found)
 
 
-def create_topic(connection: sqlite3.Connection, name: str, partitions: int, settings: Mapping[str, int]) -> None:
+def add_topic(connection: sqlite3.Connection, name: str, partitions: int, settings: Mapping[str, int]) -> None:
     """Create the topic unless it exists, and the partitions that it lacks."""
     with write_transaction(connection):
         connection.execute(
@@ -125,7 +125,7 @@ def create_topic(connection: sqlite3.Connection, name: str, partitions: int, set
         )
 
 
-def delete_topic(connection: sqlite3.Connection, name: str) -> None:
+def remove_topic(connection: sqlite3.Connection, name: str) -> None:
     """Delete the topic and its records, staged records included."""
     with write_transaction(connection):
         topic = find_topic(connection, name)
@@ -158,7 +158,7 @@ def _check_deleted(connection: sqlite3.Connection, topic_id: int, name: str) -> 
         raise DamagedFile(f"partitions of topic {name!r} are missing")
 
 
-def append(connection: sqlite3.Connection, topic: TopicRow, blocks: Iterable[tuple[int, PackedBlock]]) -> None:
+def append_blocks(connection: sqlite3.Connection, topic: TopicRow, blocks: Iterable[tuple[int, PackedBlock]]) -> None:
     """Store blocks at the ends of their partitions. They are visible when the transaction ends."""
     for partition, block in blocks:
         block_id = insert_block(connection, block)

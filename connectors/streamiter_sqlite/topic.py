@@ -1,7 +1,7 @@
 """Topics in an SQLite file: the connector, its URLs and options, the topic, and its reader.
 
-A `SqliteReader` looks for new records at intervals. A *look* (`fetch`) runs in the thread of the `Database` and returns
-the records of several partitions; the reader buffers them and returns them partition by partition, in turns.
+A `SqliteReader` looks for new records at intervals. A *look* (`fetch`) runs in the thread of the `SqliteDatabase` and
+returns the records of several partitions; the reader buffers them and returns them partition by partition, in turns.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from streamiter.topics.connecting import (
 )
 from streamiter.topics.topic import Connector, ReadRequest, SizeLimit, Topic, TopicBatch, TopicDescription, TopicReader
 from streamiter.topics.urls import options_from, shown_url, split_url
-from streamiter_sqlite.file import DamagedFile, Database, SqliteOptions, checked_numbers, read_transaction
+from streamiter_sqlite.file import DamagedFile, SqliteDatabase, SqliteOptions, checked_numbers, read_transaction
 from streamiter_sqlite.log import (
     COMPACTION_SETTING,
     RETENTION_SETTINGS,
     RecordBlock,
     TopicRow,
-    create_topic,
-    delete_topic,
+    add_topic,
     find_topic,
     partition_ends,
+    remove_topic,
     topic_names,
     unpacked,
 )
@@ -55,15 +55,15 @@ class SqliteConnector(Connector):
     """
 
     def topic(self, url: str, options: Mapping[str, object]) -> SqliteTopic:
-        parsed = parse_url(url)
+        parsed = parse_sqlite_url(url)
         if parsed.topic is None:
             raise ConfigurationError(f"topic {shown_url(url)!r}: expected ?topic=<name> after the path")
         return SqliteTopic(parsed, parsed.topic, parse_options(url, options))
 
     async def list_topics(self, url: str, options: Mapping[str, object]) -> list[str]:
-        path, parsed = absolute(parse_url(url).path), parse_options(url, options)
+        path, parsed = absolute(parse_sqlite_url(url).path), parse_options(url, options)
         try:
-            database = await Database.open(path, parsed)
+            database = await SqliteDatabase.open(path, parsed)
         except TopicNotFound:  # no file means no topics
             return []
         async with closed_after(database.close):
@@ -82,14 +82,14 @@ class SqliteUrl:
         return f"sqlite:///{quote(str(self.path))}{query}"
 
 
-def parse_url(url: str) -> SqliteUrl:
+def parse_sqlite_url(url: str) -> SqliteUrl:
     """Return the parts of a URL: three slashes and a path; a fourth slash makes the path absolute.
 
-    >>> parse_url("sqlite:///data/log.db?topic=clicks")
+    >>> parse_sqlite_url("sqlite:///data/log.db?topic=clicks")
     SqliteUrl(path=PosixPath('data/log.db'), topic='clicks')
-    >>> print(parse_url("sqlite:////var/log.db"))
+    >>> print(parse_sqlite_url("sqlite:////var/log.db"))
     sqlite:////var/log.db
-    >>> parse_url("sqlite://log.db?topic=clicks")
+    >>> parse_sqlite_url("sqlite://log.db?topic=clicks")
     Traceback (most recent call last):
     ...
     streamiter.errors.ConfigurationError: topic 'sqlite://log.db?topic=clicks': expected three slashes before \
@@ -189,7 +189,7 @@ class SqliteTopic(Topic):
         check_partition_count(self._name, partitions)
         checked = whole_number_settings(self._name, settings or {}, _SETTINGS)
         async with self._connected(create=True) as database:
-            await database.run(create_topic, self._name, partitions, checked)
+            await database.run(add_topic, self._name, partitions, checked)
 
     async def describe(self) -> TopicDescription:
         async with self._connected() as database:
@@ -201,13 +201,13 @@ class SqliteTopic(Topic):
 
     async def delete(self) -> None:
         async with self._connected() as database:
-            await database.run(delete_topic, self._name)
+            await database.run(remove_topic, self._name)
 
-    async def _connect(self, *, create: bool = False) -> Database:
-        return await Database.open(self._path, self._options, topic=self._name, create=create)
+    async def _connect(self, *, create: bool = False) -> SqliteDatabase:
+        return await SqliteDatabase.open(self._path, self._options, topic=self._name, create=create)
 
     @contextlib.asynccontextmanager
-    async def _connected(self, *, create: bool = False) -> AsyncIterator[Database]:
+    async def _connected(self, *, create: bool = False) -> AsyncIterator[SqliteDatabase]:
         database = await self._connect(create=create)
         async with closed_after(database.close):
             yield database
@@ -265,7 +265,7 @@ class SqliteReader(TopicReader):
     """Reads its share of a topic's partitions; looks for new records at intervals, whichever process writes them."""
 
     def __init__(
-        self, database: Database, beginning: ReaderStart, request: ReadRequest, options: SqliteOptions
+        self, database: SqliteDatabase, beginning: ReaderStart, request: ReadRequest, options: SqliteOptions
     ) -> None:
         self._database = database
         self._topic, self._ends, self._positions = beginning
@@ -277,7 +277,9 @@ class SqliteReader(TopicReader):
         self._is_closed = False
 
     @classmethod
-    async def open(cls, database: Database, name: str, request: ReadRequest, options: SqliteOptions) -> SqliteReader:
+    async def open(
+        cls, database: SqliteDatabase, name: str, request: ReadRequest, options: SqliteOptions
+    ) -> SqliteReader:
         """Return a reader at its start position, which owns ``database``."""
         return cls(database, await database.run(_begin, name, request), request, options)
 

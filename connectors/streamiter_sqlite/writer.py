@@ -24,13 +24,13 @@ from streamiter.errors import ProducerFenced, TopicError, TransactionExpired
 from streamiter.files import uninterrupted
 from streamiter.topics.connecting import TransactionState, check_outgoing, check_record_sizes, closed_error, spread
 from streamiter.topics.topic import OutgoingBatch, Topic, TopicWriter, Transactions
-from streamiter_sqlite.file import DamagedFile, Database, SqliteOptions, checked_numbers, write_transaction
+from streamiter_sqlite.file import DamagedFile, SqliteDatabase, SqliteOptions, checked_numbers, write_transaction
 from streamiter_sqlite.log import (
     PackedBlock,
     PendingRecords,
     StoredBlock,
     TopicRow,
-    append,
+    append_blocks,
     append_entry,
     blocks_of,
     find_partitions,
@@ -48,7 +48,7 @@ class SqliteWriter(TopicWriter):
     order, so ``flush`` can be called again once the cause is removed.
     """
 
-    def __init__(self, database: Database, topic: TopicRow, partitions: int, clock: Clock) -> None:
+    def __init__(self, database: SqliteDatabase, topic: TopicRow, partitions: int, clock: Clock) -> None:
         self._database = database
         self._topic = topic
         self._partitions = partitions
@@ -60,7 +60,7 @@ class SqliteWriter(TopicWriter):
         self._is_closed = False
 
     @classmethod
-    async def open(cls, database: Database, name: str, clock: Clock) -> SqliteWriter:
+    async def open(cls, database: SqliteDatabase, name: str, clock: Clock) -> SqliteWriter:
         """Return a writer to an existing topic, which owns ``database``."""
         topic, partitions = await database.run(find_partitions, name)
         return cls(database, topic, partitions, clock)
@@ -143,7 +143,7 @@ def _store(
     """Commit the records; return the number of partitions that the topic has now."""
     blocks = list(blocks_of(parts))  # packs them before the file is locked
     with write_transaction(connection):
-        append(connection, topic, blocks)
+        append_blocks(connection, topic, blocks)
         retain(connection, topic, now_ms)
         return _count_partitions(connection, topic)
 
@@ -163,7 +163,7 @@ class SqliteTransactions(Transactions):
     """
 
     def __init__(
-        self, database: Database, domain: str, owner: TransactionOwner, timeout_s: float, options: SqliteOptions
+        self, database: SqliteDatabase, domain: str, owner: TransactionOwner, timeout_s: float, options: SqliteOptions
     ) -> None:
         self._database = database
         self._domain = domain
@@ -177,7 +177,7 @@ class SqliteTransactions(Transactions):
 
     @classmethod
     async def open(
-        cls, database: Database, domain: str, transactional_id: str, timeout_s: float, options: SqliteOptions
+        cls, database: SqliteDatabase, domain: str, transactional_id: str, timeout_s: float, options: SqliteOptions
     ) -> SqliteTransactions:
         """Take over the id, and return transactions that own ``database``."""
         owner = await database.run(take_over, transactional_id, options.clock.now_ms())
@@ -289,11 +289,11 @@ class OpenTransaction:
         """The topics written to, in the order of their first records."""
         return [target.topic for target in self.targets.values()]
 
-    def take(self) -> list[Gathered]:
+    def take(self) -> list[GatheredBatches]:
         """Remove and return all gathered records."""
         return [(target.topic, target.pending.take()) for target in self.targets.values()]
 
-    def put_back(self, gathered: list[Gathered]) -> None:
+    def put_back(self, gathered: list[GatheredBatches]) -> None:
         """Put back records that were taken and could not be stored."""
         for topic, parts in gathered:
             self.targets[topic.name].pending.put_back(parts)
@@ -308,7 +308,7 @@ class TopicOfTransaction:
         self.pending = PendingRecords()
 
 
-Gathered = tuple[TopicRow, Mapping[int, Sequence[OutgoingBatch]]]
+GatheredBatches = tuple[TopicRow, Mapping[int, Sequence[OutgoingBatch]]]
 """Records for one topic, by partition."""
 
 # Stored in place of a deadline: the staged records were discarded because their deadline had passed, and no writer has
@@ -374,7 +374,7 @@ def check_run(connection: sqlite3.Connection, owner: TransactionOwner) -> None:
 
 
 def stage(
-    connection: sqlite3.Connection, owner: TransactionOwner, gathered: Sequence[Gathered], deadline_ms: int
+    connection: sqlite3.Connection, owner: TransactionOwner, gathered: Sequence[GatheredBatches], deadline_ms: int
 ) -> None:
     """Store records where no reader sees them."""
     packed = [(topic, list(blocks_of(parts))) for topic, parts in gathered]  # packs them before the file is locked
@@ -408,7 +408,7 @@ def commit(
     connection: sqlite3.Connection,
     owner: TransactionOwner,
     topics: Sequence[TopicRow],
-    gathered: Sequence[Gathered],
+    gathered: Sequence[GatheredBatches],
     now_ms: int,
 ) -> None:
     """Make the staged records and the gathered rest visible together, in the order of writing."""
@@ -421,7 +421,7 @@ def commit(
         for entry in _staged_entries(connection, owner):
             append_entry(connection, entry, topic_name=names[entry.topic_id])
         for topic, blocks in packed:
-            append(connection, topic, blocks)
+            append_blocks(connection, topic, blocks)
         for topic in topics:
             retain(connection, topic, now_ms)
         connection.execute("DELETE FROM staged WHERE transactional_id = ?", (owner.transactional_id,))

@@ -21,7 +21,7 @@ from streamiter.deferred import Deferred, DeferredEntries, PlainValue, entries_o
 from streamiter.errors import ConfigurationError, InternalError
 from streamiter.records import Batch, Control, DataBatch, control_from_plain, control_to_plain, estimated_bytes
 
-Item = DataBatch | Control
+QueuedItem = DataBatch | Control
 
 _INT64: Final = range(-(2**63), 2**63)
 _COUNTS: Final = range(2**63)
@@ -29,12 +29,12 @@ _COUNTS: Final = range(2**63)
 # A batch and its place in a log: a DataBatch (48 bytes), its list (56 and a pointer) or an array without its content,
 # rounded up. Without this number, batches of no bytes (empty lists, arrays of no columns) could fill the memory without
 # being counted.
-BATCH_BYTES: Final = 128
+BATCH_PLACE_BYTES: Final = 128
 
 
 def memory_bytes(batch: Batch) -> int:
     """Return the estimated bytes of memory that a batch takes."""
-    return BATCH_BYTES + estimated_bytes(batch)
+    return BATCH_PLACE_BYTES + estimated_bytes(batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class SpillLog(abc.ABC):
         self._bytes_in_memory = self._records = 0
         # The front of the log, each item with the bytes counted for it. All of these items are older than the batches
         # on disk.
-        self._memory: deque[tuple[Item, int]] = deque()
+        self._memory: deque[tuple[QueuedItem, int]] = deque()
         # Control records behind batches on disk, each with the number of the batch it follows: the control record
         # moves to memory when that many batches have been read back.
         self._markers: deque[tuple[Control, int]] = deque()
@@ -170,7 +170,7 @@ class SpillLog(abc.ABC):
         )
         return DeferredEntries(self._name, self._plain_data.encode, entries, release=held.release)
 
-    def _last(self) -> deque[tuple[Item, int]]:
+    def _last(self) -> deque[tuple[QueuedItem, int]]:
         """Return what is behind all others, with the bytes counted for it."""
         return deque()
 
@@ -276,7 +276,7 @@ class SpillQueue(SpillLog):
 
     keeps_one = True
 
-    def put(self, item: Item) -> None:
+    def put(self, item: QueuedItem) -> None:
         """Add a batch or a control record at the end.
 
         Raises ``LoopOverflow`` above the disk limit, ``StorageFull`` when the disk itself is full, and
@@ -294,13 +294,13 @@ class SpillQueue(SpillLog):
         else:
             self._add_control(item)
 
-    def peek(self) -> Item:
+    def peek(self) -> QueuedItem:
         """Return the first item without removing it; raise ``IndexError`` if the queue is empty."""
         if not self._memory:
             self._read_back()
         return self._memory[0][0]
 
-    def take(self) -> Item:
+    def take(self) -> QueuedItem:
         """Remove and return the first item; raise ``IndexError`` if the queue is empty."""
         if not self._memory:
             self._read_back()
@@ -355,11 +355,11 @@ def _is_size(size: object = 0, *others: object) -> bool:
 def _entries(
     encode: Callable[[Batch, int], EncodedBatch],
     *,
-    memory: deque[tuple[Item, int]],
+    memory: deque[tuple[QueuedItem, int]],
     held: HeldDiskBatches,
     markers: deque[tuple[Control, int]],
     first_on_disk: int,
-    last: deque[tuple[Item, int]],
+    last: deque[tuple[QueuedItem, int]],
     has_sizes: bool,
 ) -> Generator[tuple[PlainValue, ...], None, None]:
     """Give the items in memory, then the batches on disk with the control records between them, then the last ones.
@@ -370,7 +370,7 @@ def _entries(
     soon as it is given.
     """
 
-    def in_memory(items: deque[tuple[Item, int]]) -> Generator[tuple[PlainValue, ...], None, None]:
+    def in_memory(items: deque[tuple[QueuedItem, int]]) -> Generator[tuple[PlainValue, ...], None, None]:
         while items:
             item, size_bytes = items.popleft()
             if isinstance(item, DataBatch):

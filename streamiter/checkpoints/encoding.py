@@ -13,11 +13,10 @@ import gc
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from types import NoneType
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from streamiter.checkpoints import plain_format
 from streamiter.checkpoints.plain_format import (
@@ -38,12 +37,11 @@ from streamiter.checkpoints.plain_format import (
     unpack_dtype,
 )
 from streamiter.deferred import Deferred, PlainValue
+from streamiter.numbers import Array
 from streamiter.records import ORDER_COLUMNS, Columns, TimedBatch
 
-Array = npt.NDArray[Any]
-
 _TUPLE_OPENING: Final = extension(plain_format.TUPLE, b"")
-_COLUMNS_OPENING: Final = extension(plain_format.COLUMNS, b"")
+_COLUMNS_OPENING: Final = extension(plain_format.RECORD_COLUMNS, b"")
 _TIMED_OPENING: Final = extension(plain_format.TIMED, b"")
 
 _CONTAINERS: Final = frozenset({list, tuple, dict})
@@ -349,7 +347,7 @@ def _builder_of(struct: type[msgspec.Struct], names: list[str]) -> _Builder:
     return _Builder(complete)
 
 
-_OPENING_CODES: Final = (plain_format.TUPLE, plain_format.STRUCT, plain_format.COLUMNS, plain_format.TIMED)
+_OPENING_CODES: Final = (plain_format.TUPLE, plain_format.STRUCT, plain_format.RECORD_COLUMNS, plain_format.TIMED)
 _TUPLE_BUILDER: Final = _Builder(_complete_tuple)
 _COLUMNS_BUILDER: Final = _Builder(_complete_columns)
 _TIMED_BUILDER: Final = _Builder(_complete_timed)
@@ -432,7 +430,7 @@ class _PlainDataDecoder:
             return _TUPLE_BUILDER
         if code == plain_format.STRUCT:
             return self._struct_builder(payload)
-        if code == plain_format.COLUMNS and not payload:
+        if code == plain_format.RECORD_COLUMNS and not payload:
             return _COLUMNS_BUILDER
         if code == plain_format.TIMED and not payload:
             return _TIMED_BUILDER

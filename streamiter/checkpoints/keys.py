@@ -99,10 +99,10 @@ def _normalized(key: Any) -> Key:
         return str.__str__(key)  # str(key) loses NULs at the end
     if kind is np.bytes_:
         return bytes(key)
-    from streamiter.checkpoints.plain_data import shown, type_name  # For the message: it takes a while to import.
+    from streamiter.checkpoints.plain_data import shown_key, type_name  # For the message: it takes a while to import.
 
     expected = "expected an int, str, bytes or a tuple of such"
-    raise PlainDataError(f"key {shown(key)}: {expected}, given {type_name(kind)}; {_advice(key)}")
+    raise PlainDataError(f"key {shown_key(key)}: {expected}, given {type_name(kind)}; {_advice(key)}")
 
 
 def _advice(key: object) -> str:

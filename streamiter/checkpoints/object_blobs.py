@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from obstore import UpdateVersion
     from obstore.store import ClientConfig, RetryConfig
 
-Client: TypeAlias = S3Store | GCSStore | AzureStore
+ObjectStoreClient: TypeAlias = S3Store | GCSStore | AzureStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class ObjectStoreUrl:
         """Return the URL without its options."""
         return f"{self.scheme}://{self.bucket}/{self.prefix}".rstrip("/")
 
-    def client(self) -> Client:
+    def client(self) -> ObjectStoreClient:
         """Return a client; this connects to no server."""
         limit_s = self.options.give_up_after_s
         retry: RetryConfig = {
@@ -152,7 +152,7 @@ class ObjectStoreUrl:
             client["allow_http"] = True
         store = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}[self.scheme]
         try:
-            made: Client = store(
+            made: ObjectStoreClient = store(
                 self.bucket, prefix=self.prefix or None, config=given, client_options=client, retry_config=retry
             )
             return made
@@ -306,7 +306,7 @@ def _temporary_file() -> BinaryIO:
 class ObjectReader(BlobReader):
     """Reads an object by ranges."""
 
-    def __init__(self, place: str, client: Client, name: str) -> None:
+    def __init__(self, place: str, client: ObjectStoreClient, name: str) -> None:
         with _removed(place):
             self._file = obstore.open_reader(client, name, buffer_size=_RANGE_BYTES)
             super().__init__(place, self._file.size)

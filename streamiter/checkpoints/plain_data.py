@@ -271,9 +271,6 @@ def _listed(batch: PlainValue) -> list[PlainValue]:
     return list(batch)
 
 
-# ---- control records
-
-
 # ---- error messages
 
 PLAIN_TYPES: Final = (
@@ -420,7 +417,7 @@ def _names_problem(columns: Columns) -> str | None:
     strange = [name for name in columns.names if type(name) is not str]
     if not strange:
         return None
-    return f"expected columns named by str, given the name {shown(strange[0])}; convert it with str(...)"
+    return f"expected columns named by str, given the name {shown_key(strange[0])}; convert it with str(...)"
 
 
 def _parts(place: _ValuePath, structs: Container[type[object]]) -> Iterator[_ValuePath]:
@@ -430,10 +427,10 @@ def _parts(place: _ValuePath, structs: Container[type[object]]) -> Iterator[_Val
         yield from (place.inside(item, f"[{index}]") for index, item in enumerate(part))
     elif kind is dict:
         for key, item in part.items():
-            yield place.inside(key, f".key({shown(key)})")
-            yield place.inside(item, f"[{shown(key)}]")
+            yield place.inside(key, f".key({shown_key(key)})")
+            yield place.inside(item, f"[{shown_key(key)}]")
     elif kind is Columns:
-        yield from (place.inside(array, f"[{shown(name)}]") for name, array in part.arrays.items())
+        yield from (place.inside(array, f"[{shown_key(name)}]") for name, array in part.arrays.items())
     elif kind is TimedBatch:
         yield place.inside(part.records, "")
     elif kind in structs:
@@ -441,7 +438,7 @@ def _parts(place: _ValuePath, structs: Container[type[object]]) -> Iterator[_Val
         yield from (place.inside(item, f".{name}") for name, item in fields)
 
 
-def shown(key: PlainValue) -> str:
+def shown_key(key: PlainValue) -> str:
     """Return a dict key for a path: shortened, strings with double quotes. Never raises."""
     try:
         text = repr(key)

@@ -50,7 +50,7 @@ from streamiter.errors import ConfigurationError
 
 TUPLE: Final = 1
 STRUCT: Final = 2
-COLUMNS: Final = 3
+RECORD_COLUMNS: Final = 3
 BIG_INT: Final = 4
 ARRAY: Final = 5
 SCALAR: Final = 6

@@ -15,7 +15,7 @@ from typing import Any, Final, final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.checkpoints.disk_queue import BATCH_BYTES, Item, SpillLog, memory_bytes
+from streamiter.checkpoints.disk_queue import BATCH_PLACE_BYTES, QueuedItem, SpillLog, memory_bytes
 from streamiter.deferred import PlainValue
 from streamiter.errors import PlainDataError
 from streamiter.records import (
@@ -115,7 +115,7 @@ class ReplayCache(SpillLog):
         self._clear()
         self.refill(frames)
 
-    def _last(self) -> deque[tuple[Item, int]]:
+    def _last(self) -> deque[tuple[QueuedItem, int]]:
         if self._open is None:
             return deque()
         batch = DataBatch(self._open.join())
@@ -254,7 +254,7 @@ class _OpenPiece:
     @property
     def size_bytes(self) -> int:
         """Estimated bytes of memory that the batches take, or will take when joined if that is more."""
-        return BATCH_BYTES * len(self._parts) + self._joined_bytes
+        return BATCH_PLACE_BYTES * len(self._parts) + self._joined_bytes
 
     def add(self, batch: Batch, *, bytes_max: int | None = None) -> bool:
         """Add a batch and return True; return False if it cannot be joined or the piece would be too large.
@@ -272,7 +272,7 @@ class _OpenPiece:
             joined_bytes = (self.records + len(batch)) * sum(record_bytes)
         if joined_bytes > _JOINED_BYTES_MAX:
             return False
-        if bytes_max is not None and BATCH_BYTES * (len(self._parts) + 1) + joined_bytes > bytes_max:
+        if bytes_max is not None and BATCH_PLACE_BYTES * (len(self._parts) + 1) + joined_bytes > bytes_max:
             return False
         self._parts.append(batch)
         self._record_bytes = record_bytes

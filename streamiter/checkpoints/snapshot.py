@@ -120,7 +120,7 @@ class OtherFormat(Exception):
         super().__init__(given)
 
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
+NaturalNumber = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class SharedFile(msgspec.Struct, frozen=True):
@@ -130,20 +130,20 @@ class SharedFile(msgspec.Struct, frozen=True):
     """The name that its owner gave it."""
     blob: str
     """The name of the blob, in the folder of the flow."""
-    bytes: Count
+    bytes: NaturalNumber
     """Its size."""
-    crc32: Count
+    crc32: NaturalNumber
     """The CRC-32 of its content."""
 
 
 class Section(msgspec.Struct, frozen=True, omit_defaults=True):
     """The place of consecutive frames in the file, and the shared files that belong to them."""
 
-    offset: Count
+    offset: NaturalNumber
     """The position of the first frame."""
-    bytes: Count
+    bytes: NaturalNumber
     """The length of all frames, with their heads."""
-    frames: Count
+    frames: NaturalNumber
     """The number of frames."""
     files: tuple[SharedFile, ...] | None = None
     """The shared files of a deferred piece that is files, perhaps none; then the frames have what is not in the files.
@@ -161,13 +161,13 @@ class PartEntry(msgspec.Struct, frozen=True):
 class PartsFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """The file with the parts of another process than 0."""
 
-    process: Count
+    process: NaturalNumber
     """The number of the process."""
-    bytes: Count
+    bytes: NaturalNumber
     """The size of the file."""
-    manifest_crc32: Count
+    manifest_crc32: NaturalNumber
     """The CRC-32 of its manifest, so that no other file can replace it."""
-    new_bytes: Count = 0
+    new_bytes: NaturalNumber = 0
     """The bytes of the shared files that were stored with it."""
 
 

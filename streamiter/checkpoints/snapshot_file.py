@@ -325,7 +325,7 @@ def _damaged(place: str, file: SharedFile) -> CheckpointError:
     )
 
 
-BATCH_BYTES: Final = 1 << 20
+WRITE_BYTES: Final = 1 << 20
 """Frames are collected up to this size, so that the 50 µs of a call in a thread are well spent."""
 
 

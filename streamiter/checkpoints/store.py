@@ -32,7 +32,7 @@ from streamiter.checkpoints.snapshot import (
     SnapshotHeader,
     SnapshotPart,
 )
-from streamiter.checkpoints.snapshot_file import BATCH_BYTES, SnapshotWriter, StoredSnapshot
+from streamiter.checkpoints.snapshot_file import WRITE_BYTES, SnapshotWriter, StoredSnapshot
 from streamiter.deferred import DeferredFiles
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError
 from streamiter.numbers import positive, whole_number
@@ -209,7 +209,7 @@ class CheckpointStore:
             await self._write_if_enough(flow, writer)
 
     async def _write_if_enough(self, flow: FlowCheckpoints, writer: SnapshotWriter) -> None:
-        if writer.pending_bytes >= BATCH_BYTES:
+        if writer.pending_bytes >= WRITE_BYTES:
             await run_call(self._blobs, flow.write, writer)
         await asyncio.sleep(0)
 

@@ -58,7 +58,7 @@ def demo(
     """
     # Imports all learners, which other commands do not need.
     from streamiter.cli.demo import run_demo
-    from streamiter.cli.demo import serve as run_service
+    from streamiter.cli.demo import serve_flights as run_service
 
     if serve:
         run_service(directory, flights=flights, rate=rate)

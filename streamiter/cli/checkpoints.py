@@ -29,7 +29,7 @@ Store = Annotated[
 FlowName = Annotated[
     str | None, typer.Option("--flow", metavar="NAME", help="Only the checkpoints of this flow.", show_default=False)
 ]
-Number = Annotated[
+CheckpointOption = Annotated[
     int | None,
     typer.Option(
         "--checkpoint", metavar="N", min=0, help="The number of a checkpoint, as list shows it.", show_default=False
@@ -236,7 +236,7 @@ def _check_that_none_may_be_committed(folder: FlowCheckpoints) -> None:
             )
 
 
-def show(store: Store, flow: FlowName = None, checkpoint: Number = None, as_json: AsJson = False) -> None:
+def show(store: Store, flow: FlowName = None, checkpoint: CheckpointOption = None, as_json: AsJson = False) -> None:
     """Show a checkpoint, by default the committed one.
 
     It prints its notes, its steps with their parallelism, and its parts with their sizes.
@@ -294,7 +294,7 @@ def _described(step: StepState) -> str:
     return f"{step.operator}, parallelism {step.parallelism}{source}"
 
 
-def verify(store: Store, flow: FlowName = None, checkpoint: Number = None, as_json: AsJson = False) -> None:
+def verify(store: Store, flow: FlowName = None, checkpoint: CheckpointOption = None, as_json: AsJson = False) -> None:
     """Read checkpoints completely and compare all checksums.
 
     The exit code is 1 if a file is damaged or missing; each such file is named.

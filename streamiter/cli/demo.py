@@ -25,13 +25,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from streamiter.cli.demo_service import MODEL, QUESTION, UPDATES_BYTES, observed, serve_demo
+from streamiter.cli.demo_service import DEMO_QUESTION, MODEL, UPDATES_BYTES, observed, serve_demo
 from streamiter.cli.figures import INTERRUPTED, say, watched
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, TopicNotFound
 from streamiter.flow.flow import Flow
 from streamiter.learn import train_online
-from streamiter.learn.flights import FIELDS, FlightEvents, Labels, delayed_labels, is_late_event
+from streamiter.learn.flights import FIELDS, FlightEvents, LabelArrival, delayed_labels, is_late_event
 from streamiter.models import ModelSnapshot, ServedModel, last_update
 from streamiter.runtime.running import run_in_own_loop, stopping_on_signals
 from streamiter.runtime.statistics import JobState, JobStatistics
@@ -40,7 +40,14 @@ from streamiter.topics import Headers, OutgoingBatch, ReadRequest, Topic, topic
 
 
 def run_demo(
-    directory: Path, *, labels: Labels, flights: int | None, mini_batch: int, fresh: bool, as_json: bool, clock: Clock
+    directory: Path,
+    *,
+    labels: LabelArrival,
+    flights: int | None,
+    mini_batch: int,
+    fresh: bool,
+    as_json: bool,
+    clock: Clock,
 ) -> None:
     """Write the events if they do not exist, learn from them, and print a summary; show a page while it learns."""
     wanted = Contents(labels, flights)
@@ -52,7 +59,7 @@ def run_demo(
         say("Stopped before the events were complete; nothing of them is kept.", err=as_json)
         return
     progress = TrainingProgress(there.events)
-    statistics = run_in_own_loop(train(topics, wanted.labels, mini_batch, progress, partial(say, err=as_json)))
+    statistics = run_in_own_loop(train_flights(topics, wanted.labels, mini_batch, progress, partial(say, err=as_json)))
     summary = run_in_own_loop(
         summarize(
             topics,
@@ -108,7 +115,7 @@ def _write(topics: DemoTopics, wanted: Contents, tell: Callable[[str], None], cl
     return written
 
 
-def serve(directory: Path, *, flights: int | None, rate: int) -> None:
+def serve_flights(directory: Path, *, flights: int | None, rate: int) -> None:
     """Run a service that learns from the flights as if they happened now, until Ctrl-C."""
     DemoTopics.in_directory(directory).check_directory()
     if code := serve_demo(directory, flights, rate):
@@ -207,7 +214,7 @@ async def _served(topics: DemoTopics) -> Served | None:
         return None
     async with ServedModel(topics.updates, MODEL) as model:
         await model.ready(timeout_s=_READY_TIMEOUT_S)
-        answer = model.predict(QUESTION)
+        answer = model.predict(DEMO_QUESTION)
     return Served(_QUESTION_IN_WORDS, answer.value, answer.generation, answer.version, answer.age_s)
 
 
@@ -302,7 +309,7 @@ _WRITING_TIMEOUT_S: Final = 600.0
 class Contents(msgspec.Struct, frozen=True):
     """The events that a run uses; ``flights`` None: all flights."""
 
-    labels: Labels
+    labels: LabelArrival
     flights: int | None
 
 
@@ -502,8 +509,8 @@ def _number(metrics: dict[str, float], name: str) -> str:
     return f"{metrics[name]:.4f}" if name in metrics else "–"
 
 
-async def train(
-    topics: DemoTopics, labels: Labels, mini_batch: int, progress: TrainingProgress, tell: Callable[[str], None]
+async def train_flights(
+    topics: DemoTopics, labels: LabelArrival, mini_batch: int, progress: TrainingProgress, tell: Callable[[str], None]
 ) -> JobStatistics:
     """Train on the events in the topic until its current end or Ctrl-C, with a page, and live figures on a terminal."""
     await topics.create()
@@ -519,7 +526,7 @@ async def train(
 
 
 def _training_flow(
-    topics: DemoTopics, labels: Labels, mini_batch: int, progress: TrainingProgress, observations: Observations
+    topics: DemoTopics, labels: LabelArrival, mini_batch: int, progress: TrainingProgress, observations: Observations
 ) -> Flow:
     flow = Flow("demo")
     events = flow.source(topics.flights, stop="latest").map_batch(progress.read)

@@ -35,7 +35,7 @@ MODEL: Final = "late-flights"
 UPDATES_BYTES: Final = 64 << 20
 
 # A question to the model, with the fields of a departure event.
-QUESTION: Final = {
+DEMO_QUESTION: Final = {
     "carrier": "UA",
     "origin": "EWR",
     "dest": "ORD",
@@ -148,7 +148,7 @@ def serve_demo(directory: Path, flights: int | None, rate: int) -> int:
     settings = read_settings(file)
     say(f"This replays the flights of 2013, {rate:,} events a second. The settings of the service are in {file}.")
     say(f"Its page is http://{address}/; ask its model, in another terminal:")
-    typer.echo(f"  curl http://{address}/predict -d '{msgspec.json.encode(QUESTION).decode()}'")
+    typer.echo(f"  curl http://{address}/predict -d '{msgspec.json.encode(DEMO_QUESTION).decode()}'")
     say("Ctrl-C stops it in order; the next run resumes.")
 
     async def run() -> int:

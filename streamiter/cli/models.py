@@ -34,14 +34,18 @@ from streamiter.models.versions import last_updates
 from streamiter.runtime.running import run_in_own_loop
 from streamiter.topics import Topic
 
-Url = Annotated[
+UpdatesUrl = Annotated[
     str,
     typer.Argument(
         metavar="URL", help="The topic of the updates, such as kafka://127.0.0.1:9092/models", show_default=False
     ),
 ]
-Model = Annotated[str, typer.Option("--model", "-m", metavar="NAME", help="The name of the model.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON document for each update, with its parameters.")]
+ModelOption = Annotated[
+    str, typer.Option("--model", "-m", metavar="NAME", help="The name of the model.", show_default=False)
+]
+UpdatesAsJson = Annotated[
+    bool, typer.Option("--json", help="Print a JSON document for each update, with its parameters.")
+]
 
 # The number of values of an array that `show` prints.
 _HEAD: Final = 6
@@ -51,13 +55,13 @@ _HEAD: Final = 6
 
 
 def tail(
-    url: Url,
-    model: Model,
+    url: UpdatesUrl,
+    model: ModelOption,
     follow: Follow = False,
     count: Annotated[
         int, typer.Option("--count", "-n", metavar="N", min=0, help="The number of last updates to start with.")
     ] = 10,
-    as_json: AsJson = False,
+    as_json: UpdatesAsJson = False,
 ) -> None:
     """Print the last updates of a model.
 
@@ -116,7 +120,7 @@ def _duration(seconds: float) -> str:
 # -- show
 
 
-def show(url: Url, model: Model, as_json: AsJson = False) -> None:
+def show(url: UpdatesUrl, model: ModelOption, as_json: UpdatesAsJson = False) -> None:
     """Print the newest update of a model."""
     update = run_in_own_loop(find_update(lasting_topic(url), model))
     if as_json:
@@ -131,18 +135,20 @@ def show(url: Url, model: Model, as_json: AsJson = False) -> None:
 Version = Annotated[
     str, typer.Argument(metavar="VERSION", help="Such as 2.17; 2 is the last of generation 2.", show_default=False)
 ]
-Count = Annotated[int, typer.Option("--count", "-n", metavar="N", min=1, help="The number of weights and scales.")]
+CountOption = Annotated[
+    int, typer.Option("--count", "-n", metavar="N", min=1, help="The number of weights and scales.")
+]
 
 
 def diff(
-    url: Url,
+    url: UpdatesUrl,
     old: Version,
-    model: Model,
+    model: ModelOption,
     new: Annotated[
         str | None, typer.Argument(metavar="[NEW]", help="The newest, unless one is given.", show_default=False)
     ] = None,
-    count: Count = 20,
-    as_json: AsJson = False,
+    count: CountOption = 20,
+    as_json: UpdatesAsJson = False,
 ) -> None:
     """Compare two versions of a model: metrics, and the weights and scales that changed most.
 
@@ -188,7 +194,7 @@ def _figure(value: object) -> str:
 
 
 def compare(
-    url: Url,
+    url: UpdatesUrl,
     models: Annotated[
         list[str], typer.Option("--model", "-m", metavar="NAME", help="A model; give several.", show_default=False)
     ],
@@ -223,9 +229,9 @@ def compare(
 
 
 def export(
-    url: Url,
+    url: UpdatesUrl,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .json or .safetensors file.", show_default=False)],
-    model: Model,
+    model: ModelOption,
     version: Annotated[
         str | None, typer.Option("--version", metavar="VERSION", help="Such as 2.17; otherwise the newest.")
     ] = None,
@@ -249,9 +255,9 @@ def export(
 
 
 def import_(
-    url: Url,
+    url: UpdatesUrl,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file of export.", show_default=False)],
-    model: Model,
+    model: ModelOption,
 ) -> None:
     """Publish the model of a file as a new version that is later than all others.
 
@@ -269,7 +275,7 @@ def import_(
 # -- rollback
 
 
-def rollback(url: Url, version: Version, model: Model) -> None:
+def rollback(url: UpdatesUrl, version: Version, model: ModelOption) -> None:
     """Publish an earlier version again, as a new version that is later than all others.
 
     A trainer that follows rollbacks (train_online(rollbacks=…)) resumes from it. Stop another one first.

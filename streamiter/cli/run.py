@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from streamiter.flow.drawing.formats import DrawingFormat
     from streamiter.networks.network import Network
 
-Target = Annotated[
+TargetArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODULE:FLOW",
@@ -41,7 +41,7 @@ Hosts = Literal["local", "ray"]
 
 
 def run(
-    target: Target,
+    target: TargetArgument,
     on_interrupt: Annotated[
         OnInterrupt, typer.Option("--on-interrupt", help="The effect of the first Ctrl-C or SIGTERM.")
     ] = "suspend",
@@ -211,7 +211,7 @@ def write_drawing(drawable: Flow | Network, drawing_format: DrawingFormat, outpu
         output.write_bytes(content)
 
 
-def draw(target: Target, output: OutputOption = None, drawing_format: FormatOption = None) -> None:
+def draw(target: TargetArgument, output: OutputOption = None, drawing_format: FormatOption = None) -> None:
     """Draw the graph of a flow, without running it: as Mermaid text, SVG or PNG."""
     chosen = format_for(output, drawing_format)
     write_drawing(load_flow(target, Flow), chosen, output)

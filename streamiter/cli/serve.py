@@ -79,7 +79,7 @@ def _check(file: Path) -> None:
 
 
 def _init(file: Path, url: str, answers: str | None) -> None:
-    from streamiter.service.proposal import proposal_of, sample_of
+    from streamiter.service.proposal import proposal_of, sample_of_topic
     from streamiter.service.settings_file import read_settings, topic_url_of
     from streamiter.service.toml_document import WrongValue
 
@@ -95,9 +95,9 @@ def _init(file: Path, url: str, answers: str | None) -> None:
             text = f"{option}: expected {wrong.expected}, given {wrong.given}; {wrong.remedy}"
             raise ConfigurationError(text) from None
     source = lasting_topic(url)
-    sample = run_in_own_loop(sample_of(source))
+    sample = run_in_own_loop(sample_of_topic(source))
     if answers is not None:
-        sample = sample.with_answers(run_in_own_loop(sample_of(lasting_topic(answers))))
+        sample = sample.with_answers(run_in_own_loop(sample_of_topic(lasting_topic(answers))))
     proposal = proposal_of(
         sample,
         name=_NO_NAME.sub("-", source.name).strip("-._")[:_NAME_CHARACTERS] or "service",

@@ -38,7 +38,7 @@ from streamiter.topics import (
 from streamiter.topics.connecting import last_records
 from streamiter.topics.urls import shown_url
 
-Url = Annotated[
+TopicUrl = Annotated[
     str, typer.Argument(metavar="URL", help="A topic, such as kafka://127.0.0.1:9092/clicks", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON document on each line.")]
@@ -61,7 +61,7 @@ def check_lasting(url: str) -> None:
 
 
 def create(
-    url: Url,
+    url: TopicUrl,
     partitions: Annotated[int, typer.Option(metavar="N", min=1, help="The number of partitions.")] = 1,
     settings: Annotated[
         list[str] | None,
@@ -233,7 +233,7 @@ def _described(name: str, description: TopicDescription) -> dict[str, object]:
 
 
 def produce(
-    url: Url,
+    url: TopicUrl,
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="A file of lines, a record each; - is standard input.")
     ] = "-",
@@ -308,13 +308,13 @@ def _key(line: bytes, field: str, number: int) -> bytes:
         found = orjson.loads(line)[field]
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
         raise ConfigurationError(
-            f"--key {field}: expected JSON objects with that field, given line {number}: {shown(line)}"
+            f"--key {field}: expected JSON objects with that field, given line {number}: {text_to_show(line)}"
         ) from error
     return found.encode() if isinstance(found, str) else orjson.dumps(found)
 
 
 def tail(
-    url: Url,
+    url: TopicUrl,
     follow: Follow = False,
     count: Annotated[
         int,
@@ -357,8 +357,8 @@ async def _tail(source: Topic, follow: bool, count: int, show: Callable[[TopicRe
 
 
 def _print_record(record: TopicRecord) -> None:
-    key = "" if record.key is None else f" {shown(record.key)}"
-    value = "(no value)" if record.value is None else shown(record.value)
+    key = "" if record.key is None else f" {text_to_show(record.key)}"
+    value = "(no value)" if record.value is None else text_to_show(record.value)
     typer.echo(f"{_place(record)}{key} {value}")
 
 
@@ -439,7 +439,7 @@ topics_app = command_group(
 _SHOWN_CHARACTERS: Final = 400
 
 
-def shown(value: bytes) -> str:
+def text_to_show(value: bytes) -> str:
     """Return a value as text, shortened on a terminal; for bytes that are no text, its size."""
     try:
         text = value.decode()

@@ -63,7 +63,7 @@ def initial_of(network: Network, start: Path | None) -> tuple[Network, Start]:
     return network, saved.parameters
 
 
-def rows_of(network: Network, data: str | None, validate: str | None) -> tuple[LabelledRows, LabelledRows]:
+def training_rows(network: Network, data: str | None, validate: str | None) -> tuple[LabelledRows, LabelledRows]:
     """Return the rows for training and for validation, both checked, so that errors name the option of the file."""
     from streamiter.networks.data import part, read_rows
     from streamiter.networks.training import RowChecks, sized
@@ -141,11 +141,11 @@ def train(
 
     how = consistency_of(consistency)
     check_plot(plot)
-    network = load_network(config)
+    network = read_network(config)
     folder = model or Path(network.configuration.model.save_path or f"{config.stem}.model")
     check_folder(folder)
     network, beginning = initial_of(network, start)
-    training, validation = rows_of(network, data, validate)
+    training, validation = training_rows(network, data, validate)
     if is_saved_network(folder):
         say(f"{folder} holds a model, which the new one will replace; --model saves it elsewhere", err=True)
 
@@ -336,7 +336,7 @@ ConfigurationFile = Annotated[
 ]
 
 
-def load_network(file: Path) -> Network:
+def read_network(file: Path) -> Network:
     """Read the network of a file; print each warning on stderr."""
     # Slow to import; only commands on networks need it.
     from streamiter.networks.configuration import read_configuration
@@ -353,7 +353,7 @@ def check(file: ConfigurationFile) -> None:
 
     An unknown key is a warning.
     """
-    network = load_network(file)
+    network = read_network(file)
     summary = network.summary()
     typer.echo(f"{summary.title}, {summary.totals}")
 
@@ -361,7 +361,7 @@ def check(file: ConfigurationFile) -> None:
 def draw_network(file: ConfigurationFile, output: OutputOption = None, drawing_format: FormatOption = None) -> None:
     """Draw the layers of a network, as Mermaid text, SVG or PNG."""
     chosen = format_for(output, drawing_format)
-    write_drawing(load_network(file), chosen, output)
+    write_drawing(read_network(file), chosen, output)
 
 
 def show(
@@ -374,11 +374,11 @@ def show(
     """Show the layers of a network: inputs, outputs, parameters."""
     if as_json and as_canonical:
         raise typer.BadParameter("expected one of --json and --canonical, given both", param_hint="'--canonical'")
-    network = load_network(file)
+    network = read_network(file)
     if as_canonical:
-        from streamiter.networks.configuration import as_text
+        from streamiter.networks.configuration import json_text
 
-        typer.echo(as_text(network.to_json()), nl=False)
+        typer.echo(json_text(network.to_json()), nl=False)
         return
     summary = network.summary()
     if as_json:

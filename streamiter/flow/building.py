@@ -20,14 +20,14 @@ from streamiter.flow.graph_checks import (
     check_codec,
     check_count,
     check_factory,
-    check_function,
     check_holds_dead_letters,
     check_name,
     check_policy,
     check_service,
-    check_state,
+    check_state_backend,
+    check_user_function,
 )
-from streamiter.flow.options import ProcessOptions, StepOptions, check_options
+from streamiter.flow.options import ProcessOptions, StepOptions, check_step_options
 from streamiter.operators.operator import IterationListener, Operator, OperatorFactory, Service
 from streamiter.operators.output import DEAD_LETTERS
 from streamiter.operators.source import Collect, Collected
@@ -113,7 +113,7 @@ class FlowUnderConstruction(RunnableFlow):
             raise GraphError(f"Flow: expected a name, given {name!r}; it keys checkpoints and transactions")
         self.name = name
         self.parallelism = check_count(parallelism, "a parallelism", step=name)
-        self.state = check_state(name, state)
+        self.state = check_state_backend(name, state)
         self.plain_data = PlainData()
         self.graph = BuiltGraph(self.plain_data)
 
@@ -340,12 +340,12 @@ def add_next_step(
 ) -> StepOutput:
     """Add a step that reads streams of one flow, each under the name of an input, and return the step's main output.
 
-    ``label`` names the step if the options do not; ``label_lasts`` is that of ``BuiltGraph.add_step``.
-    ``waits_for_end``: the step emits when its inputs have ended; ``emits_unasked``: it may emit
-    before it receives a record. ``emits_at_end`` states whether it emits at the end only, if these two cannot tell.
-    ``shape`` and ``epochs_seen`` are for drawings. ``outside_loops``: the step is outside any iteration, even while a
-    body is being built. ``keeps_event_time``: its records have the timestamps of those that it reads;
-    ``begins_event_time``: it gives its records timestamps. ``order`` and ``awaited_input`` are those of ``Step``.
+    ``label`` names the step if the options do not; ``BuiltGraph.add_step`` describes ``label_lasts``.
+    ``waits_for_end``: the step emits when its inputs have ended; ``emits_unasked``: it may emit before it receives a
+    record. ``emits_at_end`` states whether it emits at the end only, if these two cannot tell. ``shape`` and
+    ``epochs_seen`` are for drawings. ``outside_loops``: the step is outside any iteration, even while a body is being
+    built. ``keeps_event_time``: its records have the timestamps of the records that it reads; ``begins_event_time``: it
+    gives its records timestamps. ``Step`` describes ``order`` and ``awaited_input``.
     """
     streams = list(inputs.values())
     flow = streams[0].flow
@@ -404,8 +404,8 @@ def add_operator(
     inputs: Mapping[str, Outlets], factory: OperatorFactory, options: ProcessOptions, keys: KeySelector | None = None
 ) -> StepOutput:
     """Add a step with an operator of the user."""
-    check_options("process", options, ProcessOptions)
-    label = options.get("name") or label_of(factory)
+    check_step_options("process", options, ProcessOptions)
+    label = options.get("name") or factory_label(factory)
     if keys is None:
         check_factory(factory, list(inputs), step=label)
     service = options.pop("parameter_server", None)
@@ -421,7 +421,7 @@ def _may_emit_unasked(factory: OperatorFactory) -> bool:
     return issubclass(factory, IterationListener) or hasattr(factory, "input_ended") or hasattr(factory, "on_timer")
 
 
-def label_of(factory: OperatorFactory) -> str:
+def factory_label(factory: OperatorFactory) -> str:
     """Return the name of a class or function; ``process`` for a lambda, whose name says nothing."""
     return getattr(factory, "__name__", "process").replace("<lambda>", "process")
 
@@ -469,7 +469,7 @@ def add_sink(
     options: StepOptions,
 ) -> None:
     """Add the step of ``Stream.sink``; ``functions`` are those of `RecordFunctions`, by name."""
-    check_options("sink", options)
+    check_step_options("sink", options)
     name = options.get("name")
     if not isinstance(topic, Topic):
         raise GraphError(f'sink: expected a topic, given {shown_given(topic)}; write .sink(topic("scheme://…"))')
@@ -480,7 +480,7 @@ def add_sink(
     check_codec(encoder, "encode", step=name or f"sink {topic.name}")
     for each, function in functions.items():
         if function is not None:
-            check_function(function, f"sink {each}", ["record"], step=name)
+            check_user_function(function, f"sink {each}", ["record"], step=name)
     if functions["headers"] is not None and not topic.has_headers:
         raise GraphError(
             f"step {name or f'sink {topic.name}'!r}: expected a topic with headers, given {topic.url}; "

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from streamiter.errors import ConfigurationError, GraphError, shortened
 from streamiter.flow.building import Outlets, StepOutput, add_next_step, edges_of, outlets_of
 from streamiter.flow.graph_checks import check_field_or_function, check_seconds
-from streamiter.flow.options import StepOptions, check_options
+from streamiter.flow.options import StepOptions, check_step_options
 from streamiter.operators.event_time import AssignEventTime, EventTimeSettings
 from streamiter.runtime.graph import SINGLE_INPUT, Step, telling_order, upstream_of
 from streamiter.times import UNIT_NAMES, Seconds, TimeUnit, duration_ms
@@ -29,7 +29,7 @@ def add_event_time(
     options: StepOptions,
 ) -> StepOutput:
     """Add the step of ``Stream.event_time``."""
-    check_options("event_time", options)
+    check_step_options("event_time", options)
     label = options.get("name") or "event_time"
     if of is None:
         _check_behind_topic(stream, unit, time_zone, options, label)

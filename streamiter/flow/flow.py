@@ -20,7 +20,7 @@ from streamiter.flow.building import (
     add_dead_letters,
     add_operator,
     check_same_flow,
-    label_of,
+    factory_label,
     register_struct_of,
 )
 from streamiter.flow.graph_checks import (
@@ -31,12 +31,12 @@ from streamiter.flow.graph_checks import (
     check_name,
     check_policy,
     check_seconds,
-    check_start,
+    check_source_start,
     check_stop,
 )
 from streamiter.flow.keyed_joins import has_record_keys, record_key, tolerant
 from streamiter.flow.keyed_stream import KeyedStream
-from streamiter.flow.options import ProcessOptions, RunOptions, SourceOptions, StepOptions, check_options
+from streamiter.flow.options import ProcessOptions, RunOptions, SourceOptions, StepOptions, check_step_options
 from streamiter.flow.stream import Stream
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.output import RejectionPolicy
@@ -126,12 +126,12 @@ class Flow(FlowUnderConstruction):
             raise GraphError(
                 f'flow.source: expected a topic, given {shown_given(topic)}; write flow.source(topic("scheme://…"))'
             )
-        check_options("source", options)
+        check_step_options("source", options)
         name, dead_letter = options.get("name"), options.get("dead_letter")
         label = name or topic.name
         decoder = decode if decode is not None else (topic.default_decoder() or Json())
         check_codec(decoder, "decode", step=label)
-        check_start(topic, start, first_start, step=label)
+        check_source_start(topic, start, first_start, step=label)
         check_stop(stop, step=label)
         policy = check_policy(options.get("on_error", "fail"), dead_letter, step=label)
         bounded, first = stop is not None or getattr(topic, "bounded", False), first_start or "earliest"
@@ -259,10 +259,10 @@ class Flow(FlowUnderConstruction):
 
         - ``"suspend"``: sources stop reading, and records that were read are handled, except records that a step does
           not want yet, such as mini-batches that wait for their model. Steps are not told of an end, so they do not
-          emit what they emit at the end. With ``checkpoints`` the next run resumes from here with these records;
-          without checkpoints they are lost.
+          emit final results. With ``checkpoints`` the next run resumes from here with these records; without
+          checkpoints they are lost.
         - ``"drain"``: the inputs end here, and a bounded iteration ends with the current epoch. Steps are told of the
-          end. So the result so far is emitted, such as that of ``last_round``, and the job is ``finished``.
+          end. So the result so far is emitted, such as the result of ``last_round``, and the job is ``finished``.
 
         ``on`` runs the flow in several processes, such as :class:`~streamiter.LocalProcesses`: each imports the program
         of the flow. So ``run`` must be behind ``if __name__ == "__main__":``, and the options must be plain data.
@@ -322,7 +322,7 @@ class Flow(FlowUnderConstruction):
                 f"flow {self.name!r}: start() expected no on=, given {on!r}; processes are started by run(): "
                 "await asyncio.to_thread(flow.run, on=…)"
             )
-        check_options("start", options, RunOptions)
+        check_step_options("start", options, RunOptions)
         given: dict[str, Any] = {name: in_seconds(option) for name, option in options.items() if option is not None}
         restore, snapshot = options.get("restore", "last"), given.pop("snapshot", None)
         check_restore_option(self.name, restore)
@@ -380,9 +380,9 @@ class Flow(FlowUnderConstruction):
             s1 --> s2
         <BLANKLINE>
         """
-        from streamiter.flow.drawing import draw  # Imported here: most programs draw no flow.
+        from streamiter.flow.drawing import drawing_of  # Imported here: most programs draw no flow.
 
-        return draw(self.name, self.steps, statistics, format)
+        return drawing_of(self.name, self.steps, statistics, format)
 
     def _repr_html_(self) -> str:
         """Return the drawing, for notebooks."""
@@ -473,7 +473,7 @@ class ConnectedStreams:
         inputs arrive in any order, unless the operator chooses one with ``wanted_inputs()``, or the step is in a
         synchronous iteration; see :class:`~streamiter.Operator`, and :func:`connect` for an example.
         """
-        flow, label = next(iter(self._streams.values())).flow, options.get("name") or label_of(factory)
+        flow, label = next(iter(self._streams.values())).flow, options.get("name") or factory_label(factory)
         keyed = self._keyed(factory)
         if not keyed:
             if time_to_live_s is not None:

@@ -83,7 +83,7 @@ def check_service(given: Any, *, step: str) -> Service | None:
     )
 
 
-def check_state(flow: str, given: Any) -> StateBackend | None:
+def check_state_backend(flow: str, given: Any) -> StateBackend | None:
     """Return the argument ``state=`` of a flow. Raises GraphError unless it keeps states, or is None."""
     if given is None or (isinstance(given, StateBackend) and not isinstance(given, type)):
         return given
@@ -131,7 +131,9 @@ def check_policy(on_error: RejectionPolicy, dead_letter: Topic | None, *, step: 
 # -- topics ------------------------------------------------------------------------------------------------
 
 
-def check_start(topic: Topic, start: SourceStart | None, first_start: StartPosition | None, *, step: str) -> None:
+def check_source_start(
+    topic: Topic, start: SourceStart | None, first_start: StartPosition | None, *, step: str
+) -> None:
     """Raise GraphError unless the source can begin there; None is the default."""
     if not _is_end(start, "committed"):
         _check_position(start, "start", step)
@@ -268,7 +270,7 @@ def check_codec(codec: Any, method: Literal["decode", "encode"], *, step: str) -
 # -- functions ---------------------------------------------------------------------------------------------
 
 
-def check_function(
+def check_user_function(
     f: Any,
     argument: str,
     takes: Sequence[str],
@@ -308,7 +310,7 @@ def check_function(
 def check_field_or_function(key: Any, argument: str, *, step: str | None = None) -> None:
     """Raise GraphError unless ``key`` is the name of a field or a function of a record."""
     if not isinstance(key, str):
-        check_function(key, argument, ["record"], step=step, expected="a field's name or a function")
+        check_user_function(key, argument, ["record"], step=step, expected="a field's name or a function")
 
 
 def check_factory(

@@ -22,7 +22,7 @@ from streamiter.flow.options import (
     IntervalOptions,
     StepOptions,
     TableOptions,
-    check_options,
+    check_step_options,
     survives,
 )
 from streamiter.flow.stream import Stream
@@ -293,7 +293,7 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         late: OutputTag | None = None,
         **options: Unpack[StepOptions],
     ) -> Stream[tuple[Any, Any]]:
-        """Emit the pair ``(record, value)`` of each record with what the table has for its key.
+        """Emit, for each record, the pair ``(record, value)`` with the value that the table has for the record's key.
 
         The records of ``table`` are changes of the table: the last one of a key counts. ``value`` is a field of them,
         or a function; without it the value is the record. A value None deletes. A record without a value is paired with
@@ -403,7 +403,7 @@ class KeyedJoins(Stream[Record], Generic[Key, Record]):
         order: Literal["spans"] | None = None,
     ) -> Stream[Any]:
         """Add a step that joins two keyed streams; in event time, if it has an allowed lateness."""
-        check_options(method, options)
+        check_step_options(method, options)
         label = options.get("name") or method
         keyed: dict[str, Outlets] = {}
         keys: list[Callable[[Any], Any]] = []
@@ -446,14 +446,14 @@ def whole_record(record: Any) -> Any:
 
 
 def has_record_keys(stream: KeyedJoins[Any, Any]) -> bool:
-    """Return whether the keys are those of single records."""
+    """Return whether the keys are keys of single records."""
     return not stream._whole_batches
 
 
 def tolerant(stream: KeyedJoins[Any, Record], options: StepOptions) -> Stream[Record]:
     """Return the stream to a keyed step.
 
-    A step that survives refused records also receives those without a key.
+    A step that survives refused records also receives records without a key.
     """
     receives_all = survives(options) and has_record_keys(stream)
     return stream.partitioned(ByKey(stream._key_of, stream._whole_batches, receives_all))

@@ -12,19 +12,19 @@ import numpy as np
 
 from streamiter.checkpoints.keys import check_keys
 from streamiter.errors import GraphError, shortened
-from streamiter.flow.building import add_next_step, add_operator, label_of
+from streamiter.flow.building import add_next_step, add_operator, factory_label
 from streamiter.flow.event_time import check_event_time, checked_duration
 from streamiter.flow.graph_checks import (
     check_choice,
     check_factory,
     check_field_or_function,
-    check_function,
     check_nothing_is_late,
     check_seconds,
     check_tag,
+    check_user_function,
 )
 from streamiter.flow.keyed_joins import KeyedJoins, TimeOf, has_record_keys, record_key, tolerant
-from streamiter.flow.options import ProcessOptions, StepOptions, check_options, survives
+from streamiter.flow.options import ProcessOptions, StepOptions, check_step_options, survives
 from streamiter.flow.stream import Stream
 from streamiter.flow.windowed_stream import WindowedStream
 from streamiter.operators.functions import field_or_function
@@ -62,7 +62,7 @@ class KeyedStream(KeyedJoins[Key, Record]):
         >>> flow.run().state, highest.items
         ('finished', [3, 2, 3, 8])
         """
-        check_function(f, "reduce", ["result", "record"], step=options.get("name"))
+        check_user_function(f, "reduce", ["result", "record"], step=options.get("name"))
         is_ufunc = isinstance(f, np.ufunc) and (f.nin, f.nout) == (2, 1) and not f.signature
         if self._whole_batches and not is_ufunc:
             raise GraphError(
@@ -98,9 +98,9 @@ class KeyedStream(KeyedJoins[Key, Record]):
         >>> flow.run().state, counts.items
         ('finished', [('to', 1), ('be', 1), ('to', 2)])
         """
-        check_function(f, "stateful_map", ["state", "record"], step=options.get("name"))
+        check_user_function(f, "stateful_map", ["state", "record"], step=options.get("name"))
         if callable(initial):
-            check_function(initial, "stateful_map(initial=)", [], step=options.get("name"))
+            check_user_function(initial, "stateful_map(initial=)", [], step=options.get("name"))
         key_of = record_key(self, "stateful_map")
         return tolerant(self, options)._add(
             "stateful_map", lambda: StatefulMap(key_of, f, initial, check_keys=check_keys), options
@@ -128,7 +128,7 @@ class KeyedStream(KeyedJoins[Key, Record]):
         >>> flow.run().state, visits.items
         ('finished', [('ANN', 1), ('BO', 1), ('ANN', 2)])
         """
-        label = options.get("name") or label_of(factory)
+        label = options.get("name") or factory_label(factory)
         check_factory(factory, [SINGLE_INPUT], step=label, keyed=True)
         ttl_s = check_seconds(time_to_live_s, "time_to_live_s", "keep states for ever", step=label)
         keys = KeySelector({SINGLE_INPUT: record_key(self, "process")}, ttl_s)
@@ -157,10 +157,10 @@ class KeyedStream(KeyedJoins[Key, Record]):
 
         - A window is *complete* when the event-time watermark reaches its end: then it has its on-time result. For
           ``allowed_lateness_s`` more, each late record that belongs to it gives a new result at once, with the next
-          ``revision``. The last revision of (key, start, end) is the one that stands.
+          ``revision``. The last revision of (key, start, end) is the valid result.
         - A record that comes when all its windows have gone is *late*. It is dropped, or goes to the side output
           ``late``: ``results.side_output(late)``.
-        - ``early_every_s`` gives early results of incomplete windows that have changed, so often by the clock.
+        - ``early_every_s`` gives early results of incomplete windows that have changed, at this interval of the clock.
         - ``results="retracting"`` emits the old value once more, with ``is_retraction``, before each new one. A result
           of a session that has grown or merged since is always retracted, right before the next result.
         - ``time="processing"`` uses the clock instead of event time. Nothing is late, and windows that are open at
@@ -170,7 +170,7 @@ class KeyedStream(KeyedJoins[Key, Record]):
         windows. See docs/windows.md.
         """
         label = options.get("name") or "window"
-        check_options("window", options)
+        check_step_options("window", options)
         if not isinstance(window, WindowKind):
             raise GraphError(
                 f"step {label!r}: expected a window such as tumbling(60), hopping, sliding, session or calendar, given "
@@ -238,7 +238,7 @@ class KeyedStream(KeyedJoins[Key, Record]):
         ('finished', [1, 11])
         """
         label = options.get("name") or "deduplicate"
-        check_options("deduplicate", options)
+        check_step_options("deduplicate", options)
         check_field_or_function(by, "deduplicate", step=options.get("name"))
         id_of = field_or_function("deduplicate(by)", by)
         within = checked_duration("within_s", within_s, label, 0.001)

@@ -75,7 +75,7 @@ class TableOptions(ClockedJoinOptions, total=False):
 
 
 class SourceOptions(StepOptions, total=False):
-    """Options of ``flow.source``, which describes those of its own."""
+    """Options of ``flow.source``, which describes them."""
 
     start: SourceStart | None
     first_start: StartPosition | None
@@ -103,7 +103,7 @@ def survives(options: StepOptions) -> bool:
     return options.get("on_error", "fail") != "fail" or options.get("dead_letter") is not None
 
 
-def check_options(method: str, options: Mapping[str, object], allowed: type = StepOptions) -> None:
+def check_step_options(method: str, options: Mapping[str, object], allowed: type = StepOptions) -> None:
     """Raise TypeError for an option that ``allowed``, a TypedDict, does not have."""
     names = allowed.__annotations__
     for name in options:
@@ -115,7 +115,7 @@ def check_options(method: str, options: Mapping[str, object], allowed: type = St
 
 
 def _own_options(method: str) -> list[str]:
-    """Return the arguments of the method that checks its options; those are not in its TypedDict."""
+    """Return the arguments of the method that checks its options; the TypedDict of the options does not have them."""
     frame: FrameType | None = sys._getframe(1)  # The methods of users' programs are above the checks, not below.
     while frame is not None and frame.f_code.co_name != method:
         frame = frame.f_back

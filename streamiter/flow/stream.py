@@ -28,11 +28,11 @@ from streamiter.flow.event_time import add_event_time
 from streamiter.flow.graph_checks import (
     check_count,
     check_field_or_function,
-    check_function,
     check_retries,
     check_seconds,
+    check_user_function,
 )
-from streamiter.flow.options import GatheringOptions, ProcessOptions, StepOptions, check_options
+from streamiter.flow.options import GatheringOptions, ProcessOptions, StepOptions, check_step_options
 from streamiter.operators.calls import MapAsync
 from streamiter.operators.functions import field_or_function
 from streamiter.operators.holding import Join, MiniBatch, ReduceAll, Sort
@@ -121,7 +121,7 @@ class Stream(Outlets, Generic[Record]):
         >>> flow.run().step("map").rejected, squares.items
         (1, [1, 4, 16])
         """
-        check_function(f, "map", ["record"], step=options.get("name"))
+        check_user_function(f, "map", ["record"], step=options.get("name"))
         return self._add("map", lambda: Map(f), options)
 
     def map_async(
@@ -160,7 +160,7 @@ class Stream(Outlets, Generic[Record]):
         ('finished', ['A', 'BCD'])
         """
         step = options.get("name") or "map_async"
-        check_function(
+        check_user_function(
             f, "map_async", ["record"], step=options.get("name"), expected="a coroutine function", is_awaited=True
         )
         check_count(concurrency, "a concurrency", step=step)
@@ -188,7 +188,7 @@ class Stream(Outlets, Generic[Record]):
         >>> flow.run().state, odd.items
         ('finished', [1, 3, 5])
         """
-        check_function(predicate, "filter", ["record"], step=options.get("name"))
+        check_user_function(predicate, "filter", ["record"], step=options.get("name"))
         return self._add("filter", lambda: Filter(predicate), options)
 
     def flat_map(self, f: Callable[[Record], Iterable[T]], **options: Unpack[StepOptions]) -> Stream[T]:
@@ -204,7 +204,7 @@ class Stream(Outlets, Generic[Record]):
         >>> flow.run().state, words.items
         ('finished', ['to', 'be', 'or', 'not'])
         """
-        check_function(f, "flat_map", ["record"], step=options.get("name"))
+        check_user_function(f, "flat_map", ["record"], step=options.get("name"))
         return self._add("flat_map", lambda: FlatMap(f), options)
 
     def map_batch(self, f: Callable[[Any], Batch], **options: Unpack[StepOptions]) -> Stream:
@@ -221,7 +221,7 @@ class Stream(Outlets, Generic[Record]):
         >>> flow.run().state, [float(root) for root in roots.items]
         ('finished', [1.0, 2.0, 3.0])
         """
-        check_function(f, "map_batch", ["batch"], step=options.get("name"))
+        check_user_function(f, "map_batch", ["batch"], step=options.get("name"))
         return self._add("map_batch", lambda: MapBatch(f), options)
 
     def filter_batch(self, f: Callable[[Any], Any], **options: Unpack[StepOptions]) -> Stream[Record]:
@@ -236,7 +236,7 @@ class Stream(Outlets, Generic[Record]):
         >>> flow.run().state, [int(order["id"]) for order in large.items]
         ('finished', [2, 3])
         """
-        check_function(f, "filter_batch", ["batch"], step=options.get("name"))
+        check_user_function(f, "filter_batch", ["batch"], step=options.get("name"))
         return self._add("filter_batch", lambda: FilterBatch(f), options)
 
     def batch(
@@ -245,7 +245,7 @@ class Stream(Outlets, Generic[Record]):
         """Emit one record (a list, array or ``Columns``) for n records of each subtask, in their order.
 
         Fewer than n records are kept as state. They are emitted at the end of the input, in an iteration also at the
-        end of their epoch, and with ``timeout_s`` so many seconds after the first of them has arrived.
+        end of their epoch, and with ``timeout_s`` this many seconds after the first of these records has arrived.
 
         >>> from streamiter import Flow
         >>> flow = Flow("pairs")
@@ -377,9 +377,9 @@ class Stream(Outlets, Generic[Record]):
         return KeyedStream(self, field_or_function("key_by", f))
 
     def key_by_batch(self, f: Callable[[Any], Any]) -> KeyedStream[Any, Record]:
-        """Do the same, with ``f(batch)`` returning an array of ints, texts or bytes: a key for each record.
+        """Send records of the same key to the same subtask: ``f(batch)`` returns an array with a key for each record.
 
-        Only ``reduce`` with a numpy ufunc keeps a state for such keys.
+        The keys are ints, texts or bytes. Only ``reduce`` with a numpy ufunc keeps a state for such keys.
 
         >>> import numpy as np
         >>> from streamiter import Flow
@@ -391,7 +391,7 @@ class Stream(Outlets, Generic[Record]):
         """
         from streamiter.flow.keyed_stream import KeyedStream
 
-        check_function(f, "key_by_batch", ["batch"])
+        check_user_function(f, "key_by_batch", ["batch"])
         return KeyedStream(self, f, whole_batches=True)
 
     def broadcast(self) -> Stream[Record]:
@@ -406,7 +406,7 @@ class Stream(Outlets, Generic[Record]):
         return self.partitioned(Broadcast())
 
     def rebalance(self) -> Stream[Record]:
-        """Send records to the subtasks of the next step in turn, so that all subtasks have as much work."""
+        """Send records to the subtasks of the next step in turn, so that all subtasks have the same amount of work."""
         return self.partitioned(Rebalance())
 
     def partition_by(self, f: Callable[[Record], int]) -> Stream[Record]:
@@ -414,13 +414,13 @@ class Stream(Outlets, Generic[Record]):
 
         An exception of ``f`` ends the job, and the error names the record.
         """
-        check_function(f, "partition_by", ["record"])
+        check_user_function(f, "partition_by", ["record"])
         return self.partitioned(ByFunction(f))
 
     def union(self, *others: Stream[T]) -> Stream[Record | T]:
-        """Bring the records of several streams together: the order within each is kept, between them it is any.
+        """Bring the records of several streams together. Records of one stream keep their order.
 
-        The union ends when all its streams have ended.
+        Records of different streams come in any order. The union ends when all its streams have ended.
 
         >>> from streamiter import Flow
         >>> flow = Flow("both")
@@ -452,7 +452,7 @@ class Stream(Outlets, Generic[Record]):
         >>> flow.run().state, largest.items
         ('finished', [9])
         """
-        check_function(f, "reduce_all", ["result", "record"], step=options.get("name"))
+        check_user_function(f, "reduce_all", ["result", "record"], step=options.get("name"))
         check_bounded(self, "reduce_all")
         return self._gather({SINGLE_INPUT: self}, "reduce_all", lambda: ReduceAll(f), options)
 
@@ -512,7 +512,7 @@ class Stream(Outlets, Generic[Record]):
     def _gather(
         self, inputs: Mapping[str, Stream], method: str, factory: OperatorFactory, options: GatheringOptions
     ) -> Stream:
-        check_options(method, options, GatheringOptions)
+        check_step_options(method, options, GatheringOptions)
         output = add_next_step(inputs, method, factory, {**options, "parallelism": 1}, waits_for_end=True)
         return Stream(self._flow, output)
 
@@ -564,8 +564,8 @@ class Stream(Outlets, Generic[Record]):
 
         Each update has the next version; a run that restores nothing begins the topic's next generation. Large models
         are written as safetensors, unless ``format`` says otherwise. The step has one subtask, which counts the
-        versions. A record that is no model, or not finite, ends the job. ``delivery`` is that of :meth:`sink`.
-        See ``streamiter.models``.
+        versions. A record that is no model, or not finite, ends the job. :meth:`sink` describes ``delivery``. See
+        ``streamiter.models``.
 
         >>> import numpy as np
         >>> from streamiter import Flow, topic
@@ -605,5 +605,5 @@ class Stream(Outlets, Generic[Record]):
         )
 
     def _add(self, method: str, factory: OperatorFactory, options: StepOptions) -> Stream:
-        check_options(method, options)
+        check_step_options(method, options)
         return Stream(self._flow, add_next_step({SINGLE_INPUT: self}, method, factory, options))

@@ -43,9 +43,9 @@ class WindowedStream(Generic[Result]):
         itself, or a value of the record: write a pair with the name of a field, or a function. ``name`` is the name of
         the step, if it is a text that is no aggregate.
 
-        - Sums fold from left to right; sums of ints are exact. NaN makes sum, mean, min, max and quantiles NaN. None,
-          and in number aggregates all that is no number, is refused: the record follows ``on_error``, and is in none
-          of the aggregates.
+        - Sums fold from left to right; sums of ints are exact. NaN makes sum, mean, min, max and quantiles NaN. None is
+          refused, and aggregates of numbers refuse all other values: the record follows ``on_error``, and is in none of
+          the aggregates.
         - ``first``, ``last`` and ``collect`` go by the time of the records, simultaneous ones by arrival.
 
         >>> from streamiter import Flow, tumbling

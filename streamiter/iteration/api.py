@@ -21,9 +21,9 @@ from streamiter.iteration.config import (
     Outputs,
     check_arguments,
     check_body,
+    check_body_result,
     check_config,
     check_inputs,
-    check_result,
     is_stamped,
 )
 from streamiter.iteration.loop import Loop
@@ -74,7 +74,7 @@ class IterationBuilder:
         data = [self._add_entrance(number, given) for number, given in enumerate(self._data)]
         is_per_round = self._config.operator_life_cycle is OperatorLifeCycle.PER_ROUND
         with self._flow.graph.body_of(loop, RoundScope(whole_body=True) if is_per_round else None):
-            result = check_result(body(variables, data), loop, self._initial, bounded=self._bounded)
+            result = check_body_result(body(variables, data), loop, self._initial, bounded=self._bounded)
         for head, initial, feedback in zip(loop.heads, self._initial, result.feedback_variable_streams, strict=True):
             self._close_loop(head, feedback, initial.parallelism)
         if result.termination_criteria is not None:

@@ -290,7 +290,7 @@ def check_body(body: Any) -> None:
 # -- checks of the body ----------------------------------------------------------------------------------------
 
 
-def check_result(result: Any, loop: Loop, initial: Sequence[Stream], *, bounded: bool) -> IterationBodyResult[Any]:
+def check_body_result(result: Any, loop: Loop, initial: Sequence[Stream], *, bounded: bool) -> IterationBodyResult[Any]:
     """Return the result of a body. Raises GraphError for streams that the iteration cannot use."""
     if not isinstance(result, IterationBodyResult):
         raise GraphError(

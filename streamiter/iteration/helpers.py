@@ -17,7 +17,7 @@ import numpy as np
 from streamiter.errors import ConfigurationError, GraphError, shortened
 from streamiter.flow.building import add_next_step, check_same_flow, emits_at_end, loop_of
 from streamiter.flow.flow import all_or_nothing
-from streamiter.flow.graph_checks import check_function
+from streamiter.flow.graph_checks import check_user_function
 from streamiter.flow.stream import Stream
 from streamiter.iteration.loop import for_each_epoch
 from streamiter.numbers import whole_number
@@ -62,7 +62,7 @@ def all_reduce(stream: Stream, f: Callable[[Any, Any], Any] = operator.add, *, n
     ('finished', [np.int64(45)])
     """
     _check_body_stream(stream, "all_reduce(stream)")
-    check_function(f, "all_reduce", ["result", "record"], step=name)
+    check_user_function(f, "all_reduce", ["result", "record"], step=name)
     make_parts = _named("all_reduce parts", lambda: ReduceEpoch(f))
     parts = stream.process(make_parts, name=f"{name} parts" if name else None)
     make_whole = _named("all_reduce", lambda: ReduceEpoch(f, of_subtasks=True))
@@ -222,7 +222,7 @@ def map_with(
     """
     _check_body_stream(data, "map_with(data, variable, f)")
     loop = _check_body_stream(variable, "map_with(data, variable, f)")
-    check_function(f, "map_with", ["value", "batch"], step=name)
+    check_user_function(f, "map_with", ["value", "batch"], step=name)
     if emits_at_end(variable):
         raise GraphError(
             f"{name or 'map_with'}: expected a variable whose values arrive while the iteration runs, given "

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from streamiter.errors import GraphError, user_line
 from streamiter.flow.building import edges_of, loop_of
-from streamiter.flow.graph_checks import check_count, check_function, check_name, check_seconds
+from streamiter.flow.graph_checks import check_count, check_name, check_seconds, check_user_function
 from streamiter.flow.stream import Stream
 from streamiter.iteration.stamping_pace import Silence, StampingClock, StampingPace
 from streamiter.operators.declared_state import EVERY, GREATEST, SharedOperator, again, declared
@@ -94,7 +94,7 @@ def epochs_every(
     seconds = check_seconds(seconds, "seconds", "end epochs by records or marks", step=step)
     idle_timeout = check_seconds(idle_timeout, "idle_timeout", "wait for silent partitions", step=step)
     if marks is not None:
-        check_function(marks, "epochs_every(marks)", ["record"], step=name)
+        check_user_function(marks, "epochs_every(marks)", ["record"], step=name)
     flow = stream.flow
     if flow.graph.loop is not None or loop_of(stream) is not None:
         raise GraphError(

@@ -29,7 +29,7 @@ from streamiter.learn.expert_weights import (
     checked_rates,
     fitted,
 )
-from streamiter.learn.labels import FIRST_LABELS, Label, LabelKind, LabelPart, LabelReader, Labels, Task
+from streamiter.learn.labels import FIRST_LABELS, Label, LabelKind, LabelPart, LabelReader, Labels, LearningTask
 from streamiter.learn.losses import LossName, PlainLoss, checked_loss, loss_of_validation
 from streamiter.learn.model_rows import ASSUMED, FirstRows, ModelRows, RowSteps
 from streamiter.learn.rows import BadRows, row_weights, rows_of_wrong_kind
@@ -63,7 +63,7 @@ _LINKS: Final[Mapping[LabelKind, str]] = MappingProxyType(
 # A slope times a weight is squared.
 _WEIGHT_MAX: Final = 1e30
 
-Features = Any
+AnyFeatures = Any
 """Records with named fields, ``NamedRows``, ``SparseRows``, or anything that numpy turns into a matrix."""
 
 
@@ -77,8 +77,8 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     classes at any time.
 
     ``positive`` is the label whose probability is predicted, if there are two; None: see :attr:`positive`. ``classes``
-    are the labels of all classes; None: classes are found as they come, and one more probability, the last, is that of
-    a class that has not come yet.
+    are the labels of all classes; None: classes are found as they come, and one more probability, the last, is for a
+    class that has not come yet.
 
     Features are records with named fields (dicts, ``Columns`` or a table), a matrix, or ``SparseRows``.
     Numbers are standardized with the running mean and deviation of their column; texts are hashed to ``2**bits``
@@ -91,8 +91,8 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     numbers of crosses are standardized with the statistics of all rows, whatever their weight.
 
     A field is what its first rows say: texts that are numbers are read as numbers, and times become hour, weekday,
-    month and trend. ``kinds`` decides otherwise: ``{"zip": "category", "title": "words"}``. ``time_zone`` is that of
-    the hours (``"Europe/Berlin"``); None: each time has its hour in its own zone.
+    month and trend. ``kinds`` decides otherwise: ``{"zip": "category", "title": "words"}``. ``time_zone`` is the time
+    zone of the hours (``"Europe/Berlin"``); None: each time has its hour in its own zone.
 
     ``rates`` are up to three learning rates of AdaGrad; None: three of AdaGrad and three constant ones.
 
@@ -134,7 +134,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     def __init__(
         self,
         *,
-        task: Task | None = None,
+        task: LearningTask | None = None,
         classes: Sequence[Label] | None = None,
         positive: Label = None,
         crosses: Sequence[tuple[str, str]] = (),
@@ -188,7 +188,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         return 0 if self._weights is None else self._weights.scores
 
     @property
-    def task(self) -> Task | None:
+    def task(self) -> LearningTask | None:
         """``"classification"`` or ``"regression"``: what is predicted; None before the first label, if not given."""
         if (reading := self._labels.reading) is not None:
             return "regression" if reading.kind == "number" else "classification"
@@ -201,7 +201,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
 
     @property
     def classes(self) -> list[Label] | None:
-        """The labels: of classes in the order of their probabilities, of two labels the negative and the positive one.
+        """The labels: all classes in the order of their probabilities, or two labels, the positive one last.
 
         None for truth values (and 0 and 1), and for numbers.
         """
@@ -209,16 +209,17 @@ class AdaptiveLinearModel(DeclaredState, Savable):
 
     @property
     def positive(self) -> Label:
-        """The label whose probability is predicted, if there are two; None if it has not come yet, and for others.
+        """The label whose probability is predicted, if there are two; None if it has not come yet, and otherwise.
 
-        Of two numbers it is the larger one, of two texts the later one in alphabetical order: "yes" after "no".
+        Of two numbers it is the larger number, of two texts the later text in alphabetical order: "yes" after
+        "no".
         """
         reading = self._labels.reading
         return reading.names[1] if reading is not None and reading.kind == "binary" else None
 
     @property
     def is_positive_known(self) -> bool:
-        """Whether the positive one of two labels is decided; until then the one that is still to come is positive."""
+        """Whether it is decided which of two labels is positive; until then it is the label that has not come yet."""
         return self._labels.is_positive_known
 
     @property
@@ -228,7 +229,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
 
     @property
     def earlier_targets(self) -> tuple[float, float] | None:
-        """The numbers, or the numbers of the classes, that two labels are now; None if labels are as they seemed."""
+        """The numbers, or the numbers of classes, that two labels became; None if labels are as they seemed."""
         return self._labels.earlier_targets
 
     @property
@@ -237,7 +238,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
 
     # ---- predicting and learning
 
-    def predict(self, features: Features) -> Floats:
+    def predict(self, features: AnyFeatures) -> Floats:
         """Return the probability of True, the probabilities of the classes, or the number, for each row.
 
         Raises ``ModelError`` before the first label.
@@ -254,23 +255,24 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         found = self._weights.step(rows, steps, np.zeros(rows.length))
         return found if self._weights.task == "classes" else found[:, 0]
 
-    def predict_proba(self, features: Features) -> Floats:
-        """Return the probability of each class for each row, in the order of ``classes``; of truth values False, True.
+    def predict_proba(self, features: AnyFeatures) -> Floats:
+        """Return the probability of each class for each row, in the order of ``classes``; for truth values False, then
+        True.
 
-        Where classes are found as they come, the last column is that of a class that has not come yet. Raises
-        ``ModelError`` for a model of numbers.
+        If classes are found as they come, the last column is for a class that has not come yet. Raises ``ModelError``
+        for a model of numbers.
         """
         return probabilities_of_classes(_NAME, self._link, lambda: self.predict(features))
 
-    def explain(self, features: Features) -> Explanation:
+    def explain(self, features: AnyFeatures) -> Explanation:
         """Return the score of each row as the sum of the parts of its fields, see ``LinearPredictor.explain``."""
         return LinearPredictor(self.parameters(state=False), _NAME).explain(features)
 
-    def learn(self, features: Features, labels: Labels, sample_weights: npt.ArrayLike | None = None) -> None:
+    def learn(self, features: AnyFeatures, labels: Labels, sample_weights: npt.ArrayLike | None = None) -> None:
         """Learn from each row, in order."""
         self.learn_each(features, labels, sample_weights)
 
-    def learn_each(self, features: Features, labels: Labels, sample_weights: npt.ArrayLike | None = None) -> Floats:
+    def learn_each(self, features: AnyFeatures, labels: Labels, sample_weights: npt.ArrayLike | None = None) -> Floats:
         """Learn from each row, in order; return the prediction for each row before it was learned from.
 
         A row of weight 0 is predicted only. Raises ``BadRows`` for labels that do not fit the task, and for values
@@ -280,7 +282,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         weights = None if sample_weights is None else row_weights(_NAME, sample_weights, rows.length)
         return self.step(rows, RowSteps.one_each(rows.length, learns=True, weights=weights), labels)
 
-    def rows(self, features: Features, record_of: Callable[[int], Any] | None = None) -> ModelRows:
+    def rows(self, features: AnyFeatures, record_of: Callable[[int], Any] | None = None) -> ModelRows:
         """Return features by the columns of the model, to be learned from now or later; new fields get columns.
 
         Raises ``BadRows`` for values that do not fit their field; ``record_of`` tells the record of a row.
@@ -303,9 +305,9 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     ) -> Floats:
         """Make these steps, in order, with a label for each step that learns; return a prediction for each step.
 
-        ``asked`` has the experts' scores of earlier questions, by number; those of the questions of these steps are
-        added. Before the first label predictions are NaN. Raises ``BadRows``, with the positions of steps, for labels
-        that do not fit the task, and for weights above 1e30; then no step was made.
+        ``asked`` has the experts' scores of earlier questions, by number; the scores of the questions of these steps
+        are added. Before the first label predictions are NaN. Raises ``BadRows``, with the positions of steps, for
+        labels that do not fit the task, and for weights above 1e30; then no step was made.
         """
         if (bad := steps.learns & ~(steps.weights <= _WEIGHT_MAX)).any():
             reason = f"expected sample weights of at most {_WEIGHT_MAX:g}, given {steps.weights[bad][0]:g}"
@@ -354,7 +356,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         return self._weights.step(rows, steps, part.targets, asked)[:, 0]
 
     def _scores_of(self, asked: Mapping[int, list[float]], questions: int) -> Floats:
-        """Return the experts' scores by question; those of a model that read labels in another way count as 0."""
+        """Return the experts' scores by question; the scores of a model that read labels in another way count as 0."""
         assert self._weights is not None
         assert self._labels.reading is not None
         of_now, names = [float(self.readings)], self._labels.reading.names
@@ -363,10 +365,10 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         return self._weights.scores_of_questions(known, questions, max(classes, self._weights.scores))
 
     def _read_labels_as(self, part: LabelPart, predictions: Floats, learns: npt.NDArray[np.bool_]) -> Floats:
-        """Learn from labels that are read as in this part; return the predictions so far as such ones.
+        """Learn from labels that are read as in this part; return the earlier predictions in the same form.
 
         The first rows are learned again. If another label is positive now, they are predicted again, too, so that all
-        predictions are those of a model that knew it from the start.
+        predictions are as if the model had known it from the start.
         """
         reading, before, first = part.reading, self._labels.given_up, self._first_rows
         if before is not None and (first is None or self._labels.count >= FIRST_LABELS):
@@ -407,7 +409,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
     def as_now(self, predictions: Sequence[Sequence[float]], scores: Sequence[Sequence[float]]) -> Floats:
         """Return predictions of earlier questions, whose scores :meth:`step` gave, in the form that it returns now.
 
-        A class that was not known then has the probability 0, and one that had not come is the last.
+        A class that was not known then has the probability 0; the class that had not come yet is the last one.
         """
         return self._labels.as_now(predictions, scores)
 
@@ -424,7 +426,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         """The number of hashed columns."""
         return 2**self.bits if self._sparse_width is None else self._sparse_width
 
-    def _named(self, features: Features) -> NamedRows | SparseRows:
+    def _named(self, features: AnyFeatures) -> NamedRows | SparseRows:
         features = sparse_if_scipy(features)
         if isinstance(features, (NamedRows, SparseRows)):
             return features
@@ -456,7 +458,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         return ModelRows.of_named(named, self.fields.columns, self.fields.texts, first=self._hashed + 1)
 
     def columns_from(self, earlier: AdaptiveLinearModel) -> Callable[[int], int | None]:
-        """Return the function from an index of an earlier model's :meth:`rows` to that of this model's.
+        """Return the function from an index of an earlier model's :meth:`rows` to the index of this model's.
 
         It returns None for a field that this model does not know, and for texts if these have other bits.
         """
@@ -559,14 +561,14 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         except (ModelError, LookupError, TypeError, ValueError) as error:
             raise refused_state(f"{_NAME}.start_from", error) from error
         if other:
-            raise refused_state(f"{_NAME}.start_from", f"it is that of other {other[0]}; use another version")
+            raise refused_state(f"{_NAME}.start_from", f"it is the state of other {other[0]}; use another version")
 
     def state(self) -> dict[str, object]:
         """Return a copy of everything the model has learned, as plain data."""
         return super().state() | {"weights": None if self._weights is None else self._weights.state()}
 
     def adopt(self, state: Mapping[str, Any]) -> Callable[[int], int | None] | None:
-        """Restore a :meth:`state`, and with ``other_settings="keep"`` what fits of a model with other settings.
+        """Restore a :meth:`state`; with ``other_settings="keep"`` only the parts that fit the other settings.
 
         Then return the function :meth:`columns_from` that model.
         """
@@ -589,7 +591,7 @@ class AdaptiveLinearModel(DeclaredState, Savable):
         return earlier
 
     def definition(self) -> Definition:
-        """Return on what the meaning of the state depends; ``other_settings="keep"`` adapts some of it."""
+        """Return the settings on which the state depends; ``other_settings="keep"`` adapts some of them."""
         adapted = ("bits", "crosses", "kinds", "time_zone") if self._keeps else ()
         return {**self._labels.definition(), **self._settings(adapted)}
 
@@ -624,6 +626,6 @@ def _settings_of(state: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _records_of(features: Features) -> Callable[[int], Any] | None:
-    """Return the function of the record of a row, if features are records."""
+def _records_of(features: AnyFeatures) -> Callable[[int], Any] | None:
+    """Return the function that returns the record of a row, if features are records."""
     return features.__getitem__ if isinstance(features, (list, Columns)) else None

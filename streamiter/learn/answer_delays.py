@@ -1,7 +1,7 @@
-"""What answers tell of questions: how long they take, how many questions have none, and the share of True.
+"""Statistics of answers: how long answers take, how many questions have no answer, and the share of True.
 
-:class:`AnswerDelays` says what is learned before the end of its wait, and :class:`Answers` what to predict before the
-first label.
+:class:`AnswerDelays` says which questions are learned before the end of their wait, and :class:`Answers` what to
+predict before the first label.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy as np
 from streamiter.learn.labels import FIRST_LABELS, Label
 from streamiter.operators.declared_state import COPIED, DeclaredState, Form, declared
 
-# Of fewer answers nobody knows how long the longest of a hundred takes.
+# Fewer answers do not tell how long the longest of a hundred takes.
 _ANSWERS_MIN: Final = 100
 _ANSWERS: Final = 1_000
 _QUESTIONS: Final = 10_000
 # Measured with answers that come one by one, and every 250 and 900 s: with 3 the model is older, with 8 it is biased.
 _AHEAD_MAX: Final = 5.0
-# The share of questions without an answer is that of a wait ago, so a small difference must not add up.
+# The share of questions without an answer is a wait old, so a small difference must not add up.
 _LEAK: Final = 0.05
 # Multiples of it are spread evenly between 0 and 2**32, of any numbers in a row (Knuth, 6.4).
 _GOLDEN: Final = 2_654_435_769
@@ -35,13 +35,14 @@ class AnswerDelays(DeclaredState):
 
     Let F(a) be the share of answers that take at most ``a``, and u the share of questions without one. If most of such
     questions are learned at the ages of answers, no label is fresher than another, and the model has no bias while
-    traffic changes. But a question of age a, without an answer so far, is one of those only with the probability
-    u / (u + (1 − u)(1 − F(a))). So questions are drawn: the chance that one is taken at an age is that of an answer at
-    this age, times this probability. Of those without an answer u · ln(1/u) / (1 − u) are drawn, .95 where u is .9, and
-    .26 where it is .1; the others wait to the end.
+    traffic changes. But the probability that a question of age a, without an answer so far, never gets one is only u /
+    (u + (1 − u)(1 − F(a))). So questions are drawn: the chance that a question is taken at an age is the chance of an
+    answer at this age, times this probability. Of the questions without an answer the share u · ln(1/u) / (1 − u) is
+    drawn, .95 where u is .9, and .26 where u is .1; the others wait to the end.
 
-    That is right only while answers come one by one. If they come in bursts, or fail to come, only so much is learned
-    early as keeps True and False in balance, and the rest at the end of its wait, when each question has its label.
+    That is right only while answers come one by one. If they come in bursts, or fail to come, only as many questions
+    are learned early as keep True and False in balance. The rest is learned at the end of its wait, when each question
+    has its label.
     """
 
     _delays: deque[int] = declared(made=deque, form=Form(list, deque))
@@ -50,7 +51,7 @@ class AnswerDelays(DeclaredState):
     _unanswered = declared(0.5)
     """The share of the last questions that have no answer, by the ends of their waits."""
     _ahead = declared(0.0)
-    """By how much more answers than questions without one have been learned early; in the mean the steps are 0."""
+    """The answers that were learned early, minus the questions without one; in the mean the steps are 0."""
 
     def __init__(self) -> None:
         self._sorted: list[int] = []
@@ -71,7 +72,7 @@ class AnswerDelays(DeclaredState):
         return len(self._sorted) >= _ANSWERS_MIN and self._ended >= FIRST_LABELS
 
     def age_of(self, number: int) -> int | None:
-        """Return the age at which question ``number`` counts as one without an answer; None: at the end of its wait."""
+        """Return the age at which question ``number`` counts as unanswered; None: at the end of its wait."""
         share, drawn = self._unanswered, (number * _GOLDEN % 2**32) / 2**32
         left = (math.exp(-drawn * (1.0 - share) / share) - share) / (1.0 - share)
         if left <= 0.0:
@@ -79,7 +80,7 @@ class AnswerDelays(DeclaredState):
         return self._sorted[min(int((1.0 - left) * len(self._sorted)), len(self._sorted) - 1)] + 1
 
     def learns_now(self, *, is_answered: bool) -> bool:
-        """Whether an answer that comes, or a question that has reached its age, is learned before its wait is over."""
+        """Whether a new answer, or a question that has reached its age, is learned before its wait is over."""
         step = self._unanswered if is_answered else self._unanswered - 1.0
         ahead = self._ahead * (1.0 - _LEAK * abs(step)) + step
         if abs(ahead) > _AHEAD_MAX:
@@ -93,7 +94,7 @@ class AnswerDelays(DeclaredState):
 
     @staticmethod
     def merged(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return what several have counted; the last delays of each of them are the last ones."""
+        """Return the joined counts of several; the last delays of each of them are the last delays."""
         ended = sum(state["ended"] for state in states)
         last = list(chain(*zip_longest(*(reversed(state["delays"]) for state in states))))
         unanswered = sum(state["unanswered"] * state["ended"] for state in states) / ended if ended else 0.5
@@ -114,7 +115,7 @@ NOTHING_KNOWN: Final = 0.5
 
 
 class Answers(DeclaredState):
-    """Counts questions and answers until the first label is learned: what do they suggest? State of the owner."""
+    """Counts questions and answers until the first label is learned. State of the owner."""
 
     counts = declared(made=lambda: [0.0, 0.0, 0.0], form=COPIED)
     """The number of questions, and of answers with a number, and the sum of these."""
@@ -129,7 +130,7 @@ class Answers(DeclaredState):
         return max(share, NOTHING_KNOWN / math.sqrt(of + 1)), total / answered if answered else 0.0
 
     def add(self, label: Label, otherwise: Label) -> None:
-        """Count the label of an answer; one of two texts is as good as True or False."""
+        """Count the label of an answer; one of two texts counts like True or False."""
         label = label != otherwise if isinstance(label, str) else label
         if isinstance(label, (bool, int, float, np.number, np.bool_)) and math.isfinite(label):
             self.counts[1] += 1

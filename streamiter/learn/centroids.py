@@ -126,8 +126,8 @@ _SAMPLE_MIN: Final = 4096
 _SAMPLE_FOR_EACH: Final = 16
 
 # Measured: none of 100 runs on 20 separated clusters misses a cluster. An attempt takes 1 ms for 10 clusters, about 40
-# ms for 256, and 3 s for 2,000. The job does nothing else during this time, and of so many clusters one that is missed
-# matters little: for many clusters there is one attempt only.
+# ms for 256, and 3 s for 2,000. The job does nothing else during this time, and with this many clusters a missed
+# cluster matters little: for many clusters there is one attempt only.
 _ATTEMPTS: Final = 4
 _CLUSTERS_OF_ONE_ATTEMPT: Final = 257
 
@@ -154,7 +154,7 @@ def sample_of(points: Floats, size: int, seed: int) -> Floats:
 
 
 def choose_centroids(sample: Floats, clusters: int, seed: int, *, owner: str = "k_means") -> Floats:
-    """Return the best centroids of several attempts by greedy k-means++: those nearest to the sample.
+    """Return the best centroids of several attempts by greedy k-means++: the centroids nearest to the sample.
 
     Rounds never move a centroid from one group of well separated clusters to another, so a cluster that is missed here
     is never found. A single attempt missed one of 5 clusters in 1 of 100 runs, and one of 20 clusters in 18 of 100
@@ -398,5 +398,5 @@ class OnlineKMeans(DeclaredState, Savable):
         self._version += 1
 
     def definition(self) -> Definition:
-        """Return on what the meaning of the state depends."""
+        """Return the settings on which the meaning of the state depends."""
         return {"model": "OnlineKMeans", "clusters": self._clusters}

@@ -138,8 +138,9 @@ def k_means(
     k-means++, from a sample that depends on the ``seed`` and the set of points, not on their order or the parallelism;
     the data is then read once more.
 
-    The number of subtasks, that of ``points``, changes the last digits of the result; timing changes nothing. Points
-    are kept as float64, in memory and beyond a limit on disk (``config``: ``IterationConfig(replay_memory_bytes=…)``).
+    There are as many subtasks as ``points`` has. Their number changes the last digits of the result; timing changes
+    nothing. Points are kept as float64, in memory and beyond a limit on disk (``config``:
+    ``IterationConfig(replay_memory_bytes=…)``).
 
     The parameters of the snapshot are ``centroids``, an array (clusters, coordinates), and ``counts``, the number of
     points that were nearest to each centroid before its last move; ``records`` is the number of points. Its metrics are

@@ -23,7 +23,7 @@ from streamiter.learn.delayed_labels import DelayedLabels, is_in_event_time, wit
 from streamiter.learn.drift import DriftDetector
 from streamiter.learn.features import StandardScaler
 from streamiter.learn.foreign_models import ForeignModel
-from streamiter.learn.labels import Label, Task
+from streamiter.learn.labels import Label, LearningTask
 from streamiter.learn.losses import LossName
 from streamiter.learn.model_owner import PublishSchedule
 from streamiter.learn.online import OnlineTraining, train_online
@@ -51,7 +51,7 @@ class LearnerOptions(TypedDict, total=False):
     label: str | Callable[[Any], Label] | None
     features: Sequence[str] | Callable[[Any], Any] | None
     weight: str | Callable[[Any], float] | None
-    task: Task | None
+    task: LearningTask | None
     loss: LossName | None
     quantile: float | None
     positive: Label
@@ -163,7 +163,7 @@ def compare_online(
 
     ``learners`` are models by name, as :func:`~streamiter.learn.train_online` takes them: None for the ready-made
     model, a function that makes a model, or a ``ForeignModel``. All other options of ``train_online`` are shared; a
-    dict of options instead of a model has those of one learner, ``{"model": …, "features": …}``.
+    dict of options instead of a model has the options of one learner, ``{"model": …, "features": …}``.
 
     The first learner is the champion. After each block of ``report_every`` records another learner becomes the best if
     its loss over the last ``window`` rows is lower by the share ``margin`` at least. Only rows that all learners have
@@ -257,7 +257,7 @@ BEST: Final = OutputTag("best")
 
 
 class _Told(TypedDict, total=False):
-    """What a learner tells: predictions, or a version of its model."""
+    """What a learner sends: predictions, or a version of its model."""
 
     learner: str
     rows: PredictedRows
@@ -279,7 +279,7 @@ def _of_learner(learner: str, what: str, record: Any) -> dict[str, Any]:
     return {"learner": learner, what: record}
 
 
-# So many records of a learner wait at most: 32 MB of predictions.
+# At most this many records of a learner wait: 32 MB of predictions.
 _AHEAD_MAX: Final = 1_000_000
 
 
@@ -341,7 +341,8 @@ class Compare(DeclaredOperator):
     def _check_kind(self, learner: str, rows: PredictedRows) -> None:
         """Make the validation of a learner. Raises ModelError for numbers among probabilities.
 
-        Labels that seemed to be two may turn out to be numbers, or classes. One learner finds that before the others.
+        Labels that seemed to be of two kinds may turn out to be numbers, or classes. One learner finds that before the
+        others.
         """
         kind = rows["task"]
         if kind == "classification" and self._earlier_targets is not None:

@@ -37,7 +37,7 @@ from streamiter.saved_objects import Savable
 from streamiter.tables import array_of, as_floats
 from streamiter.topics.topic import Decoder, Topic
 
-Task = Literal["classification", "regression"]
+TreeTask = Literal["classification", "regression"]
 
 
 _NAME: Final = "DecisionTree"
@@ -59,7 +59,7 @@ class DecisionTree(DeclaredState, Savable):
     level, and is at most ``maximum_depth`` questions deep. Each side of a question keeps at least ``minimum_rows``
     rows. A question lowers the impurity, as a mean over all rows, by more than 0 and by at least ``minimum_gain``. A
     feature with at most ``maximum_bins`` distinct values is divided between any two of them, another feature between
-    that many quantiles. ``feature_names`` are for ``print(tree)``.
+    ``maximum_bins`` quantiles. ``feature_names`` are for ``print(tree)``.
 
     The tree grows in a bounded iteration of workers, each with a part of the rows. With any number of workers the tree
     is the same, to the last bit.
@@ -82,7 +82,7 @@ class DecisionTree(DeclaredState, Savable):
 
     def __init__(
         self,
-        task: Task = "classification",
+        task: TreeTask = "classification",
         *,
         maximum_depth: int = 8,
         minimum_rows: int = 1,
@@ -94,7 +94,7 @@ class DecisionTree(DeclaredState, Savable):
             raise ConfigurationError(
                 f'{_NAME}: expected task "classification" or "regression", given {task!r}; choose one of them'
             )
-        self.task: Task = task
+        self.task: TreeTask = task
         self.maximum_depth = whole_number(f"{_NAME}(maximum_depth=)", maximum_depth, 1)
         self.minimum_rows = whole_number(f"{_NAME}(minimum_rows=)", minimum_rows, 1)
         self.minimum_gain = _gain(minimum_gain)
@@ -280,7 +280,7 @@ class _TrainingRows(NamedTuple):
     """The classes in ascending order; None for regression."""
 
 
-def _training_rows(examples: Examples, task: Task, feature_names: Sequence[str] | None) -> _TrainingRows:
+def _training_rows(examples: Examples, task: TreeTask, feature_names: Sequence[str] | None) -> _TrainingRows:
     """Return the checked rows. Raises ModelError for examples that a tree cannot learn from."""
     matrix = _matrix(examples.features, feature_names)
     given = np.ones(len(matrix)) if examples.weights is None else examples.weights
@@ -311,7 +311,7 @@ def _matrix(features: Features, feature_names: Sequence[str] | None) -> Floats:
     return matrix
 
 
-def _classes_and_labels(task: Task, labels: npt.ArrayLike, length: int) -> tuple[npt.NDArray[Any] | None, Floats]:
+def _classes_and_labels(task: TreeTask, labels: npt.ArrayLike, length: int) -> tuple[npt.NDArray[Any] | None, Floats]:
     """Return the classes, and for each row the number of its class; for regression None, and the labels."""
     if task == "classification":
         classes, of_rows = np.unique(_checked_classes(labels, length), return_inverse=True)

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from streamiter.errors import GraphError
 from streamiter.flow.building import add_next_step, edges_of, outlets_of
 from streamiter.flow.event_time import checked_duration, has_event_time, is_behind_topic, is_from_topic
-from streamiter.flow.graph_checks import check_function
+from streamiter.flow.graph_checks import check_user_function
 from streamiter.flow.stream import Stream
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.labels import Label, counts_as_false
@@ -66,21 +66,21 @@ class DelayedLabels:
 
     - ``"expected"``: with an ``otherwise`` that counts as False, when its answer comes, or as False at an age at which
       answers come; a True answer after that learns True, and takes back what was learned. So most labels are learned as
-      soon as those of answered questions, without bias. Until 1,000 waits have ended, and 100 answers have come, as
-      ``"end"``; so is most of what comes in bursts, and of what is asked while answers fail to come.
+      soon as those of answered questions, without bias. Until 1,000 waits have ended, and 100 answers have come, it
+      works as ``"end"``; so it does for most questions that come in bursts, or while answers fail to come.
     - ``"end"``: at the end of its wait, with its answer or ``otherwise``. Unbiased; nothing is learned in the first
       wait.
     - ``"weighted"``: with ``otherwise=False``, as False at once; an answer True then learns True, and takes back what
       was learned at the question. It learns from the first question on, and is unbiased while traffic is steady.
     - ``"at once"``: when its answer comes, or with ``otherwise`` at the end of its wait. With ``otherwise`` the model
       is biased until the first wait is over, and when traffic changes.
-    - None: without ``within_s`` or ``otherwise`` ``"at once"``; ``"expected"`` where it can be, else ``"end"``. It can
-      be with labels that are True and False, 1 and 0 or two texts, an ``otherwise`` that is the negative one, a model
-      that predicts the probability of the other, and no ``weight_of``.
+    - None: without ``within_s`` or ``otherwise`` ``"at once"``; ``"expected"`` where it is possible, else ``"end"``. It
+      is possible with labels that are True and False, 1 and 0 or two texts, an ``otherwise`` that is the negative
+      label, a model that predicts the probability of the positive label, and no ``weight_of``.
     """
     time: Literal["event", "processing"] | None = None
-    """The time that counts: that of the events, or the clock when they arrive. None: event time if the stream has it or
-    comes directly from a topic with timestamps, else the clock."""
+    """The time that counts: the time of the events, or the clock when they arrive. None: event time if the stream has
+    it or comes directly from a topic with timestamps, else the clock."""
 
     def chosen_schedule(self) -> Schedule:
         """Return the schedule, or the default."""
@@ -121,7 +121,7 @@ _CHOICES: Final[Mapping[str, tuple[str | None, ...]]] = {
 def check_labels(labels: DelayedLabels) -> None:
     """Raise GraphError for options that cannot be used."""
     for option in ("key_of", "is_answer", "target_of"):
-        check_function(getattr(labels, option), f"DelayedLabels({option}=)", ["event"])
+        check_user_function(getattr(labels, option), f"DelayedLabels({option}=)", ["event"])
     for option, choices in _CHOICES.items():
         if (given_choice := getattr(labels, option)) not in choices:
             raise GraphError(
@@ -132,12 +132,12 @@ def check_labels(labels: DelayedLabels) -> None:
         checked_duration("DelayedLabels(within_s=)", labels.within_s, "train_online", 0.001)
 
 
-# After so many seconds without an event, waits by the time of a topic end by the clock.
+# After this many seconds without an event, waits by the time of a topic end by the clock.
 _SECONDS_QUIET: Final = 5.0
 
 
 def with_schedule(labels: DelayedLabels, model: Any) -> DelayedLabels:
-    """Return the labels with the schedule that is chosen; GraphError for one that cannot be."""
+    """Return the labels with the chosen schedule; raise GraphError for a schedule that is not possible."""
     schedule = labels.chosen_schedule()
     is_text, positive = isinstance(labels.otherwise, str), None
     if isinstance(model, AdaptiveLinearModel):
@@ -169,10 +169,10 @@ def with_schedule(labels: DelayedLabels, model: Any) -> DelayedLabels:
     return replace(labels, schedule=schedule)
 
 
-def in_order(
+def in_order_of_events(
     events: Stream, labels: DelayedLabels, named: Callable[[str], str], *, synchronous: bool
 ) -> tuple[Stream, bool]:
-    """Return the events as the training reads them, and whether that is in the order of event time.
+    """Return the events as the training reads them, and whether they are in the order of event time.
 
     They then come one after the other as ``InOrder``, or ``SpansInOrder``, emits them.
     """
@@ -202,7 +202,7 @@ def is_in_event_time(events: Stream, labels: DelayedLabels) -> bool:
 
 
 def with_event_time(events: Stream, labels: DelayedLabels, named: Callable[[str], str]) -> Stream:
-    """Return the events with the time by which they are joined: their own, that of their topics, or none."""
+    """Return the events with the time by which they are joined: their own time, the time of their topics, or none."""
     if labels.time == "processing" or has_event_time(events):
         return events
     behind_topics = [is_behind_topic(outlet) for outlet in outlets_of(events)]

@@ -1,4 +1,4 @@
-"""Drift: detectors that say when the loss of a learner rises, because what it learned is no longer true.
+"""Drift: detectors that say when the loss of a learner rises, because the relation that it learned no longer holds.
 
 A detector watches the progressive loss of single rows: each row is predicted before it is learned from. Its memory does
 not grow, and it does not depend on how rows are cut into batches. :class:`ADWIN` compares all older parts of a window
@@ -27,7 +27,7 @@ from streamiter.saved_objects import Savable
 from streamiter.tables import as_floats
 
 
-class Change(NamedTuple):
+class MeanChange(NamedTuple):
     """A change of the mean of the values."""
 
     position: int
@@ -44,7 +44,7 @@ class DriftDetector(Savable, abc.ABC):
     name: ClassVar[str]
 
     @abc.abstractmethod
-    def watch(self, values: npt.ArrayLike) -> list[Change]:
+    def watch(self, values: npt.ArrayLike) -> list[MeanChange]:
         """Add values, in their order; return the changes that were found.
 
         Raises ``BadRows`` for values that are not finite; then none was added.
@@ -114,7 +114,7 @@ class ADWIN(DeclaredState, DriftDetector):
         """The number of values in the window."""
         return int(self._steps.whole_window(self._buckets, self._lengths)[0])
 
-    def watch(self, values: npt.ArrayLike) -> list[Change]:
+    def watch(self, values: npt.ArrayLike) -> list[MeanChange]:
         checked = self._checked(values)
         changes = np.empty((len(checked) // self._check_every + 1, 3))
         found = self._steps.adwin(
@@ -131,10 +131,9 @@ class PageHinkley(DeclaredState, DriftDetector):
     """Adds up how far values are above their mean; a sum that has risen by ``threshold`` is a rise of the mean.
 
     The sum grows by the distance of each value to the mean of all values since the last rise, less ``allowance``, and
-    is multiplied by ``memory``. From ``rows_min`` values on it is compared with its minimum; the means of a
-    :class:`Change` are those before and since that minimum. The detector finds no rise that is smaller than
-    ``allowance``, and no fall. ``threshold`` and ``allowance`` are in the unit of the values, and their defaults are
-    for values from 0 to 1.
+    is multiplied by ``memory``. From ``rows_min`` values on it is compared with its minimum; a :class:`MeanChange` has
+    the means before and since that minimum. The detector finds no rise that is smaller than ``allowance``, and no fall.
+    ``threshold`` and ``allowance`` are in the unit of the values, and their defaults are for values from 0 to 1.
 
     Source: Page, "Continuous Inspection Schemes" (1954); the sum is that of river's ``PageHinkley(mode="up")``.
 
@@ -165,7 +164,7 @@ class PageHinkley(DeclaredState, DriftDetector):
         with saying_that_it_compiles(f"the arithmetic of {self.name}"):
             self.watch(np.zeros(0))
 
-    def watch(self, values: npt.ArrayLike) -> list[Change]:
+    def watch(self, values: npt.ArrayLike) -> list[MeanChange]:
         checked = self._checked(values)
         changes = np.empty((len(checked), 3))
         found = self._steps.page_hinkley(
@@ -179,8 +178,8 @@ class PageHinkley(DeclaredState, DriftDetector):
         )
 
 
-def _changes(found: Floats) -> list[Change]:
-    return [Change(int(position), old, new) for position, old, new in found.tolist()]
+def _changes(found: Floats) -> list[MeanChange]:
+    return [MeanChange(int(position), old, new) for position, old, new in found.tolist()]
 
 
 # ---- a learner under watch

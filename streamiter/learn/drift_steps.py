@@ -22,11 +22,11 @@ import numpy as np
 from streamiter.compiled import compiled
 from streamiter.numbers import Floats, Indices
 
-# More buckets in a level find the place of a change more exactly, and cost time; five are those of the paper's authors.
+# More buckets in a level find the place of a change more exactly, and cost time; the paper's authors took five.
 BUCKETS: Final = 5
-# 5 · 2**47 values are those of 22 years, at a million values a second.
+# 5 · 2**47 values come in 22 years, at a million values a second.
 LEVELS: Final = 48
-# A mean of fewer values says too little: a part of the window is at least so long.
+# A mean of fewer values says too little: a part of the window has at least this many values.
 _PART_MIN: Final = 5
 
 _SUM: Final = 0

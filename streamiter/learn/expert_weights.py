@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.compiled import saying_that_it_compiles
-from streamiter.crossed_rows import Cross, crossed, crossed_fields, numbers_of
+from streamiter.crossed_rows import Cross, crossed, crossed_fields, matrix_of_fields
 from streamiter.errors import ConfigurationError, ModelError, OtherModel
 from streamiter.learn.labels import LabelKind
 from streamiter.learn.losses import PlainLoss
@@ -34,7 +34,7 @@ _SPARE_NUMERIC: Final = 4_096
 
 
 def checked_rates(given: object) -> tuple[float, ...]:
-    """Return learning rates for :class:`ExpertWeights`. Raises ConfigurationError for others than one to three."""
+    """Return learning rates for :class:`ExpertWeights`. Raises ConfigurationError unless there are one to three."""
     rates = tuple(given) if isinstance(given, (list, tuple)) else ()
     if not (0 < len(rates) <= 3 and all(is_number(rate) and 0.0 < rate < 1e6 for rate in rates)):
         raise ConfigurationError(
@@ -44,13 +44,13 @@ def checked_rates(given: object) -> tuple[float, ...]:
 
 
 def check_task(owner: str, kind: LabelKind | None, task: str | None) -> None:
-    """Raise OtherModel if labels of this kind are not those of the task; None is not known yet."""
+    """Raise OtherModel if labels of this kind do not fit the task; a kind of None is not known yet."""
     if kind is not None and task not in (None, known := "regression" if kind == "number" else "classification"):
         raise OtherModel(f"{owner}: expected a model of a {task}, given one of a {known}; learn it with its own task")
 
 
 def check_published(owner: str, published: Mapping[str, Any], hashed: int) -> None:
-    """Raise ModelError for arrays that no model with so many hashed columns has published."""
+    """Raise ModelError for arrays that no model with this many hashed columns has published."""
     LinearPredictor(dict(published), owner)  # Refuses arrays of other shapes.
     stop, places = published.get("width") or hashed, published["places"]
     if len(places) and not 0 <= places[0] <= places[-1] < stop:
@@ -63,9 +63,10 @@ def check_published(owner: str, published: Mapping[str, Any], hashed: int) -> No
 def fitted(
     given: Mapping[str, Any], state: Mapping[str, Any] | None, crosses: Sequence[Cross], bits: int
 ) -> tuple[dict[str, Any], dict[str, Any] | None, str]:
-    """Return parameters and state of a version as those of a model with other crosses or bits, and what that costs.
+    """Return parameters and state of a version for a model with other crosses or bits, and what is lost.
 
-    Columns of fields are kept, and those of crosses that are still made. Places of texts mean nothing with other bits.
+    Columns of fields are kept, and the columns of crosses that are still made. Places of texts mean nothing with other
+    bits.
     """
     from streamiter.learn.row_steps import CLIP, STATISTICS
 
@@ -78,7 +79,7 @@ def fitted(
         return [name for name in fields if name not in gone], np.array([name not in gone for name in fields], np.bool_)
 
     def of_crosses(earlier: Floats, fields: Sequence[str], of_fields: Floats) -> Floats:
-        """Return the statistics of the crossed fields: as they were, or those of their columns."""
+        """Return the statistics of the crossed fields: as they were, or the statistics of their columns."""
         known = dict(zip(fields, of_fields, strict=True)) | dict(zip(crossed_fields(before), earlier, strict=True))
         none = np.zeros(of_fields.shape[1])
         return np.array([known.get(field, none) for field in crossed_fields(crosses)]).reshape(-1, len(none))
@@ -107,7 +108,7 @@ def fitted(
         made_crosses = {"crosses": [list(cross) for cross in crosses], "columns": statistics}
         known = {**state["fields"], "fields": all_fields}
         state = {**state, "fields": known, "bits": bits, "crosses": made_crosses, "weights": weights}
-        state["first rows"] = None  # They have the columns of before.
+        state["first rows"] = None  # They have the earlier columns.
     told = f"kept {len(fields):,} fields and {np.count_nonzero(of_places):,} of {len(places):,} weights of texts"
     lost = [f"the weights of the crosses {', '.join(gone)}"] if gone else []
     if not has_places:
@@ -118,8 +119,8 @@ def fitted(
 class ExpertWeights:
     """The state of the arithmetic: statistics and weights of all columns, and the mixture of the experts.
 
-    The arrays and the numbers of the columns are those of ``streamiter.learn.row_steps``. A hashed column gets its slot
-    in memory when the first row that has it is learned from; others are neither stored nor published.
+    ``streamiter.learn.row_steps`` describes the arrays and the numbers of the columns. A hashed column gets its slot in
+    memory when the first row that has it is learned from; others are neither stored nor published.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class ExpertWeights:
         rates: tuple[float, ...] | None = None,
         loss: PlainLoss | None = None,
     ) -> None:
-        """``loss`` is that of numbers, if it is not the squared one."""
+        """``loss`` is a loss of numbers other than the squared one; None otherwise."""
         # Imported here: it imports Numba, which takes most of a second.
         from streamiter.learn import row_steps
 
@@ -138,7 +139,7 @@ class ExpertWeights:
         self.task = task
         self.scores = scores
         """The number of scores of a row."""
-        kinds = {"binary": row_steps.BINARY, "classes": row_steps.CLASSES, "number": row_steps.NUMBER}
+        kinds = {"binary": row_steps.BINARY, "classes": row_steps.CLASSES, "number": row_steps.SQUARED}
         losses = {"quantile": row_steps.QUANTILE, "huber": row_steps.HUBER, "poisson": row_steps.POISSON}
         self._kind = kinds[task] if loss is None else losses[loss[0]]
         self.rates = rates or (row_steps.RATES_OF_NUMBERS if task == "number" else row_steps.RATES_OF_CLASSES)
@@ -157,7 +158,7 @@ class ExpertWeights:
         self._slots = 1
         """The number of rows of ``_columns`` in use."""
         self._known = 0, np.zeros(0, np.intp)
-        """A number of slots, and the hashed columns that had one when so many were in use."""
+        """A number of slots, and the hashed columns that had one when this many were in use."""
         self._take_slots(np.array([hashed]))
         with saying_that_it_compiles("the arithmetic of AdaptiveLinearModel"):
             # A prediction, which changes nothing.
@@ -187,7 +188,7 @@ class ExpertWeights:
         self._columns = room
 
     def _used(self) -> Indices:
-        """Return the slots that are stored: of the hashed columns by number, of the intercept, of the numeric ones."""
+        """Return the stored slots: of the hashed columns by number, of the intercept, then of the numeric columns."""
         of_numeric = self._slot_of[self.hashed : self.hashed + 1 + self.numeric]
         return np.concatenate([self._slot_of[self.places()], of_numeric])
 
@@ -203,14 +204,14 @@ class ExpertWeights:
         return self._known[1].copy()
 
     def add_numeric(self, count: int) -> None:
-        """Use that many more numeric columns."""
+        """Use ``more`` additional numeric columns."""
         first, self.numeric = self.hashed + 1 + self.numeric, self.numeric + count
         if first + count > len(self._slot_of):
             self._slot_of = np.pad(self._slot_of, (0, first + count))
         self._take_slots(np.arange(first, first + count))
 
     def split_last_score(self) -> None:
-        """Add a score that begins with the weights of the last one."""
+        """Add a score that begins with the weights of the last score."""
         if self.scores == self._room_of_scores():
             self._move(self._room(len(self._columns), 2 * self.scores))
         self.scores += 1
@@ -219,7 +220,7 @@ class ExpertWeights:
         self._columns[: self._slots, stop - own : stop] = self._columns[: self._slots, stop - 2 * own : stop - own]
 
     def as_classes(self, rows: int) -> ExpertWeights:
-        """Return weights that predict the same of two classes, and of a third one that has not come in ``rows`` rows.
+        """Return the weights of two classes, and of a third class that has not come in ``rows`` rows.
 
         The score of two labels is the difference of the scores of their classes.
         """
@@ -303,8 +304,8 @@ class ExpertWeights:
     ) -> Floats:
         """Predict and learn; a class is added right before the first step that learns it, wherever batches are cut.
 
-        ``is_open``: the last score is that of the classes that have not come. Predictions have as many columns as
-        ``asked`` has scores: 0 is the probability of classes that were not known.
+        ``is_open``: the last score is for the classes that have not come. Predictions have as many columns as ``asked``
+        has scores: 0 is the probability of classes that were not known.
         """
         known = self.scores - is_open
         predictions = np.zeros((len(targets), asked.shape[1]))
@@ -333,7 +334,8 @@ class ExpertWeights:
     def scores_of_questions(self, asked: Mapping[int, list[float]], questions: int, scores: int) -> Floats:
         """Return the experts' scores by question.
 
-        The last scores of a question are those of the open class. Each class that has come since has the same scores.
+        The last scores of a question are the scores of the open class. Each class that has come since has the same
+        scores.
         """
         by_question = np.zeros((questions, scores, len(self.rates)))
         for question, given in asked.items():
@@ -444,7 +446,7 @@ class ExpertWeights:
 
 
 def _fill(predictions: Floats, found: Floats, *, is_open: bool) -> None:
-    """Put probabilities of the classes that were known into columns of all; the open class stays the last."""
+    """Put the probabilities of the known classes into the columns of all classes; the open class stays last."""
     found = np.maximum(found, _PROBABILITY_MIN)
     if not is_open:
         predictions[:] = found
@@ -458,7 +460,7 @@ def _plain(array: npt.NDArray[Any], kind: type[np.generic]) -> npt.NDArray[Any]:
     return np.require(array, kind, ["C_CONTIGUOUS", "WRITEABLE"])
 
 
-# A published model says nothing of how many rows it has learned from; it counts as so many, and is soon corrected.
+# A published model does not say how many rows it has learned from; it counts as this many, and is soon corrected.
 _ROWS_OF_A_START: Final = 30.0
 
 
@@ -482,7 +484,7 @@ class CrossStatistics:
         from streamiter.learn import row_steps
 
         self._learned = self._columns.copy()
-        numbers = row_steps.standardize_rows(numbers_of(rows, self._fields), self._learned)
+        numbers = row_steps.standardize_rows(matrix_of_fields(rows, self._fields), self._learned)
         return crossed(rows, self.crosses, numbers, bits=self._bits)
 
     def keep(self) -> None:
@@ -494,7 +496,7 @@ class CrossStatistics:
         if not self.crosses:
             return rows
         mean, deviation = self._moments()
-        numbers = standardized(numbers_of(rows, self._fields), mean, deviation)
+        numbers = standardized(matrix_of_fields(rows, self._fields), mean, deviation)
         return crossed(rows, self.crosses, numbers, bits=self._bits, known=known)
 
     def _moments(self) -> tuple[Floats, Floats]:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
+from streamiter.field_kinds import as_text
 from streamiter.flow.flow import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream
 from streamiter.learn.gradients import MOMENTS
@@ -83,7 +84,9 @@ def _has_fields(record: Any) -> bool:
 def as_numbers(values: Sequence[Any]) -> Floats:
     """Return the values as floats: NaN for a missing value, infinity for a value that is no number."""
     try:
-        return np.frombuffer(array("d", values))  # takes no texts, of which numpy takes more than as_number does
+        return np.frombuffer(
+            array("d", values)
+        )  # takes no texts: numpy reads more texts as numbers than number_or_infinity does
     except (TypeError, OverflowError):
         pass
     try:
@@ -93,10 +96,10 @@ def as_numbers(values: Sequence[Any]) -> Floats:
                 return numbers
     except (TypeError, ValueError, OverflowError):
         pass
-    return np.array([as_number(value) for value in values])
+    return np.array([number_or_infinity(value) for value in values])
 
 
-def as_number(value: Any) -> float:
+def number_or_infinity(value: Any) -> float:
     """Return the value as a float, infinity for a value that is no number.
 
     A text is a number only if plain digits spell it; Python would accept digits of other scripts and underscores.
@@ -109,27 +112,6 @@ def as_number(value: Any) -> float:
         return math.nan if value is None else float(value)
     except (TypeError, ValueError, OverflowError):
         return math.inf
-
-
-def as_text(value: Any) -> str | None:
-    """Return the text that is hashed for a value, None for a missing value. Equal values have the same text.
-
-    NULs at the end of a text are removed: columns of numpy cannot hold them, and dicts must give the same features.
-    """
-    if isinstance(value, str):
-        return value.rstrip("\0")
-    if isinstance(value, (int, np.integer, np.bool_)):
-        return str(int(value))
-    if isinstance(value, (float, np.floating)):
-        number = float(value)
-        if math.isnan(number):
-            return None
-        return str(int(number)) if number.is_integer() else repr(number)
-    if value is None:
-        return None
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "surrogateescape").rstrip("\0")
-    raise TypeError
 
 
 def _is_categorical(value: Any) -> bool:
@@ -276,7 +258,7 @@ class FeatureHasher(Savable):
         position = int(np.argmax(too_large.any(axis=0)))
         bad = np.flatnonzero(too_large[:, position])
         given = numbers[position][bad[0]]
-        limit = f" of at most {self._numbers_max[position]:.2g} in size" if as_number(given) < math.inf else ""
+        limit = f" of at most {self._numbers_max[position]:.2g} in size" if number_or_infinity(given) < math.inf else ""
         return BadRows(
             bad,
             f"FeatureHasher: expected finite numbers{limit} or None in the numeric field "
@@ -415,7 +397,7 @@ class StandardScaler(DeclaredState, Savable):
         return ModelSnapshot(self.parameters(), records=self.records)
 
     def definition(self) -> Definition:
-        """Return on what the meaning of the state depends."""
+        """Return the settings on which the meaning of the state depends."""
         return {"model": "StandardScaler"}
 
 

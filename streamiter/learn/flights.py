@@ -25,7 +25,7 @@ from streamiter.records import BATCH_RECORDS
 from streamiter.topics.formats import Json
 from streamiter.topics.topic import OutgoingBatch
 
-__all__ = ["FIELDS", "FlightEvents", "Labels", "delayed_labels", "flights_file", "is_late_event"]
+__all__ = ["FIELDS", "FlightEvents", "LabelArrival", "delayed_labels", "flights_file", "is_late_event"]
 
 FIELDS: Final = ("month", "hour", "weekday", "carrier", "origin", "dest", "distance")
 """The fields that are known before the departure of a flight."""
@@ -57,7 +57,7 @@ def flights_file() -> Path:
     return Path(spec.origin).parent / "data" / "flights.csv.zip"
 
 
-Labels = Literal["delayed", "immediate"]
+LabelArrival = Literal["delayed", "immediate"]
 """When the delay of a flight becomes known: at its arrival, or immediately."""
 
 _UNKNOWN: Final = "NA"
@@ -105,7 +105,7 @@ class FlightEvents:
     are not installed.
     """
 
-    def __init__(self, labels: Labels = "delayed", flights: int | None = None) -> None:
+    def __init__(self, labels: LabelArrival = "delayed", flights: int | None = None) -> None:
         if flights is not None and flights < 1:
             raise ConfigurationError(f"FlightEvents(flights=): expected 1 flight or more, given {flights}")
         read = list(map(_Flight._make, flight_rows(_Flight._fields)))
@@ -113,7 +113,7 @@ class FlightEvents:
             read = [flight for flight in read if flight.arr_delay != _UNKNOWN]
         departs = _departure_times(read)
         in_order = np.argsort(departs, kind="stable")[:flights]
-        self.labels: Labels = labels
+        self.labels: LabelArrival = labels
         self._flights = [read[index] for index in in_order.tolist()]
         self._departs = departs[in_order]
         self._arrives = self._departs + _minutes_under_way(self._flights)

@@ -1,9 +1,9 @@
 """Models of other libraries in a flow: river, scikit-learn, PyTorch, or functions of your own.
 
 A :class:`ForeignModel` says how to make, teach, ask, save and load such a model. ``train_online`` then trains it like
-its own: the model is in one subtask, the owner, which predicts each row or mini-batch before it learns from it,
-publishes versions, and puts the model into checkpoints. The engine never pickles: ``save`` and ``load`` are functions
-of the other library, or your choice.
+its own models. The model is in one subtask, the owner, which predicts each row or mini-batch before the model learns
+from it, publishes versions, and puts the model into checkpoints. The engine never pickles: ``save`` and ``load`` are
+functions of the other library, or your choice.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class ForeignModel(Generic[Model]):
     def predictor(self, parameters: Mapping[str, Any]) -> Callable[[Any], Any]:
         """Return the function that predicts with a published version: ``ServedModel(…, load=model.predictor)``.
 
-        It takes what ``predict`` takes: the features of a row, or of a mini-batch.
+        Like ``predict`` it takes the features of a row, or of a mini-batch.
         """
         return partial(self.predict, self.load(_bytes_of(parameters)))
 
@@ -288,7 +288,7 @@ class ForeignOwner(ModelOwner, Generic[Model]):
         self._read_records += len(mini_batch)
 
     def _learn_rows(self, features: Sequence[Any], labels: list[Any], weights: Floats | None) -> list[Any]:
-        """Learn; return the predictions made before, without those before the model had learned at all."""
+        """Learn; return the predictions made before. Rows before the first learning have no predictions."""
         predict, learn = self._functions.predict, self._functions.learn
         predictions: list[Any] = []
         if self._functions.by == "mini-batch":
@@ -346,7 +346,7 @@ class ForeignOwner(ModelOwner, Generic[Model]):
 
 
 def _probabilities(predictions: list[Any], labels: list[Any]) -> tuple[ValidationKind, Floats, Floats]:
-    """Return what the predictions are, the probabilities to validate, and the targets.
+    """Return the kind of the predictions, the probabilities to validate, and the targets.
 
     Labels that are truth values have the probability of True. Other labels have the probability of the true class, and
     whether it was the most probable one. A plain label counts as a probability of 1.
@@ -371,7 +371,7 @@ def _by_label(prediction: Any) -> Mapping[Any, float]:
 
 
 def _of_true(probabilities: Mapping[Any, float]) -> float:
-    """Return the probability of True; a model that has seen one label only may name that one, or none."""
+    """Return the probability of True; a model that has seen only one label may name this label, or none."""
     if True in probabilities:
         return float(min(max(probabilities[True], 0.0), 1.0))
     return 1.0 - float(sum(probabilities.values())) if probabilities else 0.5

@@ -55,7 +55,7 @@ class Gradient:
     indices: Indices | None = None
     """Features in ascending order; None: all features."""
     moments: Moments | None = None
-    """Those of the features, for a model that scales them."""
+    """The statistics of the features, for a model that scales them."""
 
     def __add__(self, other: Gradient) -> Gradient:
         if self.width != other.width:

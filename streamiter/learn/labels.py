@@ -26,7 +26,7 @@ from streamiter.operators.definitions import Definition
 
 _log = logging.getLogger("streamiter.learn")
 
-Task = Literal["classification", "binary", "multiclass", "regression"]
+LearningTask = Literal["classification", "binary", "multiclass", "regression"]
 
 Label = Any
 """A number, a truth value or a text; the user's value."""
@@ -36,8 +36,8 @@ Labels = Sequence[Label] | npt.NDArray[Any]
 LabelKind = Literal["binary", "classes", "number"]
 
 FIRST_LABELS: Final = 1_000
-"""The number of labels that the kind is decided from: a count above 1 that is one label in 200 is among them, with a
-probability of 99 %. Their rows are kept meanwhile, as many as a quarter of a mini-batch."""
+"""The number of labels that the kind is decided from: if one label in 200 is a count above 1, such a label is among
+them with a probability of 99 %. Their rows are kept meanwhile, a quarter of a mini-batch."""
 
 # More classes are most likely numbers that were taken for classes.
 _CLASSES_MAX: Final = 1_000
@@ -54,13 +54,14 @@ class Reading:
 
     kind: LabelKind
     names: tuple[Label, ...] = ()
-    """The classes in the order of their numbers; of two labels the negative and the positive one, None if not known."""
+    """The classes in the order of their numbers; of two labels the negative, then the positive one; None if not known.
+    """
     first: Label = None
     """The label that came first, of two."""
     is_sure: bool = True
     """Whether no later label changes the kind."""
     count: int = 0
-    """Of a reading that was given up, the number of labels before, up to ``FIRST_LABELS``."""
+    """The number of labels before a reading was given up, up to ``FIRST_LABELS``."""
 
     @cached_property
     def codes(self) -> dict[Label, float]:
@@ -69,17 +70,17 @@ class Reading:
 
     @property
     def labels(self) -> list[Label] | None:
-        """The labels that are told to users, None in the place of one that has not come; None of numbers and truths."""
+        """The labels as users see them, None for a label that has not come; None for numbers and truth values."""
         are_truths = self.kind == "binary" and all(name in (None, 0, 1) for name in self.names)
         return None if are_truths or not self.names else list(self.names)
 
     def goes_on_in(self, later: Reading) -> bool:
-        """Whether a model that has learned from labels that were read in this way continues with those of ``later``."""
+        """Whether a model that has learned from labels of this reading continues with the labels of ``later``."""
         is_same = self.kind == later.kind
         return is_same and all(later.codes.get(name) == code for name, code in self.codes.items())
 
     def targets(self, given: Labels, learns: npt.NDArray[np.bool_]) -> Floats | None:
-        """Return labels as numbers, 0 for rows that are not learned from; None if one of the others is not known."""
+        """Return labels as numbers, 0 for rows that are not learned from; None if another label is not known."""
         if not learns.all():
             targets = np.zeros(len(learns))
             some = [label for label, learn in zip(given, learns.tolist(), strict=True) if learn]
@@ -103,8 +104,9 @@ class Reading:
     def in_terms_of(self, earlier: Reading, predictions: Floats) -> Floats:
         """Return probabilities that were predicted while labels were read as ``earlier``, as predictions of this kind.
 
-        A probability of the label 1 is a number between 0, or -1, and 1; that of one of two labels is the probability
-        of its class. By the rule of Laplace, a class that had not come in n labels has the probability 1 / (n + 2).
+        A probability of the label 1 becomes a number between 0, or -1, and 1; the probability of one of two labels
+        becomes the probability of its class. By the rule of Laplace, a class that had not come in n labels has the
+        probability 1 / (n + 2).
         """
         negative, positive = earlier.names
         if self.kind == "number":
@@ -114,7 +116,7 @@ class Reading:
             return predictions if earlier.goes_on_in(self) else 1.0 - predictions
         found = np.zeros((len(predictions), len(self.names) + 1))
         found[np.isnan(predictions)] = np.nan
-        # A probability of ½ counts as that of the positive label.
+        # A probability of ½ counts for the positive label.
         against = np.where(predictions == 0.5, np.nextafter(0.5, 0.0), 1.0 - predictions)
         for name, chances in ((negative, against), (positive, predictions)):
             found[:, -1 if name is None else int(self.codes[name])] = chances
@@ -163,7 +165,7 @@ class LabelReader(DeclaredState):
     def __init__(
         self,
         owner: str,
-        task: Task | None,
+        task: LearningTask | None,
         classes: Sequence[Label] | None = None,
         positive: Label = None,
         least: float | None = None,
@@ -177,7 +179,7 @@ class LabelReader(DeclaredState):
             )
         self._owner = owner
         self._least = least
-        self.task: Task | None = task
+        self.task: LearningTask | None = task
         self.positive = _plain(positive)
         self._closed = None if classes is None else tuple(dict.fromkeys(map(_plain, classes)))
         self._has_classes = task == "multiclass" or len(self._closed or ()) > 2
@@ -192,19 +194,19 @@ class LabelReader(DeclaredState):
 
     @property
     def known(self) -> list[Label] | None:
-        """The labels that are told to users, see :attr:`Reading.labels`; before the first one those that were given."""
+        """The labels as users see them, see :attr:`Reading.labels`; before the first one, the given labels."""
         if self.reading is not None:
             return self.reading.labels
         return None if self._closed is None else list(self._closed if self._has_classes else self._pair(*self._closed))
 
     @property
     def is_settled(self) -> bool:
-        """Whether labels no longer change how the first ones were to be read."""
+        """Whether later labels no longer change how the first labels are read."""
         return self.reading is not None and (self.reading.is_sure or self.count >= FIRST_LABELS)
 
     @property
     def earlier_targets(self) -> tuple[float, float] | None:
-        """The numbers, or the numbers of the classes, that two labels are now; None if labels are as they seemed."""
+        """The numbers, or the numbers of classes, that two labels became; None if labels are as they seemed."""
         reading = self.reading
         if not self.earlier or reading is None or reading.kind == "binary":
             return None
@@ -220,7 +222,7 @@ class LabelReader(DeclaredState):
 
     @property
     def is_positive_known(self) -> bool:
-        """Whether it is decided which of two labels is positive; before, that is the one that is still to come."""
+        """Whether it is decided which of two labels is positive; until then it is the label that has not come yet."""
         return self.reading is None or self.is_settled or self.reading.names[-1] is not None
 
     def read(self, labels: Labels, learns: npt.NDArray[np.bool_]) -> list[LabelPart]:
@@ -281,7 +283,7 @@ class LabelReader(DeclaredState):
         self.count = min(self.count + labels, FIRST_LABELS)
 
     def as_now(self, predictions: Sequence[Sequence[float]], scores: Sequence[Sequence[float]]) -> Floats:
-        """Return predictions that were made with scores, whose first number tells the reading, in the form of now."""
+        """Return predictions that were made with scores, whose first number tells the reading, in the present form."""
         reading = self.reading
         assert reading is not None
         width = len(reading.names) + self.has_open_class if reading.kind == "classes" else 1
@@ -340,7 +342,7 @@ class LabelReader(DeclaredState):
     # ---- what a label decides
 
     def _begin(self, label: Label) -> Reading | None:
-        """Return how labels are read from the first one on; None if it is refused."""
+        """Return how labels are read from the first label on; None if it is refused."""
         is_number = not isinstance(label, str)
         if self.task == "regression":
             return Reading("number") if is_number else None
@@ -362,7 +364,7 @@ class LabelReader(DeclaredState):
         return Reading("binary", (None if label == 1 else label, 1), label, is_sure=False)
 
     def _after(self, reading: Reading | None, label: Label, is_first: bool) -> Reading | None:
-        """Return how labels are read from this one on; None if it is refused. ``is_first``: it is an early label."""
+        """Return how labels are read from this label on; None if it is refused. ``is_first``: it is an early label."""
         if reading is None:
             return self._begin(label)
         if reading.kind == "number":
@@ -383,7 +385,7 @@ class LabelReader(DeclaredState):
             known = positive if negative is None else negative
             pair = (label, known) if negative is None else self._pair(known, label) if is_first else (known, label)
             return replace(reading, names=pair, is_sure=self.task == "binary")
-        # The order in which they came; after the first labels, the model has weights for the two that it knows.
+        # The order in which they came; after the first labels, the model has weights for the two labels that it knows.
         names = sorted(reading.names, key=lambda name: name != reading.first) if is_first else reading.names
         return Reading("classes", (*names, label))
 
@@ -433,7 +435,7 @@ class LabelReader(DeclaredState):
     # ---- published models, state
 
     def start_from(self, kind: LabelKind, labels: Sequence[Label] | None, *, has_open_class: bool) -> None:
-        """Read labels as the ones that a published model has learned from."""
+        """Read labels like the labels that a published model has learned from."""
         self.has_open_class = has_open_class and kind == "classes"
         names = tuple(labels or ())
         if kind == "binary":
@@ -446,7 +448,7 @@ class LabelReader(DeclaredState):
         self.settle()
 
     def settle(self) -> None:
-        """Change nothing any more of what the first labels were: their rows are not kept."""
+        """No longer change how the first labels were read: their rows are not kept."""
         self.count = FIRST_LABELS
 
     def definition(self) -> Definition:
@@ -500,7 +502,7 @@ def is_truth(label: Label) -> bool:
 
 
 def counts_as_false(label: Label, other: Label = None, positive: Label = None) -> bool:
-    """Whether a label is False, 0, or the negative one of two texts; without ``other``, whether it may be.
+    """Whether a label is False, 0, or the negative one of two texts; without ``other``, whether it may be negative.
 
     ``positive`` is the label whose probability is asked for, None for no choice.
 
@@ -523,7 +525,7 @@ def _plain(label: Label) -> Label:
 
 
 def _order(label: Label) -> tuple[Any, ...]:
-    """Return what labels are sorted by: numbers by size, then texts by their letters, those with a minus first."""
+    """Return the sort key of a label: numbers by size, then texts by their letters, texts with a minus first."""
     if not isinstance(label, str):
         return 0, label
     return 1, not label.strip().startswith(("-", "−")), label.casefold(), label

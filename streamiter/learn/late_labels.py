@@ -1,4 +1,4 @@
-"""Labels that come later than their questions: how events are read, and which question meets which answer when.
+"""Labels that come later than their questions: how events are read, and when a question meets its answer.
 
 Predictions are made where the model is, so the join is there, too: :class:`LabelJoin` is a one-to-one interval join
 (``operators.timed.joining``) whose left side are predicted questions, and whose right side are answers.
@@ -35,7 +35,7 @@ from streamiter.operators.definitions import Definition
 from streamiter.operators.due import DueHeap
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
-from streamiter.operators.timed.joining import ARRIVAL, LEFT, RECORD, RIGHT, TIME, OneToOneJoin, Side
+from streamiter.operators.timed.joining import LEFT, RECORD, RECORD_ARRIVAL, RECORD_TIME, RIGHT, OneToOneJoin, Side
 from streamiter.records import Batch, take
 from streamiter.sparse_rows import SparseRows
 from streamiter.times import MAX_TIME, MIN_TIME, before_end, in_seconds
@@ -59,13 +59,13 @@ class EventsToLearn(TypedDict):
     is_answer: list[bool]
     labels: list[Label]
     """For each event the label; None for a question, and for an answer after which there will be no label. Rows that a
-    join has labelled have it in their question."""
+    join has labelled have the label in their question."""
     weights: Floats | None
     """For each event with a label its sample weight; None: all are 1."""
     features: NamedRecord | SparseRecord
     """A row for each question."""
     label_fields: list[str]
-    """The fields that the function of the label has read so far."""
+    """The fields that the user's label function has read so far."""
 
 
 def no_events() -> EventsToLearn:
@@ -98,8 +98,8 @@ class Outcome(NamedTuple):
     answer: Any
     """The answer, or None."""
     kind: Literal["answered", "over", "forgotten", "assumed"]
-    """Whether the question has got its answer, its wait is over, it is forgotten, or it waits further and counts as one
-    without an answer."""
+    """Whether the question has got its answer, its wait is over, it is forgotten, or it waits further and counts as a
+    question without an answer."""
 
 
 class _Waiting:
@@ -112,7 +112,7 @@ class _Waiting:
         self.time = time
         self.number = number
         self.when = when
-        """When it counts as one without an answer, ``MAX_TIME`` for never; None: it is learned at its end."""
+        """When it counts as unanswered, ``MAX_TIME`` for never; None: it is learned at the end of its wait."""
         self.is_open = True
 
 
@@ -122,8 +122,8 @@ _COUNTED: Final = Outcome(None, None, "answered")
 # The limit of a question that waits without end: the end of the stream.
 _TO_THE_END: Final = MAX_TIME
 
-# Of the questions that have been learned, each is in every checkpoint until its wait is over: so many take some 25 ms.
-# What is delivered twice comes again within seconds or minutes.
+# Of the questions that have been learned, each is in every checkpoint until its wait is over: this many take some 25
+# ms. What is delivered twice comes again within seconds or minutes.
 _IN_CHECKPOINT_MAX: Final = 100_000
 
 
@@ -179,7 +179,7 @@ class LabelJoin(DeclaredState):
         self._assumed = DueHeap(2, 2)
         """The questions by the time at which they count as ones without an answer; also questions with an answer."""
         self._restored: list[Outcome] = []
-        """What a restore has led to, because waits are longer now, or fewer questions may wait."""
+        """The outcomes of a restore, because waits are longer now, or fewer questions may wait."""
         self._timer_at = MAX_TIME
 
     @property
@@ -189,7 +189,7 @@ class LabelJoin(DeclaredState):
 
     @property
     def has_share(self) -> bool:
-        """Whether the share of True is that of answers which are not ``otherwise``: of two texts not always."""
+        """Whether the share of True is the share of answers other than ``otherwise``: not always so for two texts."""
         return self.is_false_otherwise or not isinstance(self.otherwise, str)
 
     def open(self, context: Context) -> None:
@@ -216,7 +216,7 @@ class LabelJoin(DeclaredState):
         self._timer_at = MAX_TIME
 
     def now(self) -> int:
-        """Return how far time is before the events that are handled next, where the events do not tell: the clock."""
+        """Return the time before the next events, where the events do not tell it: the time of the clock."""
         return MIN_TIME if self.is_timed else self._context.clock.now_ms()
 
     # ---- events
@@ -254,7 +254,7 @@ class LabelJoin(DeclaredState):
             ended.append((limit, number, _COUNTED, True))
         if len(ended) > 1:
             ended.sort(key=_by_limit)
-        # In this order, wherever it is cut.
+        # The order is the same wherever batches are cut.
         outcomes: list[Outcome] = []
         for limit, _, outcome, is_answered in ended:
             if outcome.kind == "assumed":
@@ -272,9 +272,9 @@ class LabelJoin(DeclaredState):
         return _TO_THE_END if self._within_ms is None else waiting.time + self._within_ms
 
     def ask(self, key: Hashable, time: int | None, question: Any) -> list[Outcome]:
-        """Add a question; ``time`` None is that of the clock. A late one counts as at the watermark.
+        """Add a question; ``time`` None is the time of the clock. A late one counts as a question at the watermark.
 
-        One of the key and the time of a question that has got its answer is this question again, and is forgotten.
+        A question with the key and the time of a question that has got its answer is a repetition, and is forgotten.
         """
         if time is not None and self._settled.get(key) == time:
             return [Outcome(question, None, "forgotten")]
@@ -288,7 +288,7 @@ class LabelJoin(DeclaredState):
         return self._outcomes(key) if self._join.results else []
 
     def note_label(self, label: Label, positive: Label) -> None:
-        """Note the label of an answer: beside it, that of a question without an answer may be one of several classes.
+        """Note the label of an answer: then the label of a question without an answer may be one of several classes.
 
         No effect once so many labels have come that the model refuses such a label.
         """
@@ -304,7 +304,7 @@ class LabelJoin(DeclaredState):
             self._assumed.push((when, waiting.number), waiting)
 
     def answer(self, key: Hashable, time: int | None, answer: Any) -> list[Outcome]:
-        """Add an answer. A late one counts as at the watermark: its question may still wait."""
+        """Add an answer. A late answer counts as an answer at the watermark: its question may still wait."""
         self._join.add(RIGHT, key, self._time(time), answer)
         return self._outcomes(key) if self._join.results else []
 
@@ -324,7 +324,7 @@ class LabelJoin(DeclaredState):
             settled.popitem(last=False)
 
     def _outcomes(self, key: Hashable = None) -> list[Outcome]:
-        """Return what the last event has led to, which had this key; None: more than one."""
+        """Return the outcome of the last event, which had this key; None: there is more than one."""
         outcomes: list[Outcome] = []
         for time, (waiting, answer) in self._join.take_results():
             if waiting is None:
@@ -354,7 +354,7 @@ class LabelJoin(DeclaredState):
         return outcomes
 
     def _count_later(self, time: int, number: int) -> None:
-        """Count the end of the wait of a question that has been learned; of too many, that of the oldest now."""
+        """Count the end of the wait of a question that has been learned; of too many, count the oldest now."""
         self._learned.push((time + (self._within_ms or 0), number), None)
         if len(self._learned) > min(self._kept_max, _IN_CHECKPOINT_MAX):
             self._learned.take_first()
@@ -376,7 +376,7 @@ class LabelJoin(DeclaredState):
     # ---- state
 
     def definition(self) -> Definition:
-        """Return on what the meaning of the state depends.
+        """Return the settings on which the meaning of the state depends.
 
         How long questions wait, and their schedule, may change: each of them says whether it has been learned as False.
         """
@@ -404,10 +404,12 @@ class LabelJoin(DeclaredState):
                 return event.number, plain_question(event.question), event.when
             return 0, plain_answer(event), None
 
-        waiting = sorted(self._join.waiting(), key=lambda each: each[2][ARRIVAL])
+        waiting = sorted(self._join.waiting(), key=lambda each: each[2][RECORD_ARRIVAL])
         return super().state() | {
             "watermark": self._join.watermark if self.is_timed else MIN_TIME,
-            "waiting": [(side, key, record[TIME], *plain(side, record[RECORD])) for side, key, record in waiting],
+            "waiting": [
+                (side, key, record[RECORD_TIME], *plain(side, record[RECORD])) for side, key, record in waiting
+            ],
             "answered": [
                 (each.time, each.number, plain_question(each.question), plain_answer(answer))
                 for _, _, _, (each, answer) in sorted(self._answered, key=itemgetter(1))
@@ -499,7 +501,7 @@ def _by_limit(ended: tuple[int, int, Outcome, bool]) -> tuple[int, int]:
 
 
 def answers_and_keys(labels: DelayedLabels, events: Batch) -> tuple[list[bool], list[Hashable]]:
-    """Return for each event whether it is an answer, and its key. Raises BadRows for events that have none."""
+    """Return for each event whether it is an answer, and its key. Raises BadRows for events without a key."""
 
     def read(some: Batch) -> tuple[list[bool], list[Hashable]]:
         are_answers, keys = list(map(bool, map(labels.is_answer, some))), list(map(labels.key_of, some))
@@ -518,13 +520,13 @@ class TimedEvents(NamedTuple):
     times: list[int]
     records: list[Any]
     keys: list[Hashable] | None = None
-    """Of rows that a join has labelled: the number of the row."""
+    """The number of the row, for rows that a join has labelled."""
     is_answer: list[bool] | None = None
-    """Of such rows: whether their label is known now, which they bring with their question."""
+    """For such rows, whether their label, which they bring with their question, is known now."""
 
     @classmethod
     def of(cls, mini_batch: Batch) -> TimedEvents:
-        """Return the events of what ``InOrder``, or ``SpansInOrder``, emits."""
+        """Return the events of the records that ``InOrder``, or ``SpansInOrder``, emits."""
         return cls(*map(list, zip(*mini_batch, strict=True))) if len(mini_batch) else cls([], [], [])
 
     def taken(self, rows: Sequence[int]) -> TimedEvents:
@@ -568,7 +570,7 @@ class EventReader(ReadsLabels):
         out.emit(no_events() | found | {"position": (at, first), "count": count, "label_fields": fields})
 
     def _label_of(self, answer: Any, out: Output) -> Label:
-        """Return the label of an answer. If it is refused, its question has no label: it must not wait for another."""
+        """Return the label of an answer. If it is refused, its question has no label, and waits no longer."""
         try:
             return self._events.target_of(answer)
         except Exception as error:

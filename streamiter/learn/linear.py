@@ -1,7 +1,7 @@
 """``LinearModel``: a linear model that predicts, learns and computes gradients.
 
 A model holds the weights and the optimizer's state (its *slots*), makes steps, and can be saved and restored. Its loss
-says what a prediction is, and which target is good (``streamiter.learn.losses``).
+defines what a prediction is, and which targets are allowed (``streamiter.learn.losses``).
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ class LinearModel(DeclaredState, Savable):
     def scale(self, start: Moments) -> None:
         """Scale features to mean 0 and deviation 1 from now on, in ``predict`` and ``gradient``.
 
-        The statistics begin with ``start``; gradients have those of their rows, and ``apply`` adds them. They are a
-        part of the parameters.
+        The statistics begin with ``start``; gradients have the statistics of their rows, and ``apply`` adds them. They
+        are a part of the parameters.
         """
         if start.records and len(start.mean) != self.width:
             raise ModelError(
@@ -225,7 +225,7 @@ class LinearModel(DeclaredState, Savable):
         return with_state(parameters, LEARNER, {"model": self.learned()}) if state else parameters
 
     def learned(self) -> dict[str, object]:
-        """Return :meth:`state` without what :meth:`parameters` has, too."""
+        """Return :meth:`state` without the entries that :meth:`parameters` has, too."""
         return {name: value for name, value in self.state().items() if name not in _IN_PARAMETERS}
 
     # ---- taking over the parameters of another model
@@ -492,7 +492,7 @@ class LinearModel(DeclaredState, Savable):
     # ---- snapshots
 
     def definition(self) -> Definition:
-        """Return on what the meaning of the state depends: settings such as learning rates may differ."""
+        """Return the settings on which the meaning of the state depends; others, such as learning rates, may differ."""
         return {
             "model": self._name,
             "features": self.width,

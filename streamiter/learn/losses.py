@@ -42,7 +42,7 @@ class LinearLoss(abc.ABC):
     task: ClassVar[Literal["classification", "regression"]] = "regression"
     """Whether targets are classes, 0 and 1, or numbers."""
     predicts_mean: ClassVar[bool] = True
-    """Whether the best prediction is the mean of the targets; so a much worse one than the mean is a fault."""
+    """Whether the best prediction is the mean of the targets; then a much worse prediction than the mean is a fault."""
 
     @abc.abstractmethod
     def predict(self, margins: Floats) -> Floats:
@@ -320,7 +320,7 @@ PlainLoss = tuple[str, tuple[float, ...]]
 
 
 def plain_loss(loss: LinearLoss) -> PlainLoss | None:
-    """Return a loss as plain data; None for the loss of another task, and for one of the user's own.
+    """Return a loss as plain data; None for the loss of another task, and for a loss of the user's own.
 
     >>> plain_loss(QuantileLoss(0.9)), loss_of_plain(plain_loss(QuantileLoss(0.9)))
     (('quantile', (0.9,)), QuantileLoss(quantile=0.9))
@@ -341,7 +341,7 @@ LossName = Literal["squared", "absolute", "huber", "quantile", "poisson"]
 
 
 def checked_loss(owner: str, loss: object, quantile: object) -> PlainLoss | None:
-    """Return the loss of the default learner; None for the squared one, and where the task decides.
+    """Return the loss of the default learner; None for the squared loss, and where the task decides.
 
     Raises ConfigurationError for an unknown name, and for a quantile that is missing, or given without need.
     """
@@ -363,7 +363,7 @@ def checked_loss(owner: str, loss: object, quantile: object) -> PlainLoss | None
 
 
 def loss_of_validation(loss: PlainLoss | None) -> PlainLoss | None:
-    """Return the loss by which predictions of the default learner are judged; None: the squared one.
+    """Return the loss by which predictions of the default learner are judged; None: the squared loss.
 
     For Huber's loss, whose bend follows the errors, it is half the absolute error.
     """

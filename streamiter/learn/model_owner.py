@@ -32,9 +32,9 @@ MODELS: Final = OutputTag("models")
 class PublishSchedule:
     """When a training publishes a version, for ``train_online(publish_every=)``.
 
-    Give one of these: after so many ``mini_batches`` (or epochs), or with the first mini-batch and then after so many
-    ``records`` or seconds (``every_s``), at least. The job that reads the schedule may run while it is changed, in the
-    same process. The last version is published in every case.
+    Give one of these: after this many ``mini_batches`` (or epochs), or with the first mini-batch and then after this
+    many ``records`` or seconds (``every_s``), at least. The job that reads the schedule may run while it is changed, in
+    the same process. The last version is published in every case.
 
     >>> schedule = PublishSchedule(every_s=10.0)
     >>> schedule.change(records=1_000)
@@ -75,7 +75,7 @@ class OwnerOptions:
     publishes_state: bool = False
     """Whether versions carry the state of the learner."""
     label: str = ""
-    """In words what is learned."""
+    """A text that says what is learned."""
 
 
 class ModelOwner(DeclaredOperator, IterationListener, abc.ABC):
@@ -135,7 +135,7 @@ class ModelOwner(DeclaredOperator, IterationListener, abc.ABC):
 
     @abc.abstractmethod
     def state(self) -> dict[str, object]:
-        """Return the state of the learner, as plain data: all that :meth:`start_from` needs to continue exactly."""
+        """Return the state of the learner, as plain data, from which :meth:`start_from` continues exactly."""
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of a version that is published now."""
@@ -169,7 +169,7 @@ class ModelOwner(DeclaredOperator, IterationListener, abc.ABC):
             self._drift.restore(state["drift"])
 
     def emit_predictions(self, rows: PredictedRows, out: Output) -> bool:
-        """Emit predictions that were made before learning, and drifts that they tell of; return whether there are."""
+        """Emit predictions that were made before learning, and their drifts; return whether there are drifts."""
         out.emit(rows, tag=PREDICTIONS)
         return self._drift is not None and self._drift.tell(rows, out)
 

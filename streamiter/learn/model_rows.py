@@ -1,4 +1,4 @@
-"""Rows as the arithmetic of the adaptive linear model reads them, and what is done with each of them."""
+"""Rows as the arithmetic of the adaptive linear model reads them, and the steps that are made with each row."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ModelRows(NamedTuple):
         return ModelRows(indptr, self.indices[at][is_there], self.values[at][is_there])
 
     def followed_by(self, other: ModelRows) -> ModelRows:
-        """Return the rows, then those of another object."""
+        """Return the rows, then the rows of another object."""
         return ModelRows(
             np.concatenate([self.indptr, self.indptr[-1] + other.indptr[1:]]),
             np.concatenate([self.indices, other.indices]),
@@ -83,7 +83,7 @@ WITHDRAWN: Final = 4
 
 
 class RowSteps(NamedTuple):
-    """What is done with rows, one step after the other."""
+    """The steps that are made with rows, one after the other."""
 
     rows: Indices
     """The row of each step; a row may have several steps."""
@@ -94,12 +94,12 @@ class RowSteps(NamedTuple):
     weights: Floats
     """The weight of the row."""
     questions: Indices
-    """For a question, and for its late label, a number that both have and no other question; else -1."""
+    """For a question and for its late label, the number of the question; else -1."""
     assumed: npt.NDArray[np.uint8] | None = None
     """By step ``ASSUMED`` for a question that is learned as False before its label is known, then ``CORRECTED`` for its
     late label True, which is learned while the slope of the assumption is taken back, ``CONFIRMED`` for its late label
     False, which only judges the experts, or ``WITHDRAWN`` if it has no label: the slope is taken back; else 0. The
-    slopes of a question add up to that of its label."""
+    slopes of a question add up to the slope of its label."""
 
     def part(self, start: int, stop: int) -> RowSteps:
         """Return the steps from ``start`` up to ``stop``."""
@@ -133,7 +133,7 @@ class FirstRows(NamedTuple):
         return FirstRows(ModelRows(np.zeros(1, np.intp), np.zeros(0, np.intp), np.zeros(0)), [], np.zeros(0))
 
     def followed_by(self, rows: ModelRows, steps: RowSteps, labels: Labels, most: int) -> FirstRows:
-        """Return these rows and those that the steps learn from, up to ``most`` in all."""
+        """Return these rows and the rows that the steps learn from, up to ``most`` in all."""
         places = np.flatnonzero(steps.learns)[: most - len(self.labels)]
         added = [plain_scalar(labels[place]) for place in places]
         more = self.rows.followed_by(rows.take(steps.rows[places]))

@@ -149,8 +149,8 @@ class KeptExamples(DeclaredState):
         return sums
 
 
-# A gradient of so many rows takes far longer than a numpy call. Replayed examples may be more than the memory has room
-# for, so a block is short: 8 MB with a thousand features.
+# A gradient of this many rows takes far longer than a numpy call. Replayed examples may be more than the memory has
+# room for, so a block is short: 8 MB with a thousand features.
 _REPLAYED_BLOCK_ROWS: Final = 1_024
 
 

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, GraphError, ModelError
 from streamiter.flow.flow import all_or_nothing, check_stream
-from streamiter.flow.graph_checks import check_function
-from streamiter.flow.options import check_options
+from streamiter.flow.graph_checks import check_user_function
+from streamiter.flow.options import check_step_options
 from streamiter.flow.stream import Stream
 from streamiter.learn.centroids import as_columns, checked_decay, initial_centroids, nearest, scoring_of
 from streamiter.learn.estimators import examples_of
@@ -68,14 +68,14 @@ class LinearMiniBatch(RowsRecord):
     """The columns of the matrix that the rows need; None: all."""
 
 
-def prepared(examples: CheckedExamples, *, intercept: bool) -> LinearMiniBatch:
+def prepared_examples(examples: CheckedExamples, *, intercept: bool) -> LinearMiniBatch:
     """Return examples as a mini-batch, which is plain data: it is prepared once, and used in every pass.
 
     For sparse rows the mini-batch names the columns that occur, in ascending order, and the rows contain only these
     columns. Only these columns are pulled and pushed. The column of the intercept is the column after the features.
 
     >>> rows = SparseRows.from_rows([([7, 2], [1.0, 3.0]), ([7], [2.0])], width=1_000_000)
-    >>> mini_batch = prepared(CheckedExamples(rows, np.array([0.0, 1.0])), intercept=True)
+    >>> mini_batch = prepared_examples(CheckedExamples(rows, np.array([0.0, 1.0])), intercept=True)
     >>> mini_batch["columns"].tolist(), SparseRows(**mini_batch["rows"]).to_dense().tolist()
     ([2, 7, 1000000], [[3.0, 1.0], [0.0, 2.0]])
     """
@@ -89,7 +89,7 @@ def prepared(examples: CheckedExamples, *, intercept: bool) -> LinearMiniBatch:
     return {**record, "columns": columns}
 
 
-Labels = Literal["0/1", "-1/1"]
+LabelForm = Literal["0/1", "-1/1"]
 """The targets of logistic regression: 0 and 1, or -1 and 1."""
 
 _WEIGHTS: Final = 0
@@ -112,7 +112,7 @@ class LinearLearner(Learner[LinearMiniBatch, Floats, Floats]):
     """Whether the model has an intercept."""
     loss: LinearLoss
     """The loss that is minimized."""
-    labels: Labels
+    labels: LabelForm
     """The targets that are given to logistic regression."""
     optimizer: Optimizer
     """The update rule that runs on the server."""
@@ -217,7 +217,7 @@ def train_on_parameter_server(
     matrix: str = "w",
     optimizer: Optimizer | None = None,
     loss: Literal["log", "squared"] = "log",
-    labels: Labels = "0/1",
+    labels: LabelForm = "0/1",
     intercept: bool = True,
     extract: Extract | None = None,
     batch: int = 100,
@@ -261,7 +261,7 @@ def train_on_parameter_server(
     """
     check_stream(_LINEAR, examples, "examples")
     _check_kinds(loss, labels, extract)
-    check_options(_LINEAR, options, ServerOptions)
+    check_step_options(_LINEAR, options, ServerOptions)
     training = ServerTraining(_LINEAR, examples, server, consistency, options, batch=batch, epochs=epochs)
     learner = LinearLearner(
         matrix=matrix,
@@ -277,7 +277,7 @@ def train_on_parameter_server(
 
     def mini_batch(records: Batch) -> LinearMiniBatch | None:
         examples = learner.checked(_LINEAR, examples_of(_LINEAR, records, extract, learner.features))
-        return prepared(examples, intercept=learner.intercept) if len(examples) else None
+        return prepared_examples(examples, intercept=learner.intercept) if len(examples) else None
 
     return training.steps(learner, mini_batch)
 
@@ -298,7 +298,7 @@ def _check_kinds(loss: object, labels: object, extract: object) -> None:
         raise GraphError(f'{_LINEAR}(labels=): expected "0/1" or "-1/1", given {labels!r}; choose one of them')
     if extract is not None:
         expected = "a function that makes Examples of records"
-        check_function(extract, f"{_LINEAR}(extract=)", ["records"], expected=expected)
+        check_user_function(extract, f"{_LINEAR}(extract=)", ["records"], expected=expected)
 
 
 @dataclass(frozen=True)
@@ -329,7 +329,7 @@ class CentroidRows:
 
     @property
     def counts(self) -> int:
-        """The number of these points."""
+        """The number of the points in the sums."""
         return 2 * self.coordinates + 1
 
     @property
@@ -486,7 +486,7 @@ def k_means_on_parameter_server(
     ('finished', [[[0.1, 0.1], [9.2, 0.2]]])
     """
     check_stream(_K_MEANS, points, "points", bounded=True)
-    check_options(_K_MEANS, options, ServerOptions)
+    check_step_options(_K_MEANS, options, ServerOptions)
     batch = _all(points) if batch is None else batch
     training = ServerTraining(_K_MEANS, points, server, consistency, options, batch=batch, epochs=epochs)
     centroids = initial_centroids(_K_MEANS, initial)

@@ -20,7 +20,7 @@ from streamiter.errors import ConfigurationError, GraphError, shortened
 from streamiter.field_kinds import Kind
 from streamiter.flow.event_time import comes_from_join, is_labelled_by_join, numbers_of_event_time
 from streamiter.flow.flow import all_or_nothing, check_stream, connect, step_names
-from streamiter.flow.graph_checks import check_function
+from streamiter.flow.graph_checks import check_user_function
 from streamiter.flow.stream import Stream
 from streamiter.iteration.api import iterate_unbounded_streams
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
@@ -30,14 +30,14 @@ from streamiter.learn.delayed_labels import (
     DelayedLabels,
     check_labels,
     come_with_questions,
-    in_order,
+    in_order_of_events,
     labels_of_rows,
     with_schedule,
 )
 from streamiter.learn.drift import DRIFTS, DriftDetector
 from streamiter.learn.features import StandardScaler
 from streamiter.learn.foreign_models import ForeignModel, ForeignOwner, foreign_reader
-from streamiter.learn.labels import Label, Task
+from streamiter.learn.labels import Label, LearningTask
 from streamiter.learn.late_labels import EventReader, LabelJoin
 from streamiter.learn.linear import LinearModel
 from streamiter.learn.losses import LossName, checked_loss
@@ -93,7 +93,7 @@ def train_online(
     label: str | Callable[[Any], Label] | None = None,
     features: Sequence[str] | Callable[[Any], Any] | None = None,
     weight: str | Callable[[Any], float] | None = None,
-    task: Task | None = None,
+    task: LearningTask | None = None,
     loss: LossName | None = None,
     quantile: float | None = None,
     positive: Label = None,
@@ -125,16 +125,16 @@ def train_online(
 
     ``label`` is the field of the label, or a function that returns the label of a record. ``features`` are the fields
     to learn from, or a function that returns a matrix or ``SparseRows`` for a mini-batch of records. None: all fields
-    but label and weight, and but those that a function of the label names, or reads of the first 1,000 records.
+    except label, weight, and the fields that a function of the label names, or reads of the first 1,000 records.
     ``weight`` is the field, or the function, of the sample weight. Instead of these, ``extract(mini_batch)`` may return
     the :class:`Examples` of a mini-batch, or ``labels`` says how to read labels that come later than their questions.
 
     Without a ``model`` this trains an :class:`~streamiter.learn.adaptive.AdaptiveLinearModel` (``task``, ``positive``,
-    ``crosses``, ``loss``, ``quantile``, ``kinds``, ``time_zone``) row by row, in mini-batches of 4,000 rows, or those
-    of 25 ms. ``model()`` may make another linear model, such as ``lambda: LogisticRegression(width)``, which makes one
-    step for the mean gradient of a mini-batch (100 rows). The owner and each worker call ``model``, and must get equal
-    models. A ``scaler`` standardizes its features with the statistics of the rows so far; a scaler that has learned is
-    a start. ``initial`` is a stream of one record to start from: parameters, bare weights, or None.
+    ``crosses``, ``loss``, ``quantile``, ``kinds``, ``time_zone``) row by row, in mini-batches of 4,000 rows, or of the
+    rows of 25 ms. ``model()`` may make another linear model, such as ``lambda: LogisticRegression(width)``, which makes
+    one step for the mean gradient of a mini-batch (100 rows). The owner and each worker call ``model``, and must get
+    equal models. A ``scaler`` standardizes its features with the statistics of the rows so far; a scaler that has
+    learned is a start. ``initial`` is a stream of one record to start from: parameters, bare weights, or None.
 
     ``mode="asynchronous"``: the owner learns from each mini-batch as it arrives. A worker that computes gradients
     continues with the parameters it has, but waits while these lack three of its own gradients (two, if there are more
@@ -222,7 +222,7 @@ def train_online(
     times = numbers_of_event_time(examples)
     if labels is not None:
         labels = with_schedule(labels, cast(MakeModel, model or own)())
-        examples, is_timed = in_order(examples, labels, named, synchronous=synchronous)
+        examples, is_timed = in_order_of_events(examples, labels, named, synchronous=synchronous)
     data = epochs_every(examples, records=mini_batch, name=named("epochs")) if synchronous else examples
     shared = _TrainingOptions(mini_batch, workers, on_error, dead_letter, labels, is_timed, owner, named)
     if isinstance(model, ForeignModel):
@@ -277,9 +277,9 @@ def train_online(
 # A step with the mean gradient of more rows would be one step for all of them.
 _ROWS_A_STEP: Final = 100
 
-# A mini-batch costs as much time as a hundred rows more. On a slow stream its rows wait for at most so long: at 20,000
-# rows/s the owner then learns for 3 ms at a time, and predictions over HTTP wait no longer. In an epoch rows wait until
-# the epoch is full.
+# A mini-batch costs as much time as a hundred rows more. On a slow stream its rows wait for at most this time: at
+# 20,000 rows/s the owner then learns for 3 ms at a time, and predictions over HTTP wait no longer. In an epoch rows
+# wait until the epoch is full.
 _ROWS_A_MINI_BATCH: Final = 4_000
 _ROWS_AN_EPOCH: Final = 1_000
 _SECONDS_A_MINI_BATCH: Final = 0.025
@@ -288,7 +288,7 @@ _SECONDS_A_VERSION: Final = 0.1
 
 _log = logging.getLogger("streamiter.learn")
 
-Body = Callable[[list[Stream], list[Stream]], IterationBodyResult]
+TrainingBody = Callable[[list[Stream], list[Stream]], IterationBodyResult]
 
 
 class _TrainingOptions(NamedTuple):
@@ -332,7 +332,7 @@ def _outputs(owner: Stream, predictions: Stream) -> IterationBodyResult:
     )
 
 
-def _by_gradients(shared: _TrainingOptions, model: MakeModel, extract: Extract | None) -> Body:
+def _by_gradients(shared: _TrainingOptions, model: MakeModel, extract: Extract | None) -> TrainingBody:
     """Return the loop in which workers compute gradients, and the owner makes steps and sends parameters back."""
     labels, named = shared.labels, shared.named
     options = OnlineWorkerOptions(model, extract or _never_extracts, shared.owner.in_epochs)
@@ -376,7 +376,7 @@ def _by_key(events: Stream, shared: _TrainingOptions) -> Stream:
 
 def _by_rows(
     shared: _TrainingOptions, make_model: Callable[[], AdaptiveLinearModel], make_reader: Callable[[], Operator]
-) -> Body:
+) -> TrainingBody:
     """Return the loop in which workers read rows, and the owner learns row by row."""
     labels, named = shared.labels, shared.named
     timeout_s = None if shared.owner.in_epochs else _SECONDS_A_MINI_BATCH
@@ -413,7 +413,7 @@ def _by_foreign(
     label: str | Callable[[Any], Label],
     features: Sequence[str] | Callable[[Any], Any] | None,
     weight: str | Callable[[Any], float] | None,
-) -> Body:
+) -> TrainingBody:
     """Return the loop in which the owner has a model of another library."""
     named = shared.named
 
@@ -470,17 +470,17 @@ def _check_options(
         )
     for option, value in (("label", label), ("weight", weight)):
         if callable(value):
-            check_function(value, f"train_online({option}=)", ["record"])
+            check_user_function(value, f"train_online({option}=)", ["record"])
         elif value is not None and not isinstance(value, str):
             raise GraphError(f"train_online({option}=): expected the name of a field or a function, given {value!r}")
     _check_features("train_online(features=)", features, "mini_batch")
     if isinstance(label, str) and isinstance(features, (list, tuple)) and label in features:
         raise GraphError(
-            f"train_online(features=): expected fields without that of the label, given {label!r}, which is label=; a "
-            "model that knows the label learns nothing else, so leave it out"
+            f"train_online(features=): expected fields without the field of the label, given {label!r}, which is "
+            "label=; a model that knows the label learns nothing else, so leave it out"
         )
     if extract is not None:
-        check_function(extract, "train_online(extract=)", ["mini_batch"])
+        check_user_function(extract, "train_online(extract=)", ["mini_batch"])
     if labels is not None:
         check_labels(labels)
         _check_features("DelayedLabels(features=)", labels.features, "questions")
@@ -566,7 +566,7 @@ def _check_loss(loss: LossName | None, quantile: float | None, model: object) ->
 
 def _check_features(option: str, features: object, takes: str) -> None:
     if callable(features):
-        check_function(features, option, [takes])
+        check_user_function(features, option, [takes])
     elif features is not None and not (
         isinstance(features, (list, tuple)) and all(isinstance(name, str) for name in features)
     ):

@@ -1,6 +1,6 @@
 """k-means on a stream: ``online_k_means``, in one subtask, or with workers and an owner.
 
-Without workers, one operator learns from each mini-batch. With workers, it is synchronous training as that of
+Without workers, one operator learns from each mini-batch. With workers, training is synchronous, as in
 ``train_online``: in an epoch, each worker sums up the offsets of its points from the centroids, the owner adds the sums
 of all workers and moves the centroids, and these go back to the workers on the variable stream.
 """
@@ -58,11 +58,11 @@ def online_k_means(
     have passed since its first point. One subtask does all the work. If several subtasks send the points, their speed
     decides which points are in a mini-batch.
 
-    With ``workers`` so many subtasks find the nearest centroid of each point, and an owner moves the centroids by the
-    sums of all workers; then the workers continue with the moved centroids. A mini-batch has ``mini_batch`` points of
-    each subtask of ``points``, whatever their speed, and ``timeout_s`` is not for it. The centroids are those of any
-    other number of workers, except for the last bits of the sums; if one subtask sends the points, they are those
-    without workers, too. Initial centroids must be given.
+    With ``workers``, this number of subtasks find the nearest centroid of each point, and an owner moves the centroids
+    by the sums of all workers; then the workers continue with the moved centroids. A mini-batch has ``mini_batch``
+    points of each subtask of ``points``, whatever their speed, and ``timeout_s`` cannot be used. Any number of workers
+    gives the same centroids, except for the last bits of the sums; if one subtask sends the points, so does training
+    without workers. Initial centroids must be given.
 
     ``initial`` are the initial centroids, and ``weights`` their weights. ``initial`` may also be a stream of one record
     that contains both, such as ``flow.from_source(initial_model(…))``; None means no centroids. Without initial

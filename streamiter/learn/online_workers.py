@@ -37,7 +37,7 @@ from streamiter.sparse_rows import SparseRows
 
 
 def function_of_features(owner: str, features: Sequence[str] | Callable[[Any], Any] | None) -> Callable[[Any], Any]:
-    """Return the function; GraphError for names of fields, of which a model of a fixed width knows nothing."""
+    """Return the function; raise GraphError for names of fields, which a model of a fixed width does not know."""
     if callable(features):
         return features
     raise GraphError(
@@ -215,7 +215,7 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
         self._join.open(context)
 
     def follow(self, given: Any) -> None:
-        """Continue with these parameters; those of another model have never learned a question that waits."""
+        """Continue with these parameters; the parameters of another model have never learned a question that waits."""
         starts = self._starts
         super().follow(given)
         if self._starts != starts:
@@ -329,7 +329,7 @@ class DelayedLabelsWorker(OnlineWorker, KeepsRecords):
         return rows, self._model.predict(rows).tolist()
 
     def _learn_from(self, labelled: list[_Labelled], out: Output) -> None:
-        """Report the gradient of all that is learned, then emit the predictions of all questions with labels."""
+        """Report the gradient of all rows to learn from, then emit the predictions of all questions with labels."""
         refused: list[_Labelled] = []
         sums = GradientSum()
         if assumed := [each for each in labelled if not each.is_settled and each.learns == "plain"]:

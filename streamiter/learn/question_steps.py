@@ -50,7 +50,7 @@ class Question:
         predicted: Predicted | None = None,
         row: int = -1,
         step: int = -1,
-        label: Answer | None = None,
+        label: LabelAnswer | None = None,
     ) -> None:
         self.number = number
         """The number of its event in the stream."""
@@ -71,12 +71,12 @@ class Question:
     def from_record(cls, record: Any) -> Question:
         """Return the question of a :meth:`to_record`."""
         number, predicted, label, is_assumed = record
-        question = cls(number, Predicted(*predicted), label=label and Answer(*label))
+        question = cls(number, Predicted(*predicted), label=label and LabelAnswer(*label))
         question.is_assumed = is_assumed
         return question
 
 
-class Answer(NamedTuple):
+class LabelAnswer(NamedTuple):
     """The label of an answer, and its record."""
 
     label: Label
@@ -85,7 +85,7 @@ class Answer(NamedTuple):
 
 
 QUESTIONS: Final = Form(Question.to_record, Question.from_record)
-ANSWERS: Final = Form(tuple, lambda record: Answer(*record))
+ANSWERS: Final = Form(tuple, lambda record: LabelAnswer(*record))
 """The forms in a snapshot of what waits."""
 
 
@@ -98,7 +98,7 @@ class Settled(NamedTuple):
     number: int
     answer: int
     has_share: bool
-    """Whether the share of other answers than ``otherwise`` is that of True."""
+    """Whether the share of answers other than ``otherwise`` is the share of True."""
 
 
 class EventPlan:
@@ -113,12 +113,12 @@ class EventPlan:
         self.settled: list[Settled] = []
         """The questions whose labels are known now."""
         self.priors: dict[int, Prior] = {}
-        """By step of a question: what the answers so far suggest, while the model knows nothing."""
+        """The prediction that the answers so far suggest, by step of a question, while the model knows nothing."""
         self._is_weighted, self._otherwise = labels.schedule == "weighted", labels.otherwise
         self._false, self._labels = labels.false_label, labels
         self._assumed_at: dict[Question, int] = {}
         """The steps in which questions that wait are learned as False."""
-        self._answers: dict[int, tuple[Question, Answer]] = {}
+        self._answers: dict[int, tuple[Question, LabelAnswer]] = {}
         """Question and answer of each step that learns a label."""
         self._withdrawn: set[int] = set()
         """The steps of questions that were assumed to be False, and have no label."""
@@ -149,12 +149,12 @@ class EventPlan:
         self._assumed_at[question] = len(self._rows)
         self._add(self._row_of(question), self._false, asks=True, assumes=True)
 
-    def settle(self, outcomes: list[Outcome], number: int) -> list[Answer]:
+    def settle(self, outcomes: list[Outcome], number: int) -> list[LabelAnswer]:
         """Learn from the questions whose labels are known before, or with, the event ``number``.
 
         Returns the answers that have no question.
         """
-        late: list[Answer] = []
+        late: list[LabelAnswer] = []
         for question, answer, kind in outcomes:
             if question is None:
                 late.append(answer)
@@ -170,14 +170,14 @@ class EventPlan:
                 self.forgotten += 1
             if kind == "forgotten" or label is None:
                 if question.is_assumed:
-                    self._withdrawn.add(self._learn(question, Answer(self._false, None)))
+                    self._withdrawn.add(self._learn(question, LabelAnswer(self._false, None)))
                 continue
-            step = self._learn(question, answer or Answer(label, {"otherwise": label}))
+            step = self._learn(question, answer or LabelAnswer(label, {"otherwise": label}))
             weight, has_share = 1.0 if answer is None else answer.weight, self._labels.has_share
             self.settled.append(Settled(question, label, weight, number, step, has_share))
         return late
 
-    def _learn(self, question: Question, answer: Answer) -> int:
+    def _learn(self, question: Question, answer: LabelAnswer) -> int:
         """Learn from the row of a question; return the step."""
         step = len(self._rows)
         if question.is_assumed:
@@ -203,7 +203,7 @@ class EventPlan:
         self.settled = [each for each in self.settled if each.answer != step]
         question, answer = self._answers[step]
         if question.is_assumed:
-            self.labels[step], self._answers[step] = self._false, (question, Answer(self._false, None))
+            self.labels[step], self._answers[step] = self._false, (question, LabelAnswer(self._false, None))
             self._withdrawn.add(step)
         else:
             self.labels[step] = None
@@ -211,7 +211,7 @@ class EventPlan:
         return answer.record
 
     def rows(self) -> ModelRows:
-        """Return the rows of the mini-batch, then those of earlier questions."""
+        """Return the rows of the mini-batch, then the rows of earlier questions."""
         if not self._earlier:
             return self._own
         lengths = [len(question.indices) for question in self._earlier]
@@ -242,11 +242,11 @@ class EventPlan:
         return RowSteps(rows, asks, learns, weights, questions, assumed if assumed.any() else None)
 
     def _number_of(self, question: Question, step: int) -> int:
-        """Return under which number a step of the question finds its scores: that of the step that made them."""
+        """Return the number under which a step of the question finds its scores: the step that made them."""
         return question.step if question.predicted is None else self._assumed_at.get(question, step)
 
     def _kind_of(self, step: int, question: Question) -> int:
-        """Return what a step does with an assumption; 0 if there is none."""
+        """Return the action of a step on an assumption; 0 if there is none."""
         if not question.is_assumed:
             return 0
         if step in self._withdrawn:
@@ -295,5 +295,5 @@ class EventPlan:
             return prediction, scores
         share, mean = prior if prior is not None and settled.has_share else (NOTHING_KNOWN, 0.0)
         if model.readings:
-            return [share], [0.0]  # The first reading was that of two labels.
+            return [share], [0.0]  # The first reading was of two labels.
         return [mean if model.task == "regression" else NOTHING_KNOWN if model.scores > 1 else share], []

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, GraphError, ModelError
 from streamiter.flow.flow import Flow, all_or_nothing, check_stream, connect, step_names
-from streamiter.flow.graph_checks import check_function
+from streamiter.flow.graph_checks import check_user_function
 from streamiter.flow.stream import Stream
 from streamiter.iteration.api import iterate_bounded_streams_until_termination
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
@@ -34,7 +34,7 @@ from streamiter.learn.losses import LogLoss, SquaredLoss
 from streamiter.learn.model_owner import MODELS, OwnerOptions, PublishSchedule
 from streamiter.learn.offline_workers import OfflineExtract, OfflineWorker, OfflineWorkerOptions
 from streamiter.learn.rows import CheckedExamples, Examples, Extract, Features, row_vector
-from streamiter.learn.training import LOSSES, EpochSteps, ParameterOwner, ReplySteps, check_makes_model
+from streamiter.learn.training import EPOCH_LOSSES, EpochSteps, ParameterOwner, ReplySteps, check_makes_model
 from streamiter.numbers import Floats, is_number, whole_number
 from streamiter.operators.output import RejectionPolicy
 from streamiter.optimizers import FTRL, SGD, GradientDescent, Optimizer, checked_optimizer
@@ -306,7 +306,9 @@ def train_offline(
     """
     check_stream("train_offline", examples, "examples", bounded=True)
     check_makes_model("train_offline", model)
-    check_function(extract, "train_offline(extract=)", ["batch"], expected="a function that makes Examples of a batch")
+    check_user_function(
+        extract, "train_offline(extract=)", ["batch"], expected="a function that makes Examples of a batch"
+    )
     rounds = _count("rounds", rounds)
     workers = examples.parallelism if workers is None else _count("workers", workers)
     every = sys.maxsize if publish_every is None else _count("publish_every", publish_every)
@@ -335,7 +337,7 @@ def train_offline(
         )
         # A single worker and the owner run in one task.
         owner = gradients.process(make_owner, name=label("parameters"), parallelism=1)
-        losses = owner.side_output(LOSSES)
+        losses = owner.side_output(EPOCH_LOSSES)
         criteria = None
         if synchronous:
             criteria = terminate_after(losses, rounds=rounds, tolerance=tolerance, name=label("rounds"))

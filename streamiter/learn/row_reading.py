@@ -143,9 +143,9 @@ def features_reader(
     model: AdaptiveLinearModel,
     made_of: LabelFields | None = None,
 ) -> ReadFeatures:
-    """Return the function that reads features: those fields, all fields, or those of the user's function.
+    """Return the function that reads features: these fields, all fields, or the features of the user's function.
 
-    ``without`` the fields of label and weight, and those that the label is ``made_of``.
+    ``without`` has the fields of label and weight; the fields that the label is ``made_of`` are left out, too.
     """
     if features is None or not callable(features):
         reader = model.reader(f"{_TRAINING}(features=)", features, without)
@@ -239,7 +239,7 @@ class LabelFields(DeclaredState):
 
     @classmethod
     def of(cls, label: str | Callable[[Any], Label], features: object) -> LabelFields | None:
-        """Return what notes the fields of a label where all other fields are features; None: they need not be known."""
+        """Return the function that notes the fields of a label; None where they need not be known."""
         return cls(label) if features is None and callable(label) else None
 
     @property
@@ -275,7 +275,7 @@ class LabelFields(DeclaredState):
 
     @staticmethod
     def merged(states: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-        """Return the state of one that has seen the records of all of them."""
+        """Return the joined state, as if one had seen the records of all of them."""
         given = [state for state in states if state is not None]
         if not given:
             return None
@@ -288,7 +288,7 @@ def texts_in(function: object) -> frozenset[str]:
     """Return the texts that may be names of fields in a function, and in the functions of its folder that it calls.
 
     They are in its code, its defaults and closure, in the arguments of a ``partial``, and in attributes and globals
-    that it names; not those that it compares with a value, or returns. A computed name is not found.
+    that it names; texts that it compares with a value, or returns, are left out. A computed name is not found.
 
     >>> sorted(texts_in(lambda trip: trip["delay"] > 15 or trip.get("state") == "late"))
     ['delay', 'state']
@@ -304,7 +304,7 @@ _USES_A_VALUE: Final = frozenset({"COMPARE_OP", "CONTAINS_OP", "CALL_KW", "RETUR
 
 
 def _add_texts(one: object, owner: object, found: set[str], seen: list[FunctionType]) -> None:
-    """Add the texts of a function, or of what it refers to, to those that are found; a method has an ``owner``."""
+    """Add the texts of a function, or of an object that it refers to, to the texts found; a method has an ``owner``."""
     if isinstance(one, str):
         found.add(one)
     elif isinstance(one, (tuple, list, set, frozenset)):
@@ -328,7 +328,7 @@ def _folder(function: FunctionType) -> str:
 
 
 def _parts_of(function: FunctionType, owner: object) -> Iterator[object]:
-    """Yield what the code of a function refers to: constants, and objects by their names."""
+    """Yield the constants of a function's code, and the objects that it refers to by name."""
     codes = [function.__code__]
     for code in codes:
         for instruction, following in pairwise(get_instructions(code)):
@@ -389,7 +389,7 @@ class ObservedRecord(dict[str, Any]):
 
 
 def _as_rows(owner: str, features: Any, mini_batch: Batch) -> NamedRows | SparseRows:
-    """Return the features that a user's function returned for the mini-batch: sparse rows, or those of a matrix."""
+    """Return the features that a user's function returned for the mini-batch: sparse rows, or the rows of a matrix."""
     rows: NamedRows | SparseRows
     if isinstance(features, (NamedRows, SparseRows)):
         rows = features
@@ -469,7 +469,7 @@ class NumberMiniBatches(SharedOperator):
 
 
 class ReadsLabels(SharedOperator):
-    """An operator whose state is what its :class:`LabelFields` have noted, if it has any."""
+    """An operator whose state is the fields that its :class:`LabelFields` have noted, if it has any."""
 
     made_of: LabelFields | None = declared(form=NESTED, share=for_all(LabelFields.merged))
 

@@ -55,7 +55,7 @@ Rates = tuple[float, ...]
 
 BINARY: Final = 0
 CLASSES: Final = 1
-NUMBER: Final = 2
+SQUARED: Final = 2
 QUANTILE: Final = 3
 HUBER: Final = 4
 POISSON: Final = 5
@@ -77,12 +77,12 @@ RATES_OF_NUMBERS: Final = (0.1, 0.5, 2.0, 0.02, 0.15, 0.8)
 _STEP_MAX_OF_CLASSES: Final = 6.0
 _STEP_MAX_OF_NUMBERS: Final = 1.0
 CLIP: Final = 10.0
-# Statistics follow a column that changes: they never weigh more than so many rows.
+# Statistics follow a column that changes: they never weigh more than this many rows.
 _MEMORY: Final = 10_000.0
-# A single row has at most a hundredth of it in the statistics: rows of weight 50,000 would leave one row, and a column
-# with the statistics of one row is constant.
+# A single row has at most a hundredth of it in the statistics: rows of weight 50,000 would leave the weight of one row,
+# and a column with the statistics of one row is constant.
 _STATISTICS_WEIGHT_MAX: Final = 100.0
-# A single outlier hardly moves the statistics of a column, once they are of so many rows.
+# A single outlier hardly moves the statistics of a column, once they have this many rows.
 _OUTLIER_DEVIATIONS: Final = 10.0
 _ROWS_BEFORE_OUTLIERS: Final = 30.0
 # Without this bound a single label that is a million times too large makes the error of the next 10,000 rows 40 times
@@ -94,14 +94,14 @@ _LOSS_MAX_OF_NUMBERS: Final = 16.0
 _PROBABILITY_MIN: Final = 1e-6
 _SCORE_MAX: Final = 30.0
 _SQUARE_MIN: Final = 1e-300
-# docs/decisions/039 has the streams on which the constants of other losses were measured; they are flat there.
-# A distance that is larger than so many mean ones counts as so many, in robust statistics.
+# docs/decisions/039 has the streams on which the constants of other losses were measured; they are flat there. In
+# robust statistics, a distance counts as at most this many times the mean distance.
 _REACH: Final = 5.0
 # Huber's loss bends at 1.345 deviations of normal errors, where it is 95 % as efficient as the squared loss (Huber,
 # 1981). Their mean absolute error is 0.798 deviations.
 _BEND: Final = 1.345 / 0.798
 _PINBALL_SHARPNESS: Final = 4.0
-# The mean of counts has half of one more, so that it has a logarithm before the first.
+# The mean of counts includes half a count more, so that it has a logarithm before the first count.
 _HALF_A_COUNT: Final = 0.5
 _EXPONENT_MAX: Final = 700.0
 
@@ -179,10 +179,10 @@ def _probability(score: float) -> float:
 
 @compiled
 def offset_of(task: int, totals: Floats) -> float:
-    """Return what is added to scores: the mean of numbers, the logarithm of the mean of counts, 0 for classes."""
+    """Return the offset of scores: the mean of numbers, the logarithm of the mean of counts, 0 for classes."""
     if task == POISSON and totals[0] > 0.0:
         return float(np.log((totals[2] * totals[0] + _HALF_A_COUNT) / (totals[0] + 1.0)))
-    return float(totals[2]) if task >= NUMBER else 0.0
+    return float(totals[2]) if task >= SQUARED else 0.0
 
 
 @compiled
@@ -195,14 +195,14 @@ def _link(
         for expert in range(len(rates)):
             mixed += mixture[expert] * scores[len(rates) * score + expert]
         predictions[first + score] = mixed
-    if task == NUMBER:
+    if task == SQUARED:
         predictions[first] = min(max(predictions[first] + totals[2], totals[4]), totals[5])
     elif task == BINARY:
         predictions[first] = _probability(predictions[first])
     elif task == POISSON:
         count = np.exp(min(predictions[first] + offset_of(task, totals), _EXPONENT_MAX))
         predictions[first] = min(count, totals[5] + 1.0)
-    elif task > NUMBER:
+    elif task > SQUARED:
         predictions[first] = min(max(predictions[first] + totals[2], totals[4]), totals[5])
     else:
         _softmax(predictions, first, first + size // len(rates), 1)
@@ -336,7 +336,7 @@ def _other_loss(
     factors: Floats,
     rates: Rates,
 ) -> None:
-    """Observe a target, and fill in slopes, likelihoods and factors of all experts, for losses after ``NUMBER``."""
+    """Observe a target, and fill in slopes, likelihoods and factors of all experts, for losses after ``SQUARED``."""
     distance, unit, mixed = 1.0, 1.0, 0.0
     for expert in range(len(rates)):
         mixed += mixture[expert] * scores[expert]
@@ -437,13 +437,13 @@ def _learn(
         totals[0] += row_weight
         totals[1] += (norm - totals[1]) * row_weight / totals[0]
     norm = max(totals[1], norm)
-    if task > NUMBER:
+    if task > SQUARED:
         _other_loss(
             task, target, row_weight, norm, mixture, totals, scores, asked, is_late, slopes, likelihoods, factors, rates
         )
     else:
         spread, step_max = 1.0, _STEP_MAX_OF_CLASSES
-        if task == NUMBER:
+        if task == SQUARED:
             target, spread = _observe_target(totals, target, row_weight)
             step_max = _STEP_MAX_OF_NUMBERS
             if is_late:

@@ -27,7 +27,7 @@ from streamiter.learn.labels import Label, Labels, is_label
 from streamiter.learn.late_labels import WAIT_IS_OVER, EventsToLearn, LabelJoin, Outcome, no_events
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
 from streamiter.learn.model_rows import ModelRows, RowSteps
-from streamiter.learn.question_steps import Answer, EventPlan
+from streamiter.learn.question_steps import EventPlan, LabelAnswer
 from streamiter.learn.row_reading import RowsToLearn, features_of_record, missing_values_of
 from streamiter.learn.rows import BadRows, without
 from streamiter.learn.score_metrics import as_lists, hits, widened
@@ -55,7 +55,7 @@ class _Untold(NamedTuple):
     label: Label
     weight: float
     numbers: int | list[int]
-    """The number of the record; for a late label those of the event that settled the question, and of the question."""
+    """The number of the record; for a late label, the numbers of the event that settled it, and of its question."""
 
 
 class RowOwner(ModelOwner, KeepsRecords):
@@ -69,7 +69,7 @@ class RowOwner(ModelOwner, KeepsRecords):
 
     _version_published: int = declared()
     _held: list[RowsToLearn | EventsToLearn] = declared(made=list, form=COPIED)
-    """Mini-batches of the epoch under way, or that have overtaken others."""
+    """The mini-batches of the epoch under way, or the mini-batches that have overtaken others."""
     _next_event = declared(0)
     """The number of the next event of the stream, where labels come later."""
     _labels: LabelJoin | None = declared(form=NESTED)
@@ -113,7 +113,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         await super().open(context)
 
     def start_from(self, parameters: Any, records: int) -> None:
-        """Start from a version; questions that wait keep their rows, but their predictions are of another model."""
+        """Start from a version; questions that wait keep their rows, but another model has made their predictions."""
         model = self._make_model()
         model.start_from(parameters, records=records)
         keeps_classes = model.scores <= 1 and model.classes == self._model.classes
@@ -138,7 +138,7 @@ class RowOwner(ModelOwner, KeepsRecords):
         return {"model": self._model.state()}
 
     def process_rows(self, given: RowsToLearn | EventsToLearn, out: Output) -> None:
-        """Learn from a mini-batch, or keep it until its epoch ends, or until those before it have arrived."""
+        """Learn from a mini-batch, or keep it until its epoch ends, or until earlier mini-batches have arrived."""
         if self._in_epochs:
             self._held.append(given)
         elif "is_answer" not in given:
@@ -167,7 +167,7 @@ class RowOwner(ModelOwner, KeepsRecords):
     def on_event_time_watermark(self, watermark: int, out: Output) -> None:
         """End the waits that are over: all events before the watermark are here, and most have been learned from.
 
-        Those of an epoch under way have their own watermarks, and come first.
+        The events of an epoch under way have their own watermarks, and come first.
         """
         self._watermark = watermark
         if self._labels is not None and self._labels.is_timed and not self._held:
@@ -304,10 +304,10 @@ class RowOwner(ModelOwner, KeepsRecords):
                 prior = None if self._model.records else self._answers.ask(is_answered=join.otherwise is None)
                 question = plan.ask(event, number, prior)
                 if labels[event] is not None:
-                    question.label = Answer(labels[event], given["records"][event], weight_of(event))
+                    question.label = LabelAnswer(labels[event], given["records"][event], weight_of(event))
                 outcomes = join.ask(key, time, question)
             elif given["is_answer"][event]:
-                answer = Answer(labels[event], given["records"][event], weight_of(event))
+                answer = LabelAnswer(labels[event], given["records"][event], weight_of(event))
                 if is_label(answer.label):
                     join.note_label(answer.label, self._positive)
                 if not self._model.records:

@@ -33,8 +33,8 @@ class BadRows(ModelError):
     """Single rows of a mini-batch are at fault, not the model; the model has learned from no row of the mini-batch.
 
     ``rows`` are the positions of these rows in the mini-batch. ``reason`` is the message without the positions;
-    ``reasons`` are those of single rows, where they differ. So an operator can refuse these records and learn from the
-    others.
+    ``reasons`` are the reasons of single rows, where they differ. So an operator can refuse these records and learn
+    from the others.
 
     >>> print(BadRows([3], "LogisticRegression: expected targets 0 or 1, given 7.0"))
     LogisticRegression: expected targets 0 or 1, given 7.0 (row 3 of the batch)
@@ -156,7 +156,7 @@ def of_good_rows(function: Callable[[Any], Result], mini_batch: Batch, out: Outp
 def of_numbered_rows(
     function: Callable[[Any, Indices], Result], mini_batch: Batch, first: int, out: Output
 ) -> Result | None:
-    """Do as :func:`of_good_rows` with a function that also takes the numbers of the rows, counted from ``first``."""
+    """Do as :func:`of_good_rows`, with a function that also takes the numbers of the rows, from ``first`` on."""
     numbers = first + np.arange(len(mini_batch))
     while len(mini_batch):
         try:
@@ -260,7 +260,7 @@ def dots(rows: Rows, weights: Floats) -> Floats:
 
 
 def weighted_sum(rows: Rows, by_row: Floats) -> tuple[Indices | None, Floats]:
-    """Return the features that have sums (None: all), and the sums Σ over rows of ``by_row``·features."""
+    """Return the features with sums (None: all features), and the sums Σ over rows of ``by_row``·features."""
     if isinstance(rows, SparseRows):
         return rows.transposed_dot(by_row)
     return None, by_row @ rows
@@ -394,7 +394,7 @@ class CheckedExamples:
 
     @classmethod
     def concatenate(cls, parts: Sequence[CheckedExamples]) -> CheckedExamples:
-        """Join all parts, at least one. Rows are dense or sparse like those of the first part."""
+        """Join all parts, at least one. Rows are dense or sparse like the rows of the first part."""
         if len(parts) == 1:
             return parts[0]
         rows = concatenated_rows([part.rows for part in parts])
@@ -469,7 +469,7 @@ Extract = Callable[[Any], Examples]
 the rows that are not examples."""
 
 
-# With so many rows the cost of a numpy call does not matter, and BLAS uses all cores. While rows are copied into a
+# With this many rows the cost of a numpy call does not matter, and BLAS uses all cores. While rows are copied into a
 # block, at most this many rows are in memory twice.
 _BLOCK_ROWS: Final = 65_536
 

@@ -46,7 +46,7 @@ _BITS: Final = 18
 
 
 class _OnlineEstimator(BaseEstimator):  # type: ignore[misc]
-    """The common part: what features are, and one pass in the order of the rows."""
+    """The common part: the checks of features, and one pass in the order of the rows."""
 
     model_: AdaptiveLinearModel
 

@@ -185,7 +185,7 @@ class LastRows:
 
 
 def widened(predictions: Floats, width: int) -> Floats:
-    """Return the probabilities of all classes: 0 for those that came after the predictions; the last stays the last."""
+    """Return the probabilities of all classes, 0 for classes that came later; the last class stays the last."""
     known = predictions.shape[1]
     if known == width:
         return predictions

@@ -63,8 +63,8 @@ class OnlineServerOptions(TypedDict, total=False):
     workers: int | None
     """The number of workers; None, the default: as many as the stream has subtasks."""
     publish_every: int | None
-    """After so many of its clocks the first worker sends a version of the model. The last version is made when all
-    workers have left; None, the default: only that one."""
+    """After this many of its clocks the first worker sends a version of the model. The last version is made when all
+    workers have left; None, the default: only the last version."""
     on_error: RejectionPolicy
     """What happens to records that are no rows; "fail" by default."""
     dead_letter: Topic | None
@@ -245,7 +245,7 @@ class Learner(abc.ABC, Generic[MiniBatchT, PulledT, ContributionT]):
         return isinstance(self.consistency, BSP)
 
     def definition(self) -> Definition:
-        """Return on what the meaning of the parameters depends, as plain data."""
+        """Return the settings on which the meaning of the parameters depends, as plain data."""
         return {"learner": type(self).__name__, "matrix": self.matrix}
 
     @abc.abstractmethod
@@ -320,7 +320,7 @@ class ServerWorkerOptions(NamedTuple):
 
 
 def _at_one_clock(name: str, clocks: Sequence[int], parallelism: int) -> Sequence[int]:
-    """Let the new workers continue at the clock of the old ones: with BSP, these stop for a checkpoint at one."""
+    """Let the new workers continue at the clock of the old ones: with BSP, all stop for a checkpoint at one clock."""
     if len(set(clocks)) > 1:
         raise CheckpointError(
             "its workers are at different clocks: they do not wait for each other, or some have no rows left"
@@ -398,7 +398,7 @@ REPORTS: Final = OutputTag("losses")
 
 
 class Versions(DeclaredOperator):
-    """Makes a ``ModelSnapshot`` of all parameters that workers send, and one of the server's parameters at the end.
+    """Makes a ``ModelSnapshot`` of each set of parameters that workers send, and at the end of the server's parameters.
 
     At the end every worker has left, so no worker adds anything any more; when the data of a single worker ends, other
     workers may still add. Parallelism 1.
@@ -464,7 +464,7 @@ class Versions(DeclaredOperator):
     async def finish(self, out: Output) -> None:
         if not self._records and not any(records for records, _ in self._learned.values()):
             raise ModelError(f"{self._owner}: expected examples to learn from, given none; check the input")
-        reader = self._server.client(worker=self._workers)  # The numbers below are those of the workers.
+        reader = self._server.client(worker=self._workers)  # The numbers below are the numbers of the workers.
         parameters = await self._learner.parameters(reader)
         await reader.leave()
         out.emit(self._version(parameters, None))
@@ -549,12 +549,12 @@ class Repeater(Replaying):
         self.send_next_soon()
 
     def without_end(self, state: dict[str, Any]) -> NoReturn:
-        """Refuse more records: they would be in none of the passes that are over."""
+        """Refuse more records: the passes that are over did not have them."""
         raise CheckpointError("its passes over its records are over")
 
     @staticmethod
     def redistribute(states: Sequence[object], parallelism: int) -> NoReturn:
-        """Refuse another number of workers, since each is in a pass of its own over its own records."""
+        """Refuse another number of workers, since each worker is in a pass of its own over its own records."""
         raise CheckpointError("each of its subtasks repeats records of its own, in a pass of its own")
 
     def definition(self) -> Definition:

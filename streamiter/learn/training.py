@@ -21,7 +21,7 @@ from typing import Any, Final, NotRequired, Protocol, TypedDict
 import numpy.typing as npt
 
 from streamiter.errors import GraphError, ModelError, shortened
-from streamiter.flow.graph_checks import check_function
+from streamiter.flow.graph_checks import check_user_function
 from streamiter.learn.gradients import Gradient, GradientRecord
 from streamiter.learn.linear import LEARNER, LinearModel
 from streamiter.learn.model_owner import ModelOwner, OwnerOptions
@@ -44,7 +44,7 @@ from streamiter.operators.operator import Context, IterationListener
 from streamiter.operators.output import Output
 from streamiter.records import Batch, OutputTag
 
-LOSSES: Final = OutputTag("losses")
+EPOCH_LOSSES: Final = OutputTag("losses")
 """The side output of an owner: for each step the mean loss before it."""
 
 MakeModel = Callable[[], LinearModel]
@@ -58,7 +58,7 @@ def check_makes_model(owner: str, make_model: object) -> None:
             f"{owner}: expected a function that makes the model, given {shortened(make_model)}; each worker needs "
             "a model of its own: write lambda: LogisticRegression(…)"
         )
-    check_function(make_model, f"{owner}(model)", [])
+    check_user_function(make_model, f"{owner}(model)", [])
 
 
 # ---- the reports of workers
@@ -206,7 +206,7 @@ class EpochSteps(StepRule):
         return parameters()
 
 
-class Answer(TypedDict):
+class OwnerAnswer(TypedDict):
     """The answer of the owner to one worker."""
 
     worker: int
@@ -256,8 +256,9 @@ class ReplySteps(StepRule):
 
 
 # While one gradient of a worker is under way, it computes the next. n workers with k gradients under way make steps
-# about n k - 1 late. With twelve of all, two workers in processes of their own wait less for answers than with six: a
-# process answers between two batches that it reads from Kafka. A worker that is alone is in the process of the owner.
+# about n k - 1 late. With twelve gradients in all, two workers in processes of their own wait less for answers than
+# with six: a process answers between two batches that it reads from Kafka. A worker that is alone is in the process of
+# the owner.
 _GRADIENTS_OF_ALL: Final = 12
 _GRADIENTS_OF_ONE_WORKER_ALONE: Final = 6
 _LEAST_GRADIENTS_OF_A_WORKER: Final = 2
@@ -383,7 +384,7 @@ class ParameterOwner(ModelOwner):
     def _step_and_answer(self, step: GradientSum, worker: int | None, out: Output) -> None:
         self._step(step, out)
         if (loss := self._rule.mean_loss(step)) is not None:
-            out.emit(loss, tag=LOSSES)
+            out.emit(loss, tag=EPOCH_LOSSES)
         if (answer := self._rule.answer(worker, self._parameters_to_answer)) is not None:
             out.emit(answer)
 
@@ -394,7 +395,7 @@ class ParameterOwner(ModelOwner):
     def _step(self, step: GradientSum, out: Output) -> None:
         if self.take_over_rollback():
             self._starts += 1
-            return  # The gradient is that of the earlier parameters; the answer brings the new ones.
+            return  # The gradient belongs to the earlier parameters; the answer brings the new ones.
         if step.gradient is None:
             return
         self._model.apply(step.gradient)
@@ -414,8 +415,8 @@ class ParameterOwner(ModelOwner):
 class StartedOwner(ParameterOwner):
     """An owner that receives the initial parameters first; the input ``gradients`` carries the workers' reports.
 
-    Later records of the input ``start`` are the owner's own answers. The ``loss`` of a version is that of all rows
-    since the last one.
+    Later records of the input ``start`` are the owner's own answers. The ``loss`` of a version is the loss of all rows
+    since the last version.
     """
 
     def __init__(self, make_model: MakeModel, rule: StepRule, options: OwnerOptions) -> None:
@@ -499,11 +500,11 @@ class GradientWorker(SharedOperator, IterationListener):
         out.emit({"worker": self._context.subtask_index, **starts, **steps, **sums.to_record()})
 
     def without_end(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Keep the parameters, which are those of the last step: no others come before the first examples."""
+        """Keep the parameters, which are from the last step: no others come before the first examples."""
         return {**state, "epoch": 0, "model epoch": min(state["model epoch"], 0), "examples ended": False}
 
     def redistribute(self, states: Sequence[dict[str, Any]], parallelism: int) -> list[dict[str, Any]]:
-        """Give all new workers the parameters of one old worker, of one that knows the last rollback."""
+        """Give all new workers the parameters of an old worker that knows the last rollback."""
         chosen = max(states, key=lambda state: state["starts"])
         parameters = {entry: chosen[entry] for entry in ("model", "starts", "steps")}
         return [share | parameters for share in super().redistribute(states, parallelism)]
@@ -525,7 +526,7 @@ class _MiniBatchModel(Protocol):
         """Return the model to publish."""
 
     def definition(self) -> Definition:
-        """Return on what the meaning of the state depends."""
+        """Return the settings on which the meaning of the state depends."""
 
     def state(self) -> dict[str, object]:
         """Return the state of learning, as plain data."""

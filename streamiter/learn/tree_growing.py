@@ -50,7 +50,7 @@ def grow_tree(rows: Stream, options: TreeOptions) -> dict[str, Stream]:
     """Return two streams: ``"tree"``, the last state of the owner, and ``"leaves"``, their number after each round.
 
     ``rows`` is a stream of ``Columns``: features (a matrix), label, weight. There are as many workers as ``rows`` has
-    subtasks, and the tree does not depend on their number. ``grown_tree`` makes a tree of the owner's last state.
+    subtasks, and the tree does not depend on their number. ``grown_tree`` makes a tree from the owner's last state.
     """
     no_tree: Stream = rows.flow.from_items([], name="no tree", parallelism=1)
 
@@ -341,7 +341,7 @@ def _power_of_two_above(number: float) -> float:
 
 _Counts = npt.NDArray[np.intp]
 
-# The error of a quantile of so many values is below half a percent of the rows; one of 256 bins has about as many rows.
+# The error of a quantile of this many values is below half a percent of the rows; a bin of 256 has about as many rows.
 # A summary of 1,000 such features takes 256 MB, for any number of rows.
 _VALUES_KEPT: Final = 16_384
 

@@ -172,6 +172,6 @@ def _scores(left: Floats, total: Floats, criterion: Criterion, minimum_rows: int
 
 
 def _middle(rows: Floats, cut: int) -> int:
-    """Return the middle of the cuts that divide these bins in the same way as ``cut``, the lowest of them."""
+    """Return the middle of the cuts that divide these bins in the same way as ``cut``, which is the lowest such cut."""
     empty = int(np.argmax(rows[cut + 1 :] > 0))
     return cut + empty // 2

@@ -33,17 +33,17 @@ from streamiter.learn.score_metrics import (
     calibration_of,
     weights_of_classes,
 )
-from streamiter.numbers import Floats, Indices
+from streamiter.numbers import Array, Floats, Indices
 from streamiter.operators.declared_state import COPIED, NESTED, DeclaredOperator, DeclaredState, Form, declared
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
-from streamiter.records import Array, OutputTag
+from streamiter.records import OutputTag
 from streamiter.saved_objects import Savable
 
 _log = logging.getLogger("streamiter.learn")
 
 ValidationKind = Literal["classification", "classes", "regression"]
-"""What predictions are: probabilities of target 1, probabilities of the true class, or numbers."""
+"""The kind of predictions: probabilities of target 1, probabilities of the true class, or numbers."""
 
 _NAME: Final = "ProgressiveValidation"
 
@@ -76,7 +76,7 @@ class ProgressiveValidation(DeclaredState, Savable):
     - ``auc``: the probability that a row of target 1 has a higher prediction than a row of target 0, for
       classification only,
     - ``baseline_loss``: the loss of the best constant prediction for all rows: the mean target, or the share of each
-      class. For quantiles and Huber's loss there is only that of the window.
+      class. For quantiles and Huber's loss there is only ``window_baseline_loss``.
 
     and the same metrics of the window as ``window_…``. A metric that is not defined (yet) is left out, such as ``auc``
     before both targets have arrived. ``loss`` is another loss for ``kind="regression"``, such as ``QuantileLoss(0.9)``.
@@ -193,7 +193,7 @@ class ProgressiveValidation(DeclaredState, Savable):
     def continued_as(
         self, kind: ValidationKind, earlier_targets: tuple[float, float] = (0.0, 1.0)
     ) -> ProgressiveValidation:
-        """Return the validation of the same rows, if they are of another kind than it seemed: no row is lost.
+        """Return the validation of the same rows, if their kind is not the kind that it seemed: no row is lost.
 
         The targets 0 and 1 were the two ``earlier_targets``: numbers, or numbers of classes. A probability of the
         second one is also a prediction of a number, and the probability of a class.
@@ -354,15 +354,15 @@ class PredictedRows(TypedDict):
     """For "classes" the number of the true class of each row."""
     labels: NotRequired[list[Any]]
     """For "classes" the labels of the classes that have come so far, by number. For "classification", if labels are no
-    truth values, those of the targets 0 and 1: predictions are the probability of the second one."""
+    truth values, the labels of the targets 0 and 1: predictions are the probability of the second label."""
     probabilities: NotRequired[Floats]
     """For "classes" the probability of each class for each row, a matrix (rows, classes) in the order of ``labels``. If
     it has one column more, the last is the probability of a class that had not come yet. A class that came after the
     prediction has the probability 0."""
     numbers: NotRequired[Indices]
     """The number of each row's record, or answer, in the stream (in its subtask), from 0 on, ascending. If records of a
-    mini-batch are refused before, the numbers of its other rows may be smaller by as many. For late labels it is the
-    number of the event with which, or just before which, the label was known."""
+    mini-batch are refused before, the numbers of its other rows may be smaller by their count. For late labels it is
+    the number of the event with which, or just before which, the label was known."""
     questions: NotRequired[Indices]
     """For late labels the number of each row's question in the stream."""
     loss: NotRequired[PlainLoss]
@@ -375,7 +375,7 @@ class PredictedRows(TypedDict):
 
 
 def rows_as(kind: ValidationKind, rows: Floats, earlier_targets: tuple[float, float]) -> Floats:
-    """Return rows of a classification as those of another kind: predictions, targets, weights, classes, and more."""
+    """Return rows of a classification as rows of another kind: predictions, targets, weights, classes, and more."""
     changed = rows.copy()
     predictions, targets = rows[:2]
     negative, positive = earlier_targets
@@ -402,16 +402,16 @@ def loss_of(rows: PredictedRows) -> float:
 
 # The first rows are not compared: a model that knows nothing yet may be far off.
 _ROWS_COMPARED: Final = 1_000
-# A loss is far above another if it is half as large again, and for probabilities by so much more, since the loss of the
-# mean is near 0 where all labels are equal.
+# A loss is far above another if it is half as large again, and for probabilities by this much more, since the loss of
+# the mean is near 0 where all labels are equal.
 _FAR_ABOVE: Final = 1.5
 _LOG_LOSS_MORE: Final = 0.05
-# Where numbers differ by this part of them at most they are equal, and no loss is compared with 0.
+# Numbers that differ by at most this part of them are equal, and no loss is compared with 0.
 _ROUNDING: Final = 1e-12
 
 
 class MeanComparison(DeclaredState):
-    """Compares predictions with those of a model that always predicts the mean of all targets so far.
+    """Compares predictions with the predictions of a model that always predicts the mean of all targets so far.
 
     It looks at 1,000 rows at a time, from the second thousand on. The mean of classes is the share of each class.
     """
@@ -431,7 +431,7 @@ class MeanComparison(DeclaredState):
     def far_above(self, rows: PredictedRows, loss: float) -> tuple[int, float, float] | None:
         """Count rows and the sum of their losses.
 
-        When the loss is far above that of the mean for the first time, return the number of rows and both losses.
+        When the loss is far above the loss of the mean for the first time, return the number of rows and both losses.
         """
         kind, weights = rows["task"], rows["weights"]
         if self._is_told or not weights.any():
@@ -484,15 +484,15 @@ def _added(first: Floats, second: Floats) -> Floats:
 class Validate(DeclaredOperator):
     """Progressive validation as a step: reads predictions with targets, emits metrics every ``report_every`` rows.
 
-    With ``report_every_s`` it emits them so many seconds after the first new row instead. The last metrics are emitted
-    at the end of the input. A model that is much worse than the mean of its targets is told once, as a warning of the
-    logger ``streamiter.learn``.
+    With ``report_every_s`` it emits them this many seconds after the first new row instead. The last metrics are
+    emitted at the end of the input. A model that is much worse than the mean of its targets is reported once, as a
+    warning of the logger ``streamiter.learn``.
     """
 
     _has_timer = declared(False)
     _since_report = declared(0)
     _validation: ProgressiveValidation | None = declared(None, form=NESTED)
-    """None before the first predictions, which say what they are."""
+    """None before the first predictions, which tell their kind."""
     _comparison = declared(made=MeanComparison, form=NESTED)
 
     def __init__(self, *, window: int, report_every: int, report_every_s: float | None = None) -> None:

@@ -31,7 +31,7 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from streamiter.errors import ModelError, OtherModel
-from streamiter.records import Array
+from streamiter.numbers import Array
 
 Parameters = Array | dict[str, Any]
 """One array, or a dict of names to arrays, numbers, strings (and lists, tuples and dicts of these)."""
@@ -174,7 +174,7 @@ def with_state(parameters: object, learner: str, state: Mapping[str, Any]) -> di
 
 
 def without_state(parameters: Parameters) -> Parameters:
-    """Return parameters without the state of the learner: all that predicts."""
+    """Return parameters without the state of the learner: the part that predictions need."""
     if not isinstance(parameters, dict) or not isinstance(given := parameters.get(STATE), bytes):
         return parameters
     is_of_learner = given.startswith(_STATE.encode())
@@ -199,7 +199,7 @@ def state_in(parameters: object, learner: str, subject: str) -> dict[str, Any] |
     form, whose, digest = words[2:]
     if (form, whose) != (_STATE_FORMAT, learner):
         raise OtherModel(
-            f"{expected}, given that of a {whose} in format {form}; use the learner and the release that "
+            f"{expected}, given the state of a {whose} in format {form}; use the learner and the release that "
             f"published it, {_WITHOUT}"
         )
     if hashlib.sha256(content).hexdigest() != digest:
@@ -242,9 +242,9 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     records: int | None = None
     metrics: dict[str, float] = {}
     parameters: Any
-    """As they are, or as a tree."""
+    """The parameters, as they are or as a tree."""
     created_at: int | None = None
-    """In files only, in milliseconds since 1970-01-01 UTC; a record has it in its headers."""
+    """The publisher's clock, in milliseconds since 1970-01-01 UTC; in files only: records have it in headers."""
 
     @property
     def rank(self) -> tuple[int, int]:

@@ -32,7 +32,7 @@ _LINKS: Final[Mapping[str, Callable[[Floats], Floats]]] = MappingProxyType(
 
 
 def probabilities_of_classes(subject: str, link: str, predict: Callable[[], Any]) -> Floats:
-    """Return the probability of each class; of one probability of True, that of False and its own."""
+    """Return the probability of each class; for a model of truth values, the probability of False, then of True."""
     if link not in ("logit", "softmax"):
         raise ModelError(f"{subject}.predict_proba: expected a model of classes, given one of numbers; use predict")
     found = np.asarray(predict())
@@ -87,7 +87,7 @@ class LinearPredictor(Savable):
 
     @property
     def positive(self) -> Any:
-        """The label that a prediction is the probability of, of two labels; None for truth values, and for others."""
+        """The label whose probability a prediction is, of two labels; None for truth values and other models."""
         return None if self._standardized is None else self._standardized.positive
 
     def __call__(self, x: object) -> Any:
@@ -103,8 +103,8 @@ class LinearPredictor(Savable):
     def predict_proba(self, x: object) -> Floats:
         """Return the probability of each class for each of several rows, or the probabilities for one row.
 
-        They are in the order of ``classes``; of a model of truth values False, then True. Where classes are found as
-        they come, the last one is that of a class that has not come yet.
+        The probabilities are in the order of ``classes``; a model of truth values has False, then True. If the model
+        finds its classes as they come, the last probability is for a class that has not come yet.
 
         >>> LinearPredictor({"weights": np.array([1.0]), "link": "logit"}).predict_proba([2.0]).round(2).tolist()
         [0.12, 0.88]

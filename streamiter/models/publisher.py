@@ -84,7 +84,7 @@ class ModelPublisher(TopicSink):
         await super().open(context)
 
     async def process_batch(self, batch: Batch, out: Output) -> None:
-        """Publish models, but none that was trained before a rollback that the topic has: it would replace it."""
+        """Publish models, but no model from before a rollback in the topic: it would replace the rollback."""
         if self._rollback != NO_RANK:
             batch = [model for model in batch if not self._is_rolled_back(model)]
         await super().process_batch(batch, out)
@@ -253,10 +253,10 @@ class ModelUpdateEncoder:
     ) -> OutgoingBatch:
         """Return the records of one update for each model, in order; ``epoch`` is the epoch of models that name none.
 
-        A model that was trained since a rollback gets a later version than the rollback. With ``replaces`` trainers
-        start from the one model; ``rollback_to`` is the rank of the update that it publishes again. Write the records
-        as one batch, or in one transaction. Raises :class:`~streamiter.errors.ModelError` for a model that cannot be
-        published, such as one with NaN; then no version is used.
+        A model that was trained since a rollback gets a later version than the rollback. With ``replaces`` there is one
+        model, and trainers start from it; ``rollback_to`` is the rank of the update that it publishes again. Write the
+        records as one batch, or in one transaction. Raises :class:`~streamiter.errors.ModelError` for a model that
+        cannot be published, such as one with NaN; then no version is used.
         """
         rank, leftovers = (self.generation, self.next_version), list(self._leftovers)
         records: list[_Record] = []

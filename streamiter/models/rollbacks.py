@@ -1,8 +1,8 @@
 """Rollbacks in a trainer: it follows the topic of its own updates, and resumes from a version that was published again.
 
 :func:`~streamiter.models.roll_back` publishes an earlier version of the topic, :func:`import_model` one of a file. The
-owner of the model has a :class:`RollbackWatch`, which tells it before each mini-batch whether to start again, and what
-its next updates follow.
+owner of the model has a :class:`RollbackWatch`, which tells the owner before each mini-batch whether to start again,
+and which rollback its next updates follow.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ async def import_model(topic: Topic, model: str, given: ModelUpdate, *, clock: C
     """Publish a model of a file as a new version of ``model``, later than all others; return the new update.
 
     ``given`` is what :func:`~streamiter.models.read_model` returns. Consumers and trainers take the version over as
-    they take over that of :func:`roll_back`: with the state of its learner, if it carries one.
+    they take over a version of :func:`roll_back`: with the state of its learner, if it carries one.
     """
     check_model_name(model)
     return await publish_again(topic, replace(given, model=model), None, clock or SystemClock())
@@ -83,8 +83,9 @@ class RollbackWatch:
     """Follows the topic in a task, from ``open`` to ``close``, and keeps the newest rollback for the trainer.
 
     An update names the last rollback that its model follows, so a rollback that compaction dropped, or that an earlier
-    run has taken over after its last checkpoint, is not missed: the trainer starts from the newest update since it.
-    Only such updates are decoded. What is rolled back when a run begins is for :func:`since_rollback`.
+    run has taken over after its last checkpoint, is not missed: the trainer starts from the newest update since that
+    rollback. Only updates since a rollback are decoded. :func:`since_rollback` finds the rollbacks that are older than
+    the run.
     """
 
     def __init__(self, rollbacks: Rollbacks | None) -> None:
@@ -117,7 +118,7 @@ class RollbackWatch:
             await self._follower.stop()
 
     def take_over(self, start_from: Callable[[ModelUpdate], None]) -> bool:
-        """Call ``start_from`` with the newest update of a rollback that was not taken over yet; say whether there is.
+        """Call ``start_from`` with the newest update of a new rollback; return whether there is one.
 
         Raises :class:`~streamiter.errors.ModelError` if the trainer cannot start from it, or if following has ended.
         """

@@ -41,10 +41,10 @@ class Prediction:
     age_s: float
     """Seconds between the creation of the update and the prediction."""
     classes: list[Any] | None = None
-    """The labels of the probabilities, in order; one more probability, the last, is that of a class that has not come
-    yet. None if a row has one number."""
+    """The labels of the probabilities, in order; one more probability, the last, is for a class that has not come yet.
+    None if a row has one number."""
     positive: Any = None
-    """The label that the value is the probability of, if there are two labels that are no truth values."""
+    """The label whose probability the value is, if there are two labels and they are no truth values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ class ServedVersion(msgspec.Struct, frozen=True):
     """An update and its predictor, replaced together: an answer never mixes two versions."""
 
     subject: str
-    """The model, its topic and the update, as messages about a row begin."""
+    """The beginning of messages about a row: the model, its topic and the update."""
     update: ModelUpdate
     """The update that answers."""
     predict: Callable[[Any], Any]
@@ -309,11 +309,11 @@ class Follower:
         self.failure: Exception | None = None
         """Why following has ended; None while it continues."""
         self.is_searched = False
-        """Whether the newest update was found, or that there is none."""
+        """Whether the newest update was found, or the topic was searched and has none."""
         self._searched_or_late = asyncio.Event()
 
     async def searched(self, timeout_s: float) -> None:
-        """Wait until the newest update was found, or that there is none; at most for this time."""
+        """Wait until the newest update was found, or the topic was searched and has none; at most for this time."""
         timer = self._clock.call_later(timeout_s, self._searched_or_late.set)
         await self._searched_or_late.wait()
         timer.cancel()

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from streamiter.crossed_rows import CROSS_LIMIT, Cross, crossed, crossed_fields, numbers_of, places_of_cross
+from streamiter.crossed_rows import CROSS_LIMIT, Cross, crossed, crossed_fields, matrix_of_fields, places_of_cross
 from streamiter.errors import ModelError, shortened
 from streamiter.field_kinds import is_no_time, prepared_value
 from streamiter.known_fields import BadKind, of_reader, published_fields
@@ -23,7 +23,7 @@ from streamiter.sparse_rows import SparseRows, rows_to_predict, sparse_if_scipy,
 # The exponential of 709.8 overflows.
 EXPONENT_MAX: Final = 700.0
 
-# As the learner: its scores of probabilities end here.
+# The learner's scores of probabilities end here, too.
 _SCORE_MAX: Final = 30.0
 
 _NUMBERS: Final[tuple[type[Any], ...]] = (int, float, np.integer, np.floating, np.bool_)
@@ -58,12 +58,12 @@ class Explanation:
 
     @property
     def score(self) -> float | Floats:
-        """The intercept and all contributions; the link makes the prediction of it."""
+        """The sum of the intercept and all contributions; the link turns it into the prediction."""
         return sum(self.contributions.values(), start=self.intercept)
 
 
 def explanation_of(intercept: Any, parts: Mapping[str, Any], is_single: bool) -> Explanation:
-    """Return the explanation of rows, or of the one row, whose arrays have a number for each row."""
+    """Return the explanation from arrays with a number for each row: of all rows, or of the only row."""
     if not is_single:
         return Explanation(intercept, dict(parts))
     return Explanation(intercept, {name: part[0] if part.ndim == 2 else float(part[0]) for name, part in parts.items()})
@@ -143,7 +143,7 @@ class StandardizedModel:
                 )
         self._center = array_of_numbers(given, "center", subject, (columns,))
         self._limit = array_of_numbers(given, "limit", subject, (columns,))
-        # The last row is that of all places that the model does not know.
+        # The last row is for all places that the model does not know.
         self._places = np.append(places, _NO_PLACE)
         self._place_limits = np.append(self._limit[numeric:], 0.0)
         self._place_weights = np.vstack([self._weights[numeric:], np.zeros_like(self._intercept)])
@@ -185,12 +185,12 @@ class StandardizedModel:
 
     def _with_crosses(self, rows: NamedRows, crosses: list[Any]) -> NamedRows:
         fields = crossed_fields(self._crosses)
-        numbers = standardized(numbers_of(rows, fields), *self._moments)
+        numbers = standardized(matrix_of_fields(rows, fields), *self._moments)
         used = numbers[:, [fields.index(field) for field in crossed_fields(crosses)]]
         return crossed(rows, crosses, used, bits=self._bits, known=self._featured)
 
     def explain(self, x: object) -> Explanation:
-        """Return the parts of the scores: that of a field is the score of rows which have nothing else."""
+        """Return the parts of the scores: the part of a field is the score of rows that have only this field."""
         is_dict = self._width is None and isinstance(x, Mapping)
         if is_dict:
             given = self._with_vectors_as_fields(x)  # type: ignore[arg-type]
@@ -219,7 +219,7 @@ class StandardizedModel:
         return Explanation(intercept, parts | crosses)
 
     def _alone(self, x: Any, rows: NamedRows) -> Iterator[tuple[str, NamedRows]]:
-        """Yield for each field rows that have nothing else."""
+        """Yield for each field the rows with this field alone."""
         if isinstance(x, list) and x and isinstance(x[0], Mapping):
             given = [self._with_vectors_as_fields(row) for row in x]
             for name in dict.fromkeys(chain.from_iterable(given)):
@@ -239,7 +239,7 @@ class StandardizedModel:
                 yield each, self._rows(Columns({each: column}))[0]  # type: ignore[misc]
 
     def _weight_of(self, scores: Floats) -> _Weight:
-        """Return the numbers for all scores as a model with one score, or with several, adds them."""
+        """Return the numbers for all scores: an array for a model of classes, a float for a model with one score."""
         return scores if self.classes is not None else float(scores[0])
 
     # ---- one row
@@ -370,7 +370,7 @@ class StandardizedModel:
         return weight
 
     def _with_vectors_as_fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the row as ``Columns`` with a matrix are learned from: each number of a vector is a field."""
+        """Return the row as ``Columns`` with a matrix are learned: each number of a vector is a field."""
         fields: dict[str, Any] = {}
         for name, value in row.items():
             if name in self._vectors and isinstance(value, (list, tuple, np.ndarray)):
@@ -462,7 +462,7 @@ class StandardizedModel:
         return products
 
     def _parts_of_sparse(self, rows: SparseRows) -> Iterator[tuple[str, Floats]]:
-        """Yield for each column that some row has what it adds to the scores (rows, scores)."""
+        """Yield, for each column of the rows, what the column adds to the scores (rows, scores)."""
         products, order = self._values_times_weights(rows), np.argsort(rows.indices, kind="stable")
         columns, starts = np.unique(rows.indices[order], return_index=True)
         for column, own in zip(columns.tolist(), np.split(order, starts[1:]), strict=True):
@@ -481,14 +481,14 @@ class StandardizedModel:
 
 
 def _further(rows: NamedRows, base: NamedRows) -> NamedRows:
-    """Return rows with the columns that they have behind those of ``base``."""
+    """Return rows with only the columns that follow the columns of ``base``."""
     fields, places = len(base.fields), base.places.shape[1]
     values = None if rows.place_values is None else rows.place_values[:, places:]
     return NamedRows(rows.fields[fields:], rows.numbers[:, fields:], (), rows.places[:, places:], rows.missing, values)
 
 
 def _is_none(value: object) -> bool:
-    """Whether the value is missing: None, or a number that is."""
+    """Whether the value is missing: None, or a number that counts as missing."""
     return value is None or (isinstance(value, (int, float)) and not abs(value) <= HUGE)
 
 
@@ -530,7 +530,7 @@ def _value(given: Mapping[str, Any], name: str, subject: str, expected: str, fit
 
 
 def array_of_numbers(given: Mapping[str, Any], name: str, subject: str, shape: tuple[int | None, ...]) -> Floats:
-    """Return an array of numbers of this shape, of which None is any length."""
+    """Return an array of numbers of this shape; None in the shape stands for any length."""
     array = np.asarray(given.get(name))
     fits = array.ndim == len(shape) and all(
         length in (None, is_length) for length, is_length in zip(shape, array.shape, strict=True)

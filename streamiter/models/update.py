@@ -28,7 +28,7 @@ Rank = tuple[int, int]
 """Generation and version; updates of one model are ordered by it."""
 
 NO_RANK: Final[Rank] = (0, 0)
-"""The rank before those of all updates."""
+"""The rank before all updates."""
 
 ChunkSet = tuple[int, int, int]
 """Generation, version and number of chunks of an update that was written in chunks."""

@@ -33,8 +33,7 @@ from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.publisher import ModelUpdateEncoder, next_run
 from streamiter.models.reader import ModelUpdates, last_update, model_updates, update_of
 from streamiter.models.update import NO_RANK, ModelSnapshot, ModelUpdate, Rank, UpdateHeaders, rank_in, shown_rank
-from streamiter.numbers import Floats, whole_number_in
-from streamiter.records import Array
+from streamiter.numbers import Array, Floats, whole_number_in
 from streamiter.topics.connecting import last_records
 from streamiter.topics.topic import ReadRequest, Topic, record_limit
 
@@ -47,7 +46,7 @@ _FURTHER: Final = 8
 # The number of last records that are searched for names of models.
 _LOOKED_AT: Final = 1000
 
-# A search for a version begins with so many records: updates of the last minutes.
+# A search for a version begins with this many records: updates of the last minutes.
 _FIRST_WINDOW: Final = 256
 
 
@@ -182,7 +181,7 @@ class _Seen:
         self.last = NO_RANK
 
     def is_wanted(self, headers: UpdateHeaders) -> bool:
-        """Whether the update is the one, or of the generation."""
+        """Whether the update is the wanted update, or one of the wanted generation."""
         self.first, self.last = min(self.first or headers.rank, headers.rank), max(self.last, headers.rank)
         return headers.generation == self._generation and self._version in (None, headers.version)
 
@@ -242,7 +241,7 @@ async def roll_back(topic: Topic, model: str, version: str, *, clock: Clock | No
 
 
 async def publish_again(topic: Topic, update: ModelUpdate, rollback_to: Rank | None, clock: Clock) -> ModelUpdate:
-    """Publish an update as the newest version of its model; ``rollback_to`` is its rank there, if it has been there."""
+    """Publish an update as the newest version of its model; ``rollback_to`` is its earlier rank, if it has one."""
     for _ in range(_ATTEMPTS):
         if (written := await _publish_again(topic, update, rollback_to, clock)) is not None:
             return written
@@ -361,8 +360,8 @@ class ModelDifference:
     metrics: dict[str, tuple[float | None, float | None]]
     """Old and new value of each metric; None where a version does not have it."""
     intercepts: list[tuple[Any, float | None, float | None]]
-    """Class, old and new intercept; the class is None for a model without, and the list empty for one that is not
-    linear."""
+    """Class, old and new intercept; the class is None for a model without classes, and the list is empty for a model
+    that is not linear."""
     weights: list[WeightChange]
     """The weights that moved most, the largest change first; weights that are equal are left out."""
     scales: list[ScaleChange]
@@ -483,7 +482,7 @@ class _Pair:
         self._models = old, new
 
     def _spread(self, model: _LinearColumns, values: Floats) -> Floats:
-        """Return values of the columns of a model by the columns of both."""
+        """Return the values of a model's columns, in the order of the columns of both models."""
         position = {name: at for at, name in enumerate(self._names)}
         at = [position[name] for name in model.names]
         spread = np.full((len(self._names) + len(self._places), *values.shape[1:]), np.nan)

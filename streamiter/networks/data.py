@@ -22,8 +22,8 @@ from streamiter.errors import DecodeError, ModelError, shortened
 from streamiter.learn.estimators import examples_in_topic
 from streamiter.learn.rows import joined_examples, row_vector, rows_from_record, rows_to_record, with_named_columns
 from streamiter.networks.configuration.settings import DataSettings, LabelTransformation
-from streamiter.numbers import fraction
-from streamiter.records import Array, Batch, Columns
+from streamiter.numbers import Array, Indices, fraction
+from streamiter.records import Batch, Columns
 from streamiter.sparse_rows import SparseRows, sparse_if_scipy
 from streamiter.tables import as_floats
 from streamiter.topics.topic import Topic, TopicBatch
@@ -160,7 +160,7 @@ def read_rows(source: Topic | str | Path, settings: DataSettings, *, owner: str 
     data = LabelledRows(joined.features, np.asarray(joined.targets, dtype=np.float64))  # type: ignore[arg-type]
     if settings.index_range > 0:
         data = data.widened(settings.index_range, owner)
-    return LabelledRows(data.rows, translated(data.labels, settings.trans_label))
+    return LabelledRows(data.rows, translated_labels(data.labels, settings.trans_label))
 
 
 def as_labelled_rows(owner: str, rows: object, labels: npt.ArrayLike, features: int | None = None) -> LabelledRows:
@@ -173,7 +173,7 @@ def as_labelled_rows(owner: str, rows: object, labels: npt.ArrayLike, features: 
     return data if features is None else data.widened(features, owner)
 
 
-def translated(labels: Array, way: LabelTransformation) -> Array:
+def translated_labels(labels: Array, way: LabelTransformation) -> Array:
     """Translate labels as the setting ``translabel`` says.
 
     ===============  ======================================
@@ -184,7 +184,7 @@ def translated(labels: Array, way: LabelTransformation) -> Array:
     ``SubOneTrans``  minus 1
     ===============  ======================================
 
-    >>> translated(np.array([0.0, 1.0]), "PosNegTrans").tolist()
+    >>> translated_labels(np.array([0.0, 1.0]), "PosNegTrans").tolist()
     [-1.0, 1.0]
     """
     return _TRANSFORMATIONS[way](labels)
@@ -364,9 +364,6 @@ class PlaceHolder:
         return dense, None
 
 
-Positions = npt.NDArray[np.intp]
-
-
 class FeatureMiniBatch(NamedTuple):
     """Rows with labels, and the features whose parameters they need.
 
@@ -453,12 +450,12 @@ class TrainingSteps:
         """The number of steps in an epoch."""
         self.in_all = epochs * self.per_epoch
         """The number of steps in all epochs."""
-        self._order: tuple[int, Positions | None] = (-1, None)
+        self._order: tuple[int, Indices | None] = (-1, None)
         """The epoch that was last asked for, with its order of rows."""
         self._keeps = self._all_epochs_are_alike() and _size_bytes(data) <= _KEPT_BYTES_MAX
         self._kept: dict[tuple[int, int], FeatureMiniBatch] = {}
         """Prepared mini-batches by the number of the step in its epoch, and the worker."""
-        self._drawn: tuple[int, Positions | None] = (-1, None)
+        self._drawn: tuple[int, Indices | None] = (-1, None)
         """The step that was last asked for, with its sample."""
 
     def mini_batch(self, step: int, worker: int) -> FeatureMiniBatch | None:
@@ -485,7 +482,7 @@ class TrainingSteps:
             share = self._data[np.arange(rows.start + worker, rows.stop, self._workers)]
         return prepared(share, self._features, count)
 
-    def _rows_of(self, step: int) -> slice | Positions:
+    def _rows_of(self, step: int) -> slice | Indices:
         """Return the rows of all workers in a step."""
         epoch, update = divmod(step, self.per_epoch)
         order = self._order_of(epoch)
@@ -495,7 +492,7 @@ class TrainingSteps:
         rows = slice(first, min(first + self._batch, self._rows))
         return rows if order is None else order[rows]
 
-    def _sample(self, step: int, order: Positions | None) -> Positions:
+    def _sample(self, step: int, order: Indices | None) -> Indices:
         drawn_for, drawn = self._drawn
         if drawn is None or drawn_for != step:
             generator = np.random.default_rng([self._seed, 1, step])
@@ -507,7 +504,7 @@ class TrainingSteps:
         settings = self._settings
         return not (self._is_sampled or settings.use_shuffle or settings.pos_neg_ratio > 0.0)
 
-    def _order_of(self, epoch: int) -> Positions | None:
+    def _order_of(self, epoch: int) -> Indices | None:
         """Return the order of the rows in an epoch; None: all rows in their own order."""
         if not self._settings.use_shuffle and self._settings.pos_neg_ratio <= 0.0:
             return None
@@ -515,14 +512,14 @@ class TrainingSteps:
             self._order = epoch, self._ordered(np.random.default_rng([self._seed, 0, epoch]))
         return self._order[1]
 
-    def _ordered(self, generator: np.random.Generator) -> Positions:
+    def _ordered(self, generator: np.random.Generator) -> Indices:
         parts = [
             rows if count == len(rows) else generator.choice(rows, count, replace=False) for rows, count in self._kinds
         ]
-        rows: Positions = np.sort(np.concatenate(parts))
+        rows: Indices = np.sort(np.concatenate(parts))
         return generator.permutation(rows) if self._settings.use_shuffle else rows
 
-    def _rows_by_kind(self) -> list[tuple[Positions, int]]:
+    def _rows_by_kind(self) -> list[tuple[Indices, int]]:
         """Return groups of rows, each with the number of its rows in an epoch: one group, or one for each kind."""
         ratio = self._settings.pos_neg_ratio
         if ratio <= 0.0:

@@ -27,6 +27,7 @@ from streamiter.networks.layers.layer import Parameter
 from streamiter.networks.network import LayerGraph, Network, check_size
 from streamiter.networks.serving import Diverged, checked_arrays, finite_loss, version_of
 from streamiter.networks.sparse import FEATURES, DrawnRows, columns_of, no_features, seed_of
+from streamiter.numbers import Array
 from streamiter.operators.declared_state import SAME, declared
 from streamiter.operators.definitions import Definition, changes
 from streamiter.operators.operator import Context
@@ -37,7 +38,6 @@ from streamiter.parameter_server.psf.aggregates import PullSparse
 from streamiter.parameter_server.psf.optimize import ContinueUpdates, Optimize, UpdatesMade
 from streamiter.parameter_server.psf.rows import Put
 from streamiter.parameter_server.storage.cells import distinct
-from streamiter.records import Array
 from streamiter.topics.topic import Topic
 
 if TYPE_CHECKING:

@@ -20,15 +20,14 @@ from streamiter.errors import ConfigurationError, ModelError
 from streamiter.flow.drawing.formats import DrawingFormat, draw_picture
 from streamiter.flow.drawing.picture import Link, Node, Picture
 from streamiter.learn.rows import BadRows
-from streamiter.networks.configuration import Configuration, as_text, canonical, read_configuration
+from streamiter.networks.configuration import Configuration, canonical, json_text, read_configuration
 from streamiter.networks.configuration.layer_kinds import LAYER_KINDS
 from streamiter.networks.configuration.settings import LayerConfiguration
 from streamiter.networks.data import PlaceHolder
 from streamiter.networks.functions import Predictions
 from streamiter.networks.layers.layer import Layer, LossLayer, Parameter, initial_values
 from streamiter.networks.sparse import no_features
-from streamiter.numbers import check_memory, whole_number
-from streamiter.records import Array
+from streamiter.numbers import Array, check_memory, whole_number
 
 if TYPE_CHECKING:
     from streamiter.sparse_rows import SparseRows
@@ -77,7 +76,7 @@ class Network:
         """
         document = canonical(self.configuration)
         if path is not None:
-            Path(path).write_text(as_text(document), encoding="utf-8")
+            Path(path).write_text(json_text(document), encoding="utf-8")
         return document
 
     # -- data
@@ -162,7 +161,7 @@ class Network:
 
     def draw(self, format: DrawingFormat = "mermaid") -> str | bytes:  # noqa: A002 (the word for it)
         """Draw the layers as text, Mermaid or SVG, or as bytes, PNG, which needs the extra ``draw``."""
-        picture = picture_of(self.configuration, self.summary())
+        picture = network_picture(self.configuration, self.summary())
         return draw_picture(picture, format, f"network {self.configuration.source!r}")
 
     def _checked(self, dtype: npt.DTypeLike | None) -> np.dtype[Any]:
@@ -448,7 +447,7 @@ def _padded(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
         yield cell.rjust(width) if heading == "parameters" else cell.ljust(width)
 
 
-def picture_of(configuration: Configuration, summary: NetworkSummary) -> Picture:
+def network_picture(configuration: Configuration, summary: NetworkSummary) -> Picture:
     """Return the picture: the mini-batch, then the layers; a link shows the number of values for each row."""
     numbers = {row.layer: number for number, row in enumerate(summary.rows, 1)}
     links = []

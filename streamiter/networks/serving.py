@@ -33,7 +33,7 @@ from streamiter.networks.data import LabelledRows
 from streamiter.networks.functions import Predictions
 from streamiter.networks.network import LayerGraph, Network
 from streamiter.networks.sparse import FEATURES, checked_features, values_at
-from streamiter.records import Array
+from streamiter.numbers import Array
 from streamiter.sparse_rows import SparseRows, rows_to_predict
 from streamiter.topics.topic import Topic
 

@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from streamiter.errors import ModelError
 from streamiter.networks.layers.layer import ANGEL_DEVIATION, Parameter, xavier_limit
+from streamiter.numbers import Array
 from streamiter.optimizers import Optimizer
 from streamiter.parameter_server.matrix import DrawnValues
 from streamiter.parameter_server.psf.random import RandomNormal, RandomUniform
-from streamiter.records import Array
 
 FEATURES: Final = "features"
 """The name of the array of stored features, ascending. Names of parameters have a dot, this one has none."""
@@ -29,7 +29,7 @@ FEATURES: Final = "features"
 SEED: Final = "seed"
 """The name of the array with the one number that determines the values of all other features."""
 
-Features = npt.NDArray[np.int64]
+FeatureNumbers = npt.NDArray[np.int64]
 
 
 def drawn_weights(parameter: Parameter, seed: int, way: str) -> RandomNormal | RandomUniform:
@@ -65,7 +65,7 @@ class DrawnRows(DrawnValues):
             return True
         return row <= len(self.optimizer.slot_names) and bool(self._slot(row, np.ones(1)).any())
 
-    def draw(self, row: int, columns: Features, out: Array) -> None:
+    def draw(self, row: int, columns: FeatureNumbers, out: Array) -> None:
         features, within = np.divmod(columns, sum(width for width, _ in self.weights))
         for width, weights in self.weights:
             at = ((within >= 0) & (within < width)).nonzero()[0]
@@ -80,12 +80,12 @@ class DrawnRows(DrawnValues):
         return self.optimizer.slots_for_warm_start(weights)[self.optimizer.slot_names[row - 1]]
 
 
-def columns_of(features: Features, width: int) -> Features:
+def columns_of(features: FeatureNumbers, width: int) -> FeatureNumbers:
     """Return the columns of features with ``width`` numbers each."""
     return features if width == 1 else (features[:, np.newaxis] * width + np.arange(width)).reshape(-1)
 
 
-def values_at(indices: Features, parameter: Parameter, arrays: Mapping[str, Array], way: str) -> Array:
+def values_at(indices: FeatureNumbers, parameter: Parameter, arrays: Mapping[str, Array], way: str) -> Array:
     """Return the values of a parameter for these features: those in ``arrays``, or the initial ones."""
     stored, given = arrays[FEATURES], arrays[parameter.name]
     values = np.empty((len(indices), *parameter.shape[1:]), given.dtype)

@@ -15,8 +15,8 @@ import numpy as np
 
 from streamiter.errors import GraphError, JobFailed, ModelError, shortened
 from streamiter.flow.flow import Flow, all_or_nothing, check_stream, step_names
-from streamiter.flow.graph_checks import check_function
-from streamiter.flow.options import check_options
+from streamiter.flow.graph_checks import check_user_function
+from streamiter.flow.options import check_step_options
 from streamiter.flow.stream import Stream
 from streamiter.learn.estimators import examples_of, run_offline
 from streamiter.learn.rows import BadRows, Extract, refuse_not_finite
@@ -30,7 +30,14 @@ from streamiter.learn.server_training import (
     trained,
 )
 from streamiter.models.update import ModelSnapshot
-from streamiter.networks.data import LabelledRows, TrainingSteps, as_labelled_rows, prepared, to_record, translated
+from streamiter.networks.data import (
+    LabelledRows,
+    TrainingSteps,
+    as_labelled_rows,
+    prepared,
+    to_record,
+    translated_labels,
+)
 from streamiter.networks.learner import NetworkLearner, NetworkWorker, Start, StepsMade, check_start
 from streamiter.networks.network import Network
 from streamiter.networks.serving import (
@@ -410,7 +417,7 @@ def train_network_online(
     >>> training.models.publish_model(topic("memory://models"), model="clicks")
     """
     check_stream(_ONLINE_OWNER, examples, "examples")
-    check_options(_ONLINE_OWNER, options, OnlineServerOptions)
+    check_step_options(_ONLINE_OWNER, options, OnlineServerOptions)
     given = cast(ServerOptions, {**options, "worker": NetworkWorker})
     shared = ServerTraining(_ONLINE_OWNER, examples, server, consistency, given, batch=batch)
     seed = whole_number(f"{_ONLINE_OWNER}(seed=)", seed, 0, error=GraphError)
@@ -420,7 +427,7 @@ def train_network_online(
             "indexrange, or take network.with_features(…)"
         )
     if extract is not None:
-        check_function(extract, f"{_ONLINE_OWNER}(extract=)", ["records"])
+        check_user_function(extract, f"{_ONLINE_OWNER}(extract=)", ["records"])
     check_start(start, network)
     learner = NetworkLearner(network, consistency, start, seed, publishes_state=publish_state)
     rows_in_step = shared.batch * shared.workers
@@ -429,7 +436,7 @@ def train_network_online(
     def mini_batch(records: Batch) -> dict[str, object] | None:
         examples = examples_of(_ONLINE_OWNER, records, extract, checks.features)
         data = as_labelled_rows(_ONLINE_OWNER, examples.features, examples.targets, checks.features)
-        data = LabelledRows(data.rows, translated(data.labels, network.configuration.data.trans_label))
+        data = LabelledRows(data.rows, translated_labels(data.labels, network.configuration.data.trans_label))
         checks.check(_ONLINE_OWNER, data)
         return to_record(prepared(data, checks.features, rows_in_step)) if len(data) else None
 

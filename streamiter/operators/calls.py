@@ -43,8 +43,8 @@ _KINDS: Final = frozenset(kind.kind for kind in CHANNEL_CONTROLS)
 # as an output gathers: a step whose calls answer at once then costs little more for a record than a batch does.
 _STARTED_MAX: Final = 1024
 
-# A worker that begins starts two others while records wait: 100 calls are under way after seven turns of the event
-# loop, and calls that answer at once need three workers for a batch.
+# A caller that begins starts two others while records wait: 100 calls are under way after seven turns of the event
+# loop, and calls that answer at once need three callers for a batch.
 _STARTS: Final = 2
 
 
@@ -75,7 +75,7 @@ class _Call:
         self.error = error
 
     def plain(self) -> tuple[Any, ...]:
-        """Return it as an entry of the state. A call that has failed is made again."""
+        """Return the call as an entry of the state. A call that has failed is made again."""
         is_kept = self.is_done and self.error is None
         given = self.epoch, self.record, self.time
         return ("result", *given, self.result) if is_kept else ("record", *given)
@@ -95,7 +95,7 @@ class MapAsync(DeclaredOperator, Boundary):
     of each delay a random part between half and all is waited. A record whose last call fails, or raises
     ``RejectRecords``, follows the step's policy.
 
-    It owns a few *workers*: asyncio tasks that make one call after the other. So a call needs no task of its own.
+    It owns a few *callers*: asyncio tasks that make one call after the other. So a call needs no task of its own.
 
     State: the records in flight, in order with the results that wait for their turn and the control records behind
     them. A barrier waits for no call. After a restore the calls are made again.
@@ -138,22 +138,22 @@ class MapAsync(DeclaredOperator, Boundary):
         """Results that are not ordered and have not left, by group."""
         self._groups_in = self._groups_out = 0
         """The number of control records that have arrived, and that have left."""
-        self._workers: set[asyncio.Task[None]] = set()
+        self._callers: set[asyncio.Task[None]] = set()
         self._beginning = 0
-        """The number of workers that have made no call yet."""
+        """The number of callers that have made no call yet."""
         self._is_told = False
         """Whether the task was told that results may leave, or that no record waits, and has not handled that."""
         self._failure: RecordFailure | None = None
-        """What a call has done that is no error of its record."""
+        """The error of a call that is no error of its record."""
 
     def open(self, context: Context) -> None:
         self._context = context
         self._random = random.Random(f"{self._seed} {context.subtask_index}")  # noqa: S311 (it spreads calls in time)
 
     async def close(self) -> None:
-        for worker in self._workers:
-            worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
+        for caller in self._callers:
+            caller.cancel()
+        await asyncio.gather(*self._callers, return_exceptions=True)
 
     def wanted_inputs(self) -> Iterable[str] | None:
         return None if not self._waiting and len(self._started) < self._started_max else ()
@@ -217,7 +217,7 @@ class MapAsync(DeclaredOperator, Boundary):
             self._groups_out += 1
             await out.control(control)
             self._start_done()
-        self._start_worker()
+        self._start_caller()
 
     def _leaving(self) -> list[_Call]:
         """Remove the calls whose results may leave now, and return them."""
@@ -232,26 +232,26 @@ class MapAsync(DeclaredOperator, Boundary):
     # -- calls -------------------------------------------------------------------------------------------
 
     def _start_done(self) -> None:
-        """Move what needs no call from the front of what waits: control records, and results of a restored state."""
+        """Take from the front of the waiting entries all that need no call: control records, and restored results."""
         while self._waiting and (isinstance(self._waiting[0], Control) or self._waiting[0].is_done):
             entry = self._waiting.popleft()
             self._started[entry] = None
             if isinstance(entry, _Call) and not self._ordered:
                 self._finished.setdefault(entry.group, []).append(entry)
 
-    def _start_worker(self) -> None:
-        if len(self._waiting) > self._beginning and len(self._workers) < self._concurrency:
+    def _start_caller(self) -> None:
+        if len(self._waiting) > self._beginning and len(self._callers) < self._concurrency:
             self._beginning += 1
             work = self._work() if (noting := noting_of(self._context)) is None else self._work_noted(noting)
-            worker = asyncio.get_running_loop().create_task(work, name=f"calls of {self._context.name}")
-            self._workers.add(worker)
+            caller = asyncio.get_running_loop().create_task(work, name=f"calls of {self._context.name}")
+            self._callers.add(caller)
 
     async def _work(self) -> None:
         """Make one call after the other while records wait."""
         self._beginning -= 1
         call = self._next_call()
         for _ in range(_STARTS):
-            self._start_worker()
+            self._start_caller()
         while call is not None:
             await self._call(call)
             if not self._ordered:
@@ -259,11 +259,11 @@ class MapAsync(DeclaredOperator, Boundary):
             if not self._ordered or next(iter(self._started)) is call:
                 self._tell()
             call = self._next_call()
-        # Not in a callback, which comes later: the next batch must find room for a worker.
-        self._workers.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+        # Not in a callback, which comes later: the next batch must find room for a caller.
+        self._callers.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     async def _work_noted(self, noted: Callable[[Awaitable[None]], Awaitable[None]]) -> None:
-        """Do the same where other processes ask which step runs, and where ``sys.exit`` is an error of the step."""
+        """Run `_work` where other processes ask which step runs, and where ``sys.exit`` is an error of the step."""
         try:
             await noted(self._work())
         except RecordFailure as failure:
@@ -295,7 +295,7 @@ class MapAsync(DeclaredOperator, Boundary):
         while True:
             try:
                 call.finish(await self._attempt(call.record))
-            except RejectRecords as rejection:  # The record is bad, and will be.
+            except RejectRecords as rejection:  # The record is bad, and would be bad again.
                 call.fail(rejection)
             except Exception as error:
                 if attempt < self._retries:
@@ -310,8 +310,8 @@ class MapAsync(DeclaredOperator, Boundary):
         return delay_s * self._random.uniform(0.5, 1.0)
 
     async def _attempt(self, record: Any) -> Any:
-        worker = asyncio.current_task()
-        assert worker is not None
+        caller = asyncio.current_task()
+        assert caller is not None
         try:
             if self._timeout_s is None:
                 return await self._f(record)
@@ -322,7 +322,7 @@ class MapAsync(DeclaredOperator, Boundary):
                 finally:
                     timer.cancel()
         except asyncio.CancelledError as error:
-            if worker.cancelling():
+            if caller.cancelling():
                 raise
             raise RuntimeError("the call was cancelled, although the job was not stopped") from error
         except TimeoutError as error:
@@ -356,7 +356,7 @@ class MapAsync(DeclaredOperator, Boundary):
         return self.at_start() | {"entries": records}
 
     def share_out(self, states: Sequence[dict[str, Any]], sharing: Sharing) -> list[dict[str, Any]]:
-        """Send the records to the new subtasks as its input would be; all calls are made again.
+        """Send the records to the new subtasks as the step's edge would; all calls are made again.
 
         The inboxes of all new subtasks begin at the lowest watermark that the old ones had received, and bring an end
         again unless each of them had received it.

@@ -35,7 +35,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a value becomes plain data, which must not change afterwards, and the data a value again. None stays None."""
+    """How a value becomes plain data that never changes, and how the data becomes the value again. None stays None."""
 
     plain: Callable[[Any], Any]
     value: Callable[[Any], Any] | None = None
@@ -74,8 +74,8 @@ NESTED_BY_KEY: Final = Form(
 )
 
 Share: TypeAlias = Callable[[str, Sequence[Any], int], Sequence[Any]]
-"""Returns a field of all new subtasks, of its name, its entries in the states of the old subtasks, and the number of
-new ones."""
+"""Returns the field's values for all new subtasks, from its name, its entries in the states of the old subtasks, and
+the number of new subtasks."""
 
 
 def _known(values: Sequence[Any]) -> Any:
@@ -83,14 +83,14 @@ def _known(values: Sequence[Any]) -> Any:
 
 
 def for_all(of_all: Callable[[Sequence[Any]], Any]) -> Share:
-    """Return the share that gives all new subtasks one value, made of those of the old ones."""
+    """Return the share that gives all new subtasks one value, made of the values of the old subtasks."""
     return lambda name, values, parallelism: [of_all(values)] * parallelism
 
 
 LEAST: Final = for_all(min)
 GREATEST: Final = for_all(max)
 EVERY: Final = for_all(all)
-"""Whether it is so at every old subtask."""
+"""Whether the value is true at every old subtask."""
 FIRST: Final = for_all(lambda values: values[0])
 """All old subtasks have the same value."""
 KNOWN: Final = for_all(_known)
@@ -127,7 +127,7 @@ SUM: Final[Share] = _sums
 JOINED: Final[Share] = _joined
 """As ``SUM``, for lists."""
 OF_SAME_NUMBER: Final[Share] = _of_same_number
-"""The counts of the old subtask of the same number; 0 for further ones."""
+"""A new subtask has the counts of the old subtask with the same number; without an old subtask it has 0."""
 
 
 def by_partition(joined: Callable[[Any, Any], Any]) -> Share:
@@ -187,7 +187,7 @@ class _Declares:
     """What both kinds of classes do with their fields."""
 
     _declared_fields: ClassVar[Mapping[str, tuple[str, _Field]]] = {}
-    """By entry of the state the attribute and its declaration, those of the base classes first."""
+    """The attribute and its declaration, by entry of the state; fields of the base classes come first."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -1,7 +1,7 @@
-"""The definition of a step: on what the meaning of its state depends, as plain data that a snapshot has beside it.
+"""The definition of a step: the settings on which the meaning of its state depends, as plain data of a snapshot.
 
 An operator returns it from ``definition``. When a job resumes, :func:`changes` compares the definition of the snapshot
-with that of the flow. What is not part of a definition may change between two runs, since any state fits it.
+with that of the flow. All other settings may change between two runs, since any state fits them.
 
 >>> before = {"kind": "deduplicate", "by": "field 'id'", "within_ms": at_most(60_000)}
 >>> changes(before, {**before, "within_ms": at_most(10_000)})
@@ -21,13 +21,13 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 Definition: TypeAlias = Mapping[str, Any]
-"""By name what JSON has: texts, numbers, None, lists and dicts. ``kind`` is what the step is."""
+"""Settings by name, as JSON has them: texts, numbers, None, lists and dicts. ``kind`` is the kind of the step."""
 
 _MOST, _LEAST, _NAMED, _ANY = "at most", "at least", "by name", "or another"
 
 
 def at_most(value: float | None) -> Definition:
-    """Return an entry that may become less: what it keeps is enough for that. None is without limit."""
+    """Return an entry that may become less: the state then holds more than enough. None is without limit."""
     return {_MOST: value}
 
 
@@ -55,7 +55,7 @@ USERS_FUNCTION: Final = "a function"
 
 
 def function_in_words(f: Callable[..., Any]) -> str:
-    """Return what a definition has of a function.
+    """Return the text for a function in a definition.
 
     The name says what is computed by functions of Python, numpy and this package, such as those that read a field.
     Functions of the user cannot be compared, and all have one text.
@@ -74,7 +74,7 @@ def function_in_words(f: Callable[..., Any]) -> str:
 
 
 def settings_in_words(given: object) -> str:
-    """Return what a definition has of an object with settings: class and fields of a dataclass, else the class."""
+    """Return the entry for an object with settings: the class and fields of a dataclass, else the class."""
     return repr(given) if is_dataclass(given) else type(given).__qualname__
 
 

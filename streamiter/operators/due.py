@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Final, Protocol
 
 Prefetch = Callable[[Sequence[Any]], object]
-"""Reads what belongs to some keys, which will be asked for soon."""
+"""Reads the states of some keys ahead, because the step will ask for them soon."""
 
 DueItem = tuple[Any, ...]
 """The numbers by which the item is ordered, of which the first is its time; something to ignore; and its key."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from streamiter.clock import TimerHandle
 from streamiter.errors import ConfigurationError
+from streamiter.numbers import Array
 from streamiter.operators.declared_state import (
     COPIED,
     LEAST,
@@ -37,12 +38,11 @@ from streamiter.operators.output import Output, emit_made, keep_rows, origin_at,
 from streamiter.records import (
     BEFORE,
     KNOWN,
-    NUMBER,
     ORDER_COLUMNS,
     PART,
+    PLACE_IN_PART,
     REACHED,
     SEVERAL_PARTS,
-    Array,
     Batch,
     Columns,
     EventTimeWatermark,
@@ -141,7 +141,8 @@ class WatermarkGenerator(DeclaredState):
     def order(self, partition: int | None, times: Times, part: int) -> Order:
         """Return the order of a batch of one partition, whose number is ``part``, before :meth:`take` notes it.
 
-        >>> WatermarkGenerator(bound_ms=2).order(0, np.array([10, 4, 11]), part=7)[:, [REACHED, PART, NUMBER]].tolist()
+        >>> order = WatermarkGenerator(bound_ms=2).order(0, np.array([10, 4, 11]), part=7)
+        >>> order[:, [REACHED, PART, PLACE_IN_PART]].tolist()
         [[8, 7, 0], [8, 7, 1], [9, 7, 2]]
         """
         known = self._greatest.get(partition, MIN_TIME)
@@ -151,7 +152,7 @@ class WatermarkGenerator(DeclaredState):
         order = np.empty((len(times), ORDER_COLUMNS), np.int64)
         order[:, REACHED], order[1:, BEFORE] = reached, reached[:-1]
         order[:1, BEFORE] = known if known == MIN_TIME else known - self._bound_ms
-        order[:, PART], order[:, NUMBER], order[:, KNOWN] = part, np.arange(first, first + len(times)), times
+        order[:, PART], order[:, PLACE_IN_PART], order[:, KNOWN] = part, np.arange(first, first + len(times)), times
         return order
 
 
@@ -163,7 +164,7 @@ class PartState(Enum):
     AT_END = "at its end"
     """All records that are known have been handled."""
     ENDED = "ended"
-    """It brings nothing more."""
+    """The partition brings nothing more."""
 
 
 class TaskInput(Protocol):
@@ -192,7 +193,7 @@ class EventTimeSettings:
     bound_ms: int = 0
     """How much earlier than the greatest timestamp of its partition a record may be without being late."""
     idle_after_s: float | None = 60.0
-    """After so many seconds without a record, a partition that is read to its end does not hold back the watermark."""
+    """After this many seconds without a record, a partition that is read to its end holds back no watermark."""
     when_idle: Literal["wait", "advance"] = "wait"
     """Whether time stops, or advances with the clock, while no partition is active."""
     check_unit: bool = True
@@ -207,7 +208,7 @@ PARTS_OF_A_STEP: Final = 2**32
 # Clocks differ by less, and times of a place that are taken for UTC by 14 hours at most.
 _FAR_AHEAD_MS: Final = 86_400_000
 
-# Partitions are looked at so often: a new or silent one is noticed soon, and the cost is small.
+# The interval at which partitions are checked: a new or silent partition is noticed soon, and the cost is small.
 _LOOK_S: Final = 1.0
 
 
@@ -215,7 +216,7 @@ class TellsOrder(EngineOperator):
     """Base class of operators that can tell in which order their records were read."""
 
     order_number: int | None = None
-    """Its number among the steps whose records a later step puts in order; None: none does."""
+    """Its number among the steps whose records a later step puts in order; None: no later step does so."""
 
 
 class AssignEventTime(SharedOperator, TellsOrder):
@@ -323,7 +324,7 @@ class AssignEventTime(SharedOperator, TellsOrder):
             )
 
     def _part_of(self, partition: int | None) -> int:
-        """Return the number of a partition among those of all steps: a partition is read by any subtask."""
+        """Return the number of a partition among the partitions of all steps: any subtask may read a partition."""
         assert self.order_number is not None
         part = PARTS_OF_A_STEP * self.order_number
         part += PARTS_OF_A_STEP // 2 + self._subtask if partition is None else partition

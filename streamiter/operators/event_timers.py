@@ -76,7 +76,7 @@ class EventTimers(TimedStates[EventTimer]):
         self._due.push((identity[0], number), (key, identity))
 
     def delete(self, key: Any, identity: tuple[Any, ...]) -> None:
-        """Delete a timer that is set; it is due as before, but nothing is known of it."""
+        """Delete a timer that is set. Its due item remains, and has no effect."""
         state = self.states[key]
         if len(_timers_of(state)) == 1:
             del self.states[key]
@@ -144,8 +144,8 @@ _DELETED: Final = object()
 class StepTimes:
     """The event time of one subtask of a step.
 
-    Timers fire in the order (time, order of setting); equal timers (key, time, payload) are one. From the last
-    watermark on, timers beyond the latest of those that were pending are dropped, so that the end is reached.
+    Timers fire in the order (time, order of setting); equal timers (key, time, payload) are one. After the last
+    watermark, timers that are later than the latest pending timer are dropped, so that the end is reached.
 
     >>> times = StepTimes()
     >>> for at in (20, 10, 20):
@@ -203,7 +203,7 @@ class StepTimes:
         self.due: int | None = None
         """The time of the timer that fires now."""
         self.next_at = _NO_TIMER
-        """No timer is due before. If this is not above the watermark, a timer may be due."""
+        """No timer is due before this time. If it is not above the watermark, a timer may be due."""
         self.dropped = 0
         """The number of timers that were set after the end, and dropped."""
         self._last = MAX_TIME
@@ -215,7 +215,7 @@ class StepTimes:
             self._states.clear()
             self._timers.keep_in(self._states)
         self._floors: Mapping[int, int] = {}
-        """By group of keys: the watermark that it had before the step had another parallelism, if it was further."""
+        """By group of keys: the watermark of the group before the parallelism of the step changed, if it was higher."""
         self._group_of: Callable[[Any], int] | None = None
 
     def reach(self, watermark: int) -> None:
@@ -228,7 +228,7 @@ class StepTimes:
 
     @property
     def has_floors(self) -> bool:
-        """Whether some keys have a watermark that is further than that of the step."""
+        """Whether some keys have a higher watermark than the step."""
         return bool(self._floors)
 
     def event_time(self, key: Any) -> int | None:

@@ -38,7 +38,7 @@ class Frontier(Generic[Part]):
         self._start = self.value = start
         """The frontier, as it was settled last."""
         self._reached: dict[Part, int] = dict.fromkeys(parts, start)
-        """By part that has not ended."""
+        """The value of each part that has not ended."""
         self._idle: set[Part] = set()
         self._ended: dict[Part, int] = {}
         """By part that has ended: the last value."""

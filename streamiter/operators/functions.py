@@ -16,10 +16,12 @@ from typing import Any, Final, NoReturn, Protocol
 import numpy as np
 
 from streamiter.errors import ConfigurationError, RejectRecords, StreamiterError, shortened
-from streamiter.origins import BatchOrigin, Rows
+from streamiter.origins import BatchOrigin, RowNumbers
 from streamiter.records import Batch, Columns, rows_of_table, take, untimed
 
 Function = Callable[..., Any]
+KeyOf = Callable[[Any], Any]
+"""Returns the key of a record."""
 
 
 class RefusedRecords(Protocol):
@@ -36,7 +38,7 @@ class RefusedRecords(Protocol):
     def _origin_at(self, row: int) -> BatchOrigin | None:
         """Return where the record at this place of the current batch was read, as far as known."""
 
-    def _keep_rows(self, rows: Rows) -> None:
+    def _keep_rows(self, rows: RowNumbers) -> None:
         """Say that only the records at ``rows`` remain of the current batch."""
 
     def reject(self, record: Any, reason: str | Exception, *, origin: BatchOrigin | None = None) -> None:
@@ -109,9 +111,9 @@ def misfit(f: Function, arguments: Sequence[str], *, unbound: bool = False) -> s
 
 
 def _takes(f: Any, count: int) -> bool:
-    """Return whether ``f`` is a Python function or class that takes so many arguments; False where that is not sure.
+    """Return whether ``f`` is a Python function or class that takes this many arguments; False where that is not sure.
 
-    This avoids most signatures: one takes 20 µs, that of a class several times as much, which is longer than adding a
+    This avoids most signatures: a signature takes 20 µs, and for a class several times as much: longer than adding a
     step.
     """
     kind: Any = f

@@ -142,7 +142,7 @@ class MiniBatch(DeclaredOperator, IterationListener):
                 self._timeouts.begin_if_new(epoch)
 
     def share_out(self, states: Sequence[dict[str, Any]], sharing: Sharing) -> list[dict[str, Any]]:
-        """Send left-over records to the new subtasks as its input would be; their timeouts are reset.
+        """Send left-over records to the new subtasks as the step's edge would; their timeouts are reset.
 
         A new subtask may get more than n records from several old ones: it emits mini-batches with the next record.
         """
@@ -337,7 +337,7 @@ class Sort(DeclaredOperator):
             out.emit_batch(take(records, order[start : start + BATCH_RECORDS]))
 
     def share_out(self, states: Sequence[dict[str, Any]], sharing: Sharing) -> list[dict[str, Any]]:
-        """Send the records to the new subtasks as its input would be."""
+        """Send the records to the new subtasks as the step's edge would."""
         return [{"held": held} for held in sharing.records("input", [state["held"] for state in states])]
 
 
@@ -349,7 +349,7 @@ def _merged_timed(pieces: Sequence[Batch]) -> TimedBatch:
     return TimedBatch([record for piece in pieces for record in piece], np.concatenate(times))
 
 
-KeyOf = str | Callable[[Any], Any]
+FieldOrFunction = str | Callable[[Any], Any]
 
 
 class Join(DeclaredOperator):
@@ -376,7 +376,7 @@ class Join(DeclaredOperator):
     _left: HeldInput = declared(made=lambda: HeldInput(), form=NESTED)
     _right: HeldInput = declared(made=lambda: HeldInput(), form=NESTED)
 
-    def __init__(self, on: KeyOf | tuple[KeyOf, KeyOf]) -> None:
+    def __init__(self, on: FieldOrFunction | tuple[FieldOrFunction, FieldOrFunction]) -> None:
         if isinstance(on, tuple) and len(on) != 2:
             raise ConfigurationError(
                 "Join(on): expected a field's name, a function, or a pair of these for left and right, "
@@ -402,7 +402,7 @@ class Join(DeclaredOperator):
                 out.emit((left, right))
 
     def share_out(self, states: Sequence[dict[str, list[Batch]]], sharing: Sharing) -> list[dict[str, list[Batch]]]:
-        """Send the records to the new subtasks as its inputs would be."""
+        """Send the records to the new subtasks as the step's edges would."""
         left, right = (sharing.records(name, [state[name] for state in states]) for name in ("left", "right"))
         return [{"left": of_left, "right": of_right} for of_left, of_right in zip(left, right, strict=True)]
 

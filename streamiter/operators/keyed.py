@@ -11,11 +11,11 @@ from itertools import repeat
 from typing import Any, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from streamiter.clock import SystemClock
 from streamiter.deferred import Deferred
 from streamiter.errors import ConfigurationError, InternalError, RejectRecords, shortened
+from streamiter.numbers import Array, Indices
 from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.functions import FunctionResultError, apply_to_each, plain_function, refuse
 from streamiter.operators.keyed_state import KeyedState, KeyedStates, StateFrame, in_turns, independent_copy
@@ -216,10 +216,6 @@ def _not_a_pair(result: Any) -> FunctionResultError:
         f"StatefulMap(f): expected the function to return (state, output), given {shortened(result)}"
     )
 
-
-Array = npt.NDArray[Any]
-
-Indices = npt.NDArray[np.intp]
 
 # IEEE 754 defines the results of these exactly, so numpy's vector and scalar loops agree to the bit. The loops of
 # power, hypot or fmax (on zeros of both signs) do not.

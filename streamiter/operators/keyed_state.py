@@ -1,6 +1,6 @@
 """State by key: the interface of the states of one subtask, states in memory, and their snapshots.
 
-`KeyedStates` is what a step asks of its states. `KeyedState` has them in memory; `states/` has them on disk. A snapshot
+`KeyedStates` is the interface that a step uses. `KeyedState` has them in memory; `states/` has them on disk. A snapshot
 of states in memory is encoded while further records are handled. `FrozenStates` keeps the states as they were at the
 barrier: the owner of the states calls `FrozenStates.keep` before it changes one, and only then the state is copied
 (copy on write). So a barrier costs a list of the keys, and later one copy of the state of each key that gets a record.
@@ -20,8 +20,9 @@ import numpy as np
 
 from streamiter.deferred import Deferred, Encode, PlainValue
 from streamiter.errors import InternalError, PlainDataError, shortened
+from streamiter.numbers import Array
 from streamiter.operators.due import DueHeap, DueItems, Prefetch
-from streamiter.records import Array, Batch, slice_batch
+from streamiter.records import Batch, slice_batch
 from streamiter.times import Seconds, in_seconds
 
 # Values of these types cannot change, so they need no copy. numpy's structured scalars can change.
@@ -63,8 +64,8 @@ class KeyedStates(Protocol):
     """The states of the keys that one step has in one subtask, wherever they are kept.
 
     The states that `load` or `get` has returned may be changed in place, until `store`: it keeps what has changed. The
-    engine calls it when a call of the operator has returned. A state is plain data, and each key has one of its own:
-    what two keys or a record share with it may be a copy or not.
+    engine calls it when a call of the operator has returned. A state is plain data, and each key has a state of its
+    own: a value that it shares with another key or a record may be copied or not.
 
     With a time to live, the state of a key that was neither read nor written for that time expires: it is dropped
     when it is requested next, or by `drop_expired`. `load` is for states without a time to live.
@@ -73,8 +74,8 @@ class KeyedStates(Protocol):
     keys_at_once: int | None
     """The number of keys whose states should be loaded at once; None for any number."""
     summary: PlainValue
-    """For a step with due items: what else follows from its states, as plain data, or None if it has to be computed
-    from them again. Set it before `snapshot`."""
+    """For a step with due items: further data that follow from its states, as plain data, or None if they have to be
+    computed from the states again. Set it before `snapshot`."""
 
     @property
     def time_to_live_s(self) -> float | None:
@@ -111,13 +112,13 @@ class KeyedStates(Protocol):
         """Delete all states. Unfinished snapshots keep the states that they need."""
 
     def drop_expired(self) -> float:
-        """Delete expired states, as many as take some milliseconds; return the seconds until the next call."""
+        """Delete expired states for some milliseconds; return the seconds until the next call."""
 
     def snapshot(self) -> Deferred:
         """Return the current states, to be encoded later; with a time to live also their idle times."""
 
     def restore(self, state: Iterable[StateFrame]) -> Awaitable[None] | None:
-        """Replace the states by those of a snapshot. They are kept as they are given."""
+        """Replace the states by the states of a snapshot, which are kept as they are given."""
 
 
 def in_turns(states: KeyedStates, keys: list[Any], records: Batch) -> Iterator[tuple[list[Any], Batch]]:
@@ -133,7 +134,7 @@ def in_turns(states: KeyedStates, keys: list[Any], records: Batch) -> Iterator[t
 
 
 class HasMonotonic(Protocol):
-    """A clock, of which the times of last use need no more."""
+    """The part of a clock that the times of last use need."""
 
     def monotonic_s(self) -> float:
         """Return seconds that only grow."""
@@ -273,7 +274,7 @@ _BYTES_AIMED_AT: Final = 128 << 10
 # So few that they may be large: the size of a frame tells how many keys the next one may have.
 _KEYS_FIRST: Final = 16
 
-# Freeing so many takes some milliseconds.
+# Freeing this many takes some milliseconds.
 _COPIES_AT_ONCE: Final = 20_000
 
 # Remembering that a key was encoded takes about 40 bytes and 0.1 µs. A needless copy of a state takes little more,

@@ -54,8 +54,8 @@ class Operator:
       of subtasks. The engine calls it on a new, unopened instance when a job resumes from a checkpoint with another
       parallelism. Without it, only a step without state, or with state by key, can change its parallelism. The state
       of a subtask that has ended is its state after ``finish``. Timers without a key go to the new subtasks in turn.
-    - ``definition() -> dict``: on what the meaning of the state depends, such as settings, as JSON has it. A job does
-      not resume with state of another definition. The default is the name of the class.
+    - ``definition() -> dict``: returns the settings on which the meaning of the state depends, as JSON has them. A job
+      does not resume with state of another definition. The default is the name of the class.
 
     Every method may be a coroutine function. An operator that handles records in a coroutine function, or sets
     ``runs_in_thread``, runs in a task of its own. The step before calls every other operator directly.
@@ -113,14 +113,14 @@ class Operator:
         """Take over a state that ``snapshot`` returned. Called after ``open`` and before the first record."""
 
     def definition(self) -> Definition:
-        """Return on what the meaning of the state depends, as plain data: see :mod:`~streamiter.operators.definitions`.
+        """Return the settings on which the meaning of the state depends: see :mod:`~streamiter.operators.definitions`.
 
         Called on an unopened instance.
         """
         return {"kind": type(self).__name__}
 
     def without_end(self, state: Any) -> Any:
-        """Return a state of ``snapshot`` without what tells that the input has ended: a finished job reads on.
+        """Return a state of ``snapshot`` without the sign that the input has ended: a finished job reads on.
 
         Called on an unopened instance. The input of the operator continues, and its timers by the clock are gone. In a
         loop, epochs count from 0 again. A CheckpointError says why the operator cannot go on.
@@ -129,13 +129,13 @@ class Operator:
 
 
 class EngineOperator(Operator):
-    """Base of the operators of which the engine knows more. All others have the values that are here."""
+    """Base of the operators that tell the engine more of themselves. All others have the values of this class."""
 
     is_stateless: bool = False
     """The operator keeps nothing from one batch to the next."""
 
     emits_at_once: bool = False
-    """The operator has state, but what it emits for a batch was made of records of this batch."""
+    """The operator has state, but the records that it emits for a batch were made from this batch."""
 
     takes_timed_batches: bool = False
     """In a stream with event time, the operator handles ``TimedBatch`` itself."""
@@ -145,9 +145,9 @@ class EngineOperator(Operator):
     ``on_event_time_watermark`` again when there is room for more."""
 
     one_by_one: Literal["never", "if tolerant", "always"] = "never"
-    """In a stream with event time, the operator gets batches of one record, so that what it emits or
-    refuses has the record's timestamp: always, or if its step tolerates refused records. In other cases it emits a
-    batch as long as its own."""
+    """In a stream with event time, the operator gets batches of one record, so that the records that it emits or
+    refuses have the record's timestamp: always, or only if the step tolerates refused records. Otherwise the operator
+    emits a batch as long as the batch that it was given."""
 
     keeps: str = "its state"
     """The state in words, for a message about its loss."""
@@ -157,10 +157,10 @@ class EngineOperator(Operator):
     says. Steps of loops may not."""
 
     assigns_event_time: bool = False
-    """The operator sends event-time watermarks of its own, and ignores those of its input."""
+    """The operator sends event-time watermarks of its own, and ignores the watermarks of its input."""
 
     def adopt(self, definition: Definition) -> None:
-        """The state that ``restore`` will be given has this definition, which fits. Called first."""
+        """Take the definition of the state that ``restore`` is given next; it fits. Called before ``restore``."""
 
 
 _OTHERS: Final = EngineOperator()
@@ -318,8 +318,8 @@ class Context:
         ``at`` is in milliseconds. Timers fire in the order of their times, then in the order in which they were set;
         equal timers (key, ``at``, payload) are one timer. A timer whose time has been reached fires when the current
         call returns. At the end of the input all fire; a timer that is set from then on fires only if it is not later
-        than those. ``payload`` is plain data, because timers are part of a snapshot. What the operator emits at the
-        timer has the timestamp ``at``.
+        than the timers that were pending. ``payload`` is plain data, because timers are part of a snapshot. What the
+        operator emits at the timer has the timestamp ``at``.
         """
         times = self._event_times("set_event_timer")
         if not self._takes_event_timers:
@@ -373,12 +373,12 @@ def states_by_own_keys(context: Context) -> KeyedStates:
 
 
 def keys_are_further(context: Context) -> bool:
-    """Return whether the event time of some keys is further, since the step had another parallelism."""
+    """Return whether some keys have a higher watermark than the step, because its parallelism has changed."""
     return context._times is not None and context._times.has_floors
 
 
 def noting_of(context: Context) -> Callable[[Awaitable[Any]], Awaitable[Any]] | None:
-    """Return what awaits code of the step in another task; None if no other process asks which step runs."""
+    """Return the function that awaits the step's code in another task; None if no process asks which step runs."""
     return context._noted
 
 
@@ -527,7 +527,7 @@ class Boundary(EngineOperator):
         return None
 
     def has_work(self) -> bool:
-        """Return whether it works on records while it handles nothing, so that a long time without results is told."""
+        """Return whether it works on records between its calls, so that a long time without results is logged."""
         return False
 
     def checkpoint_begins(self, checkpoint: int) -> None:
@@ -582,7 +582,7 @@ class Service(Protocol):
         """Several processes run the next job, each with a part of the service; this is process ``own``.
 
         ``send(process, …)`` sends plain data to the service in another process, whose ``received`` takes it. It returns
-        a function that must be called before an array in the data changes that may not have left.
+        a function, which must be called before an array of the data changes: the array may not have left yet.
         """
 
     def received(self, process: int, *contents: Any) -> None:
@@ -591,7 +591,7 @@ class Service(Protocol):
     async def begin_job(
         self, flow: str, workers: int, states: Sequence[Any], *, here: Sequence[int], has_checkpoints: bool
     ) -> list[ServiceWorker]:
-        """Begin a job with so many workers in all processes; return those with the numbers ``here``.
+        """Begin a job with this many workers in all processes; return those with the numbers ``here``.
 
         It resumes from ``states``, which ``take_state`` returned in all processes of an earlier run, if there are any.
         """
@@ -628,7 +628,7 @@ def value_of_all(states: Sequence[Mapping[str, Any]], name: str) -> Any:
 
 
 class Sharing(Protocol):
-    """Of an operator of the engine: redistributes the records that wait in them over another number of subtasks.
+    """For operators of the engine: distributes the waiting records of the old subtasks over the new subtasks.
 
     A record goes to the subtask to which its edge would send it now.
     """
@@ -638,4 +638,4 @@ class Sharing(Protocol):
         """The new number of subtasks."""
 
     def records(self, input_name: str, batches: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
-        """Return for each new subtask its batches of an input, given those of each old subtask; the order is kept."""
+        """Return the batches of an input for each new subtask, given each old subtask's batches; the order is kept."""

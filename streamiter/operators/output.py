@@ -15,7 +15,7 @@ import numpy as np
 from streamiter.errors import ConfigurationError, described, shortened
 from streamiter.operators.event_timers import StepTimes, checked_time
 from streamiter.operators.functions import FunctionResultError, rows_if_table
-from streamiter.origins import BatchAtHand, BatchOrigin, Originals, Passes, Rows, place_of
+from streamiter.origins import BatchAtHand, BatchOrigin, Originals, Passes, RowNumbers, place_of
 from streamiter.records import Batch, Columns, EventTimeWatermark, Order, OutputTag, TimedBatch, take, untimed
 from streamiter.times import MIN_TIME, Times
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 Receiver = Callable[[Batch], object]
 """Receives a batch: the next operator of the chain, or the writer of a channel."""
 
-# Single emitted records are gathered into batches of at most so many: large enough that the cost of a hop (about 2
+# Single emitted records are gathered into batches of at most this many: large enough that the cost of a hop (about 2
 # µs) is small, small enough that the output of one call stays in the CPU cache.
 _GATHER_RECORDS: Final = 1024
 
@@ -49,8 +49,8 @@ class Output:
         self._passes: Passes = "no origin"
         self._row: int | None = None
         """The place of the record at hand in the batch at hand, where it is known and a dead letter may need it."""
-        self._rows_of_next: Rows | None = None
-        """For each record of the batch that is emitted next, the place of the one that it was made of."""
+        self._rows_of_next: RowNumbers | None = None
+        """For each record of the batch that is emitted next, the place of the record from which it was made."""
         self._gathered_rows: list[int] = []
         """The same for the gathered records, where it is known."""
         self._on_rejected: Callable[[DeadLetter], None] | None = None
@@ -95,15 +95,15 @@ class Output:
             self._gathered_rows += [self._row] * (len(self._gathered) - len(self._gathered_rows))
         self._row = row
 
-    def _keep_rows(self, rows: Rows) -> None:
+    def _keep_rows(self, rows: RowNumbers) -> None:
         if self._knows_originals:
             assert self._at_hand is not None
             assert self._at_hand.origin is not None
             self._at_hand.origin = self._at_hand.origin.taken(rows)
             self._at_hand.records = take(self._at_hand.records, rows)
 
-    def _send(self, receivers: Sequence[Receiver], batch: Batch, rows: Rows | None, *, by_place: bool) -> None:
-        """Give a batch to its receivers, as the batch at hand. ``rows`` are the places of what it was made of."""
+    def _send(self, receivers: Sequence[Receiver], batch: Batch, rows: RowNumbers | None, *, by_place: bool) -> None:
+        """Give a batch to its receivers, as the batch at hand. ``rows`` are the places of its original records."""
         if self._passes == "no origin" or not self._knows_originals:
             for receiver in receivers:
                 receiver(batch)
@@ -241,7 +241,7 @@ def pass_watermark(out: Output, watermark: EventTimeWatermark) -> None:
 
 
 def trace_origins(out: Output, at_hand: BatchAtHand, passes: Passes) -> None:
-    """Set where the batch at hand is found, and what the batches have that are made of it."""
+    """Set where the batch at hand was read, and which origins the batches made from it have."""
     out._at_hand, out._passes = at_hand, passes
 
 
@@ -275,7 +275,7 @@ def passes_originals(out: Output) -> bool:
 
 
 def each_with_its_row(out: Output, records: Iterable[T], rows: Iterable[int] | None = None) -> Iterable[T]:
-    """Give the records of the batch at hand, while it is known at which of ``rows`` each is."""
+    """Yield the records of the batch at hand, and note the place of each, by ``rows``."""
     return _each(out, records, rows) if out._knows_originals else records
 
 
@@ -287,7 +287,7 @@ def _each(out: Output, records: Iterable[T], rows: Iterable[int] | None) -> Iter
     out._begin_row(None)
 
 
-def keep_rows(out: Output, rows: Rows) -> None:
+def keep_rows(out: Output, rows: RowNumbers) -> None:
     """Keep only the records at ``rows`` of the batch at hand; the others are refused."""
     out._keep_rows(rows)
 
@@ -301,8 +301,8 @@ def as_list(out: Output, batch: Batch) -> list[Any]:
     return records
 
 
-def emit_made(out: Output, batch: Batch, rows: Rows | None = None) -> None:
-    """Emit records that were each made of the record of the batch at hand at the same place.
+def emit_made(out: Output, batch: Batch, rows: RowNumbers | None = None) -> None:
+    """Emit records, each made from the record at the same place of the batch at hand, or at its place in ``rows``.
 
     Or at the place that ``rows`` has for it.
     """
@@ -358,10 +358,10 @@ def _no_event_time(step: str) -> ConfigurationError:
 
 @final
 class TimedOutput(Output):
-    """The output of a step of a stream with event time: what it sends are :class:`TimedBatch` es."""
+    """The output of a step of a stream with event time: it sends :class:`TimedBatch` es."""
 
     def __init__(self, step: str, policy: RejectionPolicy, times: StepTimes) -> None:
-        """``times.timestamp`` is that of the record or timer at hand."""
+        """``times.timestamp`` is the timestamp of the record or timer at hand."""
         super().__init__(step, policy)
         self._step_times = times
         self._times: Times | None = None
@@ -385,7 +385,7 @@ class TimedOutput(Output):
             self.end_batch()
 
     def begin_records(self, batch: Batch, first_row: int = 0) -> None:
-        """The operator handles the records of this batch now; ``row`` is that of the record at hand.
+        """The operator handles the records of this batch now; ``row`` is the row of the record at hand.
 
         ``first_row`` is the place of the first one in the batch at hand.
         """
@@ -402,7 +402,7 @@ class TimedOutput(Output):
     def _origin_at(self, row: int) -> BatchOrigin | None:
         return super()._origin_at(self._step_times.row if self.gathers else row)
 
-    def _keep_rows(self, rows: Rows) -> None:
+    def _keep_rows(self, rows: RowNumbers) -> None:
         if not self.gathers:  # Otherwise the operator handles a part of the batch at hand.
             super()._keep_rows(rows)
 

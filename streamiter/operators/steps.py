@@ -182,7 +182,7 @@ def _checked_mask(result: Any, length: int) -> Mask:
     return mask
 
 
-# Results are gathered to pieces of so many: as many as Output gathers of single records.
+# Results are gathered to pieces of this many, as Output gathers single records.
 _PIECE_RECORDS: Final = 1024
 
 

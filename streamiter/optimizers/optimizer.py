@@ -41,7 +41,7 @@ IndexList = Sequence[int]
 """Positions of some weights, none twice."""
 
 
-Numbers = Sequence[float]
+NumberList = Sequence[float]
 """A number for each position."""
 
 
@@ -102,7 +102,7 @@ class Optimizer(abc.ABC):
         for name, slot in gathered_slots.items():
             slots[name][indices] = slot
 
-    def update_few(self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, step: int) -> None:
+    def update_few(self, indices: IndexList, weights: FloatView, gradient: NumberList, slots: Views, step: int) -> None:
         """Do the same as ``update_at`` for a few dozen numbers, on views of the arrays (slots by position)."""
         arrays = {name: _array_of(slot) for name, slot in zip(self.slot_names, slots, strict=True)}
         at = np.asarray(indices, dtype=np.intp)

@@ -20,7 +20,7 @@ from streamiter.optimizers.optimizer import (
     FloatView,
     IndexList,
     LearningRate,
-    Numbers,
+    NumberList,
     Optimizer,
     Slots,
     Views,
@@ -100,7 +100,7 @@ class RegularizedRule(_RateRule):
         if self.l1:
             soften(weights, rate * self.l1)
 
-    def update_few(self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, step: int) -> None:
+    def update_few(self, indices: IndexList, weights: FloatView, gradient: NumberList, slots: Views, step: int) -> None:
         rate, l2 = self._rate(step), self.l2
         if l2:
             gradient = [l2 * weights[index] + g for index, g in zip(indices, gradient, strict=True)]
@@ -116,7 +116,7 @@ class RegularizedRule(_RateRule):
 
     @abc.abstractmethod
     def _move_few(
-        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, rate: float, step: int
+        self, indices: IndexList, weights: FloatView, gradient: NumberList, slots: Views, rate: float, step: int
     ) -> None:
         """Make the same step one number at a time, with the operations of ``_move`` in the same order."""
 
@@ -142,7 +142,7 @@ class SGD(RegularizedRule):
         weights -= rate * gradient
 
     def _move_few(
-        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, rate: float, step: int
+        self, indices: IndexList, weights: FloatView, gradient: NumberList, slots: Views, rate: float, step: int
     ) -> None:
         for index, g in zip(indices, gradient, strict=True):
             weights[index] -= rate * g
@@ -182,7 +182,7 @@ class Momentum(RegularizedRule):
         weights -= v * rate
 
     def _move_few(
-        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, rate: float, step: int
+        self, indices: IndexList, weights: FloatView, gradient: NumberList, slots: Views, rate: float, step: int
     ) -> None:
         momentum = self.momentum
         (all_v,) = slots
@@ -221,7 +221,7 @@ class _ScaledBySquares(RegularizedRule):
         weights -= move
 
     def _move_few(
-        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, rate: float, step: int
+        self, indices: IndexList, weights: FloatView, gradient: NumberList, slots: Views, rate: float, step: int
     ) -> None:
         epsilon, (kept, taken) = self.epsilon, self._shares()
         (all_n,) = slots
@@ -324,7 +324,7 @@ class AdaDelta(RegularizedRule):
         v += delta
 
     def _move_few(
-        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, rate: float, step: int
+        self, indices: IndexList, weights: FloatView, gradient: NumberList, slots: Views, rate: float, step: int
     ) -> None:
         alpha, beta, epsilon = self.alpha, self.beta, self.epsilon
         new_n, new_v = 1.0 - alpha, 1.0 - beta
@@ -382,7 +382,7 @@ class Adam(RegularizedRule):
         weights -= move
 
     def _move_few(
-        self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, rate: float, step: int
+        self, indices: IndexList, weights: FloatView, gradient: NumberList, slots: Views, rate: float, step: int
     ) -> None:
         beta, gamma, epsilon = self.beta, self.gamma, self.epsilon
         new_m, new_v = 1.0 - beta, 1.0 - gamma
@@ -450,7 +450,7 @@ class FTRL(Optimizer):
         root += self.l2
         np.divide(work, root, out=weights, where=n > 0.0)
 
-    def update_few(self, indices: IndexList, weights: FloatView, gradient: Numbers, slots: Views, step: int) -> None:
+    def update_few(self, indices: IndexList, weights: FloatView, gradient: NumberList, slots: Views, step: int) -> None:
         alpha, beta, l1, l2 = self.alpha, self.beta, self.l1, self.l2
         all_z, all_n = slots
         for index, slope in zip(indices, gradient, strict=True):

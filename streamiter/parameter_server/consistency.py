@@ -248,10 +248,12 @@ class StaleSynchronousModel(ConsistencyModel[A, G]):
         return False
 
 
-def model_of(consistency: Consistency, workers: Iterable[int] = (), name: str = "") -> ConsistencyModel[Any, Any]:
+def consistency_model(
+    consistency: Consistency, workers: Iterable[int] = (), name: str = ""
+) -> ConsistencyModel[Any, Any]:
     """Return the model of a consistency with these workers at clock 0; errors begin with ``name`` ("matrix 'w'").
 
-    >>> model = model_of(SSP(staleness=1), workers=[0, 1])
+    >>> model = consistency_model(SSP(staleness=1), workers=[0, 1])
     >>> model.clock(0), model.clock(0), model.get(0, "a get that waits")
     ([], [], False)
     >>> model.clock(1)

@@ -13,7 +13,7 @@ from streamiter.deferred import Encode
 from streamiter.errors import ConfigurationError, OutOfTurn, ParameterServerError, ServerReset, StreamiterError
 from streamiter.numbers import is_number
 from streamiter.parameter_server.calls import WaitingReply
-from streamiter.parameter_server.consistency import BSP, ConsistencyModel, Released, model_of
+from streamiter.parameter_server.consistency import BSP, ConsistencyModel, Released, consistency_model
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning, fits_int64
 from streamiter.parameter_server.psf.function import PartitionFunction, Result, UpdateFunction, check_function
 from streamiter.parameter_server.requests import (
@@ -35,7 +35,7 @@ from streamiter.parameter_server.storage.block import (
     Block,
     GuardedBlock,
     Numbers,
-    check_state,
+    check_blocks_state,
     frozen_blocks,
     restore_blocks,
     saved_blocks,
@@ -67,7 +67,7 @@ class MatrixShard:
         self.partitioning = MatrixPartitioning(matrix, shards)
         mine = [block for block in self.partitioning.blocks if block.shard == shard]
         self.blocks: dict[int, Block] = {block.number: make_block(matrix, block) for block in mine}
-        self.model: ConsistencyModel[AddRequest, GetRequest] = model_of(
+        self.model: ConsistencyModel[AddRequest, GetRequest] = consistency_model(
             matrix.consistency, workers, name=f"matrix {matrix.name!r}"
         )
         self._buffers = isinstance(matrix.consistency, BSP)
@@ -354,7 +354,7 @@ class MatrixShard:
 
     def check_state(self, state: MatrixState) -> None:
         """Raise an error if this matrix cannot take over a state of all shards."""
-        check_state(self.matrix, state)
+        check_blocks_state(self.matrix, state)
 
     def restore(self, state: MatrixState, workers: Iterable[int] | None = None) -> None:
         """Take over the merged results of ``freeze`` of all shards: the blocks that are stored here, and all clocks.

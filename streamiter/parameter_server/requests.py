@@ -30,7 +30,7 @@ from streamiter.errors import (
 )
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.psf.function import GetFunction, Part, Result, UpdateFunction
-from streamiter.parameter_server.storage.block import BlocksState, Columns, Numbers
+from streamiter.parameter_server.storage.block import BlockColumns, BlocksState, Numbers
 
 # -- reading and adding --------------------------------------------------------------------------------------
 
@@ -43,7 +43,7 @@ class GetPart(NamedTuple):
 
     block: int
     row: int
-    columns: Columns | None
+    columns: BlockColumns | None
     """Columns of the matrix, not of the block; None: all columns of the block."""
     out: Numbers | None = None
     """The array to write the values to; only in the same process."""
@@ -54,7 +54,7 @@ class AddPart(NamedTuple):
 
     block: int
     row: int
-    columns: Columns | None
+    columns: BlockColumns | None
     """Columns of the matrix, not of the block; None: all columns of the block."""
     values: Numbers
 

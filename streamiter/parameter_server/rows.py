@@ -42,7 +42,7 @@ from streamiter.parameter_server.requests import (
     Request,
     UpdateRequest,
 )
-from streamiter.parameter_server.storage.block import Columns, Numbers
+from streamiter.parameter_server.storage.block import BlockColumns, Numbers
 
 R = TypeVar("R")
 
@@ -201,7 +201,7 @@ class MatrixAccess:
             return [self.partitioning.checked_row(row)], True
         return self.partitioning.checked_rows(rows), False
 
-    def columns_of(self, columns: npt.ArrayLike | None) -> Columns | None:
+    def columns_of(self, columns: npt.ArrayLike | None) -> BlockColumns | None:
         """Check the columns of a call and return them; None for all columns, which must fit into memory."""
         if columns is not None:
             return self.partitioning.checked_columns(columns)
@@ -243,26 +243,26 @@ class MatrixAccess:
             f"(all {self.matrix.columns:,} columns, if none is named), given shape {given.shape}"
         )
 
-    def width(self, columns: Columns | None) -> int:
+    def width(self, columns: BlockColumns | None) -> int:
         """Return the number of columns that a call names."""
         return self.matrix.columns if columns is None else len(columns)
 
     # -- requests --------------------------------------------------------------------------------------
 
-    def reading(self, rows: Sequence[int], columns: Columns | None) -> MatrixRead:
+    def reading(self, rows: Sequence[int], columns: BlockColumns | None) -> MatrixRead:
         """Return a read of these rows and columns into an array of (rows, columns)."""
         reading = MatrixRead(np.empty((len(rows), self.width(columns)), self._dtype))
         for into, (row, slices) in zip(reading.result, self._split(rows, columns), strict=True):
             reading.add_row(row, slices, into)
         return reading
 
-    def reading_of_row(self, row: int, columns: Columns | None, slices: Sequence[Slice]) -> MatrixRead:
+    def reading_of_row(self, row: int, columns: BlockColumns | None, slices: Sequence[Slice]) -> MatrixRead:
         """Return a read of one row that is split already."""
         reading = MatrixRead(np.empty((1, self.width(columns)), self._dtype))
         reading.add_row(row, slices, reading.result[0])
         return reading
 
-    def _split(self, rows: Sequence[int], columns: Columns | None) -> Iterator[tuple[int, Sequence[Slice]]]:
+    def _split(self, rows: Sequence[int], columns: BlockColumns | None) -> Iterator[tuple[int, Sequence[Slice]]]:
         """Yield each row with its slices; rows of the same row block have the same slices."""
         block_rows: range | None = None
         slices: Sequence[Slice] = ()
@@ -272,7 +272,7 @@ class MatrixAccess:
                 block_rows = slices[0].block.rows if slices else None
             yield row, slices
 
-    def add_parts(self, rows: Sequence[int], columns: Columns | None, values: Numbers) -> dict[int, list[AddPart]]:
+    def add_parts(self, rows: Sequence[int], columns: BlockColumns | None, values: Numbers) -> dict[int, list[AddPart]]:
         """Return the parts to add, by shard; ``values`` has the shape (rows, columns)."""
         parts: dict[int, list[AddPart]] = {}
         for of_row, (row, slices) in zip(values, self._split(rows, columns), strict=True):
@@ -435,7 +435,7 @@ class RowCache:
         return self._limit_bytes > 0
 
     def find(
-        self, matrix: str, row: int, my_clock: int, staleness: int, columns: Columns | None = None
+        self, matrix: str, row: int, my_clock: int, staleness: int, columns: BlockColumns | None = None
     ) -> Numbers | None:
         """Return the row, or some columns of it; None if there is no valid row."""
         key = (matrix, row)
@@ -467,7 +467,7 @@ class RowCache:
         while self.size_bytes > self._limit_bytes:
             self._drop(next(iter(self._rows)))
 
-    def own_add(self, matrix: str, row: int, columns: Columns | slice, values: Numbers) -> None:
+    def own_add(self, matrix: str, row: int, columns: BlockColumns | slice, values: Numbers) -> None:
         """The worker sends an add that its reads show: call this only where ``own_adds_show``."""
         self._writes[_group(matrix, row)] += 1
         cached = self._rows.get((matrix, row))
@@ -518,7 +518,7 @@ class CachedRows:
         self._rules[matrix.name] = cache_rules(matrix.consistency, read_my_writes=self._read_my_writes)
         self._blocks[matrix.name] = partitioning.blocks
 
-    def find(self, matrix: str, rows: Sequence[int], columns: Columns | None, my_clock: int) -> Numbers | None:
+    def find(self, matrix: str, rows: Sequence[int], columns: BlockColumns | None, my_clock: int) -> Numbers | None:
         """Return the result of a read; None unless all of its rows are in the cache and valid."""
         staleness = self._rules[matrix].staleness
         if staleness is None:
@@ -531,7 +531,7 @@ class CachedRows:
             found.append(values)
         return np.stack(found) if found else None
 
-    def begin(self, matrix: str, rows: Sequence[int], columns: Columns | None) -> list[RowRead]:
+    def begin(self, matrix: str, rows: Sequence[int], columns: BlockColumns | None) -> list[RowRead]:
         """Begin a read; return the reads for ``keep``. Only whole rows are kept."""
         return [self._cache.begin(matrix, row) for row in rows] if columns is None else []
 

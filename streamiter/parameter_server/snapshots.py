@@ -64,12 +64,12 @@ def is_state(given: object) -> TypeGuard[ServerState]:
     )
 
 
-def changed(state: PlainValue, change: Callable[[object], object]) -> PlainValue:
+def with_values_changed(state: PlainValue, change: Callable[[object], object]) -> PlainValue:
     """Return plain data in which ``change`` has replaced each value that is no mapping, list or tuple."""
     if isinstance(state, Mapping):
-        return {key: changed(value, change) for key, value in state.items()}
+        return {key: with_values_changed(value, change) for key, value in state.items()}
     if isinstance(state, (list, tuple)):
-        return type(state)(changed(value, change) for value in state)
+        return type(state)(with_values_changed(value, change) for value in state)
     return change(state)
 
 
@@ -83,7 +83,7 @@ def thawed(state: PlainValue, plain_data: PlainData) -> PlainValue:
         value.release()
         return frames
 
-    return changed(state, thaw)
+    return with_values_changed(state, thaw)
 
 
 def in_memory(state: PlainValue) -> PlainValue:
@@ -97,7 +97,7 @@ def in_memory(state: PlainValue) -> PlainValue:
         is_read = isinstance(value, Iterable) and not isinstance(value, (str, bytes, np.ndarray))
         return list(cast("Iterable[object]", value)) if is_read else value
 
-    return changed(state, read)
+    return with_values_changed(state, read)
 
 
 def clock_in(clocks: Mapping[str, Any], worker: int) -> int:

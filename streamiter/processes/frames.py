@@ -48,11 +48,11 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.checkpoints.plain_format import ALIGNED_BYTES
 from streamiter.deferred import PlainValue
 from streamiter.errors import PlainDataError
+from streamiter.numbers import Array
 from streamiter.operators.output import DeadLetter, Origin
 from streamiter.origins import BatchOrigin
 from streamiter.records import (
     ORDER_COLUMNS,
-    Array,
     Columns,
     Control,
     DataBatch,

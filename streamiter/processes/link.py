@@ -566,7 +566,7 @@ def address_of(server: asyncio.Server) -> Address:
     return address if isinstance(address, str) else tuple(address[:2])
 
 
-async def connect(address: Address, link: ProcessLink) -> None:
+async def connect_link(address: Address, link: ProcessLink) -> None:
     """Connect a link to an address; its owner hears when it is open. Raises ``OSError`` if no process listens there."""
     loop = asyncio.get_running_loop()
     if isinstance(address, tuple):

@@ -10,7 +10,7 @@ from streamiter.clock import Clock
 from streamiter.deferred import PlainValue
 from streamiter.errors import InternalError
 from streamiter.processes.frames import FrameEncoding
-from streamiter.processes.link import Address, LinkError, LinkIdentity, ProcessLink, address_of, connect, listen
+from streamiter.processes.link import Address, LinkError, LinkIdentity, ProcessLink, address_of, connect_link, listen
 from streamiter.processes.remote_feedback import LinkChannels
 from streamiter.runtime.messages import Handler
 
@@ -62,7 +62,7 @@ class ProcessMesh:
             link = self._new_link()
             self._calls[link] = number
             try:
-                await connect(addresses[number], link)
+                await connect_link(addresses[number], link)
             except OSError as error:
                 self._lose(number, f"it does not answer at {addresses[number]}: {error}")
         while len(self._links) < self._processes - 1:

@@ -50,7 +50,7 @@ from streamiter.importing import IS_LOADING
 from streamiter.operators.source import Collect, collected_parts
 from streamiter.processes.frames import FrameEncoding
 from streamiter.processes.host import ProcessSettings, pulse_s
-from streamiter.processes.link import LinkError, LinkIdentity, ProcessLink, connect
+from streamiter.processes.link import LinkError, LinkIdentity, ProcessLink, connect_link
 from streamiter.processes.loading import load_flow
 from streamiter.processes.mesh import ProcessMesh
 from streamiter.processes.silence import ProcessNote
@@ -176,7 +176,7 @@ class _Process:
 
     async def run(self) -> None:
         """Run the job until the supervisor ends the attempt. Raises ``OSError`` if there is no supervisor."""
-        await connect(self._settings.supervisor, self._link)
+        await connect_link(self._settings.supervisor, self._link)
         work = asyncio.create_task(self._work(), name=f"process {self._settings.number}")
         if await self._farewell == "end":
             await work
@@ -346,7 +346,7 @@ class Pulse:
         identity = identity_of(self._settings, self._settings.number)
         link = ProcessLink(identity, self, FrameEncoding(PlainData()), self._clock)
         try:
-            await connect(self._settings.supervisor, link)
+            await connect_link(self._settings.supervisor, link)
         except OSError:
             return
         limits = self._settings.limits

@@ -15,7 +15,7 @@ from typing import Any, Final
 from streamiter.checkpoints.keys import check_keys, normalize_key
 from streamiter.errors import ConfigurationError, GraphError, RejectRecords, StreamiterError
 from streamiter.operators.event_timers import StepTimes
-from streamiter.operators.functions import misfit, refuse
+from streamiter.operators.functions import KeyOf, misfit, refuse
 from streamiter.operators.keyed_state import in_turns
 from streamiter.operators.operator import Context, IterationListener, Operator, states_of
 from streamiter.operators.output import Output, RecordFailure, each_with_its_row, keep_rows
@@ -25,7 +25,6 @@ from streamiter.times import MIN_TIME
 
 Entry = Callable[[Batch], None]
 AsyncEntry = Callable[[Batch], Awaitable[None]]
-KeyOf = Callable[[Any], Any]
 
 _OPERATOR_METHODS: Final[Mapping[str, Sequence[str]]] = {
     "open": ["context"],

@@ -90,7 +90,7 @@ class WaitingPort(Protocol):
 
 
 P = TypeVar("P", bound=WaitingPort)
-Names = frozenset[str] | None
+WantedNames = frozenset[str] | None
 """The wanted inputs; None for all."""
 
 
@@ -113,13 +113,13 @@ class Arrival:
     """Whether the order of ports is fixed."""
 
     def fate(
-        self, port: WaitingPort, epoch: int, wanted: Names, epochs: Frontier[int], *, barrier_is_due: bool
+        self, port: WaitingPort, epoch: int, wanted: WantedNames, epochs: Frontier[int], *, barrier_is_due: bool
     ) -> Fate:
         if wanted is None or port.input_name in wanted:
             return NOW
         return ASIDE if barrier_is_due and not port.is_feedback else STAYS
 
-    def next(self, ports: Sequence[P], wanted: Names, epochs: Frontier[int]) -> P | None:
+    def next(self, ports: Sequence[P], wanted: WantedNames, epochs: Frontier[int]) -> P | None:
         """Return the port whose turn it is, whatever the other ports bring; None if ports take turns."""
         return None
 
@@ -139,7 +139,7 @@ class ByEpoch(Arrival):
     sets_aside = True
 
     def fate(
-        self, port: WaitingPort, epoch: int, wanted: Names, epochs: Frontier[int], *, barrier_is_due: bool
+        self, port: WaitingPort, epoch: int, wanted: WantedNames, epochs: Frontier[int], *, barrier_is_due: bool
     ) -> Fate:
         return NOW if epoch <= epochs.value + 1 and (wanted is None or port.input_name in wanted) else ASIDE
 
@@ -155,12 +155,12 @@ class ByEpochThenPort(Arrival):
     sets_aside = by_port = True
 
     def fate(
-        self, port: WaitingPort, epoch: int, wanted: Names, epochs: Frontier[int], *, barrier_is_due: bool
+        self, port: WaitingPort, epoch: int, wanted: WantedNames, epochs: Frontier[int], *, barrier_is_due: bool
     ) -> Fate:
         """Return what happens to a record of a port that is not next. While no input is wanted, nothing is read."""
         return STAYS if wanted == frozenset() and not barrier_is_due else ASIDE
 
-    def next(self, ports: Sequence[P], wanted: Names, epochs: Frontier[int]) -> P | None:
+    def next(self, ports: Sequence[P], wanted: WantedNames, epochs: Frontier[int]) -> P | None:
         """Return the port whose record, or the end of whose data, comes next; None if all data has ended.
 
         Wanted inputs come first: a record that waits at a port whose input is not wanted has no turn. Such a port
@@ -191,7 +191,7 @@ BY_EPOCH: Final = ByEpoch()
 BY_EPOCH_THEN_PORT: Final = ByEpochThenPort()
 
 
-def next_of_rest(ports: Iterable[P], wanted: Names) -> tuple[P, int] | None:
+def next_of_rest(ports: Iterable[P], wanted: WantedNames) -> tuple[P, int] | None:
     """Return the port whose record comes next, and its epoch, after all inputs have ended: by epoch, wanted first.
 
     >>> rest = [Waiting(0, "a", lowest=4), Waiting(1, "a", lowest=2), Waiting(2, "b", lowest=2), Waiting(3, "b")]
@@ -260,7 +260,7 @@ class WantedInputs:
             has_ended(port) for port in ports if port.input_name == name
         )
         self._asked_for: tuple[str, ...] | None = None
-        self.names: Names = None
+        self.names: WantedNames = None
         """The inputs to read now, or None for all."""
 
     def ask(self, input_names: Iterable[str] | None) -> bool:

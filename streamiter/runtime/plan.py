@@ -2,7 +2,7 @@
 
 The :class:`Planner` follows the :class:`~streamiter.runtime.placement.Placement`. It makes the operators of the
 subtasks in its process, and their channels: for a channel with one end in another process, its own half. For a feedback
-edge it makes feedback channels. Then it makes a task for each subtask of each first step (*head*) of a chain.
+edge it makes feedback channels. Then it makes a task for each subtask of the first step of a chain.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ class Planner:
                 if edge not in self._channels:
                     self._channels[edge] = self._make_channels(step, edge, numbers)
 
-    def _chain(self, head: Step) -> list[Step]:
-        chain = [head]
+    def _chain(self, first: Step) -> list[Step]:
+        chain = [first]
         for step in chain:
             chain.extend(reader for reader, edge in self._readers[step] if self._chained_to.get(reader) is edge)
         return chain
@@ -228,25 +228,25 @@ class Planner:
 
     # -- tasks -----------------------------------------------------------------------------------------
 
-    def _make_task(self, head: Step, subtask: int) -> Task:
-        name = f"{head.name}[{subtask}]"
-        feeder, ports, input_names = None, self._ports(head, subtask), head.input_names()
-        if head.source is not None:
-            source, is_awaited = make_source(head), head in self._read_to_end
+    def _make_task(self, first: Step, subtask: int) -> Task:
+        name = f"{first.name}[{subtask}]"
+        feeder, ports, input_names = None, self._ports(first, subtask), first.input_names()
+        if first.source is not None:
+            source, is_awaited = make_source(first), first in self._read_to_end
             if isinstance(source, TellsEnd):
-                source.tells_end = is_awaited and not head.bounded
+                source.tells_end = is_awaited and not first.bounded
             channel = self._bounded_channel(f"{name} ← source")
-            feeder = Feeder(source, channel, head.name, self.options.clock, is_awaited=is_awaited, note=self.own.note)
+            feeder = Feeder(source, channel, first.name, self.options.clock, is_awaited=is_awaited, note=self.own.note)
             ports = [Port(0, SINGLE_INPUT, feeder.channel, is_feedback=False)]
             input_names = [SINGLE_INPUT]
-        inbox = self._make_inbox(head, name, ports)
+        inbox = self._make_inbox(first, name, ports)
         feedback = [port.channel for port in ports if isinstance(port.channel, FeedbackChannel)]
-        self._attach(head, subtask, name, feedback, inbox)
+        self._attach(first, subtask, name, feedback, inbox)
         progress = Progress()
-        instances = self._instances(head, subtask, progress, inbox)
+        instances = self._instances(first, subtask, progress, inbox)
         rounds = None
-        if self._placed[head].traits.per_round:
-            rounds = Rounds(instances[head], inbox, progress, lambda: operator_of(head))
+        if self._placed[first].traits.per_round:
+            rounds = Rounds(instances[first], inbox, progress, lambda: operator_of(first))
         task = Task(
             name=name,
             inbox=inbox,
@@ -274,38 +274,38 @@ class Planner:
         operator = None if edge is None else instances[edge.upstream].operator
         return operator if isinstance(operator, DecodeValues) else None
 
-    def _make_inbox(self, head: Step, name: str, ports: Sequence[Port]) -> Inbox:
+    def _make_inbox(self, first: Step, name: str, ports: Sequence[Port]) -> Inbox:
         def feedback_queue() -> SpillQueue:
-            return spill_queue(f"{name}, feedback of a checkpoint", head.limits, self.plain_data)
+            return spill_queue(f"{name}, feedback of a checkpoint", first.limits, self.plain_data)
 
-        traits, by_port = self._placed[head].traits, self._merges_in_order(head, ports)
+        traits, by_port = self._placed[first].traits, self._merges_in_order(first, ports)
         in_order = traits.epochs_in_order and not traits.boundary
         return Inbox(
             ports,
             order=BY_EPOCH_THEN_PORT if by_port else BY_EPOCH if in_order else ARRIVAL,
             epochs_in_order=in_order,
-            make_queue=lambda: spill_queue(name, head.limits, self.plain_data),
+            make_queue=lambda: spill_queue(name, first.limits, self.plain_data),
             make_feedback_queue=feedback_queue,
-            timed_ports=self._timed_ports(head, ports),
-            awaited_input=head.awaited_input if head.loop is None else None,  # In a loop, the table ends.
+            timed_ports=self._timed_ports(first, ports),
+            awaited_input=first.awaited_input if first.loop is None else None,  # In a loop, the table ends.
         )
 
-    def _timed_ports(self, head: Step, ports: Sequence[Port]) -> list[int]:
+    def _timed_ports(self, first: Step, ports: Sequence[Port]) -> list[int]:
         """Return the ports that bring event-time watermarks for the step: not feedback, and none in rounds."""
-        edges = {edge_key(head, edge): edge for edge in head.edges if edge.upstream.watermarked}
-        if self._placed[head].traits.per_round:
+        edges = {edge_key(first, edge): edge for edge in first.edges if edge.upstream.watermarked}
+        if self._placed[first].traits.per_round:
             return []
         return [port.index for port in ports if port.origin is not None and port.origin[:4] in edges]
 
-    def _attach(self, head: Step, subtask: int, name: str, feedback: Sequence[FeedbackChannel], inbox: Inbox) -> None:
-        operator = self._operators[head][subtask]
+    def _attach(self, first: Step, subtask: int, name: str, feedback: Sequence[FeedbackChannel], inbox: Inbox) -> None:
+        operator = self._operators[first][subtask]
         if isinstance(operator, AttachedBoundary):
             operator.attach(
                 Surroundings(
                     feedback,
                     inbox,
-                    make_replay_cache=lambda memory: self._replay_cache(name, memory, head.limits),
-                    member=self._placed[head].first_member + subtask,
+                    make_replay_cache=lambda memory: self._replay_cache(name, memory, first.limits),
+                    member=self._placed[first].first_member + subtask,
                 )
             )
 
@@ -342,7 +342,7 @@ class Planner:
             and sum(not port.is_feedback for port in ports) > 1
         )
 
-    def _instances(self, head: Step, subtask: int, progress: Progress, inbox: Inbox) -> dict[Step, OperatorInstance]:
+    def _instances(self, first: Step, subtask: int, progress: Progress, inbox: Inbox) -> dict[Step, OperatorInstance]:
         instances = {
             step: OperatorInstance(
                 step,
@@ -356,7 +356,7 @@ class Planner:
                 states=self.states,
                 note=self.own.note,
             )
-            for step in self._chain(head)
+            for step in self._chain(first)
         }
         for step, instance in instances.items():
             report_rejected(instance.out, self.options.on_rejected)

@@ -11,14 +11,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
 
 from streamiter.operators.event_timers import StepTimes
-from streamiter.operators.functions import refuse
+from streamiter.operators.functions import KeyOf, refuse
 from streamiter.operators.operator import Context, Operator, Progress, known_of
 from streamiter.operators.output import Output, RecordFailure, TimedOutput
 from streamiter.records import Batch, TimedBatch, slice_batch, untimed
 from streamiter.runtime.entries import (
     AsyncEntry,
     Entry,
-    KeyOf,
     awaitable,
     check_result,
     each_with_its_key,

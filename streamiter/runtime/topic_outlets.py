@@ -158,7 +158,7 @@ class OutgoingPump:
         if not isinstance(control, (Idle, EndOfInput)):  # A head does not use them.
             self._add_to_all(entries, outlet, *kind_and_number(control))
 
-    def _add_to_all(self, entries: OutgoingRecords, outlet: FeedbackOutlet, kind: Kind, number: int) -> None:
+    def _add_to_all(self, entries: OutgoingRecords, outlet: FeedbackOutlet, kind: MessageKind, number: int) -> None:
         for partition in outlet.partitions:
             self._add(entries, outlet, partition, kind, number)
 
@@ -167,7 +167,7 @@ class OutgoingPump:
         entries: OutgoingRecords,
         outlet: FeedbackOutlet,
         partition: int,
-        kind: Kind,
+        kind: MessageKind,
         number: int,
         value: bytes = b"",
     ) -> None:
@@ -190,7 +190,7 @@ class OutgoingPump:
         await self._writer.flush()
 
 
-Kind = Literal["data", "watermark", "end of data", "barrier", "suspend", "start"]
+MessageKind = Literal["data", "watermark", "end of data", "barrier", "suspend", "start"]
 
 RUN_HEADER: Final = "feedback-run"
 DATA: Final = DataBatch.kind
@@ -229,7 +229,7 @@ class Message:
 
     run: str
     producer: int
-    kind: Kind
+    kind: MessageKind
     number: int
     """``epoch`` or ``checkpoint``."""
     sequence: int
@@ -278,13 +278,13 @@ class Message:
             raise ValueError(f"no header {missing}") from None
 
 
-def kind_and_number(control: Control) -> tuple[Kind, int]:
+def kind_and_number(control: Control) -> tuple[MessageKind, int]:
     """Return the kind of a control record, and its number."""
     kind, number, *suspend = control_to_plain(control)
     return (SUSPEND if any(suspend) else kind), number
 
 
-def control_from_kind(kind: Kind, number: int) -> Control:
+def control_from_kind(kind: MessageKind, number: int) -> Control:
     """Return the control record of a kind; the kind is neither data nor a start."""
     return control_from_plain((_BARRIERS[0], number, kind == SUSPEND) if kind in _BARRIERS else (kind, number))
 

@@ -18,7 +18,7 @@ from streamiter.learn.labels import LabelReader
 from streamiter.service.features import FeatureRows
 from streamiter.service.labels import label_of, shares_of_labels, task_of
 from streamiter.service.learning import decoder_of
-from streamiter.service.proposal import TopicSample, sample_of
+from streamiter.service.proposal import TopicSample, sample_of_topic
 from streamiter.service.settings import (
     HttpSettings,
     InputSettings,
@@ -67,8 +67,12 @@ class SettingsCheck:
 
     async def _sample(self, given: InputSettings) -> TopicSample:
         decoder = decoder_of(given.decoder)
-        sample = await sample_of(topic(given.topic), decoder)
-        return sample if given.answers is None else sample.with_answers(await sample_of(topic(given.answers), decoder))
+        sample = await sample_of_topic(topic(given.topic), decoder)
+        return (
+            sample
+            if given.answers is None
+            else sample.with_answers(await sample_of_topic(topic(given.answers), decoder))
+        )
 
     def _try(self, path: KeyPath, check: Callable[[], Any]) -> Any:
         """Return the result of a check; a text is what was found."""

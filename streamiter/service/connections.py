@@ -44,7 +44,7 @@ Refused = Callable[[Mapping[str, Any], int], None]
 """Is called with the scope and the status of a request that the connection has refused; the scope may be empty."""
 
 
-class Connection(HttpToolsProtocol):
+class ClientConnection(HttpToolsProtocol):
     """A connection of a client.
 
     A request must arrive, and be answered, within ``request_s`` from its first byte. An answer that has begun may take

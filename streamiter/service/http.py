@@ -23,7 +23,7 @@ import orjson
 
 from streamiter.errors import ConfigurationError, TopicError
 from streamiter.files import in_thread
-from streamiter.flow.drawing import draw
+from streamiter.flow.drawing import drawing_of
 from streamiter.flow.drawing.picture import picture_of
 from streamiter.models import NoModel, NoSuchVersion, ServedModel, find_update, model_difference, model_versions
 from streamiter.models.update import shown_rank
@@ -40,11 +40,11 @@ try:
     from uvicorn import Config
 
     from streamiter.service.answers import FRESH, RETRY_SOON, Problem, RawEndpoint, json_answer, refusal, started_job
-    from streamiter.service.connections import KEEP_ALIVE_S, Connection, EmbeddedServer
+    from streamiter.service.connections import KEEP_ALIVE_S, ClientConnection, EmbeddedServer
     from streamiter.service.metrics import MetricsNow, exposition
     from streamiter.service.openapi import FlowDocument, HealthDocument, VersionList, openapi_document
     from streamiter.service.page import EVENTS_PATH, page_routes
-    from streamiter.service.predictions import predict, rows_of
+    from streamiter.service.predictions import answer_rows, requested_rows
 except ImportError as error:
     raise ConfigurationError(
         f"the service needs the package {str(error.name).partition('.')[0]!r}; install it with: pip install "
@@ -81,7 +81,7 @@ async def serving(observations: Observations, settings: HttpSettings) -> AsyncIt
 
     config = Config(
         Admission(Routes(observations, settings).router(), observations, settings, token),
-        http=functools.partial(Connection, settings.timeout_s, refused),  # type: ignore[arg-type]
+        http=functools.partial(ClientConnection, settings.timeout_s, refused),  # type: ignore[arg-type]
         loop="none",
         ws="none",
         lifespan="off",
@@ -278,9 +278,9 @@ class Routes:
         body = await _body(scope, receive, self._settings.body_bytes_max)
         rows = {"refused": 1}
         try:
-            given, path = rows_of(body, self._settings.rows_max)
+            given, path = requested_rows(body, self._settings.rows_max)
             rows = {"refused": len(given)}
-            answer = await predict(served.version_now(), given, path, observations.clock, **flags)
+            answer = await answer_rows(served.version_now(), given, path, observations.clock, **flags)
             wrong = sum("error" in row for row in answer["predictions"]) if "partial" in flags else 0
             rows = {"predicted": len(given) - wrong, "refused": wrong}
             await _send_json(send, orjson.dumps(answer))
@@ -328,7 +328,7 @@ class Routes:
         accept = request.headers.get("accept", "")
         if "image/svg+xml" in accept and "application/json" not in accept:
             async with self._one_reader:
-                drawing = await in_thread(draw, job.flow, job.steps, statistics, "svg")
+                drawing = await in_thread(drawing_of, job.flow, job.steps, statistics, "svg")
             return Response(drawing, headers={"Content-Type": "image/svg+xml", **FRESH})
         document: FlowDocument = {
             "flow": job.flow,

@@ -13,7 +13,7 @@ from streamiter.flow.building import outlets_of
 from streamiter.flow.event_time import is_behind_topic
 from streamiter.flow.stream import Stream
 from streamiter.learn import DelayedLabels
-from streamiter.learn.labels import Task
+from streamiter.learn.labels import LearningTask
 from streamiter.numbers import is_number, plain_float
 from streamiter.records import Batch
 from streamiter.service.settings import (
@@ -66,7 +66,7 @@ _LABELS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
 }
 
 
-def task_of(kind: LearningKind) -> Task:
+def task_of(kind: LearningKind) -> LearningTask:
     """Return what a model is told about its labels: a service that answers with one probability has two of them."""
     return "binary" if kind == "classification" else kind
 

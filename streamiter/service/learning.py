@@ -29,7 +29,7 @@ from streamiter.optimizers import Constant, Optimizer
 from streamiter.service.features import FeatureRows
 from streamiter.service.labels import delayed_labels_of, label_of, questions_and_answers, task_of
 from streamiter.service.settings import InputSettings, LearnSettings, ServiceSettings
-from streamiter.service.settings_file import OPTIMIZERS
+from streamiter.service.settings_file import SERVICE_OPTIMIZERS
 from streamiter.topics import Decoder, Json, topic
 
 # Each report is a point of the page's charts.
@@ -101,14 +101,14 @@ class ServiceLearning:
         if self._rate is not None:
             given["learning_rate"] = self._rate
         kind = LinearRegression if learn.kind == "regression" else LogisticRegression
-        optimizer: Optimizer = OPTIMIZERS[learn.learner](**given)
+        optimizer: Optimizer = SERVICE_OPTIMIZERS[learn.learner](**given)
         width = self.features.width
         return lambda: kind(width, optimizer=optimizer)
 
 
 def _learning_rate(settings: LearnSettings) -> float | None:
     """Return the learning rate of the settings, or else of the optimizer; None for a learner without one."""
-    default: float | None = getattr(OPTIMIZERS.get(settings.learner), "learning_rate", None)
+    default: float | None = getattr(SERVICE_OPTIMIZERS.get(settings.learner), "learning_rate", None)
     rate: float | None = settings.learner_settings.get("learning_rate", default)
     return rate
 

@@ -20,7 +20,7 @@ from streamiter.runtime.statistics import HistogramStatistics, JobStatistics, Ta
 from streamiter.service.health import facts_of, readiness
 from streamiter.service.observations import Observations
 
-Row = tuple[tuple[str, ...], float]
+MetricRow = tuple[tuple[str, ...], float]
 """The values of the labels, and the figure."""
 
 
@@ -64,18 +64,20 @@ def _metrics(observations: Observations) -> Iterator[Metric]:
     yield from _process(observations, statistics)
 
 
-def _metric(kind: str, name: str, text: str, labels: tuple[str, ...], rows: Iterable[Row], suffix: str = "") -> Metric:
+def _metric(
+    kind: str, name: str, text: str, labels: tuple[str, ...], rows: Iterable[MetricRow], suffix: str = ""
+) -> Metric:
     metric = Metric(f"streamiter_{name}", text, kind)
     for values, figure in rows:
         metric.add_sample(metric.name + suffix, dict(zip(labels, values, strict=True)), figure)
     return metric
 
 
-def _counter(name: str, text: str, labels: tuple[str, ...], rows: Iterable[Row]) -> Metric:
+def _counter(name: str, text: str, labels: tuple[str, ...], rows: Iterable[MetricRow]) -> Metric:
     return _metric("counter", name, text, labels, rows, "_total")
 
 
-def _gauge(name: str, text: str, labels: tuple[str, ...], rows: Iterable[Row]) -> Metric:
+def _gauge(name: str, text: str, labels: tuple[str, ...], rows: Iterable[MetricRow]) -> Metric:
     return _metric("gauge", name, text, labels, rows)
 
 

@@ -13,7 +13,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any, Final, Literal
 
-from streamiter.flow.drawing.formats import route_of
+from streamiter.flow.drawing.formats import svg_path
 from streamiter.flow.drawing.layout import lay_out
 from streamiter.flow.drawing.picture import Picture, picture_of
 from streamiter.models.versions import ModelDifference, ModelVersion
@@ -41,7 +41,7 @@ _SMOOTHED: Final = 5
 _IDLE: Final = 0.02
 
 Level = Literal["well", "attention", "not ready", "failing"]
-StepState = Literal["busy", "blocked", "held", "idle", "ended"]
+StepActivity = Literal["busy", "blocked", "held", "idle", "ended"]
 
 
 # -- documents ---------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ class StepNow:
     """A step, all its subtasks together. Shares and rates are of the last second; None: not known."""
 
     name: str
-    state: StepState | None
+    state: StepActivity | None
     """``idle`` if its task had next to no work; otherwise what it did most of the time."""
     busy: float | None
     """The share of time in which the task handled records, as all shares a mean of the subtasks."""
@@ -300,10 +300,10 @@ def _is_topic(task: TaskStatistics) -> bool:
     return task.source is not None and task.source.topic is not None
 
 
-def _state_of(busy: float | None, blocked: float | None, held: float | None) -> StepState | None:
+def _state_of(busy: float | None, blocked: float | None, held: float | None) -> StepActivity | None:
     if busy is None or blocked is None or held is None:
         return None
-    shares: dict[StepState, float] = {"blocked": blocked, "held": held, "busy": busy, "idle": _IDLE}
+    shares: dict[StepActivity, float] = {"blocked": blocked, "held": held, "busy": busy, "idle": _IDLE}
     return max(shares, key=shares.__getitem__)
 
 
@@ -411,7 +411,7 @@ def flow_drawing(flow: str, steps: Sequence[Step]) -> FlowDrawing:
                 picture.nodes[placed.link.source].name,
                 picture.nodes[placed.link.target].name,
                 placed.link.kind,
-                route_of(placed),
+                svg_path(placed),
             )
             for placed in layout.links
         ),

@@ -58,7 +58,7 @@ class PredictionAnswer(TypedDict):
     predictions: Annotated[list[PredictedRow], Meta(description="One for each row, in their order")]
 
 
-async def predict(
+async def answer_rows(
     version: ServedVersion, rows: list[Any], path: str, clock: Clock, *, partial: bool = False, explain: bool = False
 ) -> PredictionAnswer:
     """Return the predictions for the rows of a request, whose list has this path in its document.
@@ -90,13 +90,13 @@ async def predict(
     return answer
 
 
-def rows_of(body: bytes, rows_max: int) -> tuple[list[Any], str]:
+def requested_rows(body: bytes, rows_max: int) -> tuple[list[Any], str]:
     """Return the rows of a request and the path of their list, which is empty if the document is one row.
 
     Raises :class:`~streamiter.service.answers.Problem`: 400 for bytes that are no JSON, 413 for too many rows, 422 for
     a document of another form.
 
-    >>> rows_of(b'{"rows": [{"km": 3}]}', 1000), rows_of(b'{"km": 3}', 1000)
+    >>> requested_rows(b'{"rows": [{"km": 3}]}', 1000), requested_rows(b'{"km": 3}', 1000)
     (([{'km': 3}], '/rows'), ([{'km': 3}], ''))
     """
     try:

@@ -1,6 +1,6 @@
 """Proposes a file of settings from the newest records of a topic.
 
-``sample_of`` reads the records, and ``proposal_of`` finds the label and the kinds of the fields.
+``sample_of_topic`` reads the records, and ``proposal_of`` finds the label and the kinds of the fields.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import orjson
 
 from streamiter.closing import closed_after
 from streamiter.errors import DecodeError
-from streamiter.field_kinds import BLANK, NUMBER, ReadText, read_text
+from streamiter.field_kinds import BLANK, PLAIN_NUMBER, ReadText, read_text
 from streamiter.field_states import OTHERS_MAX, TEXTS_THAT_DECIDE
 from streamiter.numbers import is_number
 from streamiter.service.labels import milliseconds_of
@@ -59,7 +59,7 @@ class TopicSample:
         return TopicSample([record for _, record in marked], [time_ms for time_ms, _ in marked], dict(unreadable))
 
 
-async def sample_of(source: Topic, decoder: Decoder | None = None) -> TopicSample:
+async def sample_of_topic(source: Topic, decoder: Decoder | None = None) -> TopicSample:
     """Read the newest records of a topic, about the same number of each partition."""
     decoder = decoder or source.default_decoder() or Json()
     offsets = (await source.describe()).offsets
@@ -148,7 +148,7 @@ class FieldProfile:
             return "ignore", f"values of a kind that is not learned from: {', '.join(kinds)}"
         if self.distinct == 1:
             return "category", f"always {_shown(self.values[0])} so far"
-        numbers = [number for code, number in map(_read_text, self.values) if code == NUMBER]
+        numbers = [number for code, number in map(_read_text, self.values) if code == PLAIN_NUMBER]
         if len(numbers) >= _OF_ONE_KIND * count:
             return "number", f"texts that are numbers, from {min(numbers):g} to {max(numbers):g}"
         words = sum(len(value.split()) for value in self.values) / count

@@ -30,8 +30,8 @@ from streamiter.service.settings import (
     ServiceSettings,
 )
 from streamiter.service.toml_document import (
-    Key,
     Parser,
+    TableKey,
     TomlDocument,
     WrongValue,
     choice_of,
@@ -44,7 +44,7 @@ from streamiter.service.toml_document import (
 )
 from streamiter.topics import topic
 
-OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = MappingProxyType(
+SERVICE_OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = MappingProxyType(
     {
         "ftrl": FTRL,
         "sgd": SGD,
@@ -184,29 +184,29 @@ def _value_of_label(value: Any) -> str | FieldComparison:
 _FIELD: Final = re.compile(r"[^<>=!'\"]+")
 
 
-_LABEL_KEYS: Final[Mapping[str, Key]] = {
-    "field": Key(text_of),
-    "value": Key(_value_of_label),
-    "positive": Key(text_of),
-    "event": Key(text_of),
-    "event_field": Key(text_of),
-    "key": Key(text_of),
-    "within": Key(duration_of, "within_s"),
-    "otherwise": Key(lambda value: value),
-    "question": Key(text_of),
-    "time": Key(text_of),
-    "schedule": Key(choice_of("expected", "end", "weighted", "at once")),
+_LABEL_KEYS: Final[Mapping[str, TableKey]] = {
+    "field": TableKey(text_of),
+    "value": TableKey(_value_of_label),
+    "positive": TableKey(text_of),
+    "event": TableKey(text_of),
+    "event_field": TableKey(text_of),
+    "key": TableKey(text_of),
+    "within": TableKey(duration_of, "within_s"),
+    "otherwise": TableKey(lambda value: value),
+    "question": TableKey(text_of),
+    "time": TableKey(text_of),
+    "schedule": TableKey(choice_of("expected", "end", "weighted", "at once")),
 }
 
 
-def _keys(kind: type[Any], parsers: Mapping[str, Parser]) -> Mapping[str, Key]:
+def _keys(kind: type[Any], parsers: Mapping[str, Parser]) -> Mapping[str, TableKey]:
     """Return the keys of a class's fields; ``parsers`` are those that the type of a field does not tell."""
     types = get_type_hints(kind)
     keys = {}
     for each in fields(kind):
         parse = parsers.get(each.name) or _parser_of(types[each.name])
         is_required = each.default is MISSING and each.default_factory is MISSING
-        keys[_KEY_NAMES.get(each.name) or each.name.removesuffix("_s")] = Key(parse, each.name, is_required)
+        keys[_KEY_NAMES.get(each.name) or each.name.removesuffix("_s")] = TableKey(parse, each.name, is_required)
     return keys
 
 
@@ -230,7 +230,7 @@ _OWN_PARSERS: Final[Mapping[str, Mapping[str, Parser]]] = {
         "features": _features_of,
         "kinds": _kinds_of,
         "time_zone": _time_zone_of,
-        "learner": choice_of("default", *OPTIMIZERS),
+        "learner": choice_of("default", *SERVICE_OPTIMIZERS),
         "learner_settings": _table_of,
     },
     "publish": {"topic": topic_url_of},
@@ -242,8 +242,8 @@ _OWN_PARSERS: Final[Mapping[str, Mapping[str, Parser]]] = {
     },
 }
 
-TABLES: Final[Mapping[str, tuple[type[Any], Mapping[str, Key]]]] = MappingProxyType(
-    {"service": (ServiceSettings, {"name": Key(_name_of, is_required=True)})}
+TABLES: Final[Mapping[str, tuple[type[Any], Mapping[str, TableKey]]]] = MappingProxyType(
+    {"service": (ServiceSettings, {"name": TableKey(_name_of, is_required=True)})}
     | {
         name: (kind, _keys(kind, _OWN_PARSERS.get(name, {})))
         for name, kind in get_type_hints(ServiceSettings).items()
@@ -277,7 +277,7 @@ def read_settings(given: str | os.PathLike[str] | Mapping[str, object]) -> Servi
 def read_document(given: str | os.PathLike[str] | Mapping[str, object]) -> tuple[ServiceSettings, TomlDocument]:
     """Return the settings, and the document with the place of each key."""
     document = _document(given)
-    document.table((), {name: Key(lambda value: value) for name in TABLES})
+    document.table((), {name: TableKey(lambda value: value) for name in TABLES})
     tables = {name: document.table((name,), keys) for name, (_, keys) in TABLES.items()}
     _check_learn(document, tables["learn"], has_answers="answers" in tables["input"])
     _check_publish(document, tables["publish"])
@@ -322,7 +322,7 @@ def _check_learn(document: TomlDocument, learn: dict[str, Any], *, has_answers: 
     name = label.value if label is not None and label.event is None else None
     if isinstance(name, str) and (learn.get("features") or {}).get(name, "ignore") != "ignore":
         path = ("learn", "features", name)
-        document.refuse(path, "expected fields without that of the label, given it; leave it out", at_key=True)
+        document.refuse(path, "expected fields without the field of the label, given it; leave it out", at_key=True)
     if learn.get("kinds") and learn.get("features") is not None:
         document.refuse_value(
             ("learn", "kinds"), WrongValue('no kinds, unless features = "all"', "give them in features")
@@ -358,9 +358,9 @@ def _check_learn(document: TomlDocument, learn: dict[str, Any], *, has_answers: 
 
 def _check_optimizer(document: TomlDocument, learner: str) -> None:
     """Make the optimizer with each of its settings alone; its error says which numbers are good."""
-    kind = OPTIMIZERS[learner]
+    kind = SERVICE_OPTIMIZERS[learner]
     names = signature(kind).parameters
-    keys = {name: Key(flag_of if name == "keep_start" else _number_of) for name in names} | _LINEAR_KEYS
+    keys = {name: TableKey(flag_of if name == "keep_start" else _number_of) for name in names} | _LINEAR_KEYS
     settings = document.table(_SETTINGS, keys)
     for name in [name for name in settings if name in names]:
         try:
@@ -418,13 +418,17 @@ def _share_of(value: Any) -> float:
     raise WrongValue("a share above 0 and below 1", "write 0.9")
 
 
-_LINEAR_KEYS: Final = {"bits": Key(whole_of(1, _BITS_MAX)), "scales": Key(_scales_of), "mini_batch": Key(whole_of(1))}
+_LINEAR_KEYS: Final = {
+    "bits": TableKey(whole_of(1, _BITS_MAX)),
+    "scales": TableKey(_scales_of),
+    "mini_batch": TableKey(whole_of(1)),
+}
 _DEFAULT_KEYS: Final = {
-    "mini_batch": Key(whole_of(1)),
-    "crosses": Key(_crosses_of),
-    "bits": Key(whole_of(1, _BITS_MAX)),
-    "loss": Key(choice_of("squared", "absolute", "huber", "quantile", "poisson")),
-    "quantile": Key(_share_of),
+    "mini_batch": TableKey(whole_of(1)),
+    "crosses": TableKey(_crosses_of),
+    "bits": TableKey(whole_of(1, _BITS_MAX)),
+    "loss": TableKey(choice_of("squared", "absolute", "huber", "quantile", "poisson")),
+    "quantile": TableKey(_share_of),
 }
 
 

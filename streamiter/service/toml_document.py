@@ -71,7 +71,7 @@ class SettingsError(ConfigurationError):
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class TableKey:
     """A key of a table: its parser, and the name of the setting, if it is not that of the key."""
 
     parse: Parser
@@ -131,7 +131,7 @@ class TomlDocument:
             place = self._places[known][0 if at_key or known != path else 1]
         self._problems.append(SettingProblem(".".join(path), message, place))
 
-    def table(self, path: KeyPath, keys: Mapping[str, Key]) -> dict[str, Any]:
+    def table(self, path: KeyPath, keys: Mapping[str, TableKey]) -> dict[str, Any]:
         """Return the settings of a table that are right; add a problem for each other key, and each missing one."""
         given = self._value(path) if path else self._content
         if given is _MISSING:
@@ -164,7 +164,7 @@ class TomlDocument:
         remedy = f"; {wrong.remedy}" if wrong.remedy else ""
         self.refuse((*path, *wrong.key), f"expected {wrong.expected}, given {given}{remedy}")
 
-    def _refuse_key(self, path: KeyPath, keys: Mapping[str, Key]) -> None:
+    def _refuse_key(self, path: KeyPath, keys: Mapping[str, TableKey]) -> None:
         name = path[-1]
         if sources := [f"{name}{end}" for end in ("_env", "_file") if f"{name}{end}" in keys]:
             message = f"expected a secret outside of the file, given one in it; write {' or '.join(sources)}"

@@ -66,8 +66,8 @@ SST: Final = ".sst"
 # They belong to the process that has the database open.
 _NOT_KEPT: Final = (".log", "LOG", "LOCK", "IDENTITY")
 
-Row = tuple[bytes, bytes]
-Change = tuple[bytes, bytes | None]
+StoredRow = tuple[bytes, bytes]
+RowChange = tuple[bytes, bytes | None]
 """The key of a row and its new value; None: the row is deleted."""
 
 
@@ -207,7 +207,7 @@ class Database:
             return [waiting.get(key, value) for key, value in zip(keys, values, strict=True)]
         return values
 
-    def write(self, changes: Sequence[Change]) -> None:
+    def write(self, changes: Sequence[RowChange]) -> None:
         """Write and delete rows."""
         if self._making is not None:
             if not self._making.done() and self._waiting_bytes < _WAITING_BYTES_MAX:
@@ -217,7 +217,7 @@ class Database:
             self.settle()
         self._write(changes)
 
-    def _write(self, changes: Sequence[Change]) -> None:
+    def _write(self, changes: Sequence[RowChange]) -> None:
         batch = WriteBatch(raw_mode=True)
         put, delete = batch.put, batch.delete
         for key, value in changes:
@@ -250,7 +250,7 @@ class Database:
         with self._explained():
             rows.delete_range(begin, end)
 
-    def rows(self, begin: bytes, end: bytes) -> Iterator[Row]:
+    def rows(self, begin: bytes, end: bytes) -> Iterator[StoredRow]:
         """Give the rows from ``begin`` to before ``end``, in order, as they are now."""
         if not self.is_making_checkpoint:
             self.settle()
@@ -345,12 +345,12 @@ def opened(folder: Path, *, owner: str) -> Iterator[Rdict]:
         rows.close()
 
 
-def rows_in(rows: Rdict, begin: bytes, end: bytes) -> Iterator[Row]:
+def rows_in(rows: Rdict, begin: bytes, end: bytes) -> Iterator[StoredRow]:
     """Give the rows of an open checkpoint from ``begin`` to before ``end``, in order."""
     return _rows_of(rows, begin, end)
 
 
-def _rows_of(rows: Rdict, begin: bytes, end: bytes) -> Iterator[Row]:
+def _rows_of(rows: Rdict, begin: bytes, end: bytes) -> Iterator[StoredRow]:
     options = ReadOptions()
     options.set_iterate_upper_bound(end)
     options.fill_cache(False)  # type: ignore[call-arg]

@@ -18,7 +18,7 @@ from streamiter.states.stored import due_prefix
 from streamiter.times import MAX_TIME, MIN_TIME
 
 if TYPE_CHECKING:
-    from streamiter.states.database import Change, Database
+    from streamiter.states.database import Database, RowChange
 
 _NUMBERS: Final = [Struct(f">{count}Q") for count in range(4)]
 # The number of items that are read at once when one is taken.
@@ -84,7 +84,7 @@ class DueRows:
         if row <= self._ahead_to:
             heappush(self._ahead, (*order, row, key))
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[RowChange]:
         """Return what was pushed and taken since the last call, to be written now."""
         changed, pushed = self._changed, self._pushed
         self._changed, self._pushed = {}, []

@@ -21,10 +21,10 @@ from streamiter.clock import Clock
 from streamiter.closing import close_now
 from streamiter.deferred import DeferredFiles, LocalFile, PlainValue
 from streamiter.errors import ConfigurationError, InternalError, shortened
-from streamiter.numbers import whole_number
+from streamiter.numbers import Array, whole_number
 from streamiter.operators.due import Prefetch
 from streamiter.operators.keyed_state import KeyedState, KeyedStates, StateFrame
-from streamiter.records import BATCH_RECORDS, Array
+from streamiter.records import BATCH_RECORDS
 from streamiter.states.due_rows import DueRows
 from streamiter.states.stored import (
     ALL_END,
@@ -41,7 +41,7 @@ from streamiter.states.stored import (
 )
 
 if TYPE_CHECKING:
-    from streamiter.states.database import Change, Database, DatabaseHome
+    from streamiter.states.database import Database, DatabaseHome, RowChange
 
 # States that are read and held at once. The more keys are read in their order, the nearer is the next one: a key costs
 # half of what it costs with 1,024 at once. Large states must not take more memory than the database itself.
@@ -203,7 +203,7 @@ class RocksStates:
         if changes:
             self._database.write(changes)
 
-    def _changes(self) -> list[Change]:
+    def _changes(self) -> list[RowChange]:
         """Return the changed rows of the loaded states, and forget the states."""
         rows, loaded = self._rows, self._loaded
         states, used_at_s = loaded.states, loaded.used_at_s
@@ -212,7 +212,7 @@ class RocksStates:
         if self.time_to_live_s is not None:
             frames = [timed(frame, used_at_s[key]) for key, frame in zip(keys, frames, strict=True)]
         new = dict(zip(keys, frames, strict=True))
-        changes: list[Change] = [
+        changes: list[RowChange] = [
             (row_key, value) for key, (row_key, before) in rows.items() if (value := new.get(key)) != before
         ]
         self._forget()
@@ -294,7 +294,7 @@ class RocksStates:
             return _SWEEP_MIN_S
         oldest_s = self._clock.monotonic_s() - self.time_to_live_s
         rows = list(islice(self._database.rows(self._swept_to, END), _SWEPT_AT_ONCE))
-        expired: list[Change] = [(key, None) for key, value in rows if max(time_of(value), self._since_s) < oldest_s]
+        expired: list[RowChange] = [(key, None) for key, value in rows if max(time_of(value), self._since_s) < oldest_s]
         if expired:
             self._database.write(expired)
         if len(rows) < _SWEPT_AT_ONCE:

@@ -27,7 +27,7 @@ class TimedCalls:
         """``start_ms`` is its first date, in milliseconds since 1970-01-01 UTC."""
         self._start_ms = start_ms
         self._calls = 0
-        self._timers: list[tuple[float, int, Timer]] = []
+        self._timers: list[tuple[float, int, VirtualTimer]] = []
         self.now_s = 0.0
         """The seconds that have passed."""
 
@@ -39,14 +39,14 @@ class TimedCalls:
         """Return the seconds that have passed."""
         return self.now_s
 
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> VirtualTimer:
         """Call ``callback`` when ``delay_s`` seconds have passed."""
-        timer = Timer(callback)
+        timer = VirtualTimer(callback)
         self._calls += 1
         heapq.heappush(self._timers, (self.now_s + max(0.0, delay_s), self._calls, timer))
         return timer
 
-    def due_timers(self, until_s: float) -> Iterator[Timer]:
+    def due_timers(self, until_s: float) -> Iterator[VirtualTimer]:
         """Let time pass up to ``until_s``; yield each timer at its own time, for the caller to fire."""
         while self._timers and self._timers[0][0] <= until_s:
             due_s, _, timer = heapq.heappop(self._timers)
@@ -116,7 +116,7 @@ async def _let_tasks_run() -> None:
 
 
 @final
-class Timer:
+class VirtualTimer:
     """A call that is due later, on a clock of tests; it runs once, unless it is cancelled before."""
 
     __slots__ = ("_callback",)

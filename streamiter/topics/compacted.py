@@ -27,8 +27,8 @@ from streamiter.topics.topic import (
 )
 
 COMMIT_TOPIC: Final = "streamiter-commits"
-"""The one topic of all flows that write to a server or file; the key of a record is its flow, or a group and a topic
-whose positions it has."""
+"""The one topic for all flows that write to a server or file. The key of a record is a flow, or a group and a topic
+whose positions the record has."""
 
 
 async def ensure_commit_topic(beside: Topic) -> Topic:

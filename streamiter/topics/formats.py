@@ -18,11 +18,11 @@ from typing import Any, Final, Generic, Literal, TypeVar, final, overload
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import orjson
 
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, DecodeError, EncodeError, TopicError
+from streamiter.numbers import Array
 from streamiter.records import Batch, Columns, rows_of_table
 from streamiter.topics.topic import Decoder, OutgoingBatch, TopicBatch
 
@@ -116,7 +116,7 @@ class WithMetadata:
         return getattr(self.decoder, "struct_types", ())
 
     async def before_decoding(self, batch: TopicBatch, clock: Clock) -> None:
-        """Let the inner decoder prepare itself, if it does."""
+        """Let the inner decoder prepare itself, if it has such a method."""
         prepare = getattr(self.decoder, "before_decoding", None)
         if prepare is not None:
             await prepare(batch, clock)
@@ -184,7 +184,7 @@ class Json:
         return record
 
     def encode(self, batch: Batch) -> OutgoingBatch:
-        """Return the values, or those of a table's rows; raise ``EncodeError`` for records without a form in JSON."""
+        """Return the values of records or of a table; raise ``EncodeError`` for records without a form in JSON."""
         batch = rows_to_encode(batch)
         if isinstance(batch, Columns):
             values = encode_columns(batch)
@@ -198,7 +198,7 @@ class Json:
         return f"Json({', '.join(f'{name}={given!r}' for name, given in self._options.items() if given != 'keep')})"
 
 
-# A whole number that does not fit 64 bits has at least so many digits: -9,223,372,036,854,775,809 has 19.
+# A whole number that does not fit 64 bits has at least this many digits: -9,223,372,036,854,775,809 has 19.
 _BIG_INTEGER_DIGITS: Final = 19
 _LONG: Final = b"0" * _BIG_INTEGER_DIGITS
 # Each digit becomes a 0, since a search for one text takes a tenth of the time of a search for a pattern.
@@ -223,7 +223,7 @@ def loads_exactly(value: bytes | None) -> object:
 
 
 def _loads_64_bits(value: bytes | None) -> object:
-    """Do the same, but refuse a whole number beyond 64 bits."""
+    """Return the object of a JSON text, None for None; refuse a whole number beyond 64 bits."""
     found = loads_exactly(value)
     if value is not None and _has_big_integer(value) and (big := next(_big_integers_in(found), None)) is not None:
         raise ValueError(
@@ -292,9 +292,6 @@ def json_bytes(record: object) -> bytes:
         return _dumps(record)
     except TypeError as error:  # orjson names the type that failed in the cause only
         raise TypeError(str(error.__cause__ or error)) from error
-
-
-Array = npt.NDArray[Any]
 
 
 def encode_array(array: Array) -> list[bytes] | None:

@@ -20,7 +20,7 @@ from streamiter.topics.urls import shown_path, shown_url
 _ANSWER_BYTES_MAX: Final = 16 << 20
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """The answer of a server."""
 
     status: int
@@ -36,21 +36,21 @@ class _NoRedirect(HTTPRedirectHandler):
 
 def exchange(
     url: str, *, headers: Mapping[str, str], body: bytes | None = None, cafile: str | None, timeout_s: float
-) -> Answer:
+) -> HttpAnswer:
     """Send a GET, or a POST of ``body``, and return the answer, whatever its status. This blocks.
 
-    ``cafile`` has the authorities that may sign the server's certificate; None for those of the system. Proxies of the
-    environment are used. Raises ``OSError`` where no answer arrives.
+    ``cafile`` has the authorities that may sign the server's certificate; None for the authorities of the system.
+    Proxies of the environment are used. Raises ``OSError`` where no answer arrives.
     """
     # Made for each request, since requests are rare, and their owners are sent to other processes.
     tls = ssl.create_default_context(cafile=cafile) if url.startswith("https:") else None
     request = Request(url, body, dict(headers))  # noqa: S310  # checked_url has checked the scheme.
     try:
         with build_opener(_NoRedirect, HTTPSHandler(context=tls)).open(request, timeout=timeout_s) as response:
-            return Answer(response.status, response.read(_ANSWER_BYTES_MAX))
+            return HttpAnswer(response.status, response.read(_ANSWER_BYTES_MAX))
     except HTTPError as answer:
         with answer:
-            return Answer(answer.code, answer.read(_ANSWER_BYTES_MAX))
+            return HttpAnswer(answer.code, answer.read(_ANSWER_BYTES_MAX))
     except URLError as error:
         raise OSError(str(error.reason)) from None
     except HTTPException as error:

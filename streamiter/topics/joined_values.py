@@ -92,7 +92,7 @@ class JoinedValues(Sequence[bytes | None]):
 def joined_column(
     columns: Sequence[Sequence[Entry] | None], lengths: Sequence[int], missing: Entry
 ) -> list[Entry] | None:
-    """Return one column of all, with ``missing`` for the records of a batch that lacks it; None where all lack it.
+    """Return the column of all batches, ``missing`` for records of a batch without it; None if no batch has it.
 
     >>> joined_column([[b"a"], None], [1, 2], None)
     [b'a', None, None]

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from streamiter.compiled import is_compiling, saying_that_it_compiles
 from streamiter.errors import ConfigurationError, EncodeError
-from streamiter.numbers import Indices
-from streamiter.records import Array, Batch, Columns, take
+from streamiter.numbers import Array, Indices
+from streamiter.records import Batch, Columns, take
 from streamiter.topics.formats import BAD_INPUT, decode_values, encode_columns, encode_each, rows_to_encode
 from streamiter.topics.joined_values import JoinedValues
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
@@ -37,7 +37,7 @@ _SCANNED_TOGETHER: Final = 24
 # A batch that compiled code leaves to msgspec takes a third longer. So few trials cost less than two percent.
 _BATCHES_BETWEEN_TRIALS: Final = 16
 
-# A thread for a batch costs a tenth of a millisecond, in which so many values are scanned in the event loop.
+# A thread for a batch costs a tenth of a millisecond, in which this many values are scanned in the event loop.
 _SCANNED_IN_THREAD: Final = 1_000
 
 # The kinds of arrays that a field of each kind takes. numpy's own rules would turn any number into text.
@@ -59,15 +59,15 @@ def fitting_array(name: str, array: Array, dtype: np.dtype[Any], width: int | No
     """
     shape = () if width is None else (width,)
     if array.dtype.kind not in _KINDS_TAKEN[dtype.kind] or array.shape[1:] != shape:
-        given = type_name(array.dtype, array.shape[1:])
-        reason = f"field {name!r}: expected {type_name(dtype, shape)}, given {given}"
+        given = dtype_name(array.dtype, array.shape[1:])
+        reason = f"field {name!r}: expected {dtype_name(dtype, shape)}, given {given}"
         raise EncodeError(dict.fromkeys(range(len(array)), reason))
     if dtype.kind == "U":
         return array
     return _same_numbers(name, array, dtype)
 
 
-def type_name(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+def dtype_name(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
     """Return a type as text: ``float64[2]`` for two numbers in each record, ``str`` for text of any width."""
     noun = "str" if dtype.kind == "U" else dtype.name
     return noun + "".join(f"[{size}]" for size in shape)
@@ -136,9 +136,9 @@ class JsonColumns:
         return JsonColumns, (self._given,)
 
     def ahead(self, batch: TopicBatch) -> Callable[[], object] | None:
-        """Return the part of ``decode`` that runs in a thread, while the event loop runs other steps; None for none.
+        """Return the part of ``decode`` that runs in a thread, while other steps run; None if there is none.
 
-        Compiling takes seconds unless the code is stored; this is such a part, too.
+        Compiling, which takes seconds unless the code is stored, is such a part, too.
         """
         values, scanner = batch.values, self._scanner
         if len(values) < _SCANNED_TOGETHER or self._records_before_scanning > len(values):

@@ -3,7 +3,8 @@
 The scanner reads the plain form of JSON that programs write: any order of the keys, white space, further fields that
 are skipped, texts without pairs of surrogates, integers of 63 bits, and numbers whose nearest float is certain. A
 record in any other form is *odd*: the scanner reports its index, and the caller decodes it in another way. So each
-record that is not odd is valid JSON of the schema, and its columns have the same bits as those of a complete decoder.
+record that is not odd is valid JSON of the schema, and its columns have the same bits as the columns of a complete
+decoder.
 
 Scanning needs no checks of the end of the bytes. Each record ends with a line feed, and no function reads beyond a line
 feed, because no plain record contains one.
@@ -24,12 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.compiled import compiled, pointer_function
-from streamiter.numbers import Floats
+from streamiter.numbers import Bytes, Floats
 
 pointer_to = pointer_function()
 
-Bytes = npt.NDArray[np.uint8]
-Slots = npt.NDArray[np.int64]
+FieldSlots = npt.NDArray[np.int64]
 """The numbers of a batch, eight bytes each: field by field and, within a field, record by record."""
 
 Fields = Sequence[tuple[str, np.dtype[Any], int | None]]
@@ -38,7 +38,7 @@ Fields = Sequence[tuple[str, np.dtype[Any], int | None]]
 ODD: Final = -1
 """Instead of an index: the record is odd."""
 
-# The schema is an array with so many numbers for each field, and as many for the start of an object.
+# The schema is an array with this many numbers for each field, and as many for the start of an object.
 _KIND: Final = 0
 _ITEMS: Final = 1  # the values of a record
 _IS_LIST: Final = 2
@@ -70,10 +70,10 @@ _ZERO: Final = 48
 _COLON: Final = 58
 _BACKSLASH: Final = 92
 
-# Fields that are skipped may contain so many levels of lists and objects; deeper ones are odd.
+# Fields that are skipped may contain this many levels of lists and objects; deeper ones are odd.
 _LEVELS_MAX: Final = 32
 
-# Numbers of so many digits that do not fit 63 bits become negative, and smaller ones do not.
+# Numbers of this many digits that do not fit 63 bits become negative, and smaller ones do not.
 _DIGITS_MAX: Final = 19
 _EXACT_INTEGER_MAX: Final = 1 << 53
 _EXACT_POWERS: Final = np.array([float(10**power) for power in range(23)])
@@ -356,7 +356,7 @@ def _character_at(data: Bytes, at: int) -> tuple[int, int]:
 
 
 @compiled
-def write_texts(data: Bytes, places: Slots, characters: npt.NDArray[np.uint32]) -> None:
+def write_texts(data: Bytes, places: FieldSlots, characters: npt.NDArray[np.uint32]) -> None:
     """Write each text, given by the index of its first byte and its characters, into a row."""
     text = pointer_to(data)
     for row in range(len(characters)):
@@ -451,7 +451,7 @@ def _after_value(data: Bytes, at: int) -> int:
 
 
 @compiled
-def _is_key(data: Bytes, at: int, keys: Bytes, fields: Slots, field: int) -> bool:
+def _is_key(data: Bytes, at: int, keys: Bytes, fields: FieldSlots, field: int) -> bool:
     """Return whether the key at this index is the key of the field."""
     first, size = fields[_ATTRIBUTES * field + _KEY_START], fields[_ATTRIBUTES * field + _KEY_SIZE]
     for index in range(size):  # noqa: SIM110 - a generator is not compiled
@@ -461,7 +461,7 @@ def _is_key(data: Bytes, at: int, keys: Bytes, fields: Slots, field: int) -> boo
 
 
 @compiled
-def _field_at(data: Bytes, at: int, keys: Bytes, fields: Slots, count: int, guess: int) -> int:
+def _field_at(data: Bytes, at: int, keys: Bytes, fields: FieldSlots, count: int, guess: int) -> int:
     """Return the field with the key at this index, -1 for a key that is not in the schema."""
     if guess >= 0 and _is_key(data, at, keys, fields, guess):
         return guess
@@ -472,7 +472,7 @@ def _field_at(data: Bytes, at: int, keys: Bytes, fields: Slots, count: int, gues
 
 
 @compiled
-def _scan_value(data: Bytes, at: int, fields: Slots, row: int, slot: int, ints: Slots, floats: Floats) -> int:
+def _scan_value(data: Bytes, at: int, fields: FieldSlots, row: int, slot: int, ints: FieldSlots, floats: Floats) -> int:
     """Put a value into its slot; return the index after the value."""
     kind = fields[row + _KIND]
     if kind == _FLOAT:
@@ -490,7 +490,7 @@ def _scan_value(data: Bytes, at: int, fields: Slots, row: int, slot: int, ints: 
 
 
 @compiled
-def _scan_list(data: Bytes, at: int, fields: Slots, row: int, slot: int, ints: Slots, floats: Floats) -> int:
+def _scan_list(data: Bytes, at: int, fields: FieldSlots, row: int, slot: int, ints: FieldSlots, floats: Floats) -> int:
     """Put the values of a list into their slots; return the index after the list."""
     if data[at] != 91:  # [
         return ODD
@@ -508,7 +508,7 @@ def _scan_list(data: Bytes, at: int, fields: Slots, row: int, slot: int, ints: S
 
 @compiled
 def _scan_record(
-    data: Bytes, at: int, record: int, keys: Bytes, fields: Slots, count: int, ints: Slots, floats: Floats
+    data: Bytes, at: int, record: int, keys: Bytes, fields: FieldSlots, count: int, ints: FieldSlots, floats: Floats
 ) -> int:
     """Put the fields of an object into their slots; return the index after the object and white space."""
     at = _after_spaces(data, at)
@@ -550,7 +550,7 @@ def _scan_record(
 
 @compiled
 def scan_records(
-    data: Bytes, keys: Bytes, fields: Slots, ints: Slots, floats: Floats, is_odd: npt.NDArray[np.bool_]
+    data: Bytes, keys: Bytes, fields: FieldSlots, ints: FieldSlots, floats: Floats, is_odd: npt.NDArray[np.bool_]
 ) -> int:
     """Put the fields of all records into their slots, and mark the odd records; return the index after them."""
     text, at = pointer_to(data), 0
@@ -572,10 +572,10 @@ def scan_records(
     return at
 
 
-def schema_of(fields: Fields) -> tuple[Bytes, Slots]:
+def schema_of(fields: Fields) -> tuple[Bytes, FieldSlots]:
     """Return the keys of the fields, and their schema as :func:`scan_records` takes it, for one record."""
     keys = [f'{name}"'.encode() for name, _dtype, _width in fields]
-    schema: Slots = np.zeros((len(fields) + 1, _ATTRIBUTES), np.int64)
+    schema: FieldSlots = np.zeros((len(fields) + 1, _ATTRIBUTES), np.int64)
     schema[:, [_LAST_RECORD, _NEXT_FIELD]] = -1
     slots = key_start = 0
     for row, (_name, dtype, width), key in zip(schema, fields, keys, strict=False):

@@ -78,7 +78,7 @@ def process_broker() -> MemoryBroker:
 
 
 class MemoryTopic(Topic):
-    """A topic of a `MemoryBroker`. Its ``memory://`` URL leads to it only if the broker is that of the process."""
+    """A topic of a `MemoryBroker`. Its ``memory://`` URL leads to it only if the process has no other broker."""
 
     seen_from: ClassVar = "process"
     compaction_settings: ClassVar[Mapping[str, str]] = MappingProxyType({"compact": "1"})

@@ -145,7 +145,7 @@ class TopicLog:
 
     @property
     def identities(self) -> dict[int, str]:
-        """A text for each partition that differs from those of other topics, and of deleted ones of the same name.
+        """A text for each partition. No other topic, and no deleted topic of the same name, has an equal text.
 
         The count starts again in another process: a flow under test may resume there with topics that were filled in
         the same way.
@@ -153,7 +153,7 @@ class TopicLog:
         return dict.fromkeys(range(len(self.partitions)), f"{self.name}, creation {self._creation}")
 
     def add_partitions(self, partitions: int) -> None:
-        """Add the partitions that are missing to have so many; never remove one."""
+        """Add partitions until the topic has this number of them; never remove one."""
         while len(self.partitions) < partitions:
             self.partitions.append(PartitionLog(len(self.partitions)))
         self.waiters.wake()
@@ -195,7 +195,7 @@ def check_not_deleted(log: TopicLog) -> None:
 
 
 class Transaction:
-    """The fate of the records that refer to it: they are invisible if it was aborted."""
+    """The state of a transaction. Records that refer to an aborted transaction are invisible."""
 
     __slots__ = ("is_aborted",)
 

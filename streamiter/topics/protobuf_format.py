@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, final
 from streamiter.errors import ConfigurationError
 from streamiter.topics.schema_formats import (
     PREFIX_BYTES,
-    Reader,
+    ReadValue,
     RegistryFormat,
     SchemaEncoder,
     SubjectStrategy,
@@ -60,7 +60,7 @@ class Protobuf(RegistryFormat):
             )
         self._messages = {each.DESCRIPTOR.full_name: each for each in messages}
 
-    def _reader(self, schema: Schema, references: Mapping[str, Schema]) -> Reader:
+    def _reader(self, schema: Schema, references: Mapping[str, Schema]) -> ReadValue:
         from google.protobuf.message import DecodeError as BadMessage
 
         names = _message_names(schema.text)

@@ -1,4 +1,4 @@
-"""What functions of a sink say of each record: its key, value, headers and time stamp in the topic."""
+"""The functions of a sink, which return the key, value, headers and time stamp of each record in the topic."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RecordFunctions:
         self._by_column = {column: function for column, function in made.items() if function is not None}
 
     def apply(self, batch: Batch, out: RefusedRecords) -> tuple[Batch, RecordColumns]:
-        """Return the records that no function refuses, and what the functions say of them."""
+        """Return the records that no function refuses, and the results of the functions for these records."""
         functions = tuple(self._by_column.values())
         if not functions:
             return batch, RecordColumns({})
@@ -59,7 +59,7 @@ class RecordFunctions:
 
 
 class RecordColumns:
-    """What the functions of a sink say of the records of a batch, by column of an `OutgoingBatch`."""
+    """The results of a sink's functions for the records of a batch, by column of an `OutgoingBatch`."""
 
     def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
         self._columns = columns
@@ -107,7 +107,7 @@ def _key_of(given: Any) -> bytes | None:
     if given is None or type(given) is bytes:
         return given
     if isinstance(given, bytes):
-        return bytes(given)  # a subclass, such as that of numpy: topics take plain bytes only
+        return bytes(given)  # a subclass, such as numpy's: topics take plain bytes only
     raise _wrong("key", "bytes, str or None", given, "return str(…) or its bytes")
 
 

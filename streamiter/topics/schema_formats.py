@@ -31,8 +31,8 @@ SubjectStrategy = Literal["topic", "record", "topic-record"]
 
 _STRATEGIES: Final = ("topic", "record", "topic-record")
 
-Reader = Callable[[bytes], Any]
-Writer = Callable[[Any], bytes]
+ReadValue = Callable[[bytes], Any]
+WriteValue = Callable[[Any], bytes]
 
 # A zero byte, and the id.
 PREFIX_BYTES: Final = 5
@@ -72,8 +72,8 @@ class RegistryFormat(abc.ABC):
         self._subject = subject
         self._strategy = strategy
         self._register = register
-        self._readers: dict[bytes, Reader] = {}
-        """By the beginning of the values; the last ones were used last."""
+        self._readers: dict[bytes, ReadValue] = {}
+        """The readers by the beginning of the values, in the order of their last use."""
         self._unknown_until_s: dict[bytes, float] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -98,8 +98,8 @@ class RegistryFormat(abc.ABC):
             else:
                 _keep(readers, prefix, found)
 
-    def _look_up(self, prefix: bytes) -> Reader | None:
-        """Return the reader of the values that begin so; None for an id that the registry does not have."""
+    def _look_up(self, prefix: bytes) -> ReadValue | None:
+        """Return the reader of the values with this beginning; None for an id that the registry does not have."""
         schema_id = int.from_bytes(prefix[1:])
         schema = self.registry.schema(schema_id)
         if schema is None:
@@ -115,7 +115,7 @@ class RegistryFormat(abc.ABC):
             return _refuses(f"schema {schema_id} of {self.registry} is not usable: {short_reason(error)}")
 
     @abc.abstractmethod
-    def _reader(self, schema: Schema, references: Mapping[str, Schema]) -> Reader:
+    def _reader(self, schema: Schema, references: Mapping[str, Schema]) -> ReadValue:
         """Return the function that reads a value of this schema; it raises ``ValueError`` for a bad one."""
 
     def decode(self, batch: TopicBatch) -> Batch:
@@ -128,7 +128,7 @@ class RegistryFormat(abc.ABC):
         reader = self._readers.get(value[:PREFIX_BYTES])
         return (reader or self._missing_reader(value[:PREFIX_BYTES]))(value)
 
-    def _missing_reader(self, prefix: bytes) -> Reader:
+    def _missing_reader(self, prefix: bytes) -> ReadValue:
         if not _is_prefix(prefix):
             raise ValueError(
                 f"expected a zero byte and the id of a schema in four bytes, given a value that begins with {prefix!r}"
@@ -176,7 +176,7 @@ class RegistryFormat(abc.ABC):
 class SchemaEncoder:
     """Encodes records with one schema of a registry, whose id the values begin with."""
 
-    def __init__(self, schema_id: int, write: Writer) -> None:
+    def __init__(self, schema_id: int, write: WriteValue) -> None:
         self.schema_id = schema_id
         self._write = write
         self._prefix = b"\0" + schema_id.to_bytes(4)
@@ -238,7 +238,7 @@ class _TextFormat(RegistryFormat):
         return SchemaEncoder(schema_id, self._writer(schema, self.registry.references_of(schema)))
 
     @abc.abstractmethod
-    def _writer(self, schema: Schema, references: Mapping[str, Schema]) -> Writer: ...
+    def _writer(self, schema: Schema, references: Mapping[str, Schema]) -> WriteValue: ...
 
     @abc.abstractmethod
     def _record_name(self, schema: Schema) -> str: ...
@@ -249,8 +249,8 @@ class Avro(_TextFormat):
     """Avro with a schema registry, both ways: records are dicts, or what the schema says.
 
     Reading: each value is read with the schema that has written it. ``schema`` is the *reader schema*: then the records
-    have its fields, also those of values that were written with older or newer schemas, by Avro's rules of resolution.
-    A value whose schema is unknown, or does not resolve to the reader schema, is a bad record; a tombstone is None.
+    have its fields, also if values were written with older or newer schemas, by Avro's rules of resolution. A value
+    whose schema is unknown, or does not resolve to the reader schema, is a bad record; a tombstone is None.
 
     Writing: a sink registers ``schema`` under its ``subject`` or, with ``register=False``, expects it there. Without
     ``schema`` it writes with the newest one of the subject. The subject is ``subject``, or follows ``strategy``:
@@ -265,7 +265,7 @@ class Avro(_TextFormat):
     kind: ClassVar[str] = "AVRO"
     library: ClassVar[str] = "fastavro"
 
-    def _reader(self, schema: Schema, references: Mapping[str, Schema]) -> Reader:
+    def _reader(self, schema: Schema, references: Mapping[str, Schema]) -> ReadValue:
         from fastavro import schemaless_reader
 
         wanted = self._given
@@ -288,7 +288,7 @@ class Avro(_TextFormat):
 
         return read
 
-    def _writer(self, schema: Schema, references: Mapping[str, Schema]) -> Writer:
+    def _writer(self, schema: Schema, references: Mapping[str, Schema]) -> WriteValue:
         from fastavro import schemaless_writer, validate
 
         is_field = not _is_record(schema)
@@ -321,13 +321,13 @@ def _is_record(schema: Schema) -> bool:
     return isinstance(given, dict) and given.get("type") == "record"
 
 
-# The encoding of a record with one field is that of the field. fastavro forgets the types that are used by name only in
-# a union, an array or a map, but not in a record.
+# A record with one field is encoded as the field alone. fastavro forgets the types that are used by name only in a
+# union, an array or a map, but not in a record.
 _FIELD: Final = "value"
 
 
 def _avro(schema: Schema, references: Mapping[str, Schema], *, is_field: bool) -> Any:
-    """Return a schema as fastavro takes it; with ``is_field`` that of a record with one field of this type."""
+    """Return a schema as fastavro takes it; with ``is_field`` the schema of a record with one field of this type."""
     from fastavro import parse_schema
 
     named: dict[str, Any] = {}
@@ -341,7 +341,7 @@ def _avro(schema: Schema, references: Mapping[str, Schema], *, is_field: bool) -
 
 @final
 class JsonSchema(_TextFormat):
-    """JSON with a schema registry, both ways: records are Python objects, as those of ``Json``, checked by a schema.
+    """JSON with a schema registry, both ways: records are Python objects, as with ``Json``, checked by a schema.
 
     Reading checks each value by the schema that it was written with or, if ``schema`` is given, by that one. Writing
     checks each record; its other options are those of `Avro`. The name of a record is the ``title`` of its schema.
@@ -353,7 +353,7 @@ class JsonSchema(_TextFormat):
     kind: ClassVar[str] = "JSON"
     library: ClassVar[str] = "jsonschema_rs"
 
-    def _reader(self, schema: Schema, references: Mapping[str, Schema]) -> Reader:
+    def _reader(self, schema: Schema, references: Mapping[str, Schema]) -> ReadValue:
         if self._given is not None:
             schema, references = self._given, self.registry.references_of(self._given)
         check = _json_check(schema, references)
@@ -365,7 +365,7 @@ class JsonSchema(_TextFormat):
 
         return read
 
-    def _writer(self, schema: Schema, references: Mapping[str, Schema]) -> Writer:
+    def _writer(self, schema: Schema, references: Mapping[str, Schema]) -> WriteValue:
         check = _json_check(schema, references)
 
         def write(record: Any) -> bytes:
@@ -408,7 +408,7 @@ def _is_prefix(prefix: bytes) -> bool:
     return len(prefix) == PREFIX_BYTES and prefix[0] == 0
 
 
-def _refuses(reason: str) -> Reader:
+def _refuses(reason: str) -> ReadValue:
     def refuse(_: bytes) -> Any:
         raise ValueError(reason)
 
@@ -416,7 +416,7 @@ def _refuses(reason: str) -> Reader:
 
 
 def _keep(kept: dict[bytes, Any], prefix: bytes, entry: object) -> None:
-    """Keep an entry; the one that was not used for the longest time gives way."""
+    """Keep an entry; the entry that was not used for the longest time gives way."""
     kept[prefix] = entry
     if len(kept) > _READERS_MAX:
         del kept[next(iter(kept))]

@@ -17,7 +17,7 @@ import orjson
 
 from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, TopicDenied, TopicError, TopicUnavailable
-from streamiter.topics.http import Answer, check_authorities, checked_url, exchange
+from streamiter.topics.http import HttpAnswer, check_authorities, checked_url, exchange
 from streamiter.topics.urls import hide, options_from
 
 # The pause between two tries doubles: a registry restarts in seconds.
@@ -66,7 +66,7 @@ class RegistryOptions:
     token: str | None = field(default=None, repr=False, metadata={"is_secret": True})
     """A token, in place of user and password."""
     ssl_cafile: str | None = field(default=None, repr=False)
-    """The file of the authorities that sign the registry's certificate; None for those of the system."""
+    """The file of the authorities that sign the registry's certificate; None for the authorities of the system."""
     request_timeout_s: float = field(default=10.0, metadata={"above": 0})
     """How long one request may take."""
     give_up_after_s: float = field(default=60.0, metadata={"least": 0})
@@ -136,7 +136,7 @@ class SchemaRegistry:
         return None if found is None else _schema(found)
 
     def references_of(self, schema: Schema) -> dict[str, Schema]:
-        """Return the schemas that ``schema`` uses, by name; each one after those that it uses itself."""
+        """Return the schemas that ``schema`` uses, by name; each one after the schemas that it uses itself."""
         found: dict[str, Schema] = {}
         self._add_references(schema.references, found, ())
         return found
@@ -212,7 +212,7 @@ class SchemaRegistry:
             return None
         raise self._refusal(answer, found or {}, subject)
 
-    def _refusal(self, answer: Answer, found: Mapping[str, Any], subject: str) -> Exception:
+    def _refusal(self, answer: HttpAnswer, found: Mapping[str, Any], subject: str) -> Exception:
         reason = self._hidden(f"{found.get('message', 'no message')}"[:500])
         if answer.status in (401, 403):
             return TopicDenied(
@@ -251,7 +251,7 @@ class _Version(NamedTuple):
     schema: Schema
 
 
-def _json_object(answer: Answer) -> dict[str, Any] | None:
+def _json_object(answer: HttpAnswer) -> dict[str, Any] | None:
     try:
         found = orjson.loads(answer.body)
     except orjson.JSONDecodeError:

@@ -460,18 +460,18 @@ class Outputs:
 # On Kafka the headers of a letter with cut texts take about 600 bytes; the rest is for the texts.
 _LEAST_LIMIT_BYTES: Final = 1024
 
-# On Kafka the lengths of a value and its record take up to so many bytes: two varints of 5 bytes.
+# On Kafka the lengths of a value and its record take up to this many bytes: two varints of 5 bytes.
 _LENGTHS_BYTES: Final = 10
 
 
 class DeadLetterEncoder:
     """Encodes dead letters: the refused value as it was (bytes) or as JSON, with the reason and the origin in headers.
 
-    Headers: those of the original, then ``error``, ``step`` and, where known, ``topic``, ``partition``, and ``offset``
-    or ``first_offset`` and ``last_offset``. A letter that is too large for its topic is cut. First the value is cut;
-    the headers ``value_bytes`` and ``value_sha256`` then describe the whole value. If that is not enough, the error is
-    cut (``error_bytes``), and the key (``key_bytes``, ``key_sha256``) and the original's headers are left out. Encoding
-    never fails: a value without a form in JSON is written as its repr.
+    Headers: the headers of the original, then ``error``, ``step`` and, where known, ``topic``, ``partition``, and
+    ``offset`` or ``first_offset`` and ``last_offset``. A letter that is too large for its topic is cut. First the value
+    is cut; the headers ``value_bytes`` and ``value_sha256`` then describe the whole value. If that is not enough, the
+    error is cut (``error_bytes``), and the key (``key_bytes``, ``key_sha256``) and the original's headers are left out.
+    Encoding never fails: a value without a form in JSON is written as its repr.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -552,7 +552,7 @@ def _cut(value: bytes | None, letter: DeadLetter, limit: SizeLimit) -> tuple[byt
 
 
 def _shorter_key_and_headers(letter: DeadLetter, text_bytes: int) -> tuple[bytes | None, Headers]:
-    """Return the key and the headers, cut. A long origin is left out: half a URL may be that of another topic."""
+    """Return the key and the headers, cut. A long origin is left out: half a URL may be the URL of another topic."""
     told: Headers = ()
     error, step, key = _utf8(letter.error), _utf8(letter.step), letter.key
     if len(error) > text_bytes:
@@ -589,7 +589,7 @@ def _utf8(text: str) -> bytes:
 
 
 def dead_letter_value(record: object) -> bytes | None:
-    """Return the value of the dead letter of a record; that of bytes are the bytes themselves. Never raises."""
+    """Return the value of the dead letter of a record; for bytes, the bytes themselves. Never raises."""
     if record is None:
         return None
     if isinstance(record, (bytes, bytearray)):

@@ -176,7 +176,7 @@ class GroupPositions:
 # By default Kafka's brokers and clients take 1 MiB, framing and headers included.
 RECORD_BYTES_MAX: Final = 1_000_000
 
-# The settings with the size of the largest record: that of Kafka, and that of topics in memory and in SQLite.
+# The settings with the size of the largest record: of Kafka, and of topics in memory and in SQLite.
 _LIMIT_SETTINGS: Final = ("max.message.bytes", "max_record_bytes")
 
 
@@ -237,7 +237,7 @@ class ReadRequest:
     max_records: int = BATCH_RECORDS
     """The largest number of records in a batch."""
     refresh_s: float = 30.0
-    """Partitions that the topic gains are found within so many seconds, and are read from their earliest record."""
+    """Partitions that the topic gains are found within this many seconds, and are read from their earliest record."""
     clock: Clock = field(default_factory=SystemClock)
     """The clock of the job."""
 
@@ -425,7 +425,7 @@ class OutgoingBatch:
     """The time stamp of each record, in milliseconds since 1970-01-01 UTC."""
     partition: int | None = None
     """The partition of all records. None lets the topic choose: a record with a key goes to the partition of its key
-    (on Kafka that of the Java client's default partitioner), other records go to any partition."""
+    (on Kafka the partition that the Java client's default partitioner chooses), other records go to any partition."""
 
     @property
     def nbytes(self) -> int:
@@ -458,7 +458,7 @@ class OutgoingBatch:
         )
 
 
-# A topic may add so much to the key and value of a record without headers: Kafka adds 92 bytes for batch and record.
+# A topic may add this much to the key and value of a record without headers: Kafka adds 92 bytes for batch and record.
 _FRAMING_BYTES: Final = 128
 
 

@@ -235,7 +235,7 @@ def test_statistics_of_another_flow_are_refused() -> None:
     """A drawing showed the counts of another flow's steps."""
     flow = Flow("other")
     flow.from_items([1], name="start").collect()
-    with pytest.raises(ConfigurationError, match="given those of flow 'other' without step 'numbers'"):
+    with pytest.raises(ConfigurationError, match="given the statistics of flow 'other' without step 'numbers'"):
         counting_flow().draw(flow.run())
 
 

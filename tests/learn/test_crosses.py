@@ -12,7 +12,7 @@ from learn.online_support import trained
 from support.examples import random_examples
 
 from streamiter import Flow
-from streamiter.crossed_rows import crossed, crossed_fields, numbers_of
+from streamiter.crossed_rows import crossed, crossed_fields, matrix_of_fields
 from streamiter.errors import ConfigurationError, GraphError, ModelError
 from streamiter.learn import AdaptiveLinearModel, LogisticRegression, SparseRows, train_online
 from streamiter.models import LinearPredictor
@@ -113,7 +113,7 @@ def features_of(rows: list[Record], crosses: list[tuple[str, str]]) -> list[Reco
     named = FieldReader(bits=20).rows(rows)
     fields = crossed_fields(crosses)
     moments = [np.array([each.get(field, 0.0) for field in fields]) for each in (MEAN, DEVIATION)]
-    result = crossed(named, crosses, standardized(numbers_of(named, fields), *moments), bits=20)
+    result = crossed(named, crosses, standardized(matrix_of_fields(named, fields), *moments), bits=20)
     assert result.numbers[:, : len(named.fields)].tobytes() == named.numbers.tobytes()
     assert result.place_values is not None
     assert (result.place_values[:, : named.places.shape[1]] == 1.0).all()
@@ -136,7 +136,7 @@ def place_of(row: Record, cross: tuple[str, str]) -> int | None:
     """Return the place of the cross of a row alone."""
     alone = FieldReader(bits=20).rows([{name: row[name] for name in cross if name in row}])
     fields = crossed_fields([cross])
-    found = crossed(alone, [cross], numbers_of(alone, fields), bits=20).places[0, alone.places.shape[1] :]
+    found = crossed(alone, [cross], matrix_of_fields(alone, fields), bits=20).places[0, alone.places.shape[1] :]
     return int(found[0]) if len(found) and found[0] != ABSENT else None
 
 

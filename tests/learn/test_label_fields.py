@@ -217,7 +217,7 @@ def test_fields_that_features_names_are_features() -> None:
     """A price that the label is compared with is known in time: the user names it."""
     found = trained(TRIPS, label=late, features=["km", "delay"])
     assert found.models[-1].parameters["fields"] == ["km", "delay"]
-    with pytest.raises(GraphError, match=r"features=\): expected fields without that of the label, given 'late'"):
+    with pytest.raises(GraphError, match=r"features=\): expected fields without the field of the label, given 'late'"):
         trained(TRIPS, label="late", features=["km", "late"])
 
 

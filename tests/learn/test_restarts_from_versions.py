@@ -273,17 +273,18 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "another format": (
         AdaptiveLinearModel(),
         with_other_bytes(GIVEN, lambda state: state.replace(b"state 1 ", b"state 2 ")),
-        "expected the state of a AdaptiveLinearModel in format 1, given that of a AdaptiveLinearModel in format 2",
+        "expected the state of a AdaptiveLinearModel in format 1, given the state of a AdaptiveLinearModel in format 2",
     ),
     "another learner": (
         AdaptiveLinearModel(),
         GIVEN | {"state": linear(FTRL(0.3, 0.1)).parameters(state=True)["state"]},
-        "given that of a LinearModel in format 1",
+        "given the state of a LinearModel in format 1",
     ),
     "other weights": (
         AdaptiveLinearModel(),
         GIVEN | {"weights": GIVEN["weights"] * 0.5},
-        "the state of the version does not fit: it is that of other weights; use another version, or start without it",
+        "the state of the version does not fit: it is the state of other weights; use another version, or start "
+        "without it",
     ),
     "other rates": (AdaptiveLinearModel(rates=(0.5,)), GIVEN, "rates was None, now [0.5]"),
     "another task": (

@@ -22,7 +22,7 @@ from streamiter.networks.data import (
     prepared,
     read_rows,
     to_record,
-    translated,
+    translated_labels,
 )
 from streamiter.sparse_rows import SparseRows
 
@@ -85,13 +85,13 @@ def test_invalid_rows_and_features_beyond_the_range_are_named(tmp_path: Path) ->
 )
 def test_labels_are_translated(way: Any, given: list[float], expected: list[float]) -> None:
     """Classes from 1 on are invalid for softmax, and 0 and 1 for the log loss."""
-    assert translated(np.array(given, dtype=float), way).tolist() == expected
+    assert translated_labels(np.array(given, dtype=float), way).tolist() == expected
 
 
 @pytest.mark.parametrize("way", ["PosNegTrans", "ZeroOneTrans"])
 def test_a_label_that_is_missing_stays_missing(way: Any) -> None:
     """NaN is not above 0, so a missing label was learned as the other class."""
-    assert np.isnan(translated(np.array([np.nan, 1.0]), way)).tolist() == [True, False]
+    assert np.isnan(translated_labels(np.array([np.nan, 1.0]), way)).tolist() == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from processes.pipes import Owner, identity, link_of
 from support.processes import process
 
-from streamiter.processes.link import connect, listen
+from streamiter.processes.link import connect_link, listen
 
 NEAR, FAR, PORT = "10.9.0.1", "10.9.0.2", 7001
 
@@ -38,7 +38,7 @@ async def ends(link_sends: bool, is_cut: asyncio.Event, is_open: asyncio.Semapho
     """Return what a link says after the cut, and when."""
     owner = Owner()
     link = link_of(owner, identity(0))
-    await connect((FAR, PORT), link)
+    await connect_link((FAR, PORT), link)
     await owner.is_open.wait()
     is_open.release()
     await is_cut.wait()

@@ -28,7 +28,7 @@ from streamiter.clock import SystemClock
 from streamiter.errors import InternalError, PlainDataError
 from streamiter.processes import frames
 from streamiter.processes.frames import FrameEncoding
-from streamiter.processes.link import Address, ProcessLink, connect, listen
+from streamiter.processes.link import Address, ProcessLink, connect_link, listen
 from streamiter.processes.mesh import ProcessMesh
 from streamiter.processes.remote_channel import ArrivingChannel, DepartingChannel
 from streamiter.records import DataBatch, EndOfInput
@@ -395,7 +395,7 @@ def test_an_array_may_change_before_it_has_left(address: Address, loop: str) -> 
         owner, mine = Owner(), Owner()
         server = await listen(address, lambda: link_of(owner, identity(0)))
         link = link_of(mine, identity(1))
-        await connect(address, link)
+        await connect_link(address, link)
         await asyncio.wait_for(mine.is_open.wait(), PATIENCE_S)
         waits = []
         for count, length in ((1, 4_000_000), (1, 4_000_000), (40, 100_000)):  # All are more than sockets hold.
@@ -433,7 +433,7 @@ async def test_a_stranger_at_a_real_socket_is_cut_off_and_others_connect(tmp_pat
     assert "the connection is not of this run" in str(owner.ends[0])
     mine = Owner()
     link = link_of(mine, identity(1))
-    await connect(address, link)
+    await connect_link(address, link)
     await asyncio.wait_for(owner.is_open.wait(), PATIENCE_S)
     await asyncio.wait_for(mine.is_open.wait(), PATIENCE_S)
     link.abort("the test is over")
@@ -447,7 +447,7 @@ async def test_connections_over_tcp_do_not_wait_to_fill_packets(tmp_path: Path) 
     owner, mine = Owner(), Owner()
     server = await listen(("127.0.0.1", 0), lambda: link_of(owner, identity(0)))
     link = link_of(mine, identity(1))
-    await connect(("127.0.0.1", server.sockets[0].getsockname()[1]), link)
+    await connect_link(("127.0.0.1", server.sockets[0].getsockname()[1]), link)
     await asyncio.wait_for(mine.is_open.wait(), PATIENCE_S)
     transport: Any = link._transport
     assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

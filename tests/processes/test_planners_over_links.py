@@ -19,7 +19,7 @@ from runtime.test_several_processes import Awaited
 import streamiter
 from streamiter import Columns, Flow, Operator, OutputTag, Stream
 from streamiter.operators import Output
-from streamiter.processes.link import ProcessLink, connect, listen
+from streamiter.processes.link import ProcessLink, connect_link, listen
 from streamiter.runtime.plan import ChannelLimits, JobOptions
 
 ODD = OutputTag("odd")
@@ -69,7 +69,7 @@ async def linked(processes: int) -> AsyncIterator[list[LinkMessages]]:
         owners = Owner(), Owner()
         ends = link_of(owners[0], identity(first)), link_of(owners[1], identity(second))
         server = await listen(("127.0.0.1", 0), lambda end=ends[0]: end)
-        await connect(server.sockets[0].getsockname(), ends[1])
+        await connect_link(server.sockets[0].getsockname(), ends[1])
         for owner in owners:
             await owner.is_open.wait()
         server.close()

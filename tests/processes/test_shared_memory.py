@@ -21,7 +21,7 @@ from support.waiting import PATIENCE_S, until
 
 from streamiter.processes import shared_memory
 from streamiter.processes.frames import SHARED
-from streamiter.processes.link import ProcessLink, connect, listen
+from streamiter.processes.link import ProcessLink, connect_link, listen
 from streamiter.testing import VirtualClock
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no files in memory without a name")
@@ -147,7 +147,7 @@ async def joined(folder: Path) -> AsyncIterator[tuple[ProcessLink, ProcessLink, 
 
     server = await listen(str(folder / "link"), new_link)
     second = link_of(owners[1], identity(1))
-    await connect(str(folder / "link"), second)
+    await connect_link(str(folder / "link"), second)
     await asyncio.wait_for(asyncio.gather(*(owner.is_open.wait() for owner in owners)), PATIENCE_S)
     for link, owner in zip((links[0], second), reversed(owners), strict=True):
         link.send_message(bytes(2 << 20))

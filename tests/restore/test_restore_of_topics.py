@@ -17,7 +17,7 @@ from streamiter import topic
 from streamiter.runtime.alignment import _PortFeedback
 from streamiter.testing import RestoreProcess, check_flow_restore
 from streamiter.testing.restore.check import Comparison
-from streamiter.testing.restore.driving import Build, BuiltFlow, RunOptions, run_in_steps
+from streamiter.testing.restore.driving import Build, BuiltFlow, RunSettings, run_in_steps
 from streamiter.topics import ReadRequest
 from streamiter_files.reader import FilesReader
 from streamiter_sqlite.topic import SqliteReader
@@ -80,7 +80,7 @@ def test_feedback_in_a_topic_is_read_again(
 
 def crash_and_resume(build: Build, after: int, process: RestoreProcess) -> None:
     """Run some steps, take a snapshot and stop; then resume in a fresh process, and run to the end."""
-    options = RunOptions()
+    options = RunSettings()
     undisturbed = asyncio.run(run_in_steps(BuiltFlow(build, (), gated=True), options, only=after, cuts=True))
     cut = undisturbed.cuts[-1]
     assert cut.after == after

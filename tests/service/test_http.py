@@ -219,7 +219,7 @@ async def test_rows_of_a_client_that_leaves_are_not_refused(monkeypatch: pytest.
     async def busy(*_: object, **__: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("streamiter.service.http.predict", busy)
+    monkeypatch.setattr("streamiter.service.http.answer_rows", busy)
     async with case() as service:
         with pytest.raises(httpx.ReadTimeout):
             await service.client.post("/predict", json={"km": 1.0}, timeout=0.2)

@@ -18,7 +18,7 @@ from streamiter.errors import ModelError
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.models.served import ServedVersion
 from streamiter.service.answers import Problem
-from streamiter.service.predictions import predict, rows_of
+from streamiter.service.predictions import answer_rows, requested_rows
 
 CLOCK = ManualClock()
 MODEL = learned()
@@ -27,7 +27,7 @@ VERSION = version_of(MODEL.parameters())
 
 def answer(document: Any, version: ServedVersion = VERSION, **options: bool) -> Any:
     body = document if isinstance(document, bytes) else orjson.dumps(document)
-    return orjson.loads(orjson.dumps(finished(predict(version, *rows_of(body, 1000), CLOCK, **options))))
+    return orjson.loads(orjson.dumps(finished(answer_rows(version, *requested_rows(body, 1000), CLOCK, **options))))
 
 
 def finished(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -11,7 +11,7 @@ from support.costs import calls_of
 from support.examples import random_examples
 
 from streamiter.learn.flights import FlightEvents
-from streamiter.service.proposal import Proposal, TopicSample, proposal_of, sample_of
+from streamiter.service.proposal import Proposal, TopicSample, proposal_of, sample_of_topic
 from streamiter.service.settings import LabelSettings
 from streamiter.service.settings_file import read_settings
 from streamiter.topics import MemoryBroker, OutgoingBatch
@@ -36,7 +36,7 @@ async def test_questions_and_answers_are_found_in_real_flights() -> None:
         await writer.write(batch)
     await writer.write(OutgoingBatch([b"{", None, b"7"]))
     await writer.close()
-    sample = await sample_of(topic)
+    sample = await sample_of_topic(topic)
     proposal = proposal_of(sample, "flights", "memory://flights", "memory://updates", "memory://dead-letters")
     learn = read_settings(proposal.text).learn
     assert learn.kind == "regression"

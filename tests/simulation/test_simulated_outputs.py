@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamiter.testing.simulation.world import Delivery, Order, OutputRules, key_and_value
+from streamiter.testing.simulation.world import Delivery, OutputOrder, OutputRules, key_and_value
 from streamiter.topics.topic import TopicRecord
 
 
@@ -46,7 +46,7 @@ EXPECTED = records("0 a 1", "0 b 2", "1 a 3", "0 a 4")
     ],
 )
 def test_a_part_may_lack_only_its_end_and_the_whole_must_be_complete(
-    order: Order, delivery: Delivery, given: list[str], part: str | None, whole: str | None
+    order: OutputOrder, delivery: Delivery, given: list[str], part: str | None, whole: str | None
 ) -> None:
     """A check that accepts a gap or a repeated record misses the bugs that it must find."""
     rules = OutputRules("out", order, delivery, key_and_value)

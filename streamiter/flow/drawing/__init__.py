@@ -3,6 +3,6 @@
 ``picture`` states which nodes and links a drawing shows, ``layout`` places them, ``formats`` writes them.
 """
 
-from streamiter.flow.drawing.formats import DrawingFormat, draw
+from streamiter.flow.drawing.formats import DrawingFormat, drawing_of
 
-__all__ = ["DrawingFormat", "draw"]
+__all__ = ["DrawingFormat", "drawing_of"]

@@ -15,12 +15,12 @@ from itertools import combinations, pairwise
 
 Point = tuple[float, float]
 
-Key = tuple[str, int]
+ItemKey = tuple[str, int]
 """An item: "node", "box" or "port", and the number of the node, the box, or the link at the port."""
 
 
 @dataclass(slots=True)
-class Item:
+class DrawnItem:
     """A node, a box or a port of a box: links begin and end at it."""
 
     width: float
@@ -33,10 +33,10 @@ class Item:
 class Arc:
     """A link; one that goes back, and may close a loop, has neither given ports nor a weight."""
 
-    source: Key
-    target: Key
+    source: ItemKey
+    target: ItemKey
     label_width: float = 0.0
-    """0 without a label."""
+    """The width of the label; 0 without a label."""
     label_height: float = 0.0
     source_port: float | None = None
     """Where the link begins, downwards from the middle of its item; None: anywhere."""
@@ -79,16 +79,16 @@ class Arrangement:
 
     width: float = 0.0
     height: float = 0.0
-    items: dict[Key, Rectangle] = field(default_factory=dict)
+    items: dict[ItemKey, Rectangle] = field(default_factory=dict)
     runs: dict[int, list[LevelRun]] = field(default_factory=dict)
     """The level parts of each arc, from left to right."""
     corners: dict[int, list[Point]] = field(default_factory=dict)
     """The corners of each link that goes back, from source to target."""
     labels: dict[int, Rectangle] = field(default_factory=dict)
-    """Those of links with a label."""
+    """The place of each label, by the number of its link."""
 
 
-def arrange(items: Mapping[Key, Item], arcs: Mapping[int, Arc], backs: Mapping[int, Arc]) -> Arrangement:
+def arrange(items: Mapping[ItemKey, DrawnItem], arcs: Mapping[int, Arc], backs: Mapping[int, Arc]) -> Arrangement:
     """Place the items from left to right; ``arcs`` have no cycle, ``backs`` may close cycles. Links have numbers."""
     made = _make_columns(items, arcs)
     ports = _spread_ports(made, arcs, backs)
@@ -112,12 +112,12 @@ class Spot:
     """The number of the spot in its column, from the top."""
     y: float = 0.0
     """The height of the middle; it grows downwards."""
-    lefts: list[Piece] = field(default_factory=list)
-    rights: list[Piece] = field(default_factory=list)
+    lefts: list[LinkPiece] = field(default_factory=list)
+    rights: list[LinkPiece] = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True)
-class Piece:
+class LinkPiece:
     """The part of a link between two columns."""
 
     left: Spot
@@ -132,13 +132,13 @@ class _SpotColumns:
     """All spots: the columns from left to right, each from top to bottom."""
 
     columns: list[list[Spot]]
-    items: dict[Key, Spot]
+    items: dict[ItemKey, Spot]
     """The spot of each item."""
-    chains: dict[int, list[Piece]]
+    chains: dict[int, list[LinkPiece]]
     """The pieces of each arc, from left to right."""
 
 
-def _make_columns(items: Mapping[Key, Item], arcs: Mapping[int, Arc]) -> _SpotColumns:
+def _make_columns(items: Mapping[ItemKey, DrawnItem], arcs: Mapping[int, Arc]) -> _SpotColumns:
     """Return the spots of all items and links, in an order with few crossings."""
     ranks = _ranks(items, arcs.values())
     labelled = {2 * ranks[arc.target] - 1 for arc in arcs.values() if arc.label_width}
@@ -164,8 +164,8 @@ def _make_columns(items: Mapping[Key, Item], arcs: Mapping[int, Arc]) -> _SpotCo
     return made
 
 
-def _chain(spots: Sequence[Spot], arc: Arc) -> list[Piece]:
-    pieces = [Piece(left, right, left.line, right.line, arc.weight) for left, right in pairwise(spots)]
+def _chain(spots: Sequence[Spot], arc: Arc) -> list[LinkPiece]:
+    pieces = [LinkPiece(left, right, left.line, right.line, arc.weight) for left, right in pairwise(spots)]
     pieces[0].left_port = arc.source_port or 0.0
     pieces[-1].right_port = arc.target_port or 0.0
     for piece in pieces:
@@ -174,15 +174,15 @@ def _chain(spots: Sequence[Spot], arc: Arc) -> list[Piece]:
     return pieces
 
 
-def _ranks(items: Mapping[Key, Item], arcs: Iterable[Arc]) -> dict[Key, int]:
+def _ranks(items: Mapping[ItemKey, DrawnItem], arcs: Iterable[Arc]) -> dict[ItemKey, int]:
     """Return the rank of each item: the length of the longest path to it; a source is just before its first target."""
-    before: dict[Key, list[Key]] = {key: [] for key in items}
-    behind: dict[Key, list[Key]] = {key: [] for key in items}
+    before: dict[ItemKey, list[ItemKey]] = {key: [] for key in items}
+    behind: dict[ItemKey, list[ItemKey]] = {key: [] for key in items}
     for arc in arcs:
         before[arc.target].append(arc.source)
         behind[arc.source].append(arc.target)
     begin = 1 if any(item.side < 0 for item in items.values()) else 0
-    ranks: dict[Key, int] = {}
+    ranks: dict[ItemKey, int] = {}
     for key in TopologicalSorter(before).static_order():
         ranks[key] = max((ranks[other] + 1 for other in before[key]), default=begin) if items[key].side >= 0 else 0
     for key, item in items.items():
@@ -192,7 +192,7 @@ def _ranks(items: Mapping[Key, Item], arcs: Iterable[Arc]) -> dict[Key, int]:
     return {key: end if item.side > 0 else ranks[key] for key, item in items.items()}
 
 
-_Neighbour = tuple[Spot, float, float, Piece]
+_Neighbour = tuple[Spot, float, float, LinkPiece]
 """The spot at the other end of a piece, the port there, the own port, and the piece."""
 
 _Neighbours = Callable[[Spot], list[_Neighbour]]
@@ -288,9 +288,9 @@ _Wish = tuple[float, float]
 def _spread_ports(made: _SpotColumns, arcs: Mapping[int, Arc], backs: Mapping[int, Arc]) -> dict[int, _Wish]:
     """Set the ports of all links; return the two ports of each of ``backs``, which are the lowest.
 
-    >>> from streamiter.flow.drawing.arrange import Item, _make_columns
+    >>> from streamiter.flow.drawing.arrange import DrawnItem, _make_columns
     >>> arcs = {1: Arc(("node", 0), ("node", 1)), 2: Arc(("node", 0), ("node", 2))}
-    >>> made = _make_columns({("node", number): Item(100, 40) for number in range(3)}, arcs)
+    >>> made = _make_columns({("node", number): DrawnItem(100, 40) for number in range(3)}, arcs)
     >>> _spread_ports(made, arcs, backs={})
     {}
     >>> [piece.left_port for [piece] in made.chains.values()]
@@ -316,11 +316,11 @@ def _spread_ports(made: _SpotColumns, arcs: Mapping[int, Arc], backs: Mapping[in
     return {number: (begins[number], ends[number]) for number in backs}
 
 
-def _left_end(piece: Piece) -> tuple[int, float]:
+def _left_end(piece: LinkPiece) -> tuple[int, float]:
     return piece.left.place, piece.left_port
 
 
-def _right_end(piece: Piece) -> tuple[int, float]:
+def _right_end(piece: LinkPiece) -> tuple[int, float]:
     return piece.right.place, piece.right_port
 
 
@@ -347,7 +347,7 @@ def _place_heights(made: _SpotColumns) -> None:
             spot.y -= top
 
 
-def _weight(piece: Piece) -> float:
+def _weight(piece: LinkPiece) -> float:
     items = piece.left.is_item + piece.right.is_item
     return piece.weight * (_WEIGHT_WITHIN_LINK, _WEIGHT_AT_ITEM, 1.0)[items]
 
@@ -452,7 +452,7 @@ class _Arrangement:
 
     # -- links -------------------------------------------------------------------------------------------
 
-    def _runs(self, arc: Arc, chain: Sequence[Piece], items: Mapping[Key, Rectangle]) -> list[LevelRun]:
+    def _runs(self, arc: Arc, chain: Sequence[LinkPiece], items: Mapping[ItemKey, Rectangle]) -> list[LevelRun]:
         first, last = chain[0], chain[-1]
         begin, end = items[arc.source], items[arc.target]
         runs = [
@@ -489,11 +489,11 @@ class _Arrangement:
             result.width = max(result.width, x + back.label_width)
 
     def _ends(self, number: int) -> Point:
-        """Return where a link goes down, right of the column of its source, and up, left of that of its target."""
+        """Return where a link goes down, right of the column of its source, and up, left of the target's column."""
         begin, right, end, left = self._channels[number]
         return self._rights[begin - 1] + right * _CHANNEL, self._lefts[end] - left * _CHANNEL
 
 
-def _gap(piece: Piece) -> float:
+def _gap(piece: LinkPiece) -> float:
     rise = abs(piece.left.y + piece.left_port - piece.right.y - piece.right_port)
     return min(_GAP_MAX, _GAP + _SLOPE * rise)

@@ -35,7 +35,7 @@ from streamiter.runtime.statistics import JobStatistics
 DrawingFormat = Literal["mermaid", "svg", "png"]
 
 
-def draw(
+def drawing_of(
     flow: str, steps: Sequence[Step], statistics: JobStatistics | None, drawing_format: DrawingFormat
 ) -> str | bytes:
     """Return the drawing of a flow as text, or as bytes for PNG."""
@@ -293,14 +293,14 @@ def _link(placed: PlacedLink) -> Iterable[str]:
     kind = placed.link.kind
     ends = ("start", "end") if kind == "service" else ("end",)
     markers = " ".join(f'marker-{end}="url(#streamiter-{kind})"' for end in ends)
-    yield f'<path class="link {kind}" d="{route_of(placed)}" {markers}/>'
+    yield f'<path class="link {kind}" d="{svg_path(placed)}" {markers}/>'
     if (place := placed.label) is not None:
         for line in placed.caption.lines:
             x, y = place.x + place.width / 2, place.y + line.size
             yield _text(line, x, y, f"label {kind}", tooltip=placed.caption.whole)
 
 
-def route_of(placed: PlacedLink) -> str:
+def svg_path(placed: PlacedLink) -> str:
     """Return the route of a link, as the data of a path in SVG."""
     return _curves(placed.runs) if placed.runs else _rounded(placed.corners)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from streamiter.flow.drawing.arrange import Arc, Arrangement, Item, Key, LevelRun, Point, Rectangle, arrange
+from streamiter.flow.drawing.arrange import Arc, Arrangement, DrawnItem, ItemKey, LevelRun, Point, Rectangle, arrange
 from streamiter.flow.drawing.picture import Link, Node, Picture
 
 MARGIN = 20.0
@@ -160,7 +160,7 @@ class _Region:
     """The inside of a box, or everything outside of the boxes."""
 
     sizes: _Sizes
-    items: dict[Key, Item] = field(default_factory=dict)
+    items: dict[ItemKey, DrawnItem] = field(default_factory=dict)
     arcs: dict[int, Arc] = field(default_factory=dict)
     """By the number of the link."""
     backs: dict[int, Arc] = field(default_factory=dict)
@@ -178,14 +178,14 @@ class _Region:
         lid = _LID if self.sizes.picture.nodes[number].shape in ("source", "sink") else 0.0
         width = max(_NODE_WIDTH_MIN, caption.width + 2 * _PADDING_X)
         height = max(_NODE_HEIGHT_MIN, caption.height + lid + 2 * _PADDING_Y)
-        self.items["node", number] = Item(width, height)
+        self.items["node", number] = DrawnItem(width, height)
 
     def add_box(self, number: int, region: _Region) -> None:
         inner = region.arrangement
         width = max(inner.width, self.sizes.headings[number].width) + 2 * _BOX_PADDING
-        self.items["box", number] = Item(width, inner.height + _BOX_HEADING_HEIGHT + _BOX_PADDING)
+        self.items["box", number] = DrawnItem(width, inner.height + _BOX_HEADING_HEIGHT + _BOX_PADDING)
 
-    def add_link(self, number: int, source: Key, target: Key, *, labelled: bool = True) -> None:
+    def add_link(self, number: int, source: ItemKey, target: ItemKey, *, labelled: bool = True) -> None:
         link = self.sizes.picture.links[number]
         width, height = self.sizes.label(number) if labelled else (0.0, 0.0)
         weight = _SERVICE_WEIGHT if link.kind == "service" else 1.0
@@ -196,7 +196,7 @@ class _Region:
 
     # -- places after arranging ---------------------------------------------------------------------------
 
-    def place(self, key: Key) -> Rectangle:
+    def place(self, key: ItemKey) -> Rectangle:
         return self.arrangement.items[key].moved(self.x, self.y)
 
     def runs(self, number: int) -> list[LevelRun]:
@@ -225,7 +225,7 @@ def _inside(sizes: _Sizes, box: int) -> _Region:
     for number, link in enumerate(links):
         crossing = [nodes[link.source].box == box, nodes[link.target].box == box]
         if any(crossing) and not all(crossing):
-            region.items["port", number] = Item(0.0, 0.0, side=1 if crossing[0] else -1)
+            region.items["port", number] = DrawnItem(0.0, 0.0, side=1 if crossing[0] else -1)
     for number, link in enumerate(links):
         source, target = ("node", link.source), ("node", link.target)
         if source in region.items and target in region.items:
@@ -259,12 +259,12 @@ def _outside(sizes: _Sizes, insides: Sequence[_Region]) -> _Region:
     return region
 
 
-def _seen_from_outside(picture: Picture, node: int) -> Key:
+def _seen_from_outside(picture: Picture, node: int) -> ItemKey:
     box = picture.nodes[node].box
     return ("node", node) if box is None else ("box", box)
 
 
-def _port(region: _Region, box: Key, inner: _Region, link: int) -> float:
+def _port(region: _Region, box: ItemKey, inner: _Region, link: int) -> float:
     """Return how far below the middle of the box the link crosses its border."""
     return _BOX_HEADING_HEIGHT + inner.place(("port", link)).y - region.items[box].height / 2
 

@@ -130,7 +130,7 @@ def _check_statistics(flow: str, steps: Sequence[Step], statistics: JobStatistic
     counted = {instance.step for task in statistics.tasks for instance in task.steps}
     missing = [step.name for step in steps if step.name not in counted]
     if statistics.flow != flow or missing:
-        given = f"those of flow {statistics.flow!r}" + (f" without step {missing[0]!r}" if missing else "")
+        given = f"the statistics of flow {statistics.flow!r}" + (f" without step {missing[0]!r}" if missing else "")
         raise ConfigurationError(
             f"flow {flow!r}: draw expected statistics of a job of this flow, given {given}; "
             "pass job.statistics() or the result of flow.run()"

@@ -1,6 +1,6 @@
 """Configuration files of networks: read and checked completely before anything runs, and written as canonical JSON."""
 
-from streamiter.networks.configuration.reading import as_text, canonical, read_configuration
+from streamiter.networks.configuration.reading import canonical, json_text, read_configuration
 from streamiter.networks.configuration.settings import (
     Configuration,
     DataSettings,
@@ -17,7 +17,7 @@ __all__ = [
     "LayerConfiguration",
     "ModelSettings",
     "TrainSettings",
-    "as_text",
     "canonical",
+    "json_text",
     "read_configuration",
 ]

@@ -69,7 +69,7 @@ class LayerContext:
         return count, width
 
 
-Check = Callable[[LayerConfiguration, LayerContext], None]
+LayerCheck = Callable[[LayerConfiguration, LayerContext], None]
 """Raises ConfigurationError if the output dimension of a layer does not fit its inputs."""
 
 
@@ -90,7 +90,7 @@ def _embedding(layer: LayerConfiguration, graph: LayerContext) -> None:
 # -- layers with one input
 
 
-def _cross(size: Callable[[int, int], int], because: str, *, gives_vectors: bool = False) -> Check:
+def _cross(size: Callable[[int, int], int], because: str, *, gives_vectors: bool = False) -> LayerCheck:
     """Return the check of a layer that has ``size(pairs, width)`` outputs, of all pairs of vectors of its input."""
 
     def check(layer: LayerConfiguration, graph: LayerContext) -> None:
@@ -198,7 +198,7 @@ class LayerKind:
     """A type of layer: its class, its check, and the keys that it has in a file, apart from ``name`` and ``type``."""
 
     layer: type[Layer]
-    check: Check | None = None
+    check: LayerCheck | None = None
     inputs: Literal["none", "one", "many"] = "one"
     """``none``: the layer reads the mini-batch; ``one``: ``inputlayer``; ``many``: ``inputlayers``."""
     least_inputs: int = 1

@@ -34,8 +34,8 @@ from streamiter.networks.configuration.settings import (
     ModelSettings,
     TrainSettings,
     Where,
-    nearest,
     read_section,
+    similar_names,
 )
 
 _PROBABILITIES: Final = ("Sigmoid", "SigmoidWithDropout", "Softmax")
@@ -105,7 +105,7 @@ def _parsed(text: str, where: Where) -> object:
         raise where.error("expected JSON, given objects nested too deep to be read") from error
 
 
-def in_order(layers: Sequence[LayerConfiguration], file: Where) -> tuple[LayerConfiguration, ...]:
+def layers_in_order(layers: Sequence[LayerConfiguration], file: Where) -> tuple[LayerConfiguration, ...]:
     """Return the layers, each after its inputs, the loss layer last. Raises ConfigurationError for a bad graph.
 
     The order follows from the graph alone; it does not depend on the order in the file.
@@ -144,7 +144,7 @@ def _check_inputs(layers: Sequence[LayerConfiguration], by_name: Mapping[str, La
             where = _place_of_input(layer, number, file)
             if name not in by_name:
                 others = [other for other in by_name if other != layer.name]
-                raise where.error(f"expected the name of a layer, given {name!r}{nearest(name, others)}")
+                raise where.error(f"expected the name of a layer, given {name!r}{similar_names(name, others)}")
             if LAYER_KINDS[by_name[name].type].is_loss:
                 raise where.error(f"expected a layer with an output, given {name!r}, a loss layer, which has none")
 
@@ -232,7 +232,7 @@ def read_configuration(source: str | PathLike[str] | Mapping[str, object]) -> Co
     defaults = Defaults(*(_default(keys, key, *kind, warnings) for key, kind in _DEFAULTS.items()))
     if "layers" not in keys:
         raise file.error(f"expected the key 'layers', given {keys.listed()}; add it")
-    layers = in_order(LayerReader(file, defaults, train, warnings).read(keys.raw("layers")), file)
+    layers = layers_in_order(LayerReader(file, defaults, train, warnings).read(keys.raw("layers")), file)
     layers = with_vector_widths(layers, data, file)
     return Configuration(
         source=file.file,
@@ -269,7 +269,7 @@ def canonical(configuration: Configuration) -> dict[str, object]:
     }
 
 
-def as_text(document: Mapping[str, object]) -> str:
+def json_text(document: Mapping[str, object]) -> str:
     """Return JSON with indentation."""
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 

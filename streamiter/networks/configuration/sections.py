@@ -12,13 +12,13 @@ from streamiter.networks.configuration.settings import (
     FRACTION,
     NOT_NEGATIVE,
     POSITIVE,
+    FiniteNumber,
     FunctionSettings,
     Keys,
     LayerConfiguration,
-    Number,
     TrainSettings,
     Where,
-    nearest,
+    similar_names,
 )
 from streamiter.optimizers import FTRL, SGD, AdaDelta, Adam, Momentum, Optimizer, RMSProp
 
@@ -32,7 +32,7 @@ class FunctionKinds:
 
     purpose: str
     """The purpose with its article, for messages."""
-    kinds: Mapping[str, tuple[Callable[..., Any], Mapping[str, tuple[float, Number]]]]
+    kinds: Mapping[str, tuple[Callable[..., Any], Mapping[str, tuple[float, FiniteNumber]]]]
     """For each function its class, and its parameters, each with its default and its allowed numbers."""
     overruled: frozenset[str] = frozenset()
     """Keys of Angel that have no effect, because the engine knows their value."""
@@ -123,7 +123,7 @@ def read_function(given: object, kinds: FunctionKinds, where: Where, warnings: l
 def _known(name: str, kinds: FunctionKinds, where: Where) -> str:
     spelled = next((known for known in kinds.kinds if known.lower() == name.lower()), None)
     if spelled is None:
-        raise where.error(f"expected {kinds.purpose}, given {name!r}{nearest(name, kinds.kinds)}")
+        raise where.error(f"expected {kinds.purpose}, given {name!r}{similar_names(name, kinds.kinds)}")
     return spelled
 
 
@@ -195,7 +195,7 @@ class LayerReader:
         spelled = find_kind(given_type)
         if spelled is None:
             raise keys.place("type").error(
-                f"expected a type of layer, given {given_type!r}{nearest(given_type, LAYER_KINDS)}"
+                f"expected a type of layer, given {given_type!r}{similar_names(given_type, LAYER_KINDS)}"
             )
         kind = LAYER_KINDS[spelled]
         layer = LayerConfiguration(name, spelled, _NO_DIM, self._inputs(keys, kind), declared=name)

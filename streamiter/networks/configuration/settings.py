@@ -87,10 +87,10 @@ def json_kind(given: object) -> str:
     return shown if isinstance(given, (bool, int, float)) else f"the {kind.split()[-1]} {shown}"
 
 
-def nearest(given: str, known: Iterable[str]) -> str:
+def similar_names(given: str, known: Iterable[str]) -> str:
     """Return the same text, or a list of all known names if none is similar.
 
-    >>> nearest("x", ["wide", "deep"])
+    >>> similar_names("x", ["wide", "deep"])
     "; there are 'wide', 'deep'"
     """
     names = list(known)
@@ -202,12 +202,12 @@ def _as_float(value: float) -> float:
         return math.inf
 
 
-Reader = Callable[[Keys, str, Any], Any]
+ReadSetting = Callable[[Keys, str, Any], Any]
 """Reads the value of a key, given its default."""
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class FiniteNumber:
     """Reads a finite number that ``is_allowed``; ``expected`` describes such numbers in the error."""
 
     expected: str
@@ -223,16 +223,16 @@ class Number:
         raise keys.place(key).wrong_kind(self.expected, value)
 
 
-FRACTION: Final = Number("a number from 0 to below 1", lambda number: 0.0 <= number < 1.0)
-POSITIVE: Final = Number("a number above 0", lambda number: number > 0.0)
-NOT_NEGATIVE: Final = Number("a number of 0 or more", lambda number: number >= 0.0)
+FRACTION: Final = FiniteNumber("a number from 0 to below 1", lambda number: 0.0 <= number < 1.0)
+POSITIVE: Final = FiniteNumber("a number above 0", lambda number: number > 0.0)
+NOT_NEGATIVE: Final = FiniteNumber("a number of 0 or more", lambda number: number >= 0.0)
 
 
-def _whole(least: int, *, off: int | None = None) -> Reader:
+def _whole(least: int, *, off: int | None = None) -> ReadSetting:
     return lambda keys, key, default: keys.whole(key, default, least, off=off)
 
 
-def _choice(choices: Sequence[str]) -> Reader:
+def _choice(choices: Sequence[str]) -> ReadSetting:
     return lambda keys, key, default: keys.choice(key, default, choices)
 
 
@@ -279,11 +279,15 @@ class DataSettings:
     """The number of features in each row; −1: unknown."""
     validate_ratio: Annotated[float, FRACTION] = 0.05
     """Every ⌈1/ratio⌉-th row is for validation; 0: none."""
-    sample_ratio: Annotated[float, Number("a number above 0, of at most 1", lambda ratio: 0.0 < ratio <= 1.0)] = 1.0
+    sample_ratio: Annotated[float, FiniteNumber("a number above 0, of at most 1", lambda ratio: 0.0 < ratio <= 1.0)] = (
+        1.0
+    )
     """Below 1: each mini-batch is a random sample of this share of the rows."""
     use_shuffle: Annotated[bool, Keys.flag] = False
     """Whether each epoch has another order of rows."""
-    pos_neg_ratio: Annotated[float, Number("a number above 0, or -1", lambda ratio: ratio > 0 or ratio == -1)] = -1.0
+    pos_neg_ratio: Annotated[
+        float, FiniteNumber("a number above 0, or -1", lambda ratio: ratio > 0 or ratio == -1)
+    ] = -1.0
     """The ratio of positive rows to the others in an epoch; −1: all rows."""
     trans_label: Annotated[LabelTransformation, _choice(get_args(LabelTransformation))] = "NoTrans"
     """How labels are translated."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from streamiter.networks.layers.inputs import column_sums
 from streamiter.networks.layers.layer import Layer
-from streamiter.records import Array
+from streamiter.numbers import Array
 
 if TYPE_CHECKING:
     from streamiter.networks.configuration.settings import LayerConfiguration

@@ -14,8 +14,7 @@ import numpy as np
 
 from streamiter.learn.rows import BadRows
 from streamiter.networks.layers.layer import Layer
-from streamiter.numbers import Indices
-from streamiter.records import Array
+from streamiter.numbers import Array, Indices
 
 if TYPE_CHECKING:
     from streamiter.networks.configuration.settings import LayerConfiguration

@@ -19,9 +19,8 @@ import numpy.typing as npt
 
 from streamiter.errors import ModelError
 from streamiter.networks.functions import NetworkLoss, Predictions, TransferFunction
-from streamiter.numbers import whole_number
+from streamiter.numbers import Array, whole_number
 from streamiter.optimizers import Optimizer
-from streamiter.records import Array
 
 if TYPE_CHECKING:
     from streamiter.networks.configuration.settings import LayerConfiguration

@@ -18,15 +18,11 @@ from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, shortened
-from streamiter.numbers import plain_float, plain_scalar
+from streamiter.numbers import Array, Indices, plain_float, plain_scalar
 from streamiter.operators.functions import misfit, plain_function
 from streamiter.operators.keyed_state import independent_copy
-from streamiter.records import Array
-
-Indices = npt.NDArray[np.intp]
 
 
 class Aggregate:
@@ -72,7 +68,7 @@ class Aggregate:
         return accumulator
 
     def digest(self, times: Sequence[int], values: Sequence[Any]) -> Any:
-        """Return what ``combined`` needs of some records, at least one of them; it never changes."""
+        """Return the data that ``combined`` needs of one or more records; they never change."""
         return self.added(times, values)
 
     def combined(self, digests: Sequence[Any]) -> Any:
@@ -84,7 +80,8 @@ class Aggregate:
     ) -> list[Any] | None:
         """Add arrays: ``values[i]`` to the accumulator ``groups[i]``. None where only ``add`` can do that.
 
-        ``counts`` are the numbers of values of each group, all above 0. The result is that of ``add``, to the bit.
+        ``counts`` are the numbers of values of each group, all above 0. The result equals the result of ``add``, to the
+        bit.
         """
         return None
 
@@ -273,7 +270,7 @@ class Max(Extreme):
 
 
 class First(Aggregate):
-    """The value of the earliest record, of simultaneous ones the first to arrive; None without records."""
+    """The value of the earliest record (of simultaneous records, the first to arrive); None without records."""
 
     def initial(self) -> list[Any]:
         return []
@@ -289,7 +286,7 @@ class First(Aggregate):
 
 
 class Last(First):
-    """The value of the latest record, of simultaneous ones the last to arrive; None without records."""
+    """The value of the latest record (of simultaneous records, the last to arrive); None without records."""
 
     def add(self, accumulator: list[Any], time: int, value: Any) -> list[Any]:
         return [time, value] if not accumulator or time >= accumulator[0] else accumulator
@@ -298,7 +295,7 @@ class Last(First):
         return later or earlier
 
 
-class Collect(Aggregate):
+class CollectValues(Aggregate):
     """A list of all values, by time, simultaneous ones by arrival."""
 
     adds_in_place = True
@@ -318,7 +315,7 @@ class Collect(Aggregate):
         return [independent_copy(value) for _, value in sorted(accumulator, key=itemgetter(0))]
 
 
-# The relative error of a quantile: the value returned is at most so far from a value of that rank.
+# The relative error of a quantile: the value returned is at most this far from a value of that rank.
 _ACCURACY: Final = 0.01
 
 
@@ -424,7 +421,7 @@ class Fold(Aggregate):
         return self._add(accumulator, value)
 
     def combined(self, digests: Sequence[Any]) -> Any:
-        return reduce(self.merge, map(independent_copy, digests))  # The function may change what it is given.
+        return reduce(self.merge, map(independent_copy, digests))  # The function may change its argument.
 
     def merge(self, earlier: Any, later: Any) -> Any:
         assert self._merge is not None
@@ -442,7 +439,7 @@ BY_NAME: Final[Mapping[str, Callable[[], Aggregate]]] = {
     "max": Max,
     "first": First,
     "last": Last,
-    "collect": Collect,
+    "collect": CollectValues,
 }
 """The aggregates that are texts."""
 
@@ -496,7 +493,7 @@ def _check(argument: str, f: Callable[..., Any], arguments: list[str]) -> None:
         raise ConfigurationError(f"{argument}: expected a function of {arguments}, given {reason}")
 
 
-# So many ints before the first float have the same sum as floats, below 2⁵³, if each is below ``_SMALL``.
+# This many ints before the first float have the same sum as floats, below 2⁵³, if each is below ``_SMALL``.
 _SMALL: Final = 2**32
 _SUMMED_EXACTLY: Final = 2**21
 

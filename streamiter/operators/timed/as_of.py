@@ -41,7 +41,7 @@ class WaitingRecords(TimedStates[TimedRecord]):
     """
 
     def __init__(self, *, strict: bool) -> None:
-        """``strict``: what has the same time as a record does not count for it, so it waits less."""
+        """``strict``: versions and events with the time of a record do not count for it, so the record waits less."""
         super().__init__()
         self._strict = strict
 
@@ -99,7 +99,7 @@ class WaitingRecords(TimedStates[TimedRecord]):
         raise NotImplementedError
 
     def _prune(self, key: Any) -> None:
-        """Remove what no record needs that is still to come."""
+        """Remove the parts of the state that no future record needs."""
         raise NotImplementedError
 
     def _stale_times(self, state: list[Any]) -> list[int]:
@@ -111,7 +111,7 @@ class WaitingRecords(TimedStates[TimedRecord]):
         self._due.push((time, arrival), key)
 
     def _is_known(self, time: int) -> bool:
-        """Return whether nothing is to come that counts for a record with this time."""
+        """Return whether all that counts for a record with this time has come."""
         return self.watermark >= time if self._strict else self.watermark > time
 
     def _least_time(self, waiting: list[Any]) -> int:
@@ -225,7 +225,7 @@ class AsOfWindow(WaitingRecords):
 
 
 class Deduplication(TimedStates[Any]):
-    """Records of which none with the same key and id has passed less than ``within`` away.
+    """Lets a record pass unless a record with the same key and id, less than ``within`` away, has passed.
 
     The state of a key: for each id the times of the records that have passed, in order.
     """

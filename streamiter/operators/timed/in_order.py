@@ -20,9 +20,9 @@ from streamiter.operators.output import Output
 from streamiter.records import (
     BEFORE,
     KNOWN,
-    NUMBER,
     ORDER_COLUMNS,
     PART,
+    PLACE_IN_PART,
     REACHED,
     SEVERAL_PARTS,
     Batch,
@@ -37,7 +37,7 @@ from streamiter.times import MAX_TIME, MIN_TIME, Times
 
 _log = logging.getLogger("streamiter.operators")
 
-# As many as a training keeps questions. A partition that is so far behind the others is not waited for.
+# As many as the questions that a training keeps. The step does not wait for a partition that is this far behind.
 HELD_MAX: Final = 1_000_000
 
 UNKNOWN_PART: Final = -1
@@ -85,7 +85,7 @@ class RecordOrder(DeclaredState):
         self._one_way = one_way
 
     def add(self, batch: TimedBatch) -> None:
-        """Take the records of a batch; without an order they are in that of their timestamps."""
+        """Take the records of a batch; without an order they are in the order of their timestamps."""
         if batch.order is None:
             batch = TimedBatch(batch.records, batch.times, self._order_of(batch.times))
         order = batch.order
@@ -101,7 +101,7 @@ class RecordOrder(DeclaredState):
         order = np.empty((len(times), ORDER_COLUMNS), np.int64)
         order[:, REACHED] = order[:, KNOWN] = times
         order[:, BEFORE], order[:, PART] = MIN_TIME, UNKNOWN_PART
-        order[:, NUMBER] = np.arange(self._arrivals, self._arrivals + len(times))
+        order[:, PLACE_IN_PART] = np.arange(self._arrivals, self._arrivals + len(times))
         return order
 
     def _push(self, batch: TimedBatch) -> None:
@@ -116,14 +116,14 @@ class RecordOrder(DeclaredState):
     def _sorted(batch: TimedBatch) -> TimedBatch:
         order = batch.order
         assert order is not None
-        by_turn = take(batch, np.lexsort((order[:, NUMBER], order[:, PART], order[:, REACHED])))
+        by_turn = take(batch, np.lexsort((order[:, PLACE_IN_PART], order[:, PART], order[:, REACHED])))
         assert isinstance(by_turn, TimedBatch)
         return by_turn
 
     def release(self, watermark: int, *, is_idle: bool = False) -> TimedBatch | None:
         """Return the records whose turn has come, with their final ``BEFORE``; None if there are none.
 
-        ``is_idle``: no part brings records for now, so those at the watermark have their turn, too.
+        ``is_idle``: no part brings records for now, so records at the watermark have their turn, too.
         """
         is_reached = is_idle or watermark == MAX_TIME or (self._one_way and not self._has_several)
         limit = watermark if is_reached else watermark - 1
@@ -208,7 +208,7 @@ class InOrder(DeclaredOperator, KeepsRecords):
             self._release(MIN_TIME if self._context.event_time is None else self._context.event_time, out)
 
     def on_event_time_watermark(self, watermark: int, out: Output) -> int:
-        """Emit the records whose turn has come; hold the watermark back to that before the first of the others."""
+        """Emit the records whose turn has come; hold the watermark back to where the first other record has it."""
         self._release(watermark, out)
         return min(watermark, self._order.reached) if self._order.held else watermark
 
@@ -219,8 +219,8 @@ class InOrder(DeclaredOperator, KeepsRecords):
         if (early := self._order.release_too_many(self._held_max)) is not None:
             if self._order.unsorted == len(early):
                 _log.warning(
-                    "step %r: expected at most %d records to wait for a partition that is behind; the first ones are "
-                    "handled before those of that partition, so their order depends on load",
+                    "step %r: expected at most %d records to wait for a partition that is behind; the first records "
+                    "are handled before the records of that partition, so their order depends on load",
                     self._context.name,
                     self._held_max,
                 )
@@ -236,7 +236,7 @@ class SpansInOrder(InOrder):
     """Emits the pairs of an interval join in the order of their earlier records, each once more when it was known.
 
     Emits tuples ``(before, time, record, number, is_known)``: a pair at the time of its earlier record, and with
-    ``is_known`` at that of its later one, or at the end of the wait. ``number`` is that of the pair.
+    ``is_known`` at the time of its later record, or at the end of the wait. ``number`` is the number of the pair.
     """
 
     _next = declared(0)

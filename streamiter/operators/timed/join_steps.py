@@ -5,14 +5,13 @@ Each has its inputs' names: ``left`` and ``right``, or ``stream`` and ``table`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from streamiter.operators.definitions import Definition, at_most, function_in_words
 from streamiter.operators.event_time import PARTS_OF_A_STEP, TellsOrder
-from streamiter.operators.functions import refuse
+from streamiter.operators.functions import KeyOf, refuse
 from streamiter.operators.keyed import CheckKeys, KeyedOperator, any_keys
 from streamiter.operators.keyed_state import in_turns
 from streamiter.operators.operator import Context
@@ -24,9 +23,9 @@ from streamiter.operators.timed.steps import ByClock, TimedOperator
 from streamiter.records import (
     BEFORE,
     KNOWN,
-    NUMBER,
     ORDER_COLUMNS,
     PART,
+    PLACE_IN_PART,
     REACHED,
     Batch,
     OutputTag,
@@ -35,11 +34,9 @@ from streamiter.records import (
 )
 from streamiter.times import MAX_TIME, MIN_TIME
 
-KeyOf = Callable[[Any], Any]
-
 
 class JoinOperator(TimedOperator):
-    """Base class of the joins in event time: their watermark is that of the step minus the allowed lateness."""
+    """Base class of the joins in event time: their watermark is the step's watermark minus the allowed lateness."""
 
     keeps = "the records that wait or may be needed"
 
@@ -127,7 +124,7 @@ class JoinSides(JoinOperator, TellsOrder):
         times, pairs = zip(*join.take_results(), strict=True)
         order = np.empty((len(pairs), ORDER_COLUMNS), np.int64)
         order[:, REACHED], order[:, BEFORE] = spans[:, 0], MIN_TIME
-        order[:, NUMBER] = order[:, KNOWN] = spans[:, 1]
+        order[:, PLACE_IN_PART] = order[:, KNOWN] = spans[:, 1]
         order[:, PART] = PARTS_OF_A_STEP * self.order_number + self._opened().subtask_index
         out.emit_batch(TimedBatch(list(pairs), np.array(times, np.int64), order))
 
@@ -156,7 +153,7 @@ class JoinByClock(ByClock, JoinSides):
 
 
 class JoinStream(JoinOperator):
-    """Base class of the joins that give each record of ``stream`` when its partners are known."""
+    """Base class of the joins that emit each record of ``stream`` when its partners are known."""
 
     _join: AsOfJoin | AsOfWindow
 
@@ -311,7 +308,7 @@ class JoinTableNow(KeyedOperator):
 
 
 class Deduplicate(TimedOperator):
-    """Emits the records of which none with the same key and id has passed less than ``within_ms`` away.
+    """Emits a record unless a record with the same key and id, less than ``within_ms`` away, has passed.
 
     State: for each key and id the times of the records that have passed, as long as they count.
     """
@@ -366,7 +363,7 @@ class Deduplicate(TimedOperator):
 
 
 class DeduplicateByClock(ByClock, Deduplicate):
-    """Emits the records of which none with the same key and id has passed less than ``within_ms`` ago, by the clock."""
+    """Emits a record unless a record with the same key and id has passed less than ``within_ms`` ago, by the clock."""
 
     one_by_one = "always"  # So each record keeps its own timestamp, if it has one.
 

@@ -31,7 +31,7 @@ RIGHT: Final = "right"
 SIDES: Final[tuple[Side, Side]] = (LEFT, RIGHT)
 
 JoinHow = Literal["inner", "left", "right", "full"]
-"""Which records without a partner are emitted, in a pair with None: none, or those of one side, or all."""
+"""Which records without a partner are emitted, in a pair with None: no record, the records of one side, or all."""
 
 TimedRecord = tuple[int, Any]
 """A record that is emitted, with its timestamp."""
@@ -39,10 +39,10 @@ TimedRecord = tuple[int, Any]
 Span = tuple[int, int]
 """Two times."""
 
-TIME, ARRIVAL, RECORD, IS_PAIRED = range(4)
+RECORD_TIME, RECORD_ARRIVAL, RECORD, IS_PAIRED = range(4)
 """A record that waits for partners is a list with these items, since it is part of the state."""
 
-_time: Final = itemgetter(TIME)
+_time: Final = itemgetter(RECORD_TIME)
 
 
 def keeps_unpaired(how: JoinHow, side: Side) -> bool:
@@ -78,15 +78,15 @@ class IntervalJoin(TimedStates[TimedRecord]):
         """
         super().__init__()
         upper_ms = _NO_LIMIT_MS if upper_ms is None else upper_ms
-        # From the time of a record to those of its partners on the other side.
+        # From the time of a record to the times of its partners on the other side.
         self._to_partners = {LEFT: (lower_ms, upper_ms), RIGHT: (-upper_ms, -lower_ms)}
         self._how: JoinHow = how
         self.keeps_all_at_end = how == "inner"
         self._kept_max = kept_max
         self._in_order = in_order
         self.spans: list[Span] | None = None
-        """For each result when its earlier record came, and when it was known that it has this partner, or none.
-        None, and not noted, unless a list is put here; take it with the results."""
+        """For each result, when its earlier record came, and when its partner, or that it has none, was known. None:
+        not noted. To note them, put a list here, and take it with the results."""
 
     def _make_due(self, make: MakeDue) -> None:
         self._waiting = make(0, 3)
@@ -103,7 +103,7 @@ class IntervalJoin(TimedStates[TimedRecord]):
             "one_to_one": isinstance(self, OneToOneJoin),
             "lower_ms": at_least(lower),
             "upper_ms": at_most(None if upper == _NO_LIMIT_MS else upper),
-            # Records without a partner are emitted so late that the watermark is held back for them.
+            # Records without a partner are emitted late, and the watermark is held back for them.
             "how": self._how,
         }
 
@@ -112,9 +112,9 @@ class IntervalJoin(TimedStates[TimedRecord]):
         return None if limit is None else limit + 1
 
     def held_back_ms(self) -> int:
-        """Return by how much the event-time watermark behind the join is lower: its unpaired records are so late.
+        """Return how much lower the event-time watermark behind the join is: unpaired records leave this late.
 
-        So are the earlier records of pairs, if they are noted.
+        The earlier records of pairs do so, too, if they are noted.
         """
         if self.spans is not None:
             return max(0, *(self._to_partners[side][1] for side in SIDES))
@@ -161,8 +161,8 @@ class IntervalJoin(TimedStates[TimedRecord]):
     def _note(self, key: Any, state: Any) -> None:
         for side, waiting in self._waiting_in(state):
             self.kept += 1
-            self._waiting.push(self._due(side, waiting[TIME], waiting[ARRIVAL]), key)
-            self.numbered = max(self.numbered, waiting[ARRIVAL] + 1)
+            self._waiting.push(self._due(side, waiting[RECORD_TIME], waiting[RECORD_ARRIVAL]), key)
+            self.numbered = max(self.numbered, waiting[RECORD_ARRIVAL] + 1)
 
     def _due(self, side: Side, time: int, arrival: int) -> tuple[int, int, int]:
         limit = time + self._to_partners[side][1]
@@ -187,7 +187,7 @@ class IntervalJoin(TimedStates[TimedRecord]):
         records = self.states[key][is_right]
         # The records of one side leave in the order of (time, arrival), unless their limit is the end.
         place = 0
-        while records[place][ARRIVAL] != arrival:
+        while records[place][RECORD_ARRIVAL] != arrival:
             place += 1
         time, _, record, is_paired = records.pop(place)
         if not is_paired:
@@ -196,7 +196,7 @@ class IntervalJoin(TimedStates[TimedRecord]):
 
     def _emit_pair(self, side: Side, time: int, record: Any, other: Sequence[Any]) -> None:
         pair = (record, other[RECORD]) if side == LEFT else (other[RECORD], record)
-        earlier, later = (time, other[TIME]) if time < other[TIME] else (other[TIME], time)
+        earlier, later = (time, other[RECORD_TIME]) if time < other[RECORD_TIME] else (other[RECORD_TIME], time)
         self.results.append((later, pair))
         if self.spans is not None:
             self.spans.append((earlier, later))
@@ -234,7 +234,7 @@ class OneToOneJoin(IntervalJoin):
         lower, upper = self._to_partners[side]
         left, right = states.get(key, _NONE_WAITS)
         own, other = (left, right) if side == LEFT else (right, left)
-        if other is not None and lower <= other[TIME] - time <= upper:
+        if other is not None and lower <= other[RECORD_TIME] - time <= upper:
             self._emit_pair(side, time, record, other)
             if own is None:
                 del states[key]
@@ -243,7 +243,7 @@ class OneToOneJoin(IntervalJoin):
             self.kept -= 1
             if not self._waiting.may_keep_removed(self.kept):
                 self._remove(key, RIGHT if side == LEFT else LEFT, other)
-        elif reached + self._in_order > (limit := time + upper) or (own is not None and own[TIME] > time):
+        elif reached + self._in_order > (limit := time + upper) or (own is not None and own[RECORD_TIME] > time):
             self._emit_unpaired(side, time, record)
         else:
             # As in `_wait` and `_due`, whose calls would take a seventh of the time.
@@ -253,7 +253,7 @@ class OneToOneJoin(IntervalJoin):
             waiting = (time, arrival, record)
             states[key] = (waiting, other) if side == LEFT else (other, waiting)
             if own is not None:
-                self._emit_unpaired(side, own[TIME], own[RECORD])
+                self._emit_unpaired(side, own[RECORD_TIME], own[RECORD])
                 self.kept -= 1
                 if not self._waiting.may_keep_removed(self.kept):
                     self._remove(key, side, own)
@@ -273,13 +273,13 @@ class OneToOneJoin(IntervalJoin):
             self.states[key] = (own, other) if side == LEFT else (other, own)
 
     def _remove(self, key: Any, side: Side, waiting: Sequence[Any]) -> None:
-        """Remove a record that has left from those that will be due."""
-        due = self._due(side, waiting[TIME], waiting[ARRIVAL])
+        """Remove a record that has left from the due items."""
+        due = self._due(side, waiting[RECORD_TIME], waiting[RECORD_ARRIVAL])
         self._waiting.remove(due, key, self._is_kept)
 
     def _is_kept(self, item: DueItem) -> bool:
         waiting = self.states.get(item[-1], _NONE_WAITS)[item[1]]
-        return waiting is not None and waiting[ARRIVAL] == item[2]
+        return waiting is not None and waiting[RECORD_ARRIVAL] == item[2]
 
     def _drop(self, item: DueItem) -> None:
         if not self._is_kept(item):
@@ -314,7 +314,7 @@ class SidesOfWindow:
 
 
 class WindowJoin(TimedStates[TimedRecord]):
-    """All pairs of the records of a window, when it is complete. The state of a key is that of its windows."""
+    """All pairs of the records of a window, when it is complete. The state of a key is the state of its windows."""
 
     def __init__(self, kind: Hopping | Calendar | Session, how: JoinHow = "inner") -> None:
         self._windows = make_windows(kind, SidesOfWindow())
@@ -357,7 +357,7 @@ class WindowJoin(TimedStates[TimedRecord]):
         return self._windows.summary()
 
     def _make_due(self, make: MakeDue) -> None:
-        """Its windows have them."""
+        """Make none: the windows have the due items."""
 
     def _emit_pairs(self, window: WindowResult) -> None:
         left, right = window.value

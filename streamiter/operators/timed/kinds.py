@@ -164,7 +164,7 @@ class Session:
 
 _LEAST_S: Final = 0.001
 _LONGEST_S: Final = 1e12
-"""An offset of either sign may be so long: 30,000 years."""
+"""An offset of either sign may be this long: 30,000 years."""
 
 WindowKind = Hopping | Calendar | Sliding | Session
 """What the functions of this module return."""

@@ -17,11 +17,11 @@ from typing import Any, Final
 
 from streamiter.operators.timed.several_aggregates import Aggregates
 
-# A range has at most so many whole blocks, and as many records as one block at its ends: 64 + 2 · 156 steps for 10,000
-# records.
+# A range has at most this many whole blocks, and as many records as one block at its ends: 64 + 2 · 156 steps for
+# 10,000 records.
 _BLOCKS: Final = 64
 
-# After so many computed blocks all are dropped, since their keys may have been stored on disk meanwhile: some 50 MB.
+# After this many computed blocks all are dropped, since their keys may have been stored on disk meanwhile: some 50 MB.
 _MOST_COMPUTED: Final = 1 << 18
 
 # Below it, records are added one by one: finding the blocks would take longer.
@@ -47,7 +47,7 @@ class RangeAggregates:
     def accumulators(self, key: Any, times: list[int], values: list[list[Any]], start: int, end: int) -> list[Any]:
         """Return the accumulators of the records with ``start ≤ time < end``.
 
-        ``times`` are those of the key's records, in order, and ``values`` their values.
+        ``times`` are the times of the key's records, in order, and ``values`` their values.
         """
         first, last = bisect_left(times, start), bisect_left(times, end)
         aggregates = self._aggregates

@@ -16,11 +16,12 @@ from typing import Any, Final
 import numpy as np
 
 from streamiter.errors import ConfigurationError, did_you_mean, shortened
+from streamiter.numbers import Array, Indices
 from streamiter.operators.definitions import Definition, by_name, function_in_words, names_in
 from streamiter.operators.functions import field_or_function, plain_function
 from streamiter.operators.keyed_state import independent_copy
-from streamiter.operators.timed.aggregates import BY_NAME, Aggregate, Indices
-from streamiter.records import Array, Columns
+from streamiter.operators.timed.aggregates import BY_NAME, Aggregate
+from streamiter.records import Columns
 
 ValueOf = Callable[[Any], Any]
 """Returns the value of a record."""
@@ -136,7 +137,7 @@ class Aggregates:
     def add(self, windows: Sequence[list[Any]], time: int, values: list[Any]) -> list[list[Any]]:
         """Return the accumulators of some windows with a record, whose values ``values_of`` has returned.
 
-        If one raises, all windows are as they were; of functions this holds with ``is_atomic``.
+        If one raises, all windows are as they were; for functions, only with ``is_atomic``.
         """
         added = [accumulators.copy() for accumulators in windows]
         for number in self._order:
@@ -218,7 +219,7 @@ class Aggregates:
 
 
 _ONE: Final = ("value",)
-"""The name of the only aggregate in a definition: that of the field of a result which has it."""
+"""The name of the only aggregate in a definition: the name of the field that has it in a result."""
 
 
 def _in_words(value_of: ValueOf) -> str:
@@ -237,7 +238,7 @@ class FieldOf:
 
 
 def _column(batch: Sequence[Any] | Array | Columns, value_of: ValueOf | None) -> Array | None:
-    """Return the values of a batch if numpy's arithmetic with them is that of Python."""
+    """Return the values of a batch if numpy's arithmetic with them gives the same as Python's."""
     column: Any = batch
     if isinstance(batch, Columns):
         if not isinstance(value_of, FieldOf) or value_of.name not in batch:

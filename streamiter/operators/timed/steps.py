@@ -9,6 +9,7 @@ import numpy as np
 
 from streamiter.clock import is_due
 from streamiter.deferred import Deferred
+from streamiter.numbers import Array
 from streamiter.operators.definitions import Definition, at_most
 from streamiter.operators.functions import refuse
 from streamiter.operators.keyed import CheckKeys, KeyedOperator, any_keys, array_of_keys
@@ -19,7 +20,7 @@ from streamiter.operators.timed.kinds import WindowKind
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.timed_states import TimedStates
 from streamiter.operators.timed.windowing import AlignedWindows, OpenWindows, make_windows
-from streamiter.records import Array, Batch, OutputTag, TimedBatch, slice_batch, untimed
+from streamiter.records import Batch, OutputTag, TimedBatch, slice_batch, untimed
 from streamiter.times import MAX_TIME, MIN_TIME, Times
 
 
@@ -97,7 +98,7 @@ class TimedOperator(KeyedOperator, KeepsRecords):
         return self._context
 
     def _reach_watermark(self, out: Output) -> None:
-        """Let the states know how far time is: also after a restore, and for keys that were further."""
+        """Tell the states how far time has come: also after a restore, and for keys with a higher watermark."""
         context, states = self._opened(), self._timed_states
         if (watermark := context.event_time) is not None:
             states.watermark = max(states.watermark, self._own(watermark))
@@ -110,7 +111,7 @@ class TimedOperator(KeyedOperator, KeepsRecords):
         return MIN_TIME if watermark is None else self._own(watermark)
 
     def _own(self, watermark: int) -> int:
-        """Return the watermark of the operator for that of the step."""
+        """Return the watermark of the operator for a watermark of the step."""
         return watermark
 
     def _times_of(self, batch: Batch) -> Times:
@@ -306,7 +307,7 @@ class EventWindowStep(WindowStep):
             out.emit_batch(results, event_time=[result.end - 1 for result in results])
 
 
-# Below it, the fixed cost of arrays (50 µs a batch) is more than that of single records (3 µs each).
+# Below it, the fixed cost of arrays (50 µs a batch) is more than the cost of single records (3 µs each).
 _RECORDS_LEAST: Final = 16
 
 _AT_ONCE_S: Final = -1.0
@@ -353,7 +354,7 @@ class ByClock(TimedOperator):
         self._advance_to(MAX_TIME, out)
 
     def _arm(self) -> None:
-        """Set a timer for what will be complete first, unless there is one."""
+        """Set a timer for the result that will be complete first, unless there is a timer."""
         due = self._timed_states.next_due()
         if due is not None and due < self._armed_for:
             self._armed_for = due

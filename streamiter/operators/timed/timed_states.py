@@ -35,7 +35,8 @@ class TimedStates(Generic[Result]):
         self.numbered = 0
         """Windows or records are numbered in the order in which they come: the next number."""
         self.floor_of: Callable[[Any], int] | None = None
-        """Returns the watermark that a key had before the step had another parallelism; None if none was further."""
+        """Returns the watermark that a key had before the parallelism of the step changed; None if it was not higher.
+        """
         self._make_due(DueHeap)
 
     def take_results(self) -> list[Result]:
@@ -68,7 +69,7 @@ class TimedStates(Generic[Result]):
     # -- states in a backend -----------------------------------------------------------------------------
 
     def keep_in(self, states: KeyedStates) -> None:
-        """Have the states there, and resume from those that are there already."""
+        """Keep the states in this backend, and resume from the states that it has already."""
         self.states = states.load(())
         self._make_due(states.due)
         match states.summary:

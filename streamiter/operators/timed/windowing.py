@@ -25,18 +25,17 @@ from typing import Any, Final, Protocol
 import msgspec
 import numpy as np
 
+from streamiter.numbers import Array, Indices
 from streamiter.operators.due import MakeDue
-from streamiter.operators.timed.aggregates import Indices
 from streamiter.operators.timed.kinds import AlignedWindow, Hopping, Session, Sliding, WindowKind
 from streamiter.operators.timed.ranges import RangeAggregates
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.timed_states import TimedStates
-from streamiter.records import Array
 from streamiter.times import MAX_TIME, Times
 
 
 class WindowResult(msgspec.Struct, frozen=True):
-    """A result of one window of one key. The last revision of a key, start and end is the one that stands."""
+    """A result of one window of one key. The last revision of a key, start and end is the valid result."""
 
     key: Any
     """The key of the window."""
@@ -54,7 +53,7 @@ class WindowResult(msgspec.Struct, frozen=True):
     """Counts the results of the window from 0."""
 
 
-START, END, CREATION, VALUES, REVISION, STANDING, IS_COMPLETE, HAS_CHANGED, REPLACED = range(9)
+WINDOW_START, WINDOW_END, CREATION, VALUES, REVISION, STANDING, IS_COMPLETE, HAS_CHANGED, REPLACED = range(9)
 """An *open window* is a list with these items, since it is part of the state:
 
 its interval; a number that is higher for windows that were created later; its accumulators (None if they are computed
@@ -124,12 +123,12 @@ class OpenWindows(TimedStates[WindowResult]):
             window = self._found(key, start, creation)
             if window is None or window[IS_COMPLETE]:
                 continue
-            if window[END] > end:  # A session has grown.
+            if window[WINDOW_END] > end:  # A session has grown.
                 self._schedule(key, window)
                 continue
             self._give(key, window)
             window[IS_COMPLETE] = True
-            if self._is_over(key, window[END]):
+            if self._is_over(key, window[WINDOW_END]):
                 self._expire(key, start, creation)
             else:
                 self._keep(key, window)
@@ -147,7 +146,7 @@ class OpenWindows(TimedStates[WindowResult]):
         """
         for end, start, creation, _, key in self._changed.until(MAX_TIME):
             window = self._found(key, start, creation)
-            if window is not None and window[HAS_CHANGED] and window[END] == end:
+            if window is not None and window[HAS_CHANGED] and window[WINDOW_END] == end:
                 self._give(key, window, is_early=True)
         return not self._changed.is_more
 
@@ -200,7 +199,7 @@ class OpenWindows(TimedStates[WindowResult]):
 
     def _has_record(self, key: Any, window: OpenWindow) -> None:
         """A record was added to a window: give a new result at once if it is complete already."""
-        if window[END] <= self.reached(key):
+        if window[WINDOW_END] <= self.reached(key):
             self._give(key, window)
             if not window[IS_COMPLETE]:
                 window[IS_COMPLETE] = True
@@ -220,7 +219,7 @@ class OpenWindows(TimedStates[WindowResult]):
     def _give(self, key: Any, window: OpenWindow, *, is_early: bool = False) -> None:
         for start, end, value, revision in window[REPLACED]:
             self.results.append(WindowResult(key, start, end, value, is_retraction=True, revision=revision))
-        start, end, revision = window[START], window[END], window[REVISION]
+        start, end, revision = window[WINDOW_START], window[WINDOW_END], window[REVISION]
         if self._retracting and window[STANDING]:
             [before] = window[STANDING]
             self.results.append(WindowResult(key, start, end, before, is_retraction=True, revision=revision - 1))
@@ -236,20 +235,20 @@ class OpenWindows(TimedStates[WindowResult]):
         return None if state is None else self._find(state, start, creation)
 
     def _schedule(self, key: Any, window: OpenWindow) -> None:
-        self._due.push((window[END], window[START], window[CREATION]), key)
+        self._due.push((window[WINDOW_END], window[WINDOW_START], window[CREATION]), key)
 
     def _has_changed(self, key: Any, window: OpenWindow) -> None:
-        self._changed.push((window[END], window[START], window[CREATION]), key)
+        self._changed.push((window[WINDOW_END], window[WINDOW_START], window[CREATION]), key)
 
     def _keep(self, key: Any, window: OpenWindow) -> None:
-        self._expire_at(key, window[END] + self._lateness_ms, window[START], window[CREATION])
+        self._expire_at(key, window[WINDOW_END] + self._lateness_ms, window[WINDOW_START], window[CREATION])
 
     def _expire_at(self, key: Any, time: int, start: int, creation: int) -> None:
         self._expiring.push((time, start, creation), key)
 
 
 class AlignedWindows(OpenWindows):
-    """Tumbling and hopping windows, and those of the calendar. The state of a key: its windows by their start."""
+    """Tumbling and hopping windows, and windows of the calendar. The state of a key: its windows by their start."""
 
     def __init__(self, kind: AlignedWindow, content: WindowContent, **options: Any) -> None:
         super().__init__(content, **options)
@@ -335,7 +334,7 @@ class SessionWindows(OpenWindows):
         state: list[OpenWindow] = self.states[key]
         window = self._find(state, start, creation)
         if window is not None and window[IS_COMPLETE]:
-            if self._is_over(key, window[END]):
+            if self._is_over(key, window[WINDOW_END]):
                 state[:] = [other for other in state if other is not window]
                 self.kept -= 1
             else:  # It has grown since.
@@ -346,7 +345,7 @@ class SessionWindows(OpenWindows):
     def add(self, key: Any, time: int, values: list[Any]) -> bool:
         end = time + self._gap_ms
         state: list[OpenWindow] = self.states.get(key) or []
-        parts = [window for window in state if window[START] < end and time < window[END]]
+        parts = [window for window in state if window[WINDOW_START] < end and time < window[WINDOW_END]]
         if not parts:
             if self._is_over(key, end):
                 return False
@@ -354,14 +353,14 @@ class SessionWindows(OpenWindows):
             state.append(self._new_window(key, time, end, accumulators))
             state.sort(key=_start)
             self.states[key] = state
-            self._has_record(key, next(window for window in state if window[START] == time))
+            self._has_record(key, next(window for window in state if window[WINDOW_START] == time))
             return True
         merged = parts[0][VALUES]
         for part in parts[1:]:
             merged = self._content.merge(merged, part[VALUES])
         [accumulators] = self._content.add([merged], time, values)
         # A session is due at its first end, so that a record of it costs nothing; but it has the right start.
-        is_due_elsewhere = len(parts) > 1 or time < parts[0][START] or parts[0][IS_COMPLETE]
+        is_due_elsewhere = len(parts) > 1 or time < parts[0][WINDOW_START] or parts[0][IS_COMPLETE]
         gone = [part[CREATION] for part in parts[1:]]
         state[:] = [window for window in state if window[CREATION] not in gone]
         self.kept -= len(gone)
@@ -375,8 +374,8 @@ class SessionWindows(OpenWindows):
     def _joined(self, parts: list[OpenWindow], time: int, end: int, reached: int) -> OpenWindow:
         """Return one session of these parts and a record."""
         session = parts[0]
-        start, end = min(time, session[START]), max(end, parts[-1][END])
-        has_grown = len(parts) > 1 or (start, end) != (session[START], session[END])
+        start, end = min(time, session[WINDOW_START]), max(end, parts[-1][WINDOW_END])
+        has_grown = len(parts) > 1 or (start, end) != (session[WINDOW_START], session[WINDOW_END])
         if not has_grown:
             return session
         session[REPLACED] = [
@@ -384,20 +383,20 @@ class SessionWindows(OpenWindows):
             for part in parts
             for replaced in (
                 *part[REPLACED],
-                *((part[START], part[END], value, part[REVISION] - 1) for value in part[STANDING]),
+                *((part[WINDOW_START], part[WINDOW_END], value, part[REVISION] - 1) for value in part[STANDING]),
             )
         ]
         session[STANDING] = []
         session[REVISION] = max(part[REVISION] for part in parts)
         session[CREATION] = min(part[CREATION] for part in parts)
-        session[START], session[END] = start, end
+        session[WINDOW_START], session[WINDOW_END] = start, end
         session[IS_COMPLETE] = end <= reached
         session[HAS_CHANGED] = False
         return session
 
 
 def _start(window: OpenWindow) -> int:
-    start: int = window[START]
+    start: int = window[WINDOW_START]
     return start
 
 
@@ -456,7 +455,7 @@ class SlidingWindows(OpenWindows):
 
     def _value(self, key: Any, window: OpenWindow) -> Any:
         times, values_by_time, _ = self.states[key]
-        accumulators = self._ranges.accumulators(key, times, values_by_time, window[START], window[END])
+        accumulators = self._ranges.accumulators(key, times, values_by_time, window[WINDOW_START], window[WINDOW_END])
         return self._content.result(accumulators)
 
     def _expire(self, key: Any, start: int, creation: int) -> None:
@@ -484,7 +483,7 @@ def make_windows(kind: WindowKind, content: WindowContent, **options: Any) -> Op
     return AlignedWindows(kind, content, **options)
 
 
-# The most places of the table of all possible groups for each record. A table with fewer places is several times faster
+# The table of all possible groups has at most this many places for each record. Such a table is several times faster
 # than sorting.
 _SPARSE: Final = 8
 
@@ -536,7 +535,7 @@ def codes_of(keys: Sequence[Any] | Array) -> Array:
         if keys.dtype.kind in "iu":
             lowest = int(keys.min())
             if int(keys.max()) - lowest < _SPARSE * len(keys) + 1024:
-                # The difference of two small ints need not fit their type; that of unsigned ones does.
+                # The difference of two small ints need not fit their type; the difference of two unsigned ints does.
                 wide = keys if keys.dtype.kind == "u" else keys.astype(np.int64)
                 differences: Array = wide - wide.dtype.type(lowest)
                 return differences.astype(np.int64)

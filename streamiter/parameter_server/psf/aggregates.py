@@ -27,7 +27,7 @@ from streamiter.parameter_server.psf.function import (
     same_numbers,
     without_default,
 )
-from streamiter.parameter_server.storage.block import Block, Columns, Number, Numbers, SparseRow
+from streamiter.parameter_server.storage.block import AnyScalar, Block, BlockColumns, BlockRow, Numbers
 
 _PIECE_COLUMNS = 1 << 16
 """Columns converted to float64 at a time: half a megabyte, which stays in the processor's cache."""
@@ -42,11 +42,11 @@ class _Reduction(Checked, GetFunction):
     ``merge`` computes one number from those of all pieces (their sum); ``result`` changes the number of all blocks.
     """
 
-    _piece: ClassVar[Callable[..., Number | int]]
-    _merge: ClassVar[Callable[..., Number]] = staticmethod(np.sum)
+    _piece: ClassVar[Callable[..., AnyScalar | int]]
+    _merge: ClassVar[Callable[..., AnyScalar]] = staticmethod(np.sum)
     _result: ClassVar[Callable[..., _PlainNumber]] = staticmethod(lambda number: number)
 
-    def of_columns(self, *values: Numbers) -> Number | int:
+    def of_columns(self, *values: Numbers) -> AnyScalar | int:
         """Return the number of some columns, of which there is at least one."""
         return self._piece(*values)
 
@@ -60,7 +60,7 @@ class _Reduction(Checked, GetFunction):
             absent = self._of_absent([each[-1:] for each in values], len(block.columns) - len(columns))
             return self._over_pieces(present, absent)
 
-    def _over_pieces(self, rows: Sequence[Numbers], more: Sequence[Number | _PlainNumber] = ()) -> _PlainNumber:
+    def _over_pieces(self, rows: Sequence[Numbers], more: Sequence[AnyScalar | _PlainNumber] = ()) -> _PlainNumber:
         dtype = np.int64 if rows[0].dtype.kind == "i" else np.float64
         numbers = [
             self.of_columns(*(row[start : start + _PIECE_COLUMNS].astype(dtype, copy=False) for row in rows))
@@ -68,14 +68,14 @@ class _Reduction(Checked, GetFunction):
         ]
         return self._merged([*numbers, *more])
 
-    def _of_absent(self, defaults: Sequence[Numbers], count: int) -> Sequence[Number | _PlainNumber]:
+    def _of_absent(self, defaults: Sequence[Numbers], count: int) -> Sequence[AnyScalar | _PlainNumber]:
         """Return the contribution of absent columns; no column contributes nothing (0 · ∞ would be NaN)."""
         if not count:
             return ()
         one = self._over_pieces(defaults)
         return (np.multiply(one, count),) if self._merge is np.sum else (one,)
 
-    def _merged(self, numbers: Sequence[Number | _PlainNumber]) -> _PlainNumber:
+    def _merged(self, numbers: Sequence[AnyScalar | _PlainNumber]) -> _PlainNumber:
         merged: _PlainNumber = self._merge(np.array(numbers)).item()
         return merged
 
@@ -130,7 +130,7 @@ class Equal(_Reduction, merge=np.all):
     tolerance: NotNegative = 1e-10
     equal_nan: bool = False
 
-    def of_columns(self, *values: Numbers) -> Number:
+    def of_columns(self, *values: Numbers) -> AnyScalar:
         first, second = values
         # The larger minus the smaller wraps around; read as an unsigned number, it is right.
         apart = np.maximum(first, second) - np.minimum(first, second)
@@ -138,7 +138,7 @@ class Equal(_Reduction, merge=np.all):
         same = (first == second) | (apart <= self.tolerance)
         if self.equal_nan:
             same |= np.isnan(first) & np.isnan(second)
-        is_equal: Number = same.all()
+        is_equal: AnyScalar = same.all()
         return is_equal
 
 
@@ -176,7 +176,7 @@ class Pull(SentInParts, Checked, GetFunction):
 
 _Place: TypeAlias = int | npt.NDArray[np.intp]
 """Positions in the result of ``Pull``: the first of consecutive ones, or all of them."""
-_PulledColumns: TypeAlias = tuple[Columns | None, _Place]
+_PulledColumns: TypeAlias = tuple[BlockColumns | None, _Place]
 
 
 def _place(positions: slice | npt.NDArray[np.intp]) -> _Place:
@@ -204,13 +204,13 @@ class FullPull(Checked, GetFunction):
         return merged
 
 
-_PulledSparse: TypeAlias = tuple[int, int, Columns, Numbers, float]
-"""First column and end of a block, then the fields of a ``SparseRow``."""
+_PulledSparse: TypeAlias = tuple[int, int, BlockColumns, Numbers, float]
+"""First column and end of a block, then the fields of a ``BlockRow``."""
 
 
 @dataclass(frozen=True)
 class PullSparse(Checked, GetFunction):
-    """Return the columns of a row that differ from its default, with their values: a ``SparseRow``.
+    """Return the columns of a row that differ from its default, with their values: a ``BlockRow``.
 
     The default of a dense row is 0; a drawn default is NaN.
 
@@ -227,26 +227,26 @@ class PullSparse(Checked, GetFunction):
         if block.is_sparse:
             content = block.sparse_row(self.row)
             # Copies: the row may change before the reply is read.
-            content = SparseRow(content.columns.copy(), content.values.copy(), content.default)
+            content = BlockRow(content.columns.copy(), content.values.copy(), content.default)
         else:
             content = without_default(np.arange(start, stop), block.get(self.row, None), 0)
         return start, stop, content.columns, content.values, content.default
 
-    def merge(self, parts: Sequence[_PulledSparse]) -> SparseRow:
+    def merge(self, parts: Sequence[_PulledSparse]) -> BlockRow:
         default = parts[0][-1]
         blocks = [_with_default(part, default) for part in parts]
-        return SparseRow(
+        return BlockRow(
             np.concatenate([content.columns for content in blocks]),
             np.concatenate([content.values for content in blocks]),
             default,
         )
 
 
-def _with_default(part: _PulledSparse, default: float) -> SparseRow:
+def _with_default(part: _PulledSparse, default: float) -> BlockRow:
     """Return the columns that differ from ``default``; a block without absent columns may have a default of its own."""
     start, stop, columns, values, own = part
     if same_numbers(np.array([own]), default)[0]:
-        return SparseRow(columns, values, default)
+        return BlockRow(columns, values, default)
     every = np.full(stop - start, own, values.dtype)
     every[columns - start] = values
     return without_default(np.arange(start, stop), every, default)

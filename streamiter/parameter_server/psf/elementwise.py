@@ -34,7 +34,7 @@ from streamiter.parameter_server.psf.function import (
     where,
     without_default,
 )
-from streamiter.parameter_server.storage.block import Block, Columns, DTypeOfNumbers, Numbers
+from streamiter.parameter_server.storage.block import Block, BlockColumns, DTypeOfNumbers, Numbers
 
 _Absent: TypeAlias = tuple[int, float]
 """The first column that no source row stores (−1: not looked for), and the number of all such columns."""
@@ -67,7 +67,7 @@ class Elementwise(Checked, UpdateFunction):
         row: int = getattr(self, fields_with(type(self), TARGET)[0])
         return row
 
-    def compute(self, columns: range | Columns, sources: Sequence[Numbers], out: Numbers) -> None:
+    def compute(self, columns: range | BlockColumns, sources: Sequence[Numbers], out: Numbers) -> None:
         """Write the result for some columns to ``out``, which may be one of the sources."""
         if self._int64 == "copied" and out.dtype.kind == "i":
             np.copyto(out, sources[0])
@@ -89,11 +89,11 @@ class Elementwise(Checked, UpdateFunction):
         """Return the rows that are read, of a dense block."""
         return [block.dense_row(row) for row in self.sources]
 
-    def sparse_sources(self, block: Block) -> tuple[Columns, list[Numbers]]:
+    def sparse_sources(self, block: Block) -> tuple[BlockColumns, list[Numbers]]:
         """Return the columns that a source row of a sparse block stores, and the rows' values there and elsewhere."""
         return aligned([block.sparse_row(row) for row in self.sources], block.dtype)
 
-    def sparse_result(self, block: Block) -> tuple[Columns, Numbers, _Absent | None]:
+    def sparse_result(self, block: Block) -> tuple[BlockColumns, Numbers, _Absent | None]:
         """Return the columns that a source row stores, their results, and what absent columns become."""
         # The default is the last element of each array, and is computed with the values.
         columns, sources = self.sparse_sources(block)
@@ -237,14 +237,14 @@ class _Mapped(Elementwise):
             self._call(block.columns, self.dense_sources(block), block.dtype)
             return None
 
-    def compute(self, columns: range | Columns, sources: Sequence[Numbers], out: Numbers) -> None:
+    def compute(self, columns: range | BlockColumns, sources: Sequence[Numbers], out: Numbers) -> None:
         np.copyto(out, self._call(columns, sources, out.dtype), casting="unsafe")
 
-    def arguments(self, columns: range | Columns, sources: Sequence[Numbers]) -> Sequence[Numbers]:
+    def arguments(self, columns: range | BlockColumns, sources: Sequence[Numbers]) -> Sequence[Numbers]:
         """Return the arguments of the user's function for some columns."""
         return sources
 
-    def _call(self, columns: range | Columns, sources: Sequence[Numbers], dtype: DTypeOfNumbers) -> Numbers:
+    def _call(self, columns: range | BlockColumns, sources: Sequence[Numbers], dtype: DTypeOfNumbers) -> Numbers:
         """Return the result of the function; raise ParameterServerError unless it fits numbers of ``dtype``."""
         expected = f"psf.{self.name} on matrix {self.matrix!r}: expected its function to return"
         views = [argument.view() for argument in self.arguments(columns, sources)]
@@ -324,7 +324,7 @@ class _IndexedMap(_Mapped):
     the width of the matrix. The settings are those of the map without the index.
     """
 
-    def arguments(self, columns: range | Columns, sources: Sequence[Numbers]) -> Sequence[Numbers]:
+    def arguments(self, columns: range | BlockColumns, sources: Sequence[Numbers]) -> Sequence[Numbers]:
         return [np.arange(columns.start, columns.stop) if isinstance(columns, range) else columns, *sources]
 
     def check_together(self, checks: Sequence[_Absent | None]) -> None:
@@ -333,14 +333,14 @@ class _IndexedMap(_Mapped):
         for column, default in found[1:]:
             self._check_same(found[0], np.array([column]), np.array([default]))
 
-    def sparse_result(self, block: Block) -> tuple[Columns, Numbers, _Absent | None]:
+    def sparse_result(self, block: Block) -> tuple[BlockColumns, Numbers, _Absent | None]:
         columns, sources = self.sparse_sources(block)
         values = np.empty(len(columns), block.dtype)
         if len(columns):
             self.compute(columns, [source[:-1] for source in sources], values)
         return columns, values, self._absent(block, columns, sources)
 
-    def _absent(self, block: Block, columns: Columns, sources: Sequence[Numbers]) -> _Absent | None:
+    def _absent(self, block: Block, columns: BlockColumns, sources: Sequence[Numbers]) -> _Absent | None:
         """Return the first absent column and the number of all absent columns; None if no column is absent."""
         found: _Absent | None = None
         for start in range(block.columns.start, block.columns.stop, _TRIED_COLUMNS):
@@ -358,7 +358,7 @@ class _IndexedMap(_Mapped):
             self._check_same(found, absent, values)
         return found
 
-    def _check_same(self, first: _Absent, columns: Columns, values: Numbers) -> None:
+    def _check_same(self, first: _Absent, columns: BlockColumns, values: Numbers) -> None:
         same = same_numbers(values, first[1])
         if not same.all():
             at = int(same.argmin())

@@ -24,7 +24,7 @@ from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerErr
 from streamiter.importing import importable_name
 from streamiter.numbers import is_number, not_negative, plain_float, positive, whole_number
 from streamiter.parameter_server.matrix import BlockRange, DrawnValues, Matrix, MatrixPartitioning
-from streamiter.parameter_server.storage.block import Block, Columns, DTypeOfNumbers, Numbers, SparseRow
+from streamiter.parameter_server.storage.block import Block, BlockColumns, BlockRow, DTypeOfNumbers, Numbers
 
 Part: TypeAlias = Any
 """A block's part of a function's arguments, from ``split``: plain data."""
@@ -257,7 +257,7 @@ def as_values(option: str, value: npt.ArrayLike) -> Numbers:
     return values
 
 
-def _as_columns(option: str, value: npt.ArrayLike) -> Columns:
+def _as_columns(option: str, value: npt.ArrayLike) -> BlockColumns:
     columns = np.array(value) if np.size(value) else np.empty(0, np.int64)
     if columns.ndim != 1 or columns.dtype.kind not in "iu":
         raise ConfigurationError(
@@ -470,7 +470,7 @@ def check_width(function: PartitionFunction, matrix: Matrix, field: str) -> None
         )
 
 
-def _check_columns(function: PartitionFunction, matrix: Matrix, columns: Columns) -> None:
+def _check_columns(function: PartitionFunction, matrix: Matrix, columns: BlockColumns) -> None:
     """Raise OutOfRange if the matrix does not have one of these columns."""
     outside = (columns < 0) | (columns >= matrix.columns)
     if outside.any():
@@ -488,7 +488,7 @@ def same_numbers(values: Numbers, number: float) -> npt.NDArray[np.bool_]:
     return np.isnan(values) if number != number else values == number
 
 
-def without_default(columns: Columns, values: Numbers, default: float) -> SparseRow:
+def without_default(columns: BlockColumns, values: Numbers, default: float) -> BlockRow:
     """Return a row that stores no column whose value is the default.
 
     >>> without_default(np.array([3, 5]), np.array([1.0, 0.0]), 0.0).columns.tolist()
@@ -496,11 +496,11 @@ def without_default(columns: Columns, values: Numbers, default: float) -> Sparse
     """
     differs = ~same_numbers(values, default)
     if differs.all():
-        return SparseRow(columns, values, default)
-    return SparseRow(columns[differs], values[differs], default)
+        return BlockRow(columns, values, default)
+    return BlockRow(columns[differs], values[differs], default)
 
 
-def aligned(rows: Sequence[SparseRow], dtype: DTypeOfNumbers) -> tuple[Columns, list[Numbers]]:
+def aligned(rows: Sequence[BlockRow], dtype: DTypeOfNumbers) -> tuple[BlockColumns, list[Numbers]]:
     """Return the union of the rows' columns, and for each row its values there, followed by its default.
 
     >>> one = SparseRow(np.array([2]), np.array([1.0]), 0.0)
@@ -514,7 +514,7 @@ def aligned(rows: Sequence[SparseRow], dtype: DTypeOfNumbers) -> tuple[Columns, 
     return columns, [_at(columns, row, dtype) for row in rows]
 
 
-def _at(columns: Columns, row: SparseRow, dtype: DTypeOfNumbers) -> Numbers:
+def _at(columns: BlockColumns, row: BlockRow, dtype: DTypeOfNumbers) -> Numbers:
     values = np.full(len(columns) + 1, row.default, dtype)
     if len(columns) == len(row.columns):
         values[:-1] = row.values

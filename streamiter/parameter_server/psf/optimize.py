@@ -41,7 +41,7 @@ from streamiter.parameter_server.psf.function import (
     UpdateFunction,
     where,
 )
-from streamiter.parameter_server.storage.block import Block, Numbers, SparseRow
+from streamiter.parameter_server.storage.block import Block, BlockRow, Numbers
 
 # Columns of a row that are updated at once: the two or three temporary arrays of the optimizer stay below 1 MB, and in
 # the processor's cache. For a whole row of 10 M numbers they would take 240 MB.
@@ -199,7 +199,7 @@ class Optimize(OptimizerRows):
         block.put(weight_row, columns, weights)
         for name, row in rows.items():
             block.put(row, columns, slots[name])
-        block.replace_row(gradient_row, SparseRow(columns[:0].copy(), given.values[:0].copy(), 0.0))
+        block.replace_row(gradient_row, BlockRow(columns[:0].copy(), given.values[:0].copy(), 0.0))
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ class InitialSlots(OptimizerRows):
         weights = block.sparse_row(weight_row)
         values = np.append(weights.values, weights.values.dtype.type(weights.default))
         for name, slot in self._slots(values).items():
-            content = SparseRow(weights.columns.copy(), slot[:-1], float(slot[-1]))
+            content = BlockRow(weights.columns.copy(), slot[:-1], float(slot[-1]))
             block.replace_row(self.slot_row(name, weight_row), content)
 
     def _slots(self, weights: Numbers) -> dict[str, Numbers]:

@@ -31,7 +31,7 @@ from streamiter.parameter_server.psf.function import (
     Seed,
     UpdateFunction,
 )
-from streamiter.parameter_server.storage.block import Block, Columns, Numbers
+from streamiter.parameter_server.storage.block import Block, BlockColumns, Numbers
 
 _WORDS_PER_COUNT = 4
 _UNIT = 2.0**-53
@@ -43,7 +43,7 @@ _ROUND = ((0xD2E7470EE14C6C93, 0x9E3779B97F4A7C15), (0xCA5A826395121157, 0xBB67A
 _ROUNDS = 10
 
 
-def _words(seed: int, row: int, columns: range | Columns, each: int) -> npt.NDArray[np.uint64]:
+def _words(seed: int, row: int, columns: range | BlockColumns, each: int) -> npt.NDArray[np.uint64]:
     """Return the words of columns of a row, so many for each column, as whole numbers of 53 bits."""
     if isinstance(columns, range):
         counter, skipped = divmod(each * columns.start, _WORDS_PER_COUNT)
@@ -54,7 +54,7 @@ def _words(seed: int, row: int, columns: range | Columns, each: int) -> npt.NDAr
     return drawn >> np.uint64(11)
 
 
-def _words_at(seed: int, row: int, places: Columns) -> npt.NDArray[np.uint64]:
+def _words_at(seed: int, row: int, places: BlockColumns) -> npt.NDArray[np.uint64]:
     """Return the words at these places of a row, in any order."""
     counts = places // _WORDS_PER_COUNT
     is_first = np.ones(len(counts), np.bool_)
@@ -82,7 +82,7 @@ def _product(numbers: npt.NDArray[np.uint64], factor: int) -> tuple[npt.NDArray[
     return upper_number * upper_factor + (middle >> half) + (other >> half), numbers * np.uint64(factor)
 
 
-def uniforms(seed: int, row: int, columns: range | Columns) -> npt.NDArray[np.float64]:
+def uniforms(seed: int, row: int, columns: range | BlockColumns) -> npt.NDArray[np.float64]:
     """Return a number in [0, 1) for each column.
 
     >>> uniforms(7, 0, range(0, 9))[5:].tolist() == uniforms(7, 0, range(5, 9)).tolist()
@@ -93,7 +93,7 @@ def uniforms(seed: int, row: int, columns: range | Columns) -> npt.NDArray[np.fl
     return _words(seed, row, columns, 1).astype(np.float64) * _UNIT
 
 
-def normals(seed: int, row: int, columns: range | Columns) -> npt.NDArray[np.float64]:
+def normals(seed: int, row: int, columns: range | BlockColumns) -> npt.NDArray[np.float64]:
     """Return a number of the standard normal distribution for each column."""
     words = _words(seed, row, columns, 2)
     # Contiguous copies: numpy's loops for arrays with gaps may differ in the last bit.
@@ -138,7 +138,7 @@ class _Random(Checked, UpdateFunction, DrawnValues, int64="refused"):
     def draws(self, row: int) -> bool:
         return self.row is None or row == self.row
 
-    def draw(self, row: int, columns: range | Columns, out: Numbers) -> None:
+    def draw(self, row: int, columns: range | BlockColumns, out: Numbers) -> None:
         scale, shift = self.scale_and_shift
         for start in range(0, len(columns), _PIECE):
             piece = columns[start : start + _PIECE]

@@ -37,7 +37,7 @@ from streamiter.parameter_server.psf.function import (
     where,
     without_default,
 )
-from streamiter.parameter_server.storage.block import Block, Columns, Numbers, SparseRow
+from streamiter.parameter_server.storage.block import Block, BlockColumns, BlockRow, Numbers
 
 # -- a row and an array ----------------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class _WithArray(SentInParts, Checked, UpdateFunction):
 
 
 def _split(
-    row: int, columns: Columns | None, values: npt.ArrayLike, matrix: Matrix, partitioning: MatrixPartitioning
+    row: int, columns: BlockColumns | None, values: npt.ArrayLike, matrix: Matrix, partitioning: MatrixPartitioning
 ) -> list[tuple[BlockRange, Part]]:
     """Return the blocks that have some of the columns (None: all), each with its columns and their values."""
     with np.errstate(over="ignore"):
@@ -246,7 +246,7 @@ def _fill(block: Block, rows: Iterable[int], value: float) -> None:
         number = block.dtype.type(value)
     for row in rows:
         if block.is_sparse:
-            empty = SparseRow(np.empty(0, np.int64), np.empty(0, block.dtype), number.item())
+            empty = BlockRow(np.empty(0, np.int64), np.empty(0, block.dtype), number.item())
             block.replace_row(row, empty)
         else:
             block.dense_row(row).fill(number)

@@ -30,10 +30,10 @@ Numbers: TypeAlias = npt.NDArray[Any]
 
 DTypeOfNumbers: TypeAlias = np.dtype[Any]
 
-Number: TypeAlias = np.generic
+AnyScalar: TypeAlias = np.generic
 """A scalar of numpy, mostly of the dtype of the matrix."""
 
-Columns: TypeAlias = npt.NDArray[np.int64]
+BlockColumns: TypeAlias = npt.NDArray[np.int64]
 """Global column numbers, in any order; a column may occur twice."""
 
 FrozenState: TypeAlias = dict[str, PlainValue]
@@ -41,10 +41,10 @@ FrozenState: TypeAlias = dict[str, PlainValue]
 
 
 @dataclass(frozen=True, slots=True)
-class SparseRow:
+class BlockRow:
     """The columns of one row of one block whose values differ from the default."""
 
-    columns: Columns
+    columns: BlockColumns
     """Ascending; no column occurs twice."""
     values: Numbers
     """The value of each column."""
@@ -71,15 +71,15 @@ class Block(abc.ABC):
         self._name = f"matrix {matrix.name!r}"
 
     @abc.abstractmethod
-    def get(self, row: int, columns: Columns | None, out: Numbers | None = None) -> Numbers:
+    def get(self, row: int, columns: BlockColumns | None, out: Numbers | None = None) -> Numbers:
         """Return the values of some columns (None: of all), in ``out`` if that is given."""
 
     @abc.abstractmethod
-    def add(self, row: int, columns: Columns | None, values: Numbers) -> None:
+    def add(self, row: int, columns: BlockColumns | None, values: Numbers) -> None:
         """Add values to some columns (None: to all); a column that is named twice gets both."""
 
     @abc.abstractmethod
-    def put(self, row: int, columns: Columns | None, values: Numbers) -> None:
+    def put(self, row: int, columns: BlockColumns | None, values: Numbers) -> None:
         """Overwrite the values of some columns (None: of all); a column that is named twice gets the last value."""
 
     @abc.abstractmethod
@@ -87,11 +87,11 @@ class Block(abc.ABC):
         """Return the row of a dense block itself, which the caller may change."""
 
     @abc.abstractmethod
-    def sparse_row(self, row: int) -> SparseRow:
+    def sparse_row(self, row: int) -> BlockRow:
         """Return the content of a row of a sparse block, which the caller must not change."""
 
     @abc.abstractmethod
-    def replace_row(self, row: int, content: SparseRow) -> None:
+    def replace_row(self, row: int, content: BlockRow) -> None:
         """Replace the content of a row of a sparse block."""
 
     @abc.abstractmethod
@@ -144,7 +144,7 @@ class DenseBlock(Block):
         self._first_column = np.array(block.columns.start)
         self._begins_at_0 = block.columns.start == 0
 
-    def get(self, row: int, columns: Columns | None, out: Numbers | None = None) -> Numbers:
+    def get(self, row: int, columns: BlockColumns | None, out: Numbers | None = None) -> Numbers:
         numbers = self._row_views[row - self._first_row]
         if columns is not None:
             return gathered(numbers, self._local(columns), out)
@@ -153,7 +153,7 @@ class DenseBlock(Block):
         np.copyto(out, numbers)
         return out
 
-    def add(self, row: int, columns: Columns | None, values: Numbers) -> None:
+    def add(self, row: int, columns: BlockColumns | None, values: Numbers) -> None:
         numbers = self._row_views[row - self._first_row]
         if columns is None:
             np.add(numbers, values, out=numbers)
@@ -162,7 +162,7 @@ class DenseBlock(Block):
         # the row instead of two. Looking for duplicates first takes longer than adding (10,000 keys: 55 and 50 µs).
         np.add.at(numbers, self._local(columns), values)
 
-    def put(self, row: int, columns: Columns | None, values: Numbers) -> None:
+    def put(self, row: int, columns: BlockColumns | None, values: Numbers) -> None:
         numbers = self._row_views[row - self._first_row]
         if columns is None:
             np.copyto(numbers, values)
@@ -172,13 +172,13 @@ class DenseBlock(Block):
     def dense_row(self, row: int) -> Numbers:
         return self._row_views[row - self._first_row]
 
-    def sparse_row(self, row: int) -> SparseRow:
+    def sparse_row(self, row: int) -> BlockRow:
         raise InternalError(f"{self._name}: expected a sparse block, given row {row} of a dense block")
 
-    def replace_row(self, row: int, content: SparseRow) -> None:
+    def replace_row(self, row: int, content: BlockRow) -> None:
         raise InternalError(f"{self._name}: expected a sparse block, given row {row} of a dense block")
 
-    def _local(self, columns: Columns) -> Columns:
+    def _local(self, columns: BlockColumns) -> BlockColumns:
         return columns if self._begins_at_0 else columns - self._first_column
 
     def size_bytes(self) -> int:
@@ -332,7 +332,7 @@ def frozen_blocks(matrix: Matrix, blocks: Iterable[Block], encode: Encode) -> Bl
     }
 
 
-def check_state(matrix: Matrix, state: BlocksState) -> None:
+def check_blocks_state(matrix: Matrix, state: BlocksState) -> None:
     """Raise an error if the blocks of a matrix cannot take over a state of all its blocks."""
     before, now = state["settings"], matrix.definition()
     if None in (before["on_clock"], now["on_clock"]):  # Then adds may have named the same function with update=.
@@ -346,8 +346,8 @@ def check_state(matrix: Matrix, state: BlocksState) -> None:
 
 
 def restore_blocks(matrix: Matrix, blocks: Iterable[Block], state: BlocksState) -> None:
-    """Restore these blocks from a state of all blocks that ``check_state`` has accepted, also if they were cut in
-    another way.
+    """Restore these blocks from a state of all blocks that ``check_blocks_state`` has accepted, also if they were cut
+    in another way.
     """
     for block in blocks:
         for saved in state["blocks"]:
@@ -409,22 +409,22 @@ class GuardedBlock(Block):
     def updates(self, count: int) -> None:
         self._block.updates = count
 
-    def get(self, row: int, columns: Columns | None, out: Numbers | None = None) -> Numbers:
+    def get(self, row: int, columns: BlockColumns | None, out: Numbers | None = None) -> Numbers:
         return self._block.get(self._checked(row, columns), columns, out)
 
-    def add(self, row: int, columns: Columns | None, values: Numbers) -> None:
+    def add(self, row: int, columns: BlockColumns | None, values: Numbers) -> None:
         self._block.add(self._checked(row, columns), columns, values)
 
-    def put(self, row: int, columns: Columns | None, values: Numbers) -> None:
+    def put(self, row: int, columns: BlockColumns | None, values: Numbers) -> None:
         self._block.put(self._checked(row, columns), columns, values)
 
     def dense_row(self, row: int) -> Numbers:
         return self._block.dense_row(self._checked(row))
 
-    def sparse_row(self, row: int) -> SparseRow:
+    def sparse_row(self, row: int) -> BlockRow:
         return self._block.sparse_row(self._checked(row))
 
-    def replace_row(self, row: int, content: SparseRow) -> None:
+    def replace_row(self, row: int, content: BlockRow) -> None:
         self._block.replace_row(self._checked(row, content.columns), content)
 
     def size_bytes(self) -> int:
@@ -439,7 +439,7 @@ class GuardedBlock(Block):
     def take_over(self, other: Block, rows: range, columns: range) -> None:
         self._block.take_over(other, rows, columns)
 
-    def _checked(self, row: int, columns: Columns | None = None) -> int:
+    def _checked(self, row: int, columns: BlockColumns | None = None) -> int:
         """Return the row; raise OutOfRange unless the row and the columns are in the block."""
         if row not in self.rows:
             raise OutOfRange(

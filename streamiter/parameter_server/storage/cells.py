@@ -14,13 +14,13 @@ from typing import Final, Self, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.parameter_server.storage.block import Columns, DTypeOfNumbers, Number, Numbers, gathered
+from streamiter.parameter_server.storage.block import AnyScalar, BlockColumns, DTypeOfNumbers, Numbers, gathered
 
 PART_COLUMNS: Final = 1 << 16
 """Columns of one part of a row: with their numbers about 0.8 MB, and a millisecond."""
 
 
-Draw: TypeAlias = Callable[[Columns, Numbers], None]
+Draw: TypeAlias = Callable[[BlockColumns, Numbers], None]
 """Writes the values of columns that are not stored to an array."""
 
 
@@ -30,13 +30,13 @@ class Cells(abc.ABC):
     The default is a number, or values that are drawn; then all columns count as different from it.
     """
 
-    default: Number
+    default: AnyScalar
     """A scalar of the dtype."""
     made_after: int
     """The count of freezes of the block when these cells were made: only later frozen states hold them."""
 
     @abc.abstractmethod
-    def get(self, columns: Columns, out: Numbers | None) -> Numbers:
+    def get(self, columns: BlockColumns, out: Numbers | None) -> Numbers:
         """Return the values of these columns, in ``out`` if that is given."""
 
     @abc.abstractmethod
@@ -44,27 +44,27 @@ class Cells(abc.ABC):
         """Write the values of all columns of the block to ``out``."""
 
     @abc.abstractmethod
-    def add(self, columns: Columns, values: Numbers) -> bool:
+    def add(self, columns: BlockColumns, values: Numbers) -> bool:
         """Add values; a column that is named twice gets both. Return False, and change nothing, if there is no room."""
 
     @abc.abstractmethod
-    def put(self, columns: Columns, values: Numbers) -> bool:
+    def put(self, columns: BlockColumns, values: Numbers) -> bool:
         """Overwrite values; a column that is named twice gets the last one. Return False as ``add`` does."""
 
     @abc.abstractmethod
-    def count_absent(self, columns: Columns) -> int:
+    def count_absent(self, columns: BlockColumns) -> int:
         """Return how many different vectors of these columns the cells do not store yet."""
 
     @abc.abstractmethod
-    def reset(self, default: Number) -> None:
+    def reset(self, default: AnyScalar) -> None:
         """Set the default and all columns to this value."""
 
     @abc.abstractmethod
-    def content(self) -> tuple[Columns, Numbers]:
+    def content(self) -> tuple[BlockColumns, Numbers]:
         """Return the columns that differ from the default, ascending, and their values, for reading only."""
 
     @abc.abstractmethod
-    def parts(self) -> Iterator[tuple[Columns, Numbers]]:
+    def parts(self) -> Iterator[tuple[BlockColumns, Numbers]]:
         """Yield the columns that differ from the default and their values, in no order, a part at a time."""
 
     def count_different(self) -> int:
@@ -84,7 +84,7 @@ class Cells(abc.ABC):
         """Return the memory of the cells."""
 
 
-def differs_from(values: Numbers, default: Number) -> npt.NDArray[np.bool_]:
+def differs_from(values: Numbers, default: AnyScalar) -> npt.NDArray[np.bool_]:
     """Return which values differ from the default in a bit: NaN equals NaN; −0.0 differs from 0.0, as 1/x shows."""
     bits = np.dtype(f"u{values.itemsize}")
     differs: npt.NDArray[np.bool_] = values.view(bits) != np.asarray(default, values.dtype).view(bits)
@@ -127,7 +127,7 @@ class HashedCells(Cells):
         capacity: int,
         dtype: DTypeOfNumbers,
         first: int,
-        default: Number,
+        default: AnyScalar,
         made_after: int,
         *,
         vector: int = 1,
@@ -145,7 +145,7 @@ class HashedCells(Cells):
         self._values = np.full(capacity * vector, default, dtype)
         self._taken = 0
         self._set_constants()
-        self._order: tuple[npt.NDArray[np.intp], Columns] | None = None
+        self._order: tuple[npt.NDArray[np.intp], BlockColumns] | None = None
         """The taken slots in the order of their columns, and the columns; None after new slots were taken."""
 
     def _set_constants(self) -> None:
@@ -155,7 +155,7 @@ class HashedCells(Cells):
         self._shift = np.array(65 - capacity.bit_length(), np.uint64)
         self._mask = np.array(capacity - 1)
 
-    def get(self, columns: Columns, out: Numbers | None) -> Numbers:
+    def get(self, columns: BlockColumns, out: Numbers | None) -> Numbers:
         if self._vector == 1:
             slots, absent = self._find(columns)
             values = gathered(self._values, slots, out)
@@ -185,21 +185,21 @@ class HashedCells(Cells):
         columns, values = self._stored(slots, self._columns[slots])
         out[columns - self._first] = values
 
-    def add(self, columns: Columns, values: Numbers) -> bool:
+    def add(self, columns: BlockColumns, values: Numbers) -> bool:
         places = self._claim(columns, is_overwritten=False)
         if places is None:
             return False
         np.add.at(self._values, places, values)
         return True
 
-    def put(self, columns: Columns, values: Numbers) -> bool:
+    def put(self, columns: BlockColumns, values: Numbers) -> bool:
         places = self._claim(columns, is_overwritten=True)
         if places is None:
             return False
         self._values[places] = values
         return True
 
-    def count_absent(self, columns: Columns) -> int:
+    def count_absent(self, columns: BlockColumns) -> int:
         firsts = columns if self._vector == 1 else columns - columns % self._vector
         return len(distinct(firsts[self._find(firsts)[1]]))
 
@@ -210,11 +210,11 @@ class HashedCells(Cells):
             return int(np.count_nonzero(differs_from(self._values, self.default)))
         return int(differs_from(self._values, self.default).reshape(-1, self._vector).any(axis=1).sum())
 
-    def reset(self, default: Number) -> None:
+    def reset(self, default: AnyScalar) -> None:
         self.default = default
         self._values.fill(default)
 
-    def content(self) -> tuple[Columns, Numbers]:
+    def content(self) -> tuple[BlockColumns, Numbers]:
         if self._order is None:
             slots = (self._columns >= 0).nonzero()[0]
             columns = self._columns[slots]
@@ -223,7 +223,7 @@ class HashedCells(Cells):
             self._order[1].flags.writeable = False  # The caller gets this array.
         return self._different(*self._order)
 
-    def parts(self) -> Iterator[tuple[Columns, Numbers]]:
+    def parts(self) -> Iterator[tuple[BlockColumns, Numbers]]:
         step = max(1, PART_COLUMNS // self._vector)
         for begin in range(0, len(self._columns), step):
             slots = (self._columns[begin : begin + step] >= 0).nonzero()[0] + begin
@@ -231,13 +231,13 @@ class HashedCells(Cells):
             if len(columns):
                 yield columns, values
 
-    def _stored(self, slots: npt.NDArray[np.intp], firsts: Columns) -> tuple[Columns, Numbers]:
+    def _stored(self, slots: npt.NDArray[np.intp], firsts: BlockColumns) -> tuple[BlockColumns, Numbers]:
         """Return the columns in these slots and their values."""
         if self._vector == 1:
             return firsts, self._values[slots]
         return _ranges(firsts, self._vector), self._values.reshape(-1, self._vector)[slots].reshape(-1)
 
-    def _different(self, slots: npt.NDArray[np.intp], firsts: Columns) -> tuple[Columns, Numbers]:
+    def _different(self, slots: npt.NDArray[np.intp], firsts: BlockColumns) -> tuple[BlockColumns, Numbers]:
         columns, values = self._stored(slots, firsts)
         if self._draw is not None:
             return columns, values
@@ -256,7 +256,7 @@ class HashedCells(Cells):
         ordered = 0 if self._order is None else 2 * self._order[0].nbytes
         return self._columns.nbytes + self._values.nbytes + ordered
 
-    def _find(self, columns: Columns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
+    def _find(self, columns: BlockColumns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
         """Return the slot of each column (of an absent one: an empty slot), and the positions of the absent columns.
 
         These are the first columns of vectors.
@@ -275,7 +275,7 @@ class HashedCells(Cells):
                 at, searched, places = at[further], searched[further], places[further]
         return slots, (seen < 0).nonzero()[0]
 
-    def _claim(self, columns: Columns, *, is_overwritten: bool) -> npt.NDArray[np.int64] | None:
+    def _claim(self, columns: BlockColumns, *, is_overwritten: bool) -> npt.NDArray[np.int64] | None:
         """Return the place of each column, taking slots for absent ones; None if more than half would be taken.
 
         If whole vectors are then overwritten, their values are not drawn.
@@ -298,7 +298,7 @@ class HashedCells(Cells):
         vectors, within = parts
         return slots[vectors] * self._vector + within
 
-    def _take(self, new: Columns) -> None:
+    def _take(self, new: BlockColumns) -> None:
         """Take slots for columns that are absent and distinct."""
         self._taken += len(new)
         self._order = None
@@ -307,7 +307,7 @@ class HashedCells(Cells):
             self._columns[slots] = new  # If several columns want a slot, the last gets it; the others search again.
             new = new[self._columns[slots] != new]
 
-    def _draw_stored(self, firsts: Columns) -> None:
+    def _draw_stored(self, firsts: BlockColumns) -> None:
         """Write the drawn values of these vectors."""
         assert self._draw is not None
         drawn = np.empty(len(firsts) * self._vector, self._values.dtype)
@@ -319,7 +319,9 @@ def _ranges(begins: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]
     return (begins[:, np.newaxis] + np.arange(length)).reshape(-1)
 
 
-def _vectors(columns: Columns, vector: int) -> tuple[Columns, tuple[npt.NDArray[np.intp], Columns] | None]:
+def _vectors(
+    columns: BlockColumns, vector: int
+) -> tuple[BlockColumns, tuple[npt.NDArray[np.intp], BlockColumns] | None]:
     """Return the first columns of the vectors of these columns, and for each column its vector and its place in that.
 
     The second is None if the columns are whole vectors. A vector occurs twice if its columns are not neighbours.
@@ -342,7 +344,7 @@ def _vectors(columns: Columns, vector: int) -> tuple[Columns, tuple[npt.NDArray[
     return firsts[is_first], (is_first.cumsum() - 1, within)
 
 
-def distinct(columns: Columns) -> Columns:
+def distinct(columns: BlockColumns) -> BlockColumns:
     """Return the columns ascending, each once."""
     # np.unique of numpy 2.4 takes 8 ms for 10,000 columns, and this 100 µs.
     ascending = np.sort(columns)
@@ -357,7 +359,7 @@ class FilledCells(Cells):
     """An array as wide as the block, for a row that stores almost every column."""
 
     def __init__(
-        self, values: Numbers, first: int, default: Number, made_after: int, *, is_drawn: bool = False
+        self, values: Numbers, first: int, default: AnyScalar, made_after: int, *, is_drawn: bool = False
     ) -> None:
         """``values`` is kept; ``first`` is the first column of the block."""
         self.default = default
@@ -366,17 +368,17 @@ class FilledCells(Cells):
         self._values = values
         self._first = np.array(first)
 
-    def get(self, columns: Columns, out: Numbers | None) -> Numbers:
+    def get(self, columns: BlockColumns, out: Numbers | None) -> Numbers:
         return gathered(self._values, columns - self._first, out)
 
     def write_to(self, out: Numbers) -> None:
         np.copyto(out, self._values)
 
-    def add(self, columns: Columns, values: Numbers) -> bool:
+    def add(self, columns: BlockColumns, values: Numbers) -> bool:
         np.add.at(self._values, columns - self._first, values)
         return True
 
-    def put(self, columns: Columns, values: Numbers) -> bool:
+    def put(self, columns: BlockColumns, values: Numbers) -> bool:
         self._values[columns - self._first] = values
         return True
 
@@ -384,22 +386,22 @@ class FilledCells(Cells):
         """Add values to all columns."""
         np.add(self._values, values, out=self._values)
 
-    def count_absent(self, columns: Columns) -> int:
+    def count_absent(self, columns: BlockColumns) -> int:
         del columns
         return 0
 
-    def reset(self, default: Number) -> None:
+    def reset(self, default: AnyScalar) -> None:
         self.default = default
         self._values.fill(default)
 
-    def content(self) -> tuple[Columns, Numbers]:
+    def content(self) -> tuple[BlockColumns, Numbers]:
         at = self._different(self._values)
         return at + self._first, self._values[at]
 
     def _different(self, values: Numbers) -> npt.NDArray[np.intp]:
         return np.arange(len(values)) if self._is_drawn else differs_from(values, self.default).nonzero()[0]
 
-    def parts(self) -> Iterator[tuple[Columns, Numbers]]:
+    def parts(self) -> Iterator[tuple[BlockColumns, Numbers]]:
         for begin in range(0, len(self._values), PART_COLUMNS):
             values = self._values[begin : begin + PART_COLUMNS]
             at = self._different(values)

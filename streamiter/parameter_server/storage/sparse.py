@@ -21,13 +21,13 @@ from streamiter.deferred import Deferred, Encode
 from streamiter.errors import CheckpointError, InternalError
 from streamiter.parameter_server.matrix import BlockRange, DrawnValues, Matrix
 from streamiter.parameter_server.storage.block import (
+    AnyScalar,
     Block,
-    Columns,
+    BlockColumns,
+    BlockRow,
     DTypeOfNumbers,
     FrozenState,
-    Number,
     Numbers,
-    SparseRow,
     block_shape,
     check_shape,
 )
@@ -50,7 +50,7 @@ class SparseBlock(Block):
     """A block that stores, for each row, a default and the columns that differ from it.
 
     A row is a hash table until an array as wide as the block is smaller. A row that was never changed takes no memory.
-    A row whose default is drawn stores all columns that were changed, and has the default NaN in ``SparseRow``.
+    A row whose default is drawn stores all columns that were changed, and has the default NaN in ``BlockRow``.
     """
 
     is_sparse = True
@@ -67,7 +67,7 @@ class SparseBlock(Block):
         self._frozen: list[FrozenCells] = []
         """Frozen states that are not written yet; the block copies cells that they hold before it changes them."""
 
-    def get(self, row: int, columns: Columns | None, out: Numbers | None = None) -> Numbers:
+    def get(self, row: int, columns: BlockColumns | None, out: Numbers | None = None) -> Numbers:
         cells = self._cells.get(row)
         if columns is not None and cells is not None:
             return cells.get(columns, out)
@@ -85,7 +85,7 @@ class SparseBlock(Block):
         """Return the function that draws the default of the row; None if it is a number."""
         return partial(self._drawn.draw, row) if self._drawn is not None and self._drawn.draws(row) else None
 
-    def add(self, row: int, columns: Columns | None, values: Numbers) -> None:
+    def add(self, row: int, columns: BlockColumns | None, values: Numbers) -> None:
         if columns is None:
             at = values.nonzero()[0]
             if self._is_better_filled(len(at) // self._vector):
@@ -96,7 +96,7 @@ class SparseBlock(Block):
         if not cells.add(columns, values):
             self._enlarged(row, cells, columns).add(columns, values)
 
-    def put(self, row: int, columns: Columns | None, values: Numbers) -> None:
+    def put(self, row: int, columns: BlockColumns | None, values: Numbers) -> None:
         if columns is None:
             cells = self._cells.get(row)
             default = self._default if cells is None else cells.default
@@ -110,16 +110,16 @@ class SparseBlock(Block):
     def dense_row(self, row: int) -> Numbers:
         raise InternalError(f"{self._name}: expected a dense block, given row {row} of a sparse block")
 
-    def sparse_row(self, row: int) -> SparseRow:
+    def sparse_row(self, row: int) -> BlockRow:
         cells = self._cells.get(row)
         columns, values = (np.empty(0, np.int64), np.empty(0, self.dtype)) if cells is None else cells.content()
         default = self._default if cells is None else cells.default
-        return SparseRow(columns, values, math.nan if self._draw_of(row) else default.item())
+        return BlockRow(columns, values, math.nan if self._draw_of(row) else default.item())
 
-    def replace_row(self, row: int, content: SparseRow) -> None:
+    def replace_row(self, row: int, content: BlockRow) -> None:
         self._replace(row, content.columns, content.values, self.dtype.type(content.default))
 
-    def _replace(self, row: int, columns: Columns, values: Numbers, default: Number) -> None:
+    def _replace(self, row: int, columns: BlockColumns, values: Numbers, default: AnyScalar) -> None:
         cells = self._cells.get(row)
         count = len(columns) if self._vector == 1 else len(distinct(columns - columns % self._vector))
         if cells is not None and not self._is_held(cells) and not cells.is_large_for(count) and not self._draw_of(row):
@@ -157,14 +157,14 @@ class SparseBlock(Block):
             found = other.sparse_row(row)
             within = (found.columns >= columns.start) & (found.columns < columns.stop)
             if row not in self._cells:
-                self.replace_row(row, SparseRow(found.columns[within], found.values[within], found.default))
+                self.replace_row(row, BlockRow(found.columns[within], found.values[within], found.default))
             elif self._draw_of(row) or self._cells[row].default == found.default:
                 self.put(row, found.columns[within], found.values[within])
             else:
                 every = np.arange(columns.start, columns.stop)
                 self.put(row, every, other.get(row, every))
 
-    def _made(self, row: int, count: int, default: Number) -> Cells:
+    def _made(self, row: int, count: int, default: AnyScalar) -> Cells:
         """Return empty cells with room for so many vectors."""
         first, vector, draw = self.columns.start, self._vector, self._draw_of(row)
         if not self._is_better_filled(count):
@@ -205,7 +205,7 @@ class SparseBlock(Block):
     def _is_held(self, cells: Cells) -> bool:
         return cells.made_after < self._freezes and bool(self._frozen)
 
-    def _enlarged(self, row: int, cells: Cells, columns: Columns) -> Cells:
+    def _enlarged(self, row: int, cells: Cells, columns: BlockColumns) -> Cells:
         """Return larger cells with room for these columns; columns whose values equal the default are dropped."""
         larger = self._made(row, cells.count_different() + cells.count_absent(columns), cells.default)
         for some_columns, values in cells.parts():
@@ -216,7 +216,7 @@ class SparseBlock(Block):
 
 # -- in checkpoints ------------------------------------------------------------------------------------------
 
-Segment: TypeAlias = tuple[int, Number, Columns, Numbers]
+Segment: TypeAlias = tuple[int, AnyScalar, BlockColumns, Numbers]
 """The row, its default, and columns with their values."""
 
 # A millisecond or two to gather and to encode; a small row takes about 10 µs.
@@ -333,5 +333,5 @@ def _fits(frame: object, block: Block) -> TypeGuard[tuple[Numbers, Numbers, Numb
     )
 
 
-def _all_in(numbers: Columns, expected: range) -> bool:
+def _all_in(numbers: BlockColumns, expected: range) -> bool:
     return bool(((numbers >= expected.start) & (numbers < expected.stop)).all())

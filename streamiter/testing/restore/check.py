@@ -37,7 +37,7 @@ from streamiter.testing.restore.driving import (
     BuiltFlow,
     Cut,
     JobOutcome,
-    RunOptions,
+    RunSettings,
     SourceKey,
     run_freely,
     run_in_steps,
@@ -134,7 +134,7 @@ def check_restore(
     _check(
         f"check_restore({type(made).__name__})",
         build,
-        options=RunOptions(seed, _positive(interval_s)),
+        options=RunSettings(seed, _positive(interval_s)),
         cuts=cuts,
         compare_state=compare == "all",
         compare_snapshots=compare == "all",
@@ -176,7 +176,7 @@ def check_flow_restore(
     _check(
         f"check_flow_restore({_name_of(given)})",
         given,
-        options=RunOptions(seed, _positive(interval_s)),
+        options=RunSettings(seed, _positive(interval_s)),
         cuts=cuts,
         free=cut_at == "turns",
         ordered=ordered,
@@ -245,7 +245,7 @@ class Comparison:
     """The name of the check in errors."""
     build: Build
     """Adds the steps under test to a flow."""
-    options: RunOptions
+    options: RunSettings
     """The settings of all runs."""
     cuts: int | None
     """The number of cuts to restore from; None: all."""
@@ -292,7 +292,7 @@ class Comparison:
 
     def restored(self, cut: Cut, plan: list[SourceKey] | None) -> JobOutcome:
         """Restore from a cut, and run by the rest of the plan, in the fresh process or in this one."""
-        options = RunOptions(self.options.seed, self.options.interval_s, cut.now_ms)
+        options = RunSettings(self.options.seed, self.options.interval_s, cut.now_ms)
         if self.process is None:
             return restored_run(self.build, self.structs, options, cut.snapshot, plan)
         answer = self.process.ask(
@@ -379,7 +379,7 @@ class Comparison:
         if plan is not None:
             reasons += self._lost(cut, undisturbed)
         if self.process is not None:
-            options = RunOptions(self.options.seed, self.options.interval_s, cut.now_ms)
+            options = RunSettings(self.options.seed, self.options.interval_s, cut.now_ms)
             here = restored_run(self.build, self.structs, options, cut.snapshot, plan)
             if self._full_difference(undisturbed, _joined(before, cut, here)) is None:
                 reasons.append(
@@ -395,7 +395,7 @@ class Comparison:
 
     def _lost(self, cut: Cut, undisturbed: JobOutcome) -> list[str]:
         at_cut = asyncio.run(run_in_steps(self._built(), self.options, plan=undisturbed.plan, only=cut.after))
-        options = RunOptions(self.options.seed, self.options.interval_s, cut.now_ms)
+        options = RunSettings(self.options.seed, self.options.interval_s, cut.now_ms)
         after = asyncio.run(run_in_steps(self._built(), options, snapshot=cut.snapshot, plan=[], only=0))
         lost = lost_attributes(at_cut.attributes, after.attributes)
         if not lost:

@@ -34,11 +34,11 @@ from streamiter.runtime.task import Task
 from streamiter.testing.restore.differences import Watch, first_difference
 from streamiter.testing.simulated_time import VirtualClock
 
-Outputs: TypeAlias = Stream | Sequence[Stream] | Mapping[str, Stream | Callable[[], Any]]
+FlowOutputs: TypeAlias = Stream | Sequence[Stream] | Mapping[str, Stream | Callable[[], Any]]
 """Streams whose records are compared, and callables whose results are compared after the run."""
 
 
-Build: TypeAlias = Callable[[Flow], Outputs]
+Build: TypeAlias = Callable[[Flow], FlowOutputs]
 
 
 SourceKey: TypeAlias = tuple[str, int]
@@ -46,7 +46,7 @@ SourceKey: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class RunOptions:
+class RunSettings:
     """The settings of a run, the same for all runs of a check."""
 
     seed: int = 0
@@ -99,7 +99,7 @@ class JobOutcome:
 
 async def run_in_steps(
     built: BuiltFlow,
-    options: RunOptions,
+    options: RunSettings,
     *,
     plan: Sequence[SourceKey] | None = None,
     snapshot: bytes | None = None,
@@ -164,7 +164,7 @@ _TURNS_IN_A_ROW: Final = 256
 
 
 async def run_freely(
-    built: BuiltFlow, options: RunOptions, *, snapshot: bytes | None = None, cut_after: int | None = None
+    built: BuiltFlow, options: RunSettings, *, snapshot: bytes | None = None, cut_after: int | None = None
 ) -> JobOutcome:
     """Run with all sources reading freely; with ``cut_after``, take a snapshot after so many turns, and stop."""
 
@@ -188,7 +188,7 @@ async def run_freely(
 
 async def _driven(
     built: BuiltFlow,
-    options: RunOptions,
+    options: RunSettings,
     snapshot: bytes | None,
     drive: Callable[[JobDriver, JobOutcome], Awaitable[None]],
 ) -> JobOutcome:
@@ -222,7 +222,7 @@ _POLL_S: Final = 0.0005
 class JobDriver:
     """A running job of a flow under test: it lets one source read, and lets time pass."""
 
-    def __init__(self, built: BuiltFlow, options: RunOptions) -> None:
+    def __init__(self, built: BuiltFlow, options: RunSettings) -> None:
         self.built = built
         self.clock = _SteppedClock(start_ms=options.start_ms)
         self.interval_s = options.interval_s

@@ -24,7 +24,7 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError
 from streamiter.importing import resolve
-from streamiter.testing.restore.driving import Build, BuiltFlow, JobOutcome, RunOptions, run_freely, run_in_steps
+from streamiter.testing.restore.driving import Build, BuiltFlow, JobOutcome, RunSettings, run_freely, run_in_steps
 
 # Longer than the limit of a restored run (PATIENCE_S), so that the run itself reports what is stuck.
 _ANSWER_S: Final = 120.0
@@ -132,7 +132,7 @@ def _answer(names: bytes, request: bytes) -> dict[str, PlainValue]:
         sys.path[:] = path
         structs = [resolve(name) for name in described]
         asked = PlainData(structs).decode(request)
-        options = RunOptions(asked["seed"], asked["interval_s"], asked["start_ms"])
+        options = RunSettings(asked["seed"], asked["interval_s"], asked["start_ms"])
         run = restored_run(resolve(asked["build"]), structs, options, asked["snapshot"], asked["plan"])
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
@@ -148,7 +148,7 @@ def _answer(names: bytes, request: bytes) -> dict[str, PlainValue]:
 def restored_run(
     build: Build,
     structs: Sequence[type[msgspec.Struct]],
-    options: RunOptions,
+    options: RunSettings,
     snapshot: bytes,
     plan: Sequence[tuple[str, int]] | None,
 ) -> JobOutcome:

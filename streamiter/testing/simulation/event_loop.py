@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 # The time of a turn of a task: as long as some hundred records take through a chain. If turns took no time, no timer
 # would become due before the end.
-TURN_S: Final = 0.001
+SIMULATED_TURN_S: Final = 0.001
 
 # Ended tasks are dropped when the list is twice as long as the running tasks, and at least this long.
 _FEW_TASKS: Final = 64
@@ -118,7 +118,7 @@ class SimulatedEventLoop(asyncio.BaseEventLoop):
         if handle.cancelled():
             return
         self._trace.turn(number)
-        time.pass_until(time.now_s + TURN_S)
+        time.pass_until(time.now_s + SIMULATED_TURN_S)
         handle._run()
 
     def _take_due_timers(self) -> None:

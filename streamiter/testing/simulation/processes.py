@@ -20,7 +20,7 @@ from streamiter.deferred import PlainValue
 from streamiter.flow.flow import Flow
 from streamiter.processes.frames import FrameEncoding
 from streamiter.processes.host import ProcessSettings
-from streamiter.processes.link import LinkError, ProcessLink, connect
+from streamiter.processes.link import LinkError, ProcessLink, connect_link
 from streamiter.processes.process import Pulse, identity_of, run_part
 from streamiter.processes.silence import ProcessLook
 from streamiter.runtime.job_settings import JobOptions
@@ -199,7 +199,7 @@ class SimulatedHost:
             with contextlib.suppress(ConnectionRefusedError):  # The process does not listen yet.
                 identity = identity_of(old, settings.number, self.fingerprint)
                 link = ProcessLink(identity, _Late(self._world), FrameEncoding(PlainData()), self._clock)
-                await connect(address, link)
+                await connect_link(address, link)
                 return
 
     # -- what happens to processes ---------------------------------------------------------------------

@@ -18,7 +18,7 @@ from streamiter.testing.simulated_time import SimulationFailed, where_tasks_wait
 from streamiter.testing.simulation.event_loop import Deadlock, Shuffle
 from streamiter.testing.simulation.life import CALM_SETTINGS, Ending, Life, LifeSettings
 from streamiter.testing.simulation.network import CALM, UNDISTURBED, Faults, drawn_levels
-from streamiter.testing.simulation.world import Check, MakeFlow, Outputs, World
+from streamiter.testing.simulation.world import CheckOutputs, MakeFlow, OutputRecords, World
 from streamiter.times import Seconds, in_seconds
 
 
@@ -36,7 +36,7 @@ class SimulationResult:
     """Simulated seconds."""
     runs: int
     """The count of starts of the job."""
-    outputs: Outputs
+    outputs: OutputRecords
     """Committed records by topic."""
     undisturbed: Undisturbed
 
@@ -45,7 +45,7 @@ class SimulationResult:
 class Undisturbed:
     """The results of one run without faults."""
 
-    outputs: Outputs
+    outputs: OutputRecords
     """Committed records by topic."""
     turns: int
     """Turns of tasks."""
@@ -57,7 +57,7 @@ def simulate(
     *,
     processes: int = 1,
     faults: Faults | None = None,
-    check: Check | None = None,
+    check: CheckOutputs | None = None,
     within_s: Seconds = 600.0,
     settle_s: Seconds = 0.0,
     has_store: bool = True,
@@ -130,7 +130,14 @@ def simulate(
 
 
 def _undisturbed(
-    flow: MakeFlow, name: str, seed: int, check: Check | None, *, within_s: float, settle_s: float, has_store: bool
+    flow: MakeFlow,
+    name: str,
+    seed: int,
+    check: CheckOutputs | None,
+    *,
+    within_s: float,
+    settle_s: float,
+    has_store: bool,
 ) -> Undisturbed:
     world = World(seed, UNDISTURBED, expected=None, check=check)
     driver = SimulationDriver(world, f"{name}, undisturbed", flow, settle_s=settle_s, has_store=has_store)

@@ -25,23 +25,23 @@ from streamiter.times import Seconds, in_seconds
 from streamiter.topics.memory import MemoryBroker
 from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicRecord
 
-KeyOf = Callable[[Any], bytes | str]
+KeyOfRecord = Callable[[Any], bytes | str]
 
 
-Order = Literal["partition", "key", "any"]
+OutputOrder = Literal["partition", "key", "any"]
 
 
 Delivery = Literal["exactly_once", "at_least_once"]
 
 
-Compare = Callable[[TopicRecord], Hashable]
+ComparedParts = Callable[[TopicRecord], Hashable]
 
 
-Outputs = Mapping[str, Sequence[TopicRecord]]
+OutputRecords = Mapping[str, Sequence[TopicRecord]]
 """Committed records by the name of their topic."""
 
 
-Check = Callable[[Outputs], object]
+CheckOutputs = Callable[[OutputRecords], object]
 """Checks the committed records after every commit; raises AssertionError if they cannot be right."""
 
 
@@ -73,7 +73,7 @@ class Simulation:
         records: Iterable[object],
         *,
         partitions: int = 1,
-        key: KeyOf | None = None,
+        key: KeyOfRecord | None = None,
         over_s: Seconds = 0.0,
     ) -> Topic:
         """Return a topic to read from. ``records`` are bytes, or values for JSON.
@@ -92,9 +92,9 @@ class Simulation:
         name: str,
         *,
         partitions: int = 1,
-        order: Order = "partition",
+        order: OutputOrder = "partition",
         delivery: Delivery = "exactly_once",
-        compare: Compare = key_and_value,
+        compare: ComparedParts = key_and_value,
     ) -> Topic:
         """Return a topic to write to; its records must equal those of an undisturbed run.
 
@@ -136,7 +136,9 @@ class World:
     ``expected`` are the committed records of an undisturbed run; None in that run itself.
     """
 
-    def __init__(self, seed: int, levels: Levels, *, expected: Outputs | None, check: Check | None) -> None:
+    def __init__(
+        self, seed: int, levels: Levels, *, expected: OutputRecords | None, check: CheckOutputs | None
+    ) -> None:
         self.seed = seed
         self.time = SimulatedTime()
         self.trace = Trace()
@@ -195,7 +197,9 @@ class Input:
     Without keys, record i goes to partition i mod n, so that the partitions are the same under every seed.
     """
 
-    def __init__(self, name: str, records: Iterable[Any], *, partitions: int, key: KeyOf | None, over_s: float) -> None:
+    def __init__(
+        self, name: str, records: Iterable[Any], *, partitions: int, key: KeyOfRecord | None, over_s: float
+    ) -> None:
         self.name = name
         self.partitions = partitions
         self._over_s = over_s
@@ -203,7 +207,7 @@ class Input:
         self._waiting = [self._outgoing(index, record, key) for index, record in enumerate(given)]
         self._waiting.reverse()
 
-    def _outgoing(self, index: int, record: object, key: KeyOf | None) -> OutgoingBatch:
+    def _outgoing(self, index: int, record: object, key: KeyOfRecord | None) -> OutgoingBatch:
         value = record if isinstance(record, bytes) else orjson.dumps(record, option=orjson.OPT_SERIALIZE_NUMPY)
         if key is None:
             return OutgoingBatch([value], partition=index % self.partitions)
@@ -242,11 +246,11 @@ class OutputRules:
     """What must be equal in every run for one output."""
 
     name: str
-    order: Order
+    order: OutputOrder
     """Within what the order of records must be equal."""
     delivery: Delivery
     """Whether records may occur more than once."""
-    compare: Compare
+    compare: ComparedParts
     """Returns the part of a record that must be equal."""
 
     def group(self, record: TopicRecord) -> Hashable:

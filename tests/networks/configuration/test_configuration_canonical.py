@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from networks.published import PUBLISHED, deep_fm, layer, published
 
-from streamiter.networks.configuration import as_text, canonical, read_configuration
+from streamiter.networks.configuration import canonical, json_text, read_configuration
 
 
 def form(source: Any) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def test_the_saved_text_is_read_as_the_same_document(tmp_path):
     layer(document, "sum")["inputlayers"][0] = "größe"
     saved = form(document)
     path = tmp_path / "saved.json"
-    path.write_text(as_text(saved), encoding="utf-8")
+    path.write_text(json_text(saved), encoding="utf-8")
     assert form(path) == saved
     assert '"größe"' in path.read_text(encoding="utf-8")
 
@@ -129,7 +129,7 @@ def rewritten(draw: st.DrawFn) -> dict[str, Any]:
 @given(document=rewritten())
 def test_files_that_mean_the_same_have_one_form(document):
     """The canonical form decides whether two models are equal, and whether a checkpoint is accepted."""
-    assert as_text(form(document)) == as_text(form(deep_fm()))
+    assert json_text(form(document)) == json_text(form(deep_fm()))
 
 
 def test_a_constant_rate_has_the_name_that_angel_uses():

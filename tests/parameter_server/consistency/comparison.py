@@ -12,7 +12,7 @@ from parameter_server.consistency.brute_force import BruteForce, Event, Kind, Ve
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import OutOfTurn, ParameterServerError, UnknownWorker
-from streamiter.parameter_server.consistency import Consistency, ConsistencyModel, Released, model_of
+from streamiter.parameter_server.consistency import Consistency, ConsistencyModel, Released, consistency_model
 
 STEPS: tuple[Kind, ...] = (
     *("get",) * 6,
@@ -132,7 +132,9 @@ class Run:
         return [number for add in self.model.pending_adds(worker) for number in add]
 
 
-def difference(consistency: Consistency, workers: int, steps: Sequence[Step], make: MakeModel = model_of) -> str | None:
+def difference(
+    consistency: Consistency, workers: int, steps: Sequence[Step], make: MakeModel = consistency_model
+) -> str | None:
     """Return the first difference between model and brute force over these steps, or None if they agree."""
     everybody = range(workers)
     expected, run = BruteForce(consistency, everybody), Run(make, consistency, everybody)

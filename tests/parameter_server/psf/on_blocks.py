@@ -12,7 +12,7 @@ from streamiter.parameter_server.matrix import DType, Matrix, MatrixPartitioning
 from streamiter.parameter_server.psf import GetFunction, UpdateFunction
 from streamiter.parameter_server.psf.function import check_function
 from streamiter.parameter_server.storage import make_block
-from streamiter.parameter_server.storage.block import SparseRow
+from streamiter.parameter_server.storage.block import BlockRow
 
 ROWS, COLUMNS = 10, 100
 
@@ -105,7 +105,7 @@ class OnBlocks(InBlocks):
 
     def reset(self, rows: Any) -> None:
         """Restore the initial values and the default of these rows."""
-        nothing = SparseRow(np.empty(0, np.int64), np.empty(0, self.fixture.dtype), self.fixture.default or 0.0)
+        nothing = BlockRow(np.empty(0, np.int64), np.empty(0, self.fixture.dtype), self.fixture.default or 0.0)
         for block in self.blocks:
             for row in block.rows:
                 if row in rows:

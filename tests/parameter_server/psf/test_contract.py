@@ -14,7 +14,7 @@ from parameter_server.psf.on_blocks import ROWS, SHAPES, Fixture, OnBlocks, fixt
 from streamiter.errors import ParameterServerError
 from streamiter.parameter_server import psf
 from streamiter.parameter_server.matrix import DTYPES, DType
-from streamiter.parameter_server.storage.block import SparseRow
+from streamiter.parameter_server.storage.block import BlockRow
 
 TOLERANCE = 1e-6
 
@@ -89,7 +89,7 @@ def test_an_aggregate_gives_what_numpy_gives_however_the_matrix_is_stored(
         for shape in ("whole", cut):
             given = on_blocks(fixture, shape).aggregate(case.function)
             where = f"{case.function}, {fixture}, blocks: {shape}"
-            if isinstance(given, SparseRow):
+            if isinstance(given, BlockRow):
                 assert given.columns.tolist() == expected.tolist(), where
                 np.testing.assert_array_equal(given.values, fixture.values()[1, expected], err_msg=where)
             elif isinstance(given, np.ndarray):

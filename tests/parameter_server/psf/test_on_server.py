@@ -19,7 +19,7 @@ from streamiter.parameter_server import ParameterServer, psf
 from streamiter.parameter_server.divided import importable
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
 from streamiter.parameter_server.requests import AggregateRequest, UpdateRequest
-from streamiter.parameter_server.storage.block import Block, SparseRow
+from streamiter.parameter_server.storage.block import Block, BlockRow
 
 FIXTURES = (Fixture("dense", "float64"), Fixture("sparse", "float64", default=2.5, density=0.3))
 
@@ -60,7 +60,7 @@ async def test_every_psf_gives_on_shards_what_numpy_gives(fixture: Fixture, shar
         for aggregate in aggregate_cases.CASES:
             given = await client.aggregate(aggregate.function)
             wanted = aggregate.expected(fixture.values(), fixture.default)
-            if isinstance(given, SparseRow):
+            if isinstance(given, BlockRow):
                 given = given.columns
             np.testing.assert_allclose(given, wanted, rtol=1e-6, atol=1e-6, err_msg=str(aggregate.function))
 
@@ -87,7 +87,7 @@ class NamesNoRows(psf.UpdateFunction):
 
     def partition_update(self, block: Block, part: Any) -> None:
         if block.is_sparse:
-            block.replace_row(0, SparseRow(np.array([block.columns.start]), np.ones(1), 0.0))
+            block.replace_row(0, BlockRow(np.array([block.columns.start]), np.ones(1), 0.0))
         else:
             block.dense_row(0)[:] = 1.0
 

@@ -21,7 +21,7 @@ from streamiter.parameter_server import BSP, ParameterServer
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
 from streamiter.parameter_server.psf.optimize import InitialSlots, Optimize
 from streamiter.parameter_server.storage import make_block
-from streamiter.parameter_server.storage.block import SparseRow
+from streamiter.parameter_server.storage.block import BlockRow
 
 COLUMNS = 23
 RULES = [
@@ -295,7 +295,7 @@ def test_weights_of_a_sparse_matrix_may_have_a_default():
     blocks = Blocks(4, width=5, sparse=True)
     rule = FTRL(0.3, 0.5, keep_start=True)
     for block in blocks.blocks:
-        block.replace_row(0, SparseRow(np.empty(0, np.int64), np.empty(0), 0.25))
+        block.replace_row(0, BlockRow(np.empty(0, np.int64), np.empty(0), 0.25))
     blocks.update(InitialSlots("w", rule))
     weights = np.full(1, 0.25)
     slots = rule.new_slots(weights)
@@ -312,7 +312,7 @@ def test_a_gradient_for_all_absent_columns_is_refused_before_anything_changes():
     blocks = Blocks(2, width=5, sparse=True)
     blocks.add(1, [1.0], [3])
     for block in blocks.blocks:
-        block.replace_row(1, SparseRow(np.empty(0, np.int64), np.empty(0), 0.5))
+        block.replace_row(1, BlockRow(np.empty(0, np.int64), np.empty(0), 0.5))
     with pytest.raises(
         ParameterServerError,
         match=r"psf.Optimize on matrix 'w': expected gradients \(row 1\) with a default of 0, given a default of 0.5",

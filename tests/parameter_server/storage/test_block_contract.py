@@ -24,7 +24,7 @@ from streamiter.errors import InternalError
 from streamiter.parameter_server import psf
 from streamiter.parameter_server.matrix import DTYPES, DrawnValues, DType, Matrix
 from streamiter.parameter_server.storage import Block
-from streamiter.parameter_server.storage.block import SparseRow
+from streamiter.parameter_server.storage.block import BlockRow
 
 _ROWS = 5
 _SPECIAL = [0.0, -0.0, float("nan"), float("inf")]
@@ -151,7 +151,7 @@ class _BlockMachine(RuleBasedStateMachine):
         content = self.block.sparse_row(row)
         is_kept = np.random.default_rng(len(content.columns)).random(len(content.columns)) < kept
         columns, values = content.columns[is_kept], content.values[is_kept] + self.expected.dtype.type(1)
-        self.block.replace_row(row, SparseRow(columns, values, default))
+        self.block.replace_row(row, BlockRow(columns, values, default))
         self.expected[row, self.range.columns.start : self.range.columns.stop] = default
         self.expected[row, columns] = values
 

@@ -12,7 +12,7 @@ from parameter_server.storage.blocks import KINDS, PLAIN, block_of, columns_of, 
 from streamiter.errors import CheckpointError, InternalError
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.storage import Block, make_block
-from streamiter.parameter_server.storage.block import SparseRow
+from streamiter.parameter_server.storage.block import BlockRow
 
 _WIDTH = 300_000
 
@@ -55,7 +55,7 @@ def test_frames_contain_no_changes_made_between_them(is_sparse: bool, dtype: Any
             block.add(row, columns_of(number, _WIDTH - 1), np.ones(2, dtype))
             block.add(row, None, np.ones(_WIDTH, dtype))
         if is_sparse:
-            block.replace_row(number % 3, SparseRow(columns_of(3), np.ones(1, dtype), 4.0))
+            block.replace_row(number % 3, BlockRow(columns_of(3), np.ones(1, dtype), 4.0))
     other = make_block(matrix, within)
     other.restore({name: frames if part is deferred_of(state) else part for name, part in state.items()})
     for row in range(3):
@@ -84,7 +84,7 @@ def test_a_row_whose_default_has_changed_keeps_it() -> None:
     """A row that was filled with 5 stored no columns and was restored as zeros."""
     matrix = Matrix("w", rows=2, columns=1000, sparse=True)
     block, within = block_of(matrix)
-    block.replace_row(1, SparseRow(columns_of(), np.empty(0), 5.0))
+    block.replace_row(1, BlockRow(columns_of(), np.empty(0), 5.0))
     other = restored(matrix, within, block.freeze(PLAIN.encode))
     assert other.get(1, columns_of(3)).tolist() == [5.0]
     assert other.get(0, columns_of(3)).tolist() == [0.0]

@@ -10,7 +10,7 @@ from parameter_server.storage.blocks import block_of, columns_of
 
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.storage import cells
-from streamiter.parameter_server.storage.block import SparseRow
+from streamiter.parameter_server.storage.block import BlockRow
 
 _HUGE = 1 << 40
 """More columns than any memory holds."""
@@ -34,7 +34,7 @@ def test_nan_and_negative_zero_are_kept_apart_from_the_default(columns: int) -> 
     block.put(0, columns_of(1, 2), np.array([-0.0, 0.0]))
     assert block.sparse_row(0).columns.tolist() == [1]
     assert np.signbit(block.get(0, columns_of(1, 2))).tolist() == [True, False]
-    block.replace_row(0, SparseRow(columns_of(4), np.array([0.0]), float("nan")))
+    block.replace_row(0, BlockRow(columns_of(4), np.array([0.0]), float("nan")))
     assert block.sparse_row(0).columns.tolist() == [4]
     assert np.isnan(block.get(0, columns_of(1, 2, 3))).all()
 
@@ -71,7 +71,7 @@ def test_a_row_that_has_filled_up_is_no_larger_than_a_dense_one() -> None:
         sizes.append(block.size_bytes())
     assert max(sizes) <= 20_000 * 4
     np.testing.assert_array_equal(block.get(0, None), np.arange(20_000, dtype=np.float32))
-    block.replace_row(0, SparseRow(columns_of(5), np.array([1], np.float32), 0.0))
+    block.replace_row(0, BlockRow(columns_of(5), np.array([1], np.float32), 0.0))
     assert block.size_bytes() < 1000
     assert within.columns == range(20_000)
 
@@ -87,7 +87,7 @@ def test_columns_reset_to_the_default_make_room_for_others(is_replaced: bool) ->
         assert len(block.sparse_row(0).columns) == 500
         sizes.append(block.size_bytes())
         if is_replaced:
-            block.replace_row(0, SparseRow(columns[:0], np.empty(0), 0.0))
+            block.replace_row(0, BlockRow(columns[:0], np.empty(0), 0.0))
         else:
             block.put(0, columns, np.zeros(500))
     assert max(sizes[20:]) <= max(sizes[:20])
@@ -106,7 +106,7 @@ def test_a_row_that_shrinks_releases_its_memory() -> None:
     """A gradient that had once been large made each later step fill a table of that size."""
     block, _ = block_of(Matrix("w", rows=1, columns=_HUGE, sparse=True, block=(1, _HUGE)))
     block.add(0, np.arange(5000), np.ones(5000))
-    block.replace_row(0, SparseRow(columns_of(3), np.ones(1), 0.0))
+    block.replace_row(0, BlockRow(columns_of(3), np.ones(1), 0.0))
     assert block.size_bytes() < 1000
     assert block.get(0, columns_of(3, 4)).tolist() == [1.0, 0.0]
 
@@ -114,7 +114,7 @@ def test_a_row_that_shrinks_releases_its_memory() -> None:
 def test_a_row_that_is_added_to_as_a_whole_keeps_its_default() -> None:
     """After an add to a whole row, all of its columns were stored, also columns without an add."""
     block, _ = block_of(Matrix("w", rows=1, columns=1000, sparse=True, block=(1, 1000)))
-    block.replace_row(0, SparseRow(columns_of(), np.empty(0), 2.0))
+    block.replace_row(0, BlockRow(columns_of(), np.empty(0), 2.0))
     values = np.ones(1000)
     values[700:] = 0.0
     block.add(0, None, values)
@@ -151,7 +151,7 @@ def test_whole_numbers_are_exact_beyond_the_range_of_a_float() -> None:
     block.put(0, columns_of(9), np.array([large]))
     block.add(0, columns_of(9, 9), np.array([1, 1]))
     assert block.get(0, columns_of(9)).tolist() == [large + 2]
-    block.replace_row(0, SparseRow(columns_of(), np.empty(0, np.int64), large))
+    block.replace_row(0, BlockRow(columns_of(), np.empty(0, np.int64), large))
     assert block.sparse_row(0).default == large
     assert block.get(0, columns_of(3)).tolist() == [large]
 
@@ -164,9 +164,9 @@ def test_content_read_from_a_sparse_row_does_not_change_with_later_writes(column
     block.add(0, columns_of(2, 1), np.array([2.0, 1.0]))
     content = block.sparse_row(0)
     block.add(0, columns_of(1, 4), np.array([5.0, 5.0]))
-    block.replace_row(0, SparseRow(columns_of(7), np.array([7.0]), 3.0))
+    block.replace_row(0, BlockRow(columns_of(7), np.array([7.0]), 3.0))
     assert _plain(content) == ([1, 2], [1.0, 2.0], 0.0)
 
 
-def _plain(content: SparseRow) -> tuple[Any, ...]:
+def _plain(content: BlockRow) -> tuple[Any, ...]:
     return content.columns.tolist(), content.values.tolist(), content.default
