@@ -30,7 +30,16 @@ from streamiter.learn.row_reading import (
 from streamiter.learn.rows import BadRows, SparseRecord, blaming_rows, of_numbered_rows, row_weights
 from streamiter.named_rows import NamedRows, named_matrix
 from streamiter.numbers import Floats, Indices, plain_scalar
-from streamiter.operators.declared_state import EVERY, GREATEST, KNOWN, NESTED, DeclaredState, Form, declared, for_all
+from streamiter.operators.declared_state import (
+    EVERY,
+    FIRST_KNOWN,
+    GREATEST,
+    NESTED,
+    DeclaredState,
+    Form,
+    declared,
+    for_all,
+)
 from streamiter.operators.definitions import Definition
 from streamiter.operators.due import DueHeap
 from streamiter.operators.operator import Context
@@ -149,9 +158,9 @@ class LabelJoin(DeclaredState):
     _latest = declared(MIN_TIME, share=GREATEST)
     """The latest time of an event."""
     _delays = declared(made=AnswerDelays, form=NESTED, share=for_all(AnswerDelays.merged))
-    _other_label: Label = declared(None, share=KNOWN)
+    _other_label: Label = declared(None, share=FIRST_KNOWN)
     """The first label that is another one than that of a question without an answer."""
-    false_label: Label = declared(form=Form(plain_scalar, plain_scalar), share=KNOWN)
+    false_label: Label = declared(form=Form(plain_scalar, plain_scalar), share=FIRST_KNOWN)
     """The label with which questions are learned, or were in an earlier run, before theirs is known."""
     is_false_otherwise: bool = declared(share=EVERY)
     """Whether a question without an answer counts as False beside the labels so far."""

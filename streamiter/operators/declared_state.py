@@ -93,7 +93,7 @@ EVERY: Final = for_all(all)
 """Whether the value is true at every old subtask."""
 FIRST: Final = for_all(lambda values: values[0])
 """All old subtasks have the same value."""
-KNOWN: Final = for_all(_known)
+FIRST_KNOWN: Final = for_all(_known)
 """The first value that is not None, if any subtask has one."""
 
 
