@@ -55,6 +55,7 @@ from streamiter.topics.urls import shown_given
 
 if TYPE_CHECKING:
     from streamiter.flow.drawing import DrawingFormat
+    from streamiter.runtime.follower import JobFollower
     from streamiter.runtime.job import Job
     from streamiter.runtime.plan import JobOptions, OwnProcess
     from streamiter.runtime.running import OnInterrupt, WhileRunning
@@ -432,12 +433,24 @@ def _checked_steps(flow: str, given: object) -> frozenset[str]:
 
 
 def job_of(flow: Flow, options: JobOptions, own: OwnProcess | None = None) -> Job:
-    """Return a job of the flow that is not started, in ``own``, one process of several."""
-    from streamiter.models.update import ModelSnapshot
+    """Return a job of the flow that is not started; ``own`` is process 0, if there are several."""
     from streamiter.runtime.job import Job
 
+    return Job(flow.name, flow.steps, flow.plain_data, _options_of(flow, options), own)
+
+
+def follower_of(flow: Flow, options: JobOptions, own: OwnProcess) -> JobFollower:
+    """Return the follower of the flow's job in another process than 0; it is not started."""
+    from streamiter.runtime.follower import JobFollower
+
+    return JobFollower(flow.name, flow.steps, flow.plain_data, _options_of(flow, options), own)
+
+
+def _options_of(flow: Flow, options: JobOptions) -> JobOptions:
+    from streamiter.models.update import ModelSnapshot
+
     flow.register(ModelSnapshot)
-    return Job(flow.name, flow.steps, flow.plain_data, replace(options, state=flow.state), own)
+    return replace(options, state=flow.state)
 
 
 def listed_items(owner: str, items: Any) -> Batch:
