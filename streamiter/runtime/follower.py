@@ -166,6 +166,8 @@ class JobFollower:
         """
         assert self._running is not None
         await asyncio.shield(self._running)
+        if self.error is not None:
+            raise self.error from self.error.__cause__
         return self.statistics()
 
     async def closed(self) -> None:
@@ -222,13 +224,11 @@ class JobFollower:
             failures += await self._close()
             is_cancelled = isinstance(ending, asyncio.CancelledError)
             if not (is_cancelled and failures):
-                await self._end("aborted")
+                await self._end("aborted", [])
                 if is_cancelled and self._is_aborting:
                     return
                 raise
-        if failures:
-            await self._end("failed", failures)
-        await self._end("suspended" if any(task.suspended for task in self.tasks) else "finished")
+        await self._end("suspended" if any(task.suspended for task in self.tasks) else "finished", failures)
 
     async def _open_and_run(self) -> None:
         if self._is_aborting:
@@ -250,8 +250,8 @@ class JobFollower:
         else:
             self.exchange.send(0, kind, None, None)
 
-    async def _end(self, state: JobState, failures: Sequence[BaseException] = ()) -> None:
-        """Set the state, when the steps are closed, and tell the coordinator. Raises the first of the failures."""
+    async def _end(self, state: JobState, failures: Sequence[BaseException]) -> None:
+        """Set the state, when the steps are closed, and tell the coordinator."""
         self._has_closed = True
         # Here, since steps use the states until all of them are closed.
         unclosed = [self.failures.error_of(error) for error in await close_each([self._states.close])]
@@ -261,13 +261,10 @@ class JobFollower:
         else:
             failures = [*failures, *unclosed]
             state = "failed" if failures else state
-        error = first_of(failures)
         self.state = state
         self._elapsed_s = self._clock.monotonic_s() - self._started_at_s
         self._left_start.set()
-        self._tell_error("ended", error)
-        if error is not None:
-            raise error from error.__cause__
+        self._tell_error("ended", first_of(failures))
 
     async def _open(self, states: TaskStates) -> None:
         """Open services, then tasks, then feedback through topics: each needs the ones before it."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 import msgspec
 
 from streamiter.checkpoints.plain_data import PlainData
-from streamiter.closing import close_each
+from streamiter.closing import close_each, note_unclosed
 from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError, ConfigurationError, StreamiterError
 from streamiter.operators.keyed_state import independent_copy
@@ -204,7 +204,10 @@ class Job:
         state: JobState = next((worse for worse in worst_first if worse in states), "finished")
         if state == "suspended" and self._checkpointer is not None and self._checkpointer.waits_at_end:
             state = "finished"
-        error = first_of([*self._errors.values(), *unclosed])
+        first, others = [*self._errors.values()][:1], [*self._errors.values()][1:]
+        error = first_of([*first, *unclosed])
+        if error is not None:
+            note_unclosed(error, others)
         self._end(state if error is None else "failed")
         if error is not None:
             raise error from error.__cause__

@@ -175,10 +175,9 @@ class JoinedJobs:
 
     async def abort(self) -> None:
         """End all jobs that have started, as with the processes of an attempt."""
-        started = [
-            job for job in self.jobs if (job._coordinating if isinstance(job, Job) else job._running) is not None
-        ]
-        await asyncio.gather(*(abort(job) for job in started), return_exceptions=True)
+        tasks = [job._coordinating if isinstance(job, Job) else job._running for job in self.jobs]
+        started = [job for job, task in zip(self.jobs, tasks, strict=True) if task is not None]
+        await asyncio.gather(*map(abort, started), return_exceptions=True)
 
     @property
     def tasks(self) -> list[list[str]]:

@@ -125,7 +125,7 @@ _CLOSES = {"close", "aclose", "_close", "_close_files", "release", "drop"}
 
 # Their closing cannot fail: sockets and links, memory, handles that were read only, or errors that are suppressed.
 _CANNOT_FAIL = {
-    "streamiter/runtime/job.py",  # It collects what each task returns.
+    "streamiter/runtime/follower.py",  # It collects what each task returns.
     "streamiter/processes/mesh.py",
     "streamiter/processes/shared_memory.py",
     "streamiter/processes/silence.py",

@@ -82,7 +82,7 @@ class Checkpointer:
         meeting: Meeting,
         beside: CheckpointFollower,
     ) -> None:
-        """``tasks`` and ``services`` are those of process 0, which has a subtask of each step; ``beside`` follows there."""
+        """``tasks`` and ``services`` are those of process 0, with a subtask of each step; ``beside`` follows there."""
         self._exchange = exchange
         self._meeting = meeting
         self._beside = beside
