@@ -284,7 +284,8 @@ class JobFollower:
         async with asyncio.TaskGroup() as group:
             for feedback in self._topic_feedback:
                 group.create_task(feedback.open(), name=f"open feedback of {self.flow}")
-        self._tell_report()
+        if self.process:
+            self._tell_report()
         # Before that, a record or a message could reach a step that is not open.
         await self.meeting.reach(ALL_OPEN, self.checkpoints.restored())
         # Before that, the checkpoint, or where the sources begin, is not committed.
@@ -368,8 +369,7 @@ class JobFollower:
         return max((self._clock.monotonic_s() - each for each in since_s if each is not None), default=0.0)
 
     def _tell_report(self) -> None:
-        if self.process:
-            self.exchange.send(0, "statistics", msgspec.msgpack.encode(self.report()))
+        self.exchange.send(0, "statistics", msgspec.msgpack.encode(self.report()))
 
     async def _report_regularly(self) -> None:
         while True:
