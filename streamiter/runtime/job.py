@@ -84,9 +84,7 @@ class Job:
         beside = self._beside = JobFollower(flow, steps, plain_data, options, own)
         self._tasks, self._loops, self._scope = beside.tasks, beside.loops, beside.scope
         self._exchange, self._meeting = beside.exchange, beside.meeting
-        self._barriers = Barriers(
-            self._exchange, beside.checkpoints, beside.services.names(), options.clock, self._checkpoint_abandoned
-        )
+        self._barriers = Barriers(beside, options.clock, self._checkpoint_abandoned)
         self._checkpointer = self._make_checkpointer(options)
         self._state: JobState = "running"
         self._is_draining = self._has_begun = False
@@ -117,17 +115,7 @@ class Job:
         from streamiter.runtime.checkpointing.checkpointer import Checkpointer
 
         return Checkpointer(
-            self.flow,
-            settings,
-            options,
-            tasks=self._tasks,
-            barriers=self._barriers,
-            services=self._beside.services,
-            scope=self._scope,
-            plain_data=self._plain_data,
-            exchange=self._exchange,
-            meeting=self._meeting,
-            beside=self._beside.checkpoints,
+            self.flow, settings, options, beside=self._beside, barriers=self._barriers, plain_data=self._plain_data
         )
 
     # -- start and end ---------------------------------------------------------------------------------
@@ -200,16 +188,14 @@ class Job:
             raise
         unclosed = [self._beside.failures.error_of(error) for error in await close_each(closing)]
         states = {self._beside.state, *(report.statistics.state for _, report in self._reports.values())}
-        worst_first: Sequence[JobState] = ("aborted", "suspended")
-        state: JobState = next((worse for worse in worst_first if worse in states), "finished")
+        state: JobState = "aborted" if "aborted" in states else "suspended" if "suspended" in states else "finished"
         if state == "suspended" and self._checkpointer is not None and self._checkpointer.waits_at_end:
             state = "finished"
-        first, others = [*self._errors.values()][:1], [*self._errors.values()][1:]
-        error = first_of([*first, *unclosed])
-        if error is not None:
-            note_unclosed(error, others)
+        errors = [*self._errors.values()]
+        error = first_of([*errors[:1], *unclosed])
         self._end(state if error is None else "failed")
         if error is not None:
+            note_unclosed(error, errors[1:])
             raise error from error.__cause__
 
     def _end(self, state: JobState) -> None:

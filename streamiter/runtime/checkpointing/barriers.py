@@ -9,10 +9,10 @@ barrier, the workers of each parameter server stop at the same clock (:class:`Cl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
 
@@ -20,10 +20,12 @@ from streamiter.checkpoints.snapshot import PartsFile
 from streamiter.clock import Clock
 from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError
-from streamiter.runtime.checkpointing.checkpoint_follower import GIVEN_UP, CheckpointFollower, some
+from streamiter.runtime.checkpointing.checkpoint_follower import GIVEN_UP, some
 from streamiter.runtime.checkpointing.committed import PositionsByStep, joined_positions
 from streamiter.runtime.checkpointing.task_barriers import TakenParts
-from streamiter.runtime.messages import Exchange
+
+if TYPE_CHECKING:
+    from streamiter.runtime.follower import JobFollower
 
 FIRST_CHECKPOINT: Final = 1
 
@@ -65,24 +67,17 @@ class _Sent:
 class Barriers:
     """Sends barriers into the tasks of all processes, one at a time."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        beside: CheckpointFollower,
-        services: Sequence[str],
-        clock: Clock,
-        on_abandoned: Callable[[int], None],
-    ) -> None:
-        """``beside`` is the follower in this process; ``services`` are the names of the parameter servers.
+    def __init__(self, beside: JobFollower, clock: Clock, on_abandoned: Callable[[int], None]) -> None:
+        """``beside`` is the follower of process 0.
 
         ``on_abandoned`` is called for each checkpoint whose barrier is still on its way when it is abandoned.
         """
-        self._exchange = exchange
-        self._beside = beside
+        exchange = self._exchange = beside.exchange
+        self._beside = beside.checkpoints
         self._clock = clock
         self._on_abandoned = on_abandoned
         self._alignments: list[ClockCoordinator] = []
-        for name in services:
+        for name in beside.services.names():
             alignment = ClockCoordinator(exchange.processes, partial(exchange.tell, f"align {name}"))
             exchange.handle(f"clocks of {name}", alignment.reported)
             self._alignments.append(alignment)

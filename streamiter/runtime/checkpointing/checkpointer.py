@@ -21,9 +21,9 @@ from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepSt
 from streamiter.checkpoints.store import Checkpoints, CheckpointStore, store_at
 from streamiter.closing import close_all
 from streamiter.errors import GraphError, ProducerFenced, StorageFull, StoreUnavailable, StreamiterError
-from streamiter.operators.operator import JobScope, Operator, known_of
+from streamiter.operators.operator import Operator, known_of
 from streamiter.runtime.checkpointing.barriers import Barriers, CheckpointTimedOut, JobIsOver, WorkersApart
-from streamiter.runtime.checkpointing.checkpoint_follower import CHOSEN, GIVEN_UP, CheckpointFollower
+from streamiter.runtime.checkpointing.checkpoint_follower import CHOSEN, GIVEN_UP
 from streamiter.runtime.checkpointing.commit import JobTransaction, output_to_commit_with
 from streamiter.runtime.checkpointing.committed import (
     PositionsByStep,
@@ -35,17 +35,16 @@ from streamiter.runtime.checkpointing.committed import (
 )
 from streamiter.runtime.checkpointing.reading_on import ENDLESS
 from streamiter.runtime.checkpointing.restore import JobRestore
-from streamiter.runtime.checkpointing.services import JobServices
 from streamiter.runtime.checkpointing.task_barriers import TakenParts, release_taken
 from streamiter.runtime.failures import reason_in
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import OperatorInstance
-from streamiter.runtime.messages import Exchange, Meeting
 from streamiter.runtime.statistics import CheckpointStatistics, Histogram
 from streamiter.runtime.task import Task
 from streamiter.topics.source_and_sink import Outputs, TopicSink
 
 if TYPE_CHECKING:
+    from streamiter.runtime.follower import JobFollower
     from streamiter.runtime.plan import JobOptions
 
 _log = logging.getLogger("streamiter.job")
@@ -73,26 +72,17 @@ class Checkpointer:
         settings: Checkpoints,
         options: JobOptions,
         *,
-        tasks: Sequence[Task],
+        beside: JobFollower,
         barriers: Barriers,
-        services: JobServices,
-        scope: JobScope,
         plain_data: PlainData,
-        exchange: Exchange,
-        meeting: Meeting,
-        beside: CheckpointFollower,
     ) -> None:
-        """``tasks`` and ``services`` are those of process 0, with a subtask of each step; ``beside`` follows there."""
-        self._exchange = exchange
-        self._meeting = meeting
-        self._beside = beside
+        """``beside`` is the follower of process 0, which has a subtask of each step."""
         self._flow = flow
         self._settings = settings
         self._options = options
-        self._tasks = tasks
+        self._beside = beside
+        self._tasks = beside.tasks
         self._barriers = barriers
-        self._services = services
-        self._scope = scope
         self._plain_data = plain_data
         self._clock = options.clock
         self._run_id = options.new_id()
@@ -131,7 +121,7 @@ class Checkpointer:
 
     async def open(self) -> None:
         """Shut out older runs, choose a checkpoint, and let the followers restore their tasks."""
-        self._steps = {**stateful_steps(self._tasks), **self._services.steps()}
+        self._steps = {**stateful_steps(self._tasks), **self._beside.services.steps()}
         await join_commit_domains(self._tasks)
         output = output_to_commit_with(self._flow, self._tasks)
         if self._settings.store is None:
@@ -152,11 +142,11 @@ class Checkpointer:
                 is_newest_run=self._is_newest_run,
                 positions=self._positions,
             )
-            self._scope.put(Outputs, self._transaction)
+            self._beside.scope.put(Outputs, self._transaction)
         if self._positions is not None and self._transaction is not None:
             await self._transaction.open()
             await self._positions.open_others(self._transaction.commit_domain, self._settings.transaction_timeout_s)
-            self._meeting.open(CHOSEN, None, None, {})
+            self._beside.meeting.open(CHOSEN, None, None, {})
             return
         self._job_restore = JobRestore(
             self._flow,
@@ -169,10 +159,12 @@ class Checkpointer:
             run_id=self._run_id,
             on_restore=self._options.on_restore,
         )
-        self._beside.snapshot, dropped = await self._job_restore.choose(self._tasks)
+        self._beside.checkpoints.snapshot, dropped = await self._job_restore.choose(self._tasks)
         self._barriers.number_after(self._job_restore.highest_number)
         chosen = self._job_restore.checkpoint
-        self._meeting.open(CHOSEN, self._run_id, None if chosen is None else [chosen.number, chosen.run], dropped)
+        self._beside.meeting.open(
+            CHOSEN, self._run_id, None if chosen is None else [chosen.number, chosen.run], dropped
+        )
 
     async def _is_newest_run(self) -> bool:
         try:
@@ -189,7 +181,7 @@ class Checkpointer:
         ``found`` is where the sources of each process begin, and what a job whose inputs had ended has to read.
         """
         # The operators may have adopted the order of a state.
-        self._steps = {**stateful_steps(self._tasks), **self._services.steps()}
+        self._steps = {**stateful_steps(self._tasks), **self._beside.services.steps()}
         begun, positions = None, joined_positions(of_process for of_process, _ in found)
         to_read = max(to_read for _, to_read in found)
         if self._job_restore is not None:
@@ -332,7 +324,7 @@ class Checkpointer:
             committed_after_s=committed_s - self._started_at_s,
         )
         if self._positions is None:  # Otherwise they are committed already.
-            self._exchange.tell("checkpoint committed", checkpoint.number)
+            self._beside.exchange.tell("checkpoint committed", checkpoint.number)
         return checkpoint.number
 
     @property
@@ -371,7 +363,7 @@ class Checkpointer:
                 self._positions.now = await self._barriers.positions()
             if self._store is None:
                 return 0
-            if self._exchange.processes > 1:
+            if self._beside.exchange.processes > 1:
                 return await self._store.save_manifest(header, parts, self._barriers.files)
             return await self._store.save(header, parts)
         finally:
