@@ -1,9 +1,8 @@
 """Messages between the processes of a run, and the points that all of them reach before any goes on.
 
-In each process a job sends messages of plain data to the jobs of the other processes: reports of loops, barriers and
-their answers, statistics. What carries them is a :class:`Messages`: links between processes, or an event loop in which
-several jobs run. :class:`Exchange` brings messages also to the own process; :class:`Meeting` and
-:class:`SharedObjects` use them.
+Processes send each other messages of plain data: reports of loops, barriers and their answers, statistics. What carries
+them is a :class:`Messages`: links between processes, or an event loop that plays several. :class:`Exchange` brings messages
+also to the own process; :class:`Meeting` and :class:`SharedObjects` use them.
 """
 
 from __future__ import annotations
@@ -49,6 +48,11 @@ class Exchange:
     """The messages between the followers of a job and its coordinator, which is in process 0.
 
     What a process sends to itself is a call at once: so a job of one process needs no :class:`Messages`.
+
+    >>> alone = Exchange(None, own=0, processes=1)
+    >>> alone.handle("stop", print)
+    >>> alone.tell("stop", "drain")
+    0 drain
     """
 
     def __init__(self, messages: Messages | None, own: int, processes: int) -> None:

@@ -12,6 +12,7 @@ from flow.small_flows import Fed
 from runtime.joined_jobs import JoinedJobs, joined_jobs
 from runtime.probe import AwaitedProbe, Life, Probe, ProbeSource, Valve, tasks_left, turns
 from runtime.test_statistics_as_json import checked
+from support.waiting import until
 
 from streamiter import Checkpoints, Flow, Operator, OutputTag, connect
 from streamiter.checkpoints.plain_data import PlainData
@@ -58,8 +59,10 @@ class Both(Operator):
 class FailingProbe(Probe):
     """Raises an error of streamiter."""
 
+    reason = "the transaction was open for too long"
+
     def process(self, record: Any, out: Output) -> None:
-        raise TransactionExpired("the transaction was open for too long")
+        raise TransactionExpired(self.reason)
 
 
 def probes(
@@ -220,6 +223,22 @@ async def test_the_first_error_that_arrives_is_raised_and_the_others_are_its_not
     assert sorted(text.partition("in process ")[2][0] for text in said) == ["0", "1", "2"]
     assert all("middle cannot close" in text for text in said)
     await asyncio.gather(*(job.wait() for job in joined.jobs), return_exceptions=True)
+
+
+async def test_a_failure_ends_the_others_before_its_process_has_closed() -> None:
+    """A step that had failed took minutes to close, and the other processes read on and wrote results meanwhile."""
+    life, may_close = Life(), asyncio.Event()
+
+    class ClosesLate(FailingProbe):
+        async def close(self) -> None:  # type: ignore[override]
+            await may_close.wait()
+
+    joined = joined_jobs([probes(life, process, fails=1, kind=ClosesLate) for process in range(2)])
+    ends = asyncio.gather(*map(run, joined.jobs), return_exceptions=True)
+    await until(lambda: life.count("after close") == 2)
+    assert [job.statistics().state for job in joined.jobs] == ["running", "running"]
+    may_close.set()
+    assert all(f", in process 1: {ClosesLate.reason}" in str(error) for error in await ends)
 
 
 async def test_a_process_that_is_aborted_ends_all() -> None:
