@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -98,11 +99,7 @@ class Job:
         """The errors of the processes, in the order of their arrival."""
         self._reports: dict[int, tuple[float, Report]] = {}
         """The last report of each other process, and when it has arrived."""
-        heads = (step for step in own.placement.steps if step.chained_to is None)
-        names = (f"{step.description.name}[{subtask}]" for step in heads for subtask in range(len(step.processes)))
-        self._order = {name: number for number, name in enumerate(names)}
-        """The number of each task in the statistics."""
-        self._unpack = msgspec.msgpack.Decoder(Report).decode
+        self._placement = own.placement
         self._exchange.handle("statistics", self._reported)
         self._exchange.handle("failed", self._has_failed)
         self._exchange.handle("ended", self._has_ended)
@@ -225,9 +222,13 @@ class Job:
 
     # -- the followers ---------------------------------------------------------------------------------
 
+    @cached_property
+    def _unpack(self) -> msgspec.msgpack.Decoder[Report]:
+        return msgspec.msgpack.Decoder(Report)
+
     def _reported(self, process: int, report: bytes | None) -> None:
         if report is not None:  # The follower of this process is asked itself.
-            self._reports[process] = self._clock.monotonic_s(), self._unpack(report)
+            self._reports[process] = self._clock.monotonic_s(), self._unpack.decode(report)
 
     def _has_failed(self, process: int, report: bytes | None, error: PlainValue) -> None:
         self._reported(process, report)
@@ -471,6 +472,13 @@ class Job:
             stalled=tuple(stalled for part in parts if part.state == "running" for stalled in part.stalled),
             processes=(ProcessStatistics(0, own.state, 0.0), *self._processes()),
         )
+
+    @cached_property
+    def _order(self) -> Mapping[str, int]:
+        """The number of each task in the statistics of several processes."""
+        heads = (step for step in self._placement.steps if step.chained_to is None)
+        names = (f"{step.description.name}[{subtask}]" for step in heads for subtask in range(len(step.processes)))
+        return {name: number for number, name in enumerate(names)}
 
     def _processes(self) -> Iterator[ProcessStatistics]:
         now_s = self._clock.monotonic_s()

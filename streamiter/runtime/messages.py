@@ -1,8 +1,8 @@
 """Messages between the processes of a run, and the points that all of them reach before any goes on.
 
 Processes send each other messages of plain data: reports of loops, barriers and their answers, statistics. What carries
-them is a :class:`Messages`: links between processes, or an event loop that plays several. :class:`Exchange` brings messages
-also to the own process; :class:`Meeting` and :class:`SharedObjects` use them.
+them is a :class:`Messages`: links between processes, or an event loop that plays several. :class:`Exchange` brings
+messages also to the own process; :class:`Meeting` and :class:`SharedObjects` use them.
 """
 
 from __future__ import annotations

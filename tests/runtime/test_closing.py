@@ -15,7 +15,7 @@ from streamiter.checkpoints.disk_batches import HeldDiskBatches
 from streamiter.checkpoints.snapshot_file import StoredSnapshot
 from streamiter.closing import close_all, close_each, closed_after
 from streamiter.runtime.alignment import FeedbackLog
-from streamiter.runtime.checkpointing.checkpoint_follower import CheckpointFollower
+from streamiter.runtime.checkpointing.checkpoint_follower import CheckpointFollower, LagReports
 from streamiter.runtime.checkpointing.checkpointer import Checkpointer
 from streamiter.runtime.checkpointing.committed import SourcePositions
 from streamiter.runtime.inbox import Inbox
@@ -77,7 +77,7 @@ def cases() -> Iterator[tuple[type[Any], list[Part], Any]]:
     yield RocksJobStates, [first, second], closed_by(RocksJobStates, databases=[first], home=second)
     yield SourcePositions, [first_of_all, later], closed_by(SourcePositions, others={"a": first_of_all, "b": later})
     first, second, later = Part("first"), Part("second"), Part("third", is_awaited=True)
-    follower = closed_by(CheckpointFollower, queues=first, store=later, taking=set())
+    follower = closed_by(CheckpointFollower, queues=first, store=later, taking=set(), lag=LagReports("f", []))
     follower.snapshot = second
     yield CheckpointFollower, [first, second, later], follower
     first, later = Part("first", is_awaited=True), Part("second", is_awaited=True)

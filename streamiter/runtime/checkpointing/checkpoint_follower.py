@@ -122,7 +122,7 @@ class CheckpointFollower:
         self._lag = LagReports(flow, tasks)
         exchange.handle("checkpoint barrier", self._start)
         exchange.handle("checkpoint abandoned", self._abandon)
-        exchange.handle("checkpoint committed", lambda process, number: self._lag.committed(self._lag.positions()))
+        exchange.handle("checkpoint committed", lambda process, number: self._lag.committed())
 
     # -- start -----------------------------------------------------------------------------------------
 
@@ -170,12 +170,7 @@ class CheckpointFollower:
     # -- while the job runs ----------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Report lag until cancelled. Raises the error of state that cannot be taken or stored."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._lag.run(), name=f"lag of {self._flow}")
-            group.create_task(self._raise_failure(), name=f"failure of {self._flow}")
-
-    async def _raise_failure(self) -> None:
+        """Wait until cancelled. Raises the error of state that cannot be taken or stored."""
         raise await self._failed.get()
 
     def _start(self, process: int, checkpoint: int, suspend: bool, keeps_state: bool) -> None:
@@ -316,7 +311,9 @@ class CheckpointFollower:
         self._is_closed = True
         self._cancel()
         store, self._store = self._store, None
-        await close_all([self._close_snapshot, self._have_ended, *([] if store is None else [store.close])])
+        await close_all(
+            [self._close_snapshot, self._have_ended, self._lag.close, *([] if store is None else [store.close])]
+        )
 
     async def _have_ended(self) -> None:
         await asyncio.gather(*self._taking, return_exceptions=True)
@@ -336,26 +333,27 @@ class LagReports:
     def __init__(self, flow: str, tasks: Sequence[Task]) -> None:
         self._flow = flow
         self._tasks = [task for task in tasks if task.feeder is not None]
-        self._due: list[Positions] = []
-        self._is_due = asyncio.Event()
+        self._due: list[Positions] | None = None
+        self._reporting: asyncio.Task[None] | None = None
         self._has_failed = False
 
-    def positions(self) -> list[Positions]:
-        """Return the positions of all sources at the last barrier."""
-        return [dict(task.barriers.positions) for task in self._tasks]
+    def committed(self) -> None:
+        """Report the positions at the last barrier; they replace positions that are not yet reported."""
+        self._due = [dict(task.barriers.positions) for task in self._tasks]
+        if self._reporting is None or self._reporting.done():
+            self._reporting = asyncio.create_task(self._run(), name=f"lag of {self._flow}")
 
-    def committed(self, positions: list[Positions]) -> None:
-        """Report these positions, which are committed; they replace positions that are not yet reported."""
-        self._due = positions
-        self._is_due.set()
-
-    async def run(self) -> None:
-        """Send reports until cancelled."""
-        while True:
-            await self._is_due.wait()
-            self._is_due.clear()
-            for task, positions in zip(self._tasks, self._due, strict=True):
+    async def _run(self) -> None:
+        while self._due is not None:
+            due, self._due = self._due, None
+            for task, positions in zip(self._tasks, due, strict=True):
                 await self._report(task, positions)
+
+    async def close(self) -> None:
+        """Report nothing more."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+            await asyncio.gather(self._reporting, return_exceptions=True)
 
     async def _report(self, task: Task, positions: Positions) -> None:
         if task.feeder is None or task.ended or not positions:
