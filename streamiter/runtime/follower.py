@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final, final
+from typing import final
 
 import msgspec
 
@@ -30,7 +30,7 @@ from streamiter.checkpoints.plain_data import PlainData
 from streamiter.closing import close_each, note_unclosed
 from streamiter.operators.operator import JobScope
 from streamiter.operators.output import RecordFailure
-from streamiter.runtime.checkpointing.checkpoint_follower import CheckpointFollower
+from streamiter.runtime.checkpointing.checkpoint_follower import ALL_ENDED, ALL_OPEN, BEGUN, OVER, CheckpointFollower
 from streamiter.runtime.checkpointing.committed import id_of
 from streamiter.runtime.checkpointing.services import JobServices
 from streamiter.runtime.checkpointing.task_barriers import TaskStates
@@ -53,12 +53,6 @@ from streamiter.states.backends import MemoryStates
 from streamiter.topics.source_and_sink import ConsumerGroup, Outputs, TopicSink
 
 _log = logging.getLogger("streamiter.job")
-
-ALL_OPEN: Final = "all steps are open"
-BEGUN: Final = "the run has begun"
-ALL_ENDED: Final = "all tasks have ended"
-OVER: Final = "the run is over"
-"""The points of the meeting in the life of a run. The coordinator opens the second and the last one."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -134,10 +128,12 @@ class JobFollower:
         self.users: set[asyncio.Task[object]] = set()
         """Asyncio tasks of the coordinator that use state of steps here: they are ended before the steps are closed."""
         self.state: JobState = "running"
-        self._is_aborting = self._has_begun = self._has_closed = False
+        self._is_aborting = self._has_started = self._has_closed = False
         self._started_at_s = options.clock.monotonic_s()
         self._elapsed_s: float | None = None
         self._running: asyncio.Task[None] | None = None
+        self.has_begun = False
+        """Whether the tasks have begun to run."""
         self._left_start = asyncio.Event()
         """Set when the tasks run, or the start has failed."""
         self.exchange.handle("stop", lambda process, mode: self._stop(mode))
@@ -181,7 +177,7 @@ class JobFollower:
         if not self._is_aborting and self.state == "running":
             self._is_aborting = True
             # A task that is cancelled before it begins does not close anything; it asks for an abort itself.
-            if self._running is not None and self._has_begun and not self._has_closed:
+            if self._running is not None and self._has_started and not self._has_closed:
                 self._running.cancel()
 
     def _stop(self, mode: str) -> None:
@@ -209,7 +205,7 @@ class JobFollower:
 
     async def _run(self) -> None:
         """Open, run and close the tasks."""
-        self._has_begun = True
+        self._has_started = True
         failures: list[BaseException] = []
         try:
             try:
@@ -234,6 +230,7 @@ class JobFollower:
         if self._is_aborting:
             raise asyncio.CancelledError
         await self._open(await self.checkpoints.open())
+        self.has_begun = True
         self._left_start.set()
         await self._run_tasks()
 

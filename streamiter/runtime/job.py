@@ -26,13 +26,13 @@ from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError, ConfigurationError, StreamiterError
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.runtime.checkpointing.barriers import Barriers
-from streamiter.runtime.checkpointing.checkpoint_follower import CHOSEN
+from streamiter.runtime.checkpointing.checkpoint_follower import BEGUN, CHOSEN, OVER
 from streamiter.runtime.checkpointing.commit import JobSnapshot, snapshot_in_memory
 from streamiter.runtime.checkpointing.committed import checkpoints_of, warn_of_doubled_outputs
 from streamiter.runtime.checkpointing.services import service_key
 from streamiter.runtime.checkpointing.task_barriers import release_taken
 from streamiter.runtime.failures import error_from_plain, first_failure
-from streamiter.runtime.follower import ALL_ENDED, ALL_OPEN, BEGUN, OVER, JobFollower, Report, first_of
+from streamiter.runtime.follower import JobFollower, Report, first_of
 from streamiter.runtime.graph import Step
 from streamiter.runtime.plan import JobOptions, OwnProcess, first_process
 from streamiter.runtime.statistics import JobState, JobStatistics, ProcessStatistics, joined_halves
@@ -88,7 +88,7 @@ class Job:
         self._barriers = Barriers(beside, options.clock, self._checkpoint_abandoned)
         self._checkpointer = self._make_checkpointer(options)
         self._state: JobState = "running"
-        self._is_draining = self._has_begun = False
+        self._is_draining = False
         self._started_at_s = options.clock.monotonic_s()
         self._elapsed_s: float | None = None
         self._coordinating: asyncio.Task[None] | None = None
@@ -125,11 +125,12 @@ class Job:
             self._beside.checkpoints.states = independent_copy(snapshot)
         elif self._checkpointer is None:
             warn_of_doubled_outputs(self.flow, self._tasks)
-        self._coordinating = asyncio.create_task(self._coordinate(), name=f"coordinate {self.flow}")
+        conducting = self._conduct()
+        self._coordinating = asyncio.create_task(self._coordinate(conducting), name=f"coordinate {self.flow}")
         try:
             with contextlib.suppress(Exception):  # The job raises it, too.
                 await self._beside.start()
-            if not self._has_begun:
+            if not self._beside.has_begun:
                 await self.wait()
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):
@@ -162,19 +163,24 @@ class Job:
         await asyncio.shield(self._coordinating)
         return self.statistics()
 
-    async def _coordinate(self) -> None:
-        """Conduct the run; when all followers have ended, set its state. Raises the first error of all processes."""
-        conducting = asyncio.create_task(self._conduct(), name=f"conduct {self.flow}")
+    def _conduct(self) -> asyncio.Task[None] | None:
+        """Let the checkpointer tell the followers when to go on; without one, they wait for each other only."""
+        if self._checkpointer is None:
+            self._meeting.open(CHOSEN, None, None, {})
+            self._meeting.open(BEGUN)
+            self._meeting.open(OVER)
+            return None
+        conducting = asyncio.create_task(self._checkpointer.conduct(), name=f"checkpoints of {self.flow}")
         # It stores the state of steps, so these are not closed before it has ended.
         self._beside.users.add(conducting)
+        return conducting
+
+    async def _coordinate(self, conducting: asyncio.Task[None] | None) -> None:
+        """Wait until all followers have ended, then set the state of the run. Raises the first error of all."""
         closing = [] if self._checkpointer is None else [self._checkpointer.close]
         try:
-            await asyncio.wait([conducting])
-            if not conducting.cancelled() and (error := conducting.exception()) is not None:
-                if self._has_begun:
-                    error = self._beside.failures.error_of(first_failure(error))
-                self._errors[_COORDINATOR] = error
-                self._stop_followers("abort")
+            if conducting is not None:
+                await self._end_if_failed(conducting)
             await self._all_ended.wait()
         except asyncio.CancelledError:
             # Who cancels a job without an abort waits for no other process.
@@ -199,26 +205,12 @@ class Job:
         self._state = state
         self._elapsed_s = self._clock.monotonic_s() - self._started_at_s
 
-    async def _conduct(self) -> None:
-        """Tell the followers when to go on, and take the checkpoints of the run."""
-        checkpointer = self._checkpointer
-        if checkpointer is None:
-            self._meeting.open(CHOSEN, None, None, {})
-            await self._meeting.until(ALL_OPEN)
-        else:
-            await checkpointer.open()
-            await checkpointer.restored(await self._meeting.until(ALL_OPEN))
-        self._has_begun = True
-        self._meeting.open(BEGUN)
-        if checkpointer is None:
-            await self._meeting.until(ALL_ENDED)
-        else:
-            async with asyncio.TaskGroup() as group:
-                taking = group.create_task(checkpointer.run(), name=f"checkpoints of {self.flow}")
-                await self._meeting.until(ALL_ENDED)
-                await checkpointer.finish(suspended=self._barriers.any_suspended)
-                taking.cancel()
-        self._meeting.open(OVER)
+    async def _end_if_failed(self, conducting: asyncio.Task[None]) -> None:
+        await asyncio.wait([conducting])
+        if not conducting.cancelled() and (error := conducting.exception()) is not None:
+            failures = self._beside.failures
+            self._errors[_COORDINATOR] = failures.error_of(first_failure(error)) if self._beside.has_begun else error
+            self._stop_followers("abort")
 
     # -- the followers ---------------------------------------------------------------------------------
 

@@ -168,11 +168,17 @@ class Barriers:
             alignment.give_up()
 
     async def _until_passed(self, sent: _Sent, due_s: float | None) -> None:
-        if due_s is None or sent.passed.is_set():
+        timer = None
+        if due_s is not None and sent.waiting_for:
+            timer = self._clock.call_later(max(0.0, due_s - self._clock.monotonic_s()), sent.passed.set)
+        try:
             await sent.passed.wait()
-            return
-        await self._in_time(sent.passed.wait(), due_s)
-        if not sent.passed.is_set():
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if sent.waiting_for:  # The timer has set it.
+                sent.passed.clear()
+        if sent.waiting_for:
             others = [f"process {process}" for process in sorted(sent.waiting_for) if process]
             late = some([*others, *self._beside.delayed_by(sent.checkpoint)])
             raise CheckpointTimedOut(
@@ -204,7 +210,7 @@ class Barriers:
         sent.is_abandoned = True
         self._exchange.tell("checkpoint abandoned", sent.checkpoint, is_late)
         self.resume_reading()
-        if not sent.passed.is_set():
+        if sent.waiting_for:
             self._on_abandoned(sent.checkpoint)
 
     def _has_passed(self, process: int, checkpoint: int, runs: bool) -> None:

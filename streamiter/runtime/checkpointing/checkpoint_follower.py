@@ -58,7 +58,13 @@ _log = logging.getLogger("streamiter.job")
 GIVEN_UP: Final = (StorageFull, StoreUnavailable)
 
 CHOSEN: Final = "a checkpoint is chosen"
-"""The point of the meeting where followers learn the run, the checkpoint that it starts from, and what is dropped."""
+"""At this point of the meeting, followers learn the run, the checkpoint that it starts from, and what is dropped."""
+
+ALL_OPEN: Final = "all steps are open"
+BEGUN: Final = "the run has begun"
+ALL_ENDED: Final = "all tasks have ended"
+OVER: Final = "the run is over"
+"""The later points of a run. The coordinator opens the second and the last one."""
 
 
 @dataclass

@@ -23,7 +23,7 @@ from streamiter.closing import close_all
 from streamiter.errors import GraphError, ProducerFenced, StorageFull, StoreUnavailable, StreamiterError
 from streamiter.operators.operator import Operator, known_of
 from streamiter.runtime.checkpointing.barriers import Barriers, CheckpointTimedOut, JobIsOver, WorkersApart
-from streamiter.runtime.checkpointing.checkpoint_follower import CHOSEN, GIVEN_UP
+from streamiter.runtime.checkpointing.checkpoint_follower import ALL_ENDED, ALL_OPEN, BEGUN, CHOSEN, GIVEN_UP, OVER
 from streamiter.runtime.checkpointing.commit import JobTransaction, output_to_commit_with
 from streamiter.runtime.checkpointing.committed import (
     PositionsByStep,
@@ -64,7 +64,7 @@ _DURATION_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
 
 @final
 class Checkpointer:
-    """Takes the checkpoints of one job; ``run`` is an asyncio task of the coordinator."""
+    """Takes the checkpoints of one job; ``conduct`` is an asyncio task of the coordinator."""
 
     def __init__(
         self,
@@ -199,11 +199,23 @@ class Checkpointer:
 
     # -- while the job runs ----------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Take a checkpoint every interval, until cancelled. Raises the error of any checkpoint that ends the job."""
+    async def conduct(self) -> None:
+        """Choose a checkpoint, let the run begin, take checkpoints, and let it end after the last one.
+
+        Raises the error of any checkpoint that ends the job.
+        """
+        meeting = self._beside.meeting
+        await self.open()
+        await self.restored(await meeting.until(ALL_OPEN))
+        meeting.open(BEGUN)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._take_every_interval(), name=f"interval of {self._flow}")
-            group.create_task(self._raise_failure(), name=f"failure of {self._flow}")
+            interval = group.create_task(self._take_every_interval(), name=f"interval of {self._flow}")
+            failure = group.create_task(self._raise_failure(), name=f"failure of {self._flow}")
+            await meeting.until(ALL_ENDED)
+            await self.finish()
+            interval.cancel()
+            failure.cancel()
+        meeting.open(OVER)
 
     async def _raise_failure(self) -> None:
         await self._has_failed.wait()
@@ -394,9 +406,9 @@ class Checkpointer:
 
     # -- end -------------------------------------------------------------------------------------------
 
-    async def finish(self, *, suspended: bool) -> None:
+    async def finish(self) -> None:
         """All tasks have ended: take the last checkpoint; after a suspension, wait for the one that is being taken."""
-        if not suspended:
+        if not self._barriers.any_suspended:
             # A suspension after the end of all tasks has taken the last checkpoint already.
             with contextlib.suppress(JobIsOver):
                 await self.take(is_last=True)
