@@ -152,12 +152,9 @@ class Checkpointer:
             self._flow,
             self._opened_store,
             self._transaction,
-            restore=self._options.restore,
-            changed_steps=self._options.changed_steps,
-            earlier_runs=self._options.earlier_runs,
+            options=self._options,
             steps=self._steps,
             run_id=self._run_id,
-            on_restore=self._options.on_restore,
         )
         self._beside.checkpoints.snapshot, dropped = await self._job_restore.choose(self._tasks)
         self._barriers.number_after(self._job_restore.highest_number)

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Final, Literal, final
+from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from streamiter.checkpoints.flow_record import CommitPointer
 from streamiter.checkpoints.plain_data import PlainData
@@ -33,6 +33,9 @@ from streamiter.runtime.failures import reason_in
 from streamiter.runtime.messages import Meeting
 from streamiter.runtime.task import Task
 from streamiter.states.stored import StoredDatabase
+
+if TYPE_CHECKING:
+    from streamiter.runtime.plan import JobOptions
 
 Restore = Literal["last"] | int | None
 """The last committed checkpoint (none in the first run), a checkpoint by its number, or None for no checkpoint."""
@@ -275,23 +278,18 @@ class JobRestore:
         store: CheckpointStore,
         transaction: JobTransaction | None,
         *,
-        restore: Restore,
-        changed_steps: Collection[str],
-        earlier_runs: str | None,
+        options: JobOptions,
         steps: Mapping[str, StepState],
         run_id: str,
-        on_restore: Callable[[int], None] | None,
     ) -> None:
-        """``steps`` are the steps with state; ``on_restore`` is told the number of the chosen checkpoint."""
+        """``steps`` are the steps with state."""
         self._flow = flow
         self._store = store
         self._transaction = transaction
-        self._restore = restore
-        self._changed_steps = changed_steps
-        self._earlier_runs = earlier_runs
+        self._options = options
+        self._changed_steps = options.changed_steps
         self._steps = steps
         self._run_id = run_id
-        self._on_restore = on_restore
         self._record: CommitRecord | None = None
         self._pointer: CommitPointer | None = None
         self.checkpoint: CheckpointId | None = None
@@ -311,7 +309,7 @@ class JobRestore:
         stored = await self._store.list(self._flow)
         self.checkpoint = choose_checkpoint(
             self._flow,
-            self._restore,
+            self._options.restore,
             record=self._record,
             pointer=self._pointer,
             stored=stored,
@@ -323,10 +321,11 @@ class JobRestore:
         self.highest_number = max(numbers, default=0)
         if self.checkpoint is None:
             return None, {}
-        if self._earlier_runs is not None and self.checkpoint.run.startswith(self._earlier_runs):
+        earlier_runs, on_restore = self._options.earlier_runs, self._options.on_restore
+        if earlier_runs is not None and self.checkpoint.run.startswith(earlier_runs):
             self._changed_steps = ()
-        if self._on_restore is not None:
-            self._on_restore(self.checkpoint.number)
+        if on_restore is not None:
+            on_restore(self.checkpoint.number)
         snapshot = await self._opened(self.checkpoint, stored)
         try:
             return snapshot, self._dropped(snapshot.header, tasks)
@@ -359,7 +358,7 @@ class JobRestore:
         try:
             return None if record is None else CommitRecord.read(record, transaction.commits_in)
         except CheckpointError as error:
-            if self._restore == "last":
+            if self._options.restore == "last":
                 raise
             _log.warning("flow %r: %s", self._flow, reason_in(self._flow, error))
             return None
@@ -368,7 +367,7 @@ class JobRestore:
         try:
             return await self._store.claim(self._flow, self._run_id)
         except CheckpointError as error:
-            if self._restore is not None:
+            if self._options.restore is not None:
                 raise
             _log.warning("flow %r: %s", self._flow, reason_in(self._flow, error))
             return await self._store.claim(self._flow, self._run_id, forget_committed=True)
