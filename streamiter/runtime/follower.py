@@ -221,9 +221,10 @@ class JobFollower:
             is_cancelled = isinstance(ending, asyncio.CancelledError)
             if not (is_cancelled and failures):
                 await self._end("aborted", [])
-                if is_cancelled and self._is_aborting:
-                    return
-                raise
+                # An exit of the program has ended the event loop already.
+                if is_cancelled and not self._is_aborting:
+                    raise
+                return
         await self._end("suspended" if any(task.suspended for task in self.tasks) else "finished", failures)
 
     async def _open_and_run(self) -> None:
