@@ -132,6 +132,8 @@ class JobFollower:
         self._started_at_s = options.clock.monotonic_s()
         self._elapsed_s: float | None = None
         self._running: asyncio.Task[None] | None = None
+        self._exits = False
+        """Whether a task exits the program, which has ended the event loop: a second exit would leave tasks behind."""
         self.has_begun = False
         """Whether the tasks have begun to run."""
         self._left_start = asyncio.Event()
@@ -221,8 +223,7 @@ class JobFollower:
             is_cancelled = isinstance(ending, asyncio.CancelledError)
             if not (is_cancelled and failures):
                 await self._end("aborted", [])
-                # An exit of the program has ended the event loop already.
-                if is_cancelled and not self._is_aborting:
+                if not (is_cancelled and self._is_aborting) and not self._exits:
                     raise
                 return
         await self._end("suspended" if any(task.suspended for task in self.tasks) else "finished", failures)
@@ -314,6 +315,9 @@ class JobFollower:
         first = task.first
         try:
             await unless_cancelled(noted(task.run(), first.step.name, first.note), first.step.name)
+        except (SystemExit, KeyboardInterrupt):
+            self._exits = True
+            raise
         except MemoryError as error:  # Not in a call of a step: while its records are taken, kept or passed on.
             raise RecordFailure(first.step.name) from error
         await self.services.task_ended(task)
