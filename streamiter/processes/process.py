@@ -20,7 +20,7 @@ process 0, or None
 of process 0, or None
 =====================================  =====================================================================
 
-The job of process 0 has the statistics and the first error of all jobs. Another process tells only an error that it
+The job, in process 0, has the statistics and the first error of all followers. Another process tells only an error that it
 meets before its job starts.
 
 A second link, in a thread of its own, carries ``alive`` in both directions (:class:`Pulse`); that of the process
@@ -217,7 +217,7 @@ class _Process:
             raise
         except BaseException as error:
             if job is not None:
-                if self._settings.number:  # The job of process 0 was told, and fails with this error.
+                if self._settings.number:  # The job was told, and fails with this error.
                     return
                 statistics = msgspec.msgpack.encode(job.statistics())
             if isinstance(error, GraphError) and _file(error.where) == _file(user_line()):
