@@ -20,11 +20,8 @@ process 0, or None
 of process 0, or None
 =====================================  =====================================================================
 
-The job of process 0 has the statistics and the first error of all jobs. Another process tells only an error that it
-meets before its job starts.
-
-A second link, in a thread of its own, carries ``alive`` in both directions (:class:`Pulse`); that of the process
-has the seconds that it has used a processor.
+The job, in process 0, has the statistics and the first error of all followers. Another process tells only an error
+that it meets before its job starts.
 """
 
 from __future__ import annotations
@@ -55,12 +52,13 @@ from streamiter.processes.loading import load_flow
 from streamiter.processes.mesh import ProcessMesh
 from streamiter.processes.silence import ProcessNote
 from streamiter.runtime.failures import error_to_plain
+from streamiter.runtime.follower import JobFollower
 from streamiter.runtime.graph import RunnableFlow
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.job_settings import JobOptions, OwnProcess
 from streamiter.runtime.placement import Placement
 from streamiter.runtime.plan import first_process
-from streamiter.runtime.running import job_of
+from streamiter.runtime.running import follower_of, job_of
 from streamiter.runtime.statistics import REPORT_EVERY_S
 from streamiter.times import in_seconds
 
@@ -132,8 +130,8 @@ class _Process:
         self._is_open = asyncio.Event()
         self._placement: asyncio.Future[bytes] = loop.create_future()
         self._addresses: asyncio.Future[Any] = loop.create_future()
-        self._job: asyncio.Future[Job] = loop.create_future()
-        """The job, when it runs."""
+        self._job: asyncio.Future[Job | JobFollower] = loop.create_future()
+        """The job in process 0, a follower in the others, when it runs."""
         self._farewell: asyncio.Future[Literal["end", "abort"]] = loop.create_future()
         """How the supervisor ends the attempt; ``abort`` if it is lost."""
         self._mesh: ProcessMesh | None = None
@@ -187,14 +185,20 @@ class _Process:
         self._link.close()
 
     async def _stop(self, mode: StopMode) -> None:
+        job = await asyncio.shield(self._job)
         with contextlib.suppress(Exception):  # job.wait() raises it, too.
-            await (await asyncio.shield(self._job)).stop_on_signal(mode)
+            if isinstance(job, Job):
+                await job.stop_on_signal(mode)
+            else:
+                job.abort()
+                await job.wait()
 
     async def _abort(self, work: asyncio.Task[None]) -> None:
         for stopping in self._stopping:
             stopping.cancel()
         if self._job.done():
-            self._job.result().others_are_lost()
+            if isinstance(job := self._job.result(), Job):
+                job.others_are_lost()
             await self._stop("abort")
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
@@ -212,14 +216,14 @@ class _Process:
             raise
         except BaseException as error:
             if job is not None:
-                if self._settings.number:  # The job of process 0 was told, and fails with this error.
+                if self._settings.number:  # The job was told, and fails with this error.
                     return
                 statistics = msgspec.msgpack.encode(job.statistics())
             if isinstance(error, GraphError) and _file(error.where) == _file(user_line()):
                 error.where = ""  # The line of the program of this process is none of the user's.
             self._tell("failed", error_to_plain(error), statistics)
 
-    async def _make_job(self, flow: RunnableFlow) -> tuple[Job, OwnProcess]:
+    async def _make_job(self, flow: RunnableFlow) -> tuple[Job | JobFollower, OwnProcess]:
         settings = self._settings
         encoding = self._link.encoding = FrameEncoding(flow.plain_data)
         own = await self._own_process(flow)
@@ -233,9 +237,10 @@ class _Process:
         self._tell("listens", await mesh.listen(settings.listen))
         others = await mesh.connect(await self._addresses)
         own = OwnProcess(own.placement, settings.number, others, own.operators, mesh, self._note)
-        return job_of(flow, self._options, own), own
+        make = follower_of if settings.number else job_of
+        return make(flow, self._options, own), own
 
-    async def _run_job(self, job: Job, own: OwnProcess, plain_data: PlainData) -> None:
+    async def _run_job(self, job: Job | JobFollower, own: OwnProcess, plain_data: PlainData) -> None:
         assert self._mesh is not None
         self._mesh.deliver()
         await job.start()
@@ -253,7 +258,7 @@ class _Process:
             self._tell_collected(own, plain_data)
         self._tell("finished", None if self._settings.number else msgspec.msgpack.encode(statistics))
 
-    async def _tell_statistics(self, job: Job) -> None:
+    async def _tell_statistics(self, job: Job | JobFollower) -> None:
         while True:
             await self._options.clock.sleep(REPORT_EVERY_S)
             self._tell("statistics", msgspec.msgpack.encode(job.statistics()))

@@ -161,9 +161,10 @@ class Failures:
         self, flow: str, lines: Mapping[str, str], checkpoints: Checkpoints | None, process: int | None
     ) -> None:
         """``lines``: the line of the user that added each step. ``process``: None if there is only one."""
+        self.checkpoints = checkpoints
+        """The settings of the job's checkpoints, if there are any."""
         self._flow = flow
         self._lines = lines
-        self._checkpoints = checkpoints
         self._process = "" if process is None else f", in process {process}"
 
     def error_of(self, failure: BaseException) -> BaseException:
@@ -195,9 +196,9 @@ class Failures:
         step = failure.step
         where = f" ({self._lines[step]})" if step in self._lines else ""
         message = f"flow {self._flow!r}, step {step!r}{where}{_place(failure)}{self._process}: {self._reason(cause)}"
-        if self._checkpoints is not None and isinstance(cause, OffsetOutOfRange):
+        if self.checkpoints is not None and isinstance(cause, OffsetOutOfRange):
             message += f"; changed_steps=[{step!r}] lets this source begin where its "
-            if not self._checkpoints.has_store:
+            if not self.checkpoints.has_store:
                 message += "first_start= says, in one run; restore=None does so with all sources"
             else:
                 message += (

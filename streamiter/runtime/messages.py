@@ -1,8 +1,8 @@
 """Messages between the processes of a run, and the points that all of them reach before any goes on.
 
-In each process a job sends messages of plain data to the jobs of the other processes: reports of loops, barriers and
-their answers, statistics. What carries them is a :class:`Messages`: links between processes, or an event loop in which
-several jobs run. :class:`Meeting` and :class:`SharedObjects` use it.
+Processes send each other messages of plain data: reports of loops, barriers and their answers, statistics. What carries
+them is a :class:`Messages`: links between processes, or an event loop that plays several. :class:`Exchange` brings
+messages also to the own process; :class:`Meeting` and :class:`SharedObjects` use them.
 """
 
 from __future__ import annotations
@@ -42,45 +42,91 @@ class Messages(Protocol):
         """
 
 
+@final
+class Exchange:
+    """The messages between the followers of a job and its coordinator, which is in process 0.
+
+    What a process sends to itself is a call at once: so a job of one process needs no :class:`Messages`.
+
+    >>> alone = Exchange(None, own=0, processes=1)
+    >>> alone.handle("stop", print)
+    >>> alone.tell("stop", "drain")
+    0 drain
+    """
+
+    def __init__(self, messages: Messages | None, own: int, processes: int) -> None:
+        """``own`` is the number of this process; ``messages`` may be None if it is the only one."""
+        self.own = own
+        self.processes = processes
+        self._messages = messages
+        self._handlers: dict[str, Handler] = {}
+
+    def handle(self, kind: str, handler: Handler) -> None:
+        """Give the messages of this kind to ``handler``, also those of this process."""
+        self._handlers[kind] = handler
+        if self._messages is not None:
+            self._messages.handle(kind, handler)
+
+    def send(self, process: int, kind: str, *contents: PlainValue) -> None:
+        """Send a message to a process."""
+        if process == self.own:
+            self._handlers[kind](process, *contents)
+        else:
+            assert self._messages is not None
+            self._messages.send(process, kind, *contents)
+
+    def tell(self, kind: str, *contents: PlainValue) -> None:
+        """Send a message to all processes; to this one last, since it may answer within the call."""
+        for process in reversed(range(self.processes)):
+            self.send(process, kind, *contents)
+
+
 _REACHED: Final = "reached"
 _GO_ON: Final = "go on"
 
 
 @final
 class Meeting:
-    """Lets all processes of a run wait for each other at named points."""
+    """Lets the followers of all processes wait for each other, and for the coordinator, at named points."""
 
-    def __init__(self, messages: Messages, own: int, processes: int) -> None:
-        """``own`` is the number of this process. The messages of a run have one meeting in each process."""
-        self._messages = messages
-        self._own = own
-        self._processes = processes
-        self._arrived: dict[str, set[int]] = {}
-        self._open: dict[str, asyncio.Event] = {}
-        messages.handle(_REACHED, self._has_reached)
-        messages.handle(_GO_ON, self._go_on)
+    def __init__(self, exchange: Exchange) -> None:
+        """The messages of a run have one meeting in each process."""
+        self.process = exchange.own
+        self._exchange = exchange
+        self._arrived: dict[str, dict[int, PlainValue]] = {}
+        """For each point: what each process has found, in process 0."""
+        self._told: dict[str, list[PlainValue]] = {}
+        """For each point that is passed: what was told there."""
+        self._passed: dict[str, asyncio.Event] = {}
+        exchange.handle(_REACHED, self._has_reached)
+        exchange.handle(_GO_ON, self._go_on)
 
-    async def reach(self, point: str) -> None:
-        """Wait until all processes have reached this point."""
-        if self._own:
-            self._messages.send(0, _REACHED, point)
-        else:
-            self._has_reached(0, point)
-        await self._opened(point).wait()
+    async def reach(self, point: str, found: PlainValue = None) -> list[PlainValue]:
+        """Wait until all followers have reached this point; return what each has found, by number of the process."""
+        self._exchange.send(0, _REACHED, point, found)
+        return await self.until(point)
 
-    def _has_reached(self, process: int, point: str) -> None:
-        arrived = self._arrived.setdefault(point, set())
-        arrived.add(process)
-        if len(arrived) == self._processes:
-            for other in range(1, self._processes):
-                self._messages.send(other, _GO_ON, point)
-            self._go_on(0, point)
+    def open(self, point: str, *told: PlainValue) -> None:
+        """Let all followers pass this point; only the coordinator calls it, for points that no follower reaches."""
+        self._exchange.tell(_GO_ON, point, list(told))
 
-    def _go_on(self, process: int, point: str) -> None:
-        self._opened(point).set()
+    async def until(self, point: str) -> list[PlainValue]:
+        """Wait until the followers pass this point; return what they are told."""
+        await self._event(point).wait()
+        return self._told[point]
 
-    def _opened(self, point: str) -> asyncio.Event:
-        return self._open.setdefault(point, asyncio.Event())
+    def _has_reached(self, process: int, point: str, found: PlainValue) -> None:
+        arrived = self._arrived.setdefault(point, {})
+        arrived[process] = found
+        if len(arrived) == self._exchange.processes:
+            self.open(point, *(arrived[number] for number in sorted(arrived)))
+
+    def _go_on(self, process: int, point: str, told: list[PlainValue]) -> None:
+        self._told[point] = told
+        self._event(point).set()
+
+    def _event(self, point: str) -> asyncio.Event:
+        return self._passed.setdefault(point, asyncio.Event())
 
 
 _REPORT: Final = "report"

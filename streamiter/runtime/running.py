@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 
 from streamiter.errors import ConfigurationError, JobFailed, ProducerFenced, TransactionExpired
 from streamiter.models.update import ModelSnapshot
+from streamiter.runtime.follower import JobFollower
 from streamiter.runtime.graph import RunnableFlow
 from streamiter.runtime.job import Job, StopMode
 from streamiter.runtime.job_settings import JobOptions, OwnProcess
@@ -283,6 +284,15 @@ def signal_handlers(
 
 
 def job_of(flow: RunnableFlow, options: JobOptions, own: OwnProcess | None = None) -> Job:
-    """Return a job of the flow that is not started, in ``own``, one process of several."""
+    """Return a job of the flow that is not started; ``own`` is process 0, if there are several."""
+    return Job(flow.name, flow.steps, flow.plain_data, _options_of(flow, options), own)
+
+
+def follower_of(flow: RunnableFlow, options: JobOptions, own: OwnProcess) -> JobFollower:
+    """Return the follower of the flow's job in another process than 0; it is not started."""
+    return JobFollower(flow.name, flow.steps, flow.plain_data, _options_of(flow, options), own)
+
+
+def _options_of(flow: RunnableFlow, options: JobOptions) -> JobOptions:
     flow.plain_data.register(ModelSnapshot)
-    return Job(flow.name, flow.steps, flow.plain_data, replace(options, state=flow.state), own)
+    return replace(options, state=flow.state)

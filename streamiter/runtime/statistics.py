@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Final, Literal
 
@@ -368,3 +369,41 @@ class CheckpointStatistics:
     """When this run has committed its last checkpoint, in milliseconds since 1970-01-01 UTC; None before its first."""
     committed_after_s: float
     """The seconds from the start of the job to this commit, or, before the first one, until its state was restored."""
+
+
+def joined_halves(tasks: Sequence[TaskStatistics]) -> Iterator[TaskStatistics]:
+    """Give the tasks; of a channel between two processes, both ends have the same numbers.
+
+    The producer's half knows what is on its way, and the consumer's half what is set aside. When the consumer has
+    ended, its half knows that all was taken; the report of it may not have reached the producer.
+    """
+    departing = {key: (task, half) for task in tasks for key, half in _by_name(task.outputs)}
+    joined: dict[tuple[str, int], ChannelStatistics] = {}
+    for task in tasks:
+        for key, half in _by_name(task.inputs):
+            producer, channel = departing.get(key, (task, half))
+            if producer.process != task.process:
+                known = half if task.ended else channel
+                joined[key] = replace(
+                    channel,
+                    records=known.records,
+                    size_bytes=known.size_bytes,
+                    aside_records=half.aside_records,
+                    aside_bytes=half.aside_bytes,
+                )
+    for task in tasks:
+        inputs, outputs = (
+            tuple(joined.get(key, half) for key, half in _by_name(halves)) for halves in (task.inputs, task.outputs)
+        )
+        yield replace(task, inputs=inputs, outputs=outputs)
+
+
+def _by_name(channels: Iterable[ChannelStatistics]) -> Iterator[tuple[tuple[str, int], ChannelStatistics]]:
+    """Give each channel with a key: its name, and its number among the channels of this name of a task.
+
+    Two edges between the same steps have channels of equal names, in the same order at both ends.
+    """
+    seen: Counter[str] = Counter()
+    for channel in channels:
+        yield (channel.name, seen[channel.name]), channel
+        seen[channel.name] += 1

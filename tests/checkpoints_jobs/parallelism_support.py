@@ -14,6 +14,7 @@ import orjson
 import pytest
 from iteration.iteration_support import SMALL, ended, run_shuffled
 from processes.linked_jobs import piped_jobs
+from runtime.joined_jobs import abort
 from support.waiting import PATIENCE_S
 
 from streamiter import Checkpoints, Flow, Stream
@@ -91,7 +92,7 @@ class Stops:
         self.random = random.Random(seed)
         self._seed = seed
         self._runs = 0
-        self._jobs: list[Job] = []
+        self._jobs: list[Any] = []
         self._store = MemoryStore()
 
     async def start(self, flow: Flow, *, processes: int = 1, **options: Any) -> Job:
@@ -125,8 +126,7 @@ class Stops:
             await self._let_pass(30)
         taking = asyncio.ensure_future(job.checkpoint())
         await self._let_pass(20)
-        for each in self._jobs:
-            await asyncio.wait_for(each.stop("abort"), PATIENCE_S)
+        await asyncio.wait_for(asyncio.gather(*map(abort, self._jobs)), PATIENCE_S)
         await asyncio.gather(taking, return_exceptions=True)
 
     async def _let_pass(self, turns: int) -> None:

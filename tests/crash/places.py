@@ -61,7 +61,7 @@ RESTORE: Final = [
 
 CHECKPOINT: Final = [
     Place("after", f"{_CHECKPOINTER}._seal_sinks"),
-    Place("before", "streamiter.runtime.checkpointing.barriers:Barriers.acknowledge"),
+    Place("before", "streamiter.runtime.checkpointing.checkpoint_follower:CheckpointFollower.acknowledge"),
     Place("before", f"{_CHECKPOINTER}._save"),
     Place("after", f"{_FOLDER}.create"),
     Place("before", f"{_FOLDER}.complete"),
@@ -105,7 +105,7 @@ STORE_COMMIT: Final = [
 SHUTDOWN: Final = [
     *_both(f"{_CHECKPOINTER}.finish"),
     *_both(f"{_TRANSACTION}.close"),
-    Place("before", "streamiter.runtime.job:Job._close"),
+    Place("before", "streamiter.runtime.follower:JobFollower._close"),
     Place("after", f"{_CHECKPOINTER}.close"),
 ]
 """A run that must end reaches each of these places once."""

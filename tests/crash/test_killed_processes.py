@@ -25,11 +25,11 @@ from support.waiting import PATIENCE_S
 from streamiter.topics import OutgoingBatch
 
 _CHECKPOINTING: Final = "streamiter.runtime.checkpointing"
-_FOLLOWER: Final = f"{_CHECKPOINTING}.following_checkpointer:FollowingCheckpointer"
+_FOLLOWER: Final = f"{_CHECKPOINTING}.checkpoint_follower:CheckpointFollower"
 _CHECKPOINTER: Final = f"{_CHECKPOINTING}.checkpointer:Checkpointer"
-OTHER_STARTS: Final = Place("before", f"{_FOLLOWER}.open")
-OTHER_RESTORES: Final = Place("before", f"{_FOLLOWER}.restored")
-OTHER_TAKES: Final = Place("before", f"{_FOLLOWER}._take")
+OTHER_STARTS: Final = Place("before", "streamiter.runtime.placement:PlacedStep.check_operator")
+OTHER_RESTORES: Final = Place("before", "streamiter.runtime.follower:JobFollower._tell_report")
+OTHER_TAKES: Final = Place("before", f"{_FOLLOWER}._save")
 OTHER_HAS_SAVED: Final = Place("after", f"{_FOLLOWER}._save")
 FIRST_CHOOSES: Final = Place("after", f"{_CHECKPOINTER}.open")
 FIRST_RESTORES: Final = Place("before", f"{_CHECKPOINTER}.restored")

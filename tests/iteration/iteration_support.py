@@ -13,6 +13,7 @@ from support.waiting import PATIENCE_S
 from streamiter import Flow, IterationListener, Operator, Stream
 from streamiter.operators.operator import BoundaryOutput, Notice
 from streamiter.operators.source import Source, SourceBatch
+from streamiter.runtime.follower import JobFollower
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits, JobOptions
 from streamiter.runtime.statistics import JobStatistics
@@ -50,21 +51,20 @@ def run_shuffled(main: Coroutine[Any, Any, T], seed: int = 0) -> T:
         return runner.run(main)
 
 
-async def ended(job: Job, *others: Job, patience_s: float = PATIENCE_S) -> JobStatistics:
+async def ended(job: Job, *others: JobFollower, patience_s: float = PATIENCE_S) -> JobStatistics:
     """Wait for the end of the job, and of its other processes.
 
     If one does not end, raise an error that says what each task waits for.
     """
-    jobs = [job, *others]
+    jobs: list[Any] = [job, *others]
     try:
         return (await asyncio.wait_for(asyncio.gather(*(each.wait() for each in jobs)), patience_s))[0]
     except TimeoutError:
-        reasons = (blocked_by(task) for each in jobs for task in each._tasks)
+        reasons = map(blocked_by, [*job._tasks, *(task for each in others for task in each.tasks)])
         waiting = [reason for reason in reasons if reason] or ["nothing: no task has input"]
         tasks = [task for each in jobs for task in each.statistics().tasks]
         watermarks = {task.name: task.epoch_watermark for task in tasks if not task.ended}
-        for each in jobs:
-            await each.stop("abort")
+        await job.stop("abort")
         raise AssertionError(f"the loop does not end; blocked: {waiting}; not ended: {watermarks}") from None
 
 

@@ -310,37 +310,17 @@ class Runs:
         return simulated(main, schedule)
 
     def in_processes(self, schedule: int, processes: int) -> Any:
-        """Return the logs of a run in several processes that was stopped at a random moment, and resumed.
+        """Return the logs of a run in several processes, whose links deliver pieces of random lengths."""
 
-        Their links deliver pieces of random lengths. Each process keeps the snapshots of its own tasks.
-        """
-
-        async def started(clock: TaskClock, schedule: int, snapshots: Sequence[Any]) -> tuple[Maker, list[Job]]:
+        async def main(clock: TaskClock) -> Any:
             made = Maker(self._seed, schedule, None)
             limits = ChannelLimits(records=random.Random(schedule).choice([1, 2, 5, 1000]))
             jobs = piped_jobs(made.flow, processes, schedule, JobOptions(clock=clock, channel_limits=limits))
-            await asyncio.gather(*(job.start(each) for job, each in zip(jobs, snapshots, strict=False)))
-            return made, jobs
-
-        async def stopped(clock: TaskClock) -> Sequence[Any]:
-            _, jobs = await started(clock, schedule, [None] * processes)
-            await asyncio.sleep(3 * random.Random(schedule).random() ** 4)
-            try:
-                return await asyncio.gather(*(job.snapshot() for job in jobs))
-            except ConfigurationError:  # The job of a process has ended.
-                return [None] * processes
-            finally:
-                for job in jobs:
-                    await job.stop("abort")
-
-        snapshots = simulated(stopped, schedule)
-
-        async def resumed(clock: TaskClock) -> Any:
-            made, jobs = await started(clock, schedule + 1, snapshots)
+            await asyncio.gather(*(job.start() for job in jobs))
             await asyncio.gather(*(job.wait() for job in jobs))
             return made.log
 
-        return simulated(resumed, schedule + 1)
+        return simulated(main, schedule)
 
     def resumed(self, schedule: int) -> Any:
         """Return the logs of a run that was stopped twice, at random moments."""

@@ -16,6 +16,7 @@ from streamiter.deferred import PlainValue
 from streamiter.processes.frames import FrameEncoding
 from streamiter.processes.link import ProcessLink
 from streamiter.processes.remote_feedback import LinkChannels
+from streamiter.runtime.follower import JobFollower
 from streamiter.runtime.job import Job
 from streamiter.runtime.messages import Handler
 from streamiter.runtime.plan import JobOptions, OwnProcess, first_process
@@ -48,13 +49,13 @@ Options = JobOptions | Callable[[int], JobOptions]
 """The options of all processes, or those of each."""
 
 
-def linked_jobs(flows: Sequence[Flow], messages: Sequence[LinkMessages], options: Options | None = None) -> list[Job]:
-    """Make the job of each process; its links are in its messages."""
+def linked_jobs(flows: Sequence[Flow], messages: Sequence[LinkMessages], options: Options | None = None) -> list[Any]:
+    """Make the job, and the followers of the other processes; their links are in their messages."""
     given = options or JobOptions()
     first = first_process(flows[0].name, flows[0].steps, len(flows))
     processes = [first, *(OwnProcess(first.placement, number) for number in range(1, len(flows)))]
     return [
-        Job(
+        (JobFollower if own.number else Job)(
             flow.name,
             flow.steps,
             flow.plain_data,
@@ -65,7 +66,7 @@ def linked_jobs(flows: Sequence[Flow], messages: Sequence[LinkMessages], options
     ]
 
 
-def piped_jobs(flow: Flow, processes: int, seed: int, options: Options) -> list[Job]:
+def piped_jobs(flow: Flow, processes: int, seed: int, options: Options) -> list[Any]:
     """Make jobs of a flow whose links deliver pieces of random lengths; fewer jobs if its parallelism is lower."""
     random, flows = Random(seed), [flow] * min(processes, max(step.parallelism for step in flow.steps))
     messages = [LinkMessages() for _ in flows]

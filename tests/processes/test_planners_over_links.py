@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from processes.linked_jobs import LinkMessages, linked_jobs
 from processes.pipes import Owner, identity, link_of
+from runtime.joined_jobs import abort
 from runtime.probe import Life, ProbeSource, Valve, turns
 from runtime.test_several_processes import Awaited
 
@@ -136,5 +137,4 @@ async def test_a_slow_process_holds_the_sources_of_another_back() -> None:
         await turns(3000)
         # Each source has a channel for its feeder, and one for each reader: in its process, and over a link.
         assert 4 < life.count("source read") <= 2 * (3 * 4 + 8 * 4 + 5)
-        for job in jobs:
-            await job.stop("abort")
+        await asyncio.gather(*map(abort, jobs))

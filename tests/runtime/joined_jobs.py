@@ -18,6 +18,7 @@ from streamiter.deferred import PlainValue
 from streamiter.processes.frames import FrameEncoding
 from streamiter.records import Control, DataBatch
 from streamiter.runtime.feedback import FeedbackChannel, FeedbackDeparture
+from streamiter.runtime.follower import JobFollower
 from streamiter.runtime.job import Job
 from streamiter.runtime.messages import Handler, Messages
 from streamiter.runtime.placement import Placement
@@ -142,9 +143,9 @@ class _MessagesOf:
 
 @dataclass
 class JoinedJobs:
-    """The jobs of all processes, not started."""
+    """The job, which is in process 0, and the followers of the other processes, not started."""
 
-    jobs: list[Job]
+    jobs: list[Any]
     joints: list[Joint]
     placement: Placement
 
@@ -174,8 +175,9 @@ class JoinedJobs:
 
     async def abort(self) -> None:
         """End all jobs that have started, as with the processes of an attempt."""
-        started = [job for job in self.jobs if job._supervisor is not None]
-        await asyncio.gather(*(job.stop("abort") for job in started), return_exceptions=True)
+        tasks = [job._coordinating if isinstance(job, Job) else job._running for job in self.jobs]
+        started = [job for job, task in zip(self.jobs, tasks, strict=True) if task is not None]
+        await asyncio.gather(*map(abort, started), return_exceptions=True)
 
     @property
     def tasks(self) -> list[list[str]]:
@@ -199,8 +201,18 @@ def joined_jobs(flows: Sequence[Flow], options: JobOptions | Callable[[int], Job
         }
         own = OwnProcess(received, number) if number else first
         own = replace(own, others=others, messages=messages.of(number))
-        jobs.append(Job(flow.name, flow.steps, flow.plain_data, given(number) if callable(given) else given, own))
+        kind = JobFollower if number else Job
+        jobs.append(kind(flow.name, flow.steps, flow.plain_data, given(number) if callable(given) else given, own))
     return JoinedJobs(jobs, list(joints.values()), first.placement)
+
+
+async def abort(job: Job | JobFollower) -> None:
+    """End a job, or the tasks of one process, and wait for the end."""
+    if isinstance(job, Job):
+        await job.stop("abort")
+    else:
+        job.abort()
+        await job.wait()
 
 
 async def run_joined(

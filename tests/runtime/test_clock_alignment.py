@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from streamiter.runtime.checkpointing.task_barriers import AlignmentOfProcesses, ClockAlignment
+from streamiter.runtime.checkpointing.barriers import ClockCoordinator
+from streamiter.runtime.checkpointing.task_barriers import ClockAlignment
 
 STALENESS = 2
 
@@ -41,7 +42,7 @@ class Processes:
     messages: dict[int, deque[Callable[[], None]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        together = self.together = AlignmentOfProcesses(self.count, self._tell)
+        together = self.together = ClockCoordinator(self.count, self._tell)
         self.messages = {number: deque() for number in range(1 - self.count, self.count)}
         self.alignments = [ClockAlignment(lambda *report: together.reported(0, *report))]
         self.alignments += [ClockAlignment(self._sender(number)) for number in range(1, self.count)]
@@ -94,7 +95,7 @@ def test_all_workers_stand_at_one_clock_when_the_alignment_is_done(count: int) -
 
 def test_a_process_that_has_not_answered_is_named() -> None:
     """A checkpoint that came too late because of a connection named no task, and the cause was sought in the flow."""
-    together = AlignmentOfProcesses(2, lambda number, clocks: None)
+    together = ClockCoordinator(2, lambda number, clocks: None)
     together.seek()
     together.reported(0, 1, {"w": 3}, ["work[0]"])
     assert together.behind() == ["work[0]", "process 1"]

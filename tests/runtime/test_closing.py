@@ -15,10 +15,9 @@ from streamiter.checkpoints.disk_batches import HeldDiskBatches
 from streamiter.checkpoints.snapshot_file import StoredSnapshot
 from streamiter.closing import close_all, close_each, closed_after
 from streamiter.runtime.alignment import FeedbackLog
+from streamiter.runtime.checkpointing.checkpoint_follower import CheckpointFollower, LagReports
 from streamiter.runtime.checkpointing.checkpointer import Checkpointer
 from streamiter.runtime.checkpointing.committed import SourcePositions
-from streamiter.runtime.checkpointing.following_checkpointer import FollowingCheckpointer
-from streamiter.runtime.checkpointing.restore import JobRestore
 from streamiter.runtime.inbox import Inbox
 from streamiter.states.rocks_state import RocksJobStates
 from streamiter.topics.connecting import closed_on_failure
@@ -76,15 +75,13 @@ def cases() -> Iterator[tuple[type[Any], list[Part], Any]]:
     yield StoredSnapshot, [first, second], closed_by(StoredSnapshot, reader=first, added=added)
     first, second = Part("first"), Part("second")
     yield RocksJobStates, [first, second], closed_by(RocksJobStates, databases=[first], home=second)
-    first, second = Part("first"), Part("second")
-    yield JobRestore, [first, second], closed_by(JobRestore, queues=first, snapshot=second)
     yield SourcePositions, [first_of_all, later], closed_by(SourcePositions, others={"a": first_of_all, "b": later})
     first, second, later = Part("first"), Part("second"), Part("third", is_awaited=True)
-    parts = {"queues": first, "snapshot": second, "store": later, "taking": set()}
-    yield FollowingCheckpointer, [first, second, later], closed_by(FollowingCheckpointer, **parts)
-    first, second, later = Part("first"), Part("second", is_awaited=True), Part("third", is_awaited=True)
-    parts = {"job_restore": first, "transaction": second, "positions": None, "store": later}
-    yield Checkpointer, [first, second, later], closed_by(Checkpointer, **parts)
+    follower = closed_by(CheckpointFollower, queues=first, store=later, taking=set(), lag=LagReports("f", []))
+    follower.snapshot = second
+    yield CheckpointFollower, [first, second, later], follower
+    first, later = Part("first", is_awaited=True), Part("second", is_awaited=True)
+    yield Checkpointer, [first, later], closed_by(Checkpointer, transaction=first, positions=None, store=later)
 
 
 @pytest.mark.parametrize(("kind", "parts", "made"), [*cases()], ids=lambda value: getattr(value, "__name__", ""))
@@ -128,7 +125,7 @@ _CLOSES = {"close", "aclose", "_close", "_close_files", "release", "drop"}
 
 # Their closing cannot fail: sockets and links, memory, handles that were read only, or errors that are suppressed.
 _CANNOT_FAIL = {
-    "streamiter/runtime/job.py",  # It collects what each task returns.
+    "streamiter/runtime/follower.py",  # It collects what each task returns.
     "streamiter/processes/mesh.py",
     "streamiter/processes/shared_memory.py",
     "streamiter/processes/silence.py",

@@ -12,6 +12,7 @@ from flow.small_flows import Fed
 from runtime.joined_jobs import JoinedJobs, joined_jobs
 from runtime.probe import AwaitedProbe, Life, Probe, ProbeSource, Valve, tasks_left, turns
 from runtime.test_statistics_as_json import checked
+from support.waiting import until
 
 from streamiter import Checkpoints, Flow, Operator, OutputTag, connect
 from streamiter.checkpoints.plain_data import PlainData
@@ -58,8 +59,10 @@ class Both(Operator):
 class FailingProbe(Probe):
     """Raises an error of streamiter."""
 
+    reason = "the transaction was open for too long"
+
     def process(self, record: Any, out: Output) -> None:
-        raise TransactionExpired("the transaction was open for too long")
+        raise TransactionExpired(self.reason)
 
 
 def probes(
@@ -222,12 +225,28 @@ async def test_the_first_error_that_arrives_is_raised_and_the_others_are_its_not
     await asyncio.gather(*(job.wait() for job in joined.jobs), return_exceptions=True)
 
 
+async def test_a_failure_ends_the_others_before_its_process_has_closed() -> None:
+    """A step that had failed took minutes to close, and the other processes read on and wrote results meanwhile."""
+    life, may_close = Life(), asyncio.Event()
+
+    class ClosesLate(FailingProbe):
+        async def close(self) -> None:  # type: ignore[override]
+            await may_close.wait()
+
+    joined = joined_jobs([probes(life, process, fails=1, kind=ClosesLate) for process in range(2)])
+    ends = asyncio.gather(*map(run, joined.jobs), return_exceptions=True)
+    await until(lambda: life.count("after close") == 2)
+    assert [job.statistics().state for job in joined.jobs] == ["running", "running"]
+    may_close.set()
+    assert all(f", in process 1: {ClosesLate.reason}" in str(error) for error in await ends)
+
+
 async def test_a_process_that_is_aborted_ends_all() -> None:
     """A process was stopped by a signal, and the others waited for its records for ever."""
     life = Life()
     joined = joined_jobs([probes(life, process) for process in range(3)])
     await asyncio.gather(*(job.start() for job in joined.jobs))
-    await joined.jobs[1].stop("abort")
+    joined.jobs[1].abort()
     assert [(await job.wait()).state for job in joined.jobs] == ["aborted"] * 3
     assert life.opened_but_not_closed_once() == []
 
@@ -236,12 +255,8 @@ async def test_what_only_one_process_can_do_is_refused_by_name() -> None:
     """A snapshot had the state of one process; a callback was called in processes that nobody saw."""
     joined = joined_jobs([probes(Life(), process) for process in range(2)])
     await asyncio.gather(*(job.start() for job in joined.jobs))
-    for mode in ("drain", "suspend"):
-        with pytest.raises(ConfigurationError, match=f"expected stop\\('{mode}'\\) in process 0, .* given process 1"):
-            await joined.jobs[1].stop(mode)  # type: ignore[arg-type]
-    for job in joined.jobs:
-        with pytest.raises(ConfigurationError, match="expected a job of a single process, given one of 2"):
-            await job.snapshot()
+    with pytest.raises(ConfigurationError, match="expected a job of a single process, given one of 2"):
+        await joined.jobs[0].snapshot()
     await joined.jobs[0].stop("abort")
     await joined.jobs[1].wait()
     with pytest.raises(ConfigurationError, match="expected no on_rejected in 2 processes"):

@@ -187,7 +187,7 @@ async def test_an_abort_before_the_first_turn_of_a_job_closes_its_steps() -> Non
     life, jobs, loop = Life(), list[Job](), asyncio.get_running_loop()
 
     def begin(loop: asyncio.AbstractEventLoop, code: Any, **options: Any) -> asyncio.Task[Any]:
-        if "_supervise" in repr(code):
+        if "JobFollower._run" in repr(code):
             loop.call_soon(jobs[0]._abort)  # as a message of process 0 does
         return asyncio.Task(code, loop=loop, **options)
 

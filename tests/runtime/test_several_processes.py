@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from runtime.joined_jobs import joined_jobs, run_joined
+from runtime.joined_jobs import abort, joined_jobs, run_joined
 
 from streamiter import Flow, Operator
 from streamiter.channels import LIMIT_RECORDS
@@ -117,7 +117,7 @@ async def written_by(processes: int, bad: dict[int, Any], **options: Any) -> tup
     waiting = [asyncio.create_task(job.wait()) for job in jobs]
     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
     if failed := [task.exception() for task in done if task.exception()]:
-        await asyncio.gather(*(job.stop("abort") for job in jobs), return_exceptions=True)
+        await asyncio.gather(*map(abort, jobs), return_exceptions=True)
         raise failed[0]
     found: dict[str, Any] = {"counts": replace(jobs[0].statistics().step("out"), batches_in=0)}
     for name in ("out", "dead"):

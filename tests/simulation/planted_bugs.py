@@ -18,8 +18,9 @@ from streamiter.parameter_server.snapshots import Holding
 from streamiter.processes.link import LinkIdentity, ProcessLink
 from streamiter.processes.supervisor import Attempt, Loss
 from streamiter.runtime.alignment import BarrierReturned, FeedbackLog
-from streamiter.runtime.checkpointing.barriers import JobServices
+from streamiter.runtime.checkpointing.barriers import Barriers
 from streamiter.runtime.checkpointing.commit import TransactionalWriter
+from streamiter.runtime.checkpointing.services import JobServices
 from streamiter.runtime.task import Task
 from streamiter.topics.memory_log import MemoryTransactions
 
@@ -68,10 +69,10 @@ def apply_adds_behind_a_barrier(patch: pytest.MonkeyPatch) -> None:
 def pass_barriers_at_different_clocks(patch: pytest.MonkeyPatch) -> None:
     """Let barriers reach the workers of a parameter server at different clocks."""
 
-    async def at_once(self: JobServices) -> None:
+    async def at_once(self: Barriers) -> None:
         pass
 
-    patch.setattr(JobServices, "stop_reading", at_once)
+    patch.setattr(Barriers, "stop_reading", at_once)
 
 
 def drop_held_adds(patch: pytest.MonkeyPatch) -> None:
@@ -88,7 +89,7 @@ def forget_the_parameters(patch: pytest.MonkeyPatch) -> None:
     """Let a restarted job use a parameter server without its state."""
 
     async def without_state(self: JobServices, states: Any) -> None:
-        await opened(self, None)
+        await opened(self, {})
 
     opened = JobServices.open
     patch.setattr(JobServices, "open", without_state)

@@ -1,8 +1,7 @@
-"""The checkpointer of a job: it restores the job from a checkpoint, then takes checkpoints and commits them.
+"""The checkpoints of a job, seen from its coordinator: it chooses the first, takes others, and commits them.
 
 A checkpoint has these steps: a barrier collects the state of all tasks; the store saves it; the transaction commits the
-outputs; the store commits the checkpoint and removes old ones. Here are also the reports of the committed positions to
-the sources' servers, and the check that steps with state have names.
+outputs; the store commits the checkpoint and removes old ones. Here is also the check that steps with state have names.
 """
 
 from __future__ import annotations
@@ -22,27 +21,23 @@ from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepSt
 from streamiter.checkpoints.store import Checkpoints, CheckpointStore, store_at
 from streamiter.closing import close_all
 from streamiter.errors import GraphError, ProducerFenced, StorageFull, StoreUnavailable, StreamiterError
-from streamiter.operators.operator import JobScope, Operator, known_of
-from streamiter.operators.source import Positions
-from streamiter.runtime.checkpointing.barriers import (
-    Barriers,
-    CheckpointTimedOut,
-    JobIsOver,
-    JobServices,
-    TakenParts,
-    WorkersApart,
-)
-from streamiter.runtime.checkpointing.checkpoint_messages import CheckpointMessages, PositionsByStep
+from streamiter.operators.operator import Operator, known_of
+from streamiter.runtime.checkpointing.barriers import Barriers, CheckpointTimedOut, JobIsOver, WorkersApart
+from streamiter.runtime.checkpointing.checkpoint_follower import ALL_ENDED, ALL_OPEN, BEGUN, CHOSEN, GIVEN_UP, OVER
 from streamiter.runtime.checkpointing.commit import JobTransaction, output_to_commit_with
 from streamiter.runtime.checkpointing.committed import (
+    PositionsByStep,
     SourcePositions,
     check_one_source_of_each_topic,
     id_of,
     join_commit_domains,
+    joined_positions,
 )
+from streamiter.runtime.checkpointing.reading_on import ENDLESS
 from streamiter.runtime.checkpointing.restore import JobRestore
-from streamiter.runtime.checkpointing.task_barriers import TaskStates, release_parts
+from streamiter.runtime.checkpointing.task_barriers import TakenParts, release_taken
 from streamiter.runtime.failures import reason_in
+from streamiter.runtime.follower import JobFollower
 from streamiter.runtime.graph import Step
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.job_settings import JobOptions
@@ -53,7 +48,7 @@ from streamiter.topics.source_and_sink import Outputs, TopicSink
 _log = logging.getLogger("streamiter.job")
 
 # After these errors the job continues without the checkpoint.
-_GIVEN_UP: Final = (CheckpointTimedOut, StorageFull, StoreUnavailable)
+_GIVEN_UP: Final = (CheckpointTimedOut, *GIVEN_UP)
 
 # A run without input finds out that it was replaced at a checkpoint, or after this time if that is far away.
 _OWNER_S: Final = 10.0
@@ -67,7 +62,7 @@ _DURATION_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
 
 @final
 class Checkpointer:
-    """Takes the checkpoints of one job; ``run`` is an asyncio task of the job's supervisor."""
+    """Takes the checkpoints of one job; ``conduct`` is an asyncio task of the coordinator."""
 
     def __init__(
         self,
@@ -75,24 +70,17 @@ class Checkpointer:
         settings: Checkpoints,
         options: JobOptions,
         *,
-        tasks: Sequence[Task],
+        beside: JobFollower,
         barriers: Barriers,
-        services: JobServices,
-        scope: JobScope,
         plain_data: PlainData,
-        messages: CheckpointMessages,
-        tasks_of_all: int,
     ) -> None:
-        """``tasks_of_all``: the number of tasks of all processes."""
-        self._messages = messages
-        self._tasks_of_all = tasks_of_all
+        """``beside`` is the follower of process 0, which has a subtask of each step."""
         self._flow = flow
         self._settings = settings
         self._options = options
-        self._tasks = tasks
+        self._beside = beside
+        self._tasks = beside.tasks
         self._barriers = barriers
-        self._services = services
-        self._scope = scope
         self._plain_data = plain_data
         self._clock = options.clock
         self._run_id = options.new_id()
@@ -104,9 +92,8 @@ class Checkpointer:
         self._transaction: JobTransaction | None = None
         self._positions: SourcePositions | None = None
         """Of a job without state: they are committed instead of a snapshot in the store."""
-        self._lag = LagReports(flow, tasks)
-        self._ends_at: tuple[list[Positions], PositionsByStep] | None = None
-        """Where the inputs of this process, and of the others, had ended before this run, while it has read nothing."""
+        self._ends_at: PositionsByStep | None = None
+        """Where the inputs had ended before this run, while it has read nothing."""
         self._is_over = False
         self._failure: Exception | None = None
         """The error of a checkpoint after which the job must fail."""
@@ -130,9 +117,9 @@ class Checkpointer:
 
     # -- start -----------------------------------------------------------------------------------------
 
-    async def open(self) -> TaskStates:
-        """Shut out older runs, choose a checkpoint, and return the states of the tasks; no states without one."""
-        self._steps = {**stateful_steps(self._tasks), **self._services.steps()}
+    async def open(self) -> None:
+        """Shut out older runs, choose a checkpoint, and let the followers restore their tasks."""
+        self._steps = {**stateful_steps(self._tasks), **self._beside.services.steps()}
         await join_commit_domains(self._tasks)
         output = output_to_commit_with(self._flow, self._tasks)
         if self._settings.store is None:
@@ -153,29 +140,26 @@ class Checkpointer:
                 is_newest_run=self._is_newest_run,
                 positions=self._positions,
             )
-            self._scope.put(Outputs, self._transaction)
+            self._beside.scope.put(Outputs, self._transaction)
         if self._positions is not None and self._transaction is not None:
             await self._transaction.open()
             await self._positions.open_others(self._transaction.commit_domain, self._settings.transaction_timeout_s)
-            self._messages.send_restore(None, None)
-            return {}
+            self._beside.meeting.open(CHOSEN, None, None, {})
+            return
         self._job_restore = JobRestore(
             self._flow,
             self._opened_store,
             self._transaction,
-            restore=self._options.restore,
-            changed_steps=self._options.changed_steps,
-            earlier_runs=self._options.earlier_runs,
+            options=self._options,
             steps=self._steps,
             run_id=self._run_id,
-            on_restore=self._options.on_restore,
-            messages=self._messages,
         )
-        states = await self._job_restore.load_states(self._tasks, self._plain_data, self._clock, self._tasks_of_all)
-        # The operators may have adopted the order of a state.
-        self._steps = {**stateful_steps(self._tasks), **self._services.steps()}
+        self._beside.checkpoints.snapshot, dropped = await self._job_restore.choose(self._tasks)
         self._barriers.number_after(self._job_restore.highest_number)
-        return states
+        chosen = self._job_restore.checkpoint
+        self._beside.meeting.open(
+            CHOSEN, self._run_id, None if chosen is None else [chosen.number, chosen.run], dropped
+        )
 
     async def _is_newest_run(self) -> bool:
         try:
@@ -186,19 +170,23 @@ class Checkpointer:
             return False
         return pointer is not None and pointer.run == self._run_id
 
-    async def restored(self) -> None:
-        """All tasks have restored their states: confirm the chosen checkpoint, or commit where the sources begin."""
-        begun = None
+    async def restored(self, found: Sequence[tuple[PositionsByStep, int]]) -> None:
+        """All tasks have restored their states: confirm the chosen checkpoint, or commit where the sources begin.
+
+        ``found`` is where the sources of each process begin, and what a job whose inputs had ended has to read.
+        """
+        # The operators may have adopted the order of a state.
+        self._steps = {**stateful_steps(self._tasks), **self._beside.services.steps()}
+        begun, positions = None, joined_positions(of_process for of_process, _ in found)
+        to_read = max(to_read for _, to_read in found)
         if self._job_restore is not None:
-            await self._job_restore.confirm()
+            await self._job_restore.confirm(to_read)
             begun = self._job_restore.checkpoint
-            if self._job_restore.waits_at_end:
-                own = [dict(task.positions) for task in self._tasks if task.feeder is not None]
-                self._ends_at = own, await self._messages.positions_at_start()
+            self._ends_at = positions if to_read == ENDLESS else None
         elif self._positions is not None and self._transaction is not None:
-            self._positions.elsewhere = await self._messages.positions_at_start()
+            self._positions.now = positions
             await self._transaction.begin_with(None)
-            await self._positions.commit_others(at_start=True)
+            await self._positions.commit_others()
             _log.info("flow %r: commits the positions of its sources to the group %r", self._flow, id_of(self._flow))
         number = None if begun is None else begun.number
         after_s = self._clock.monotonic_s() - self._started_at_s
@@ -206,12 +194,23 @@ class Checkpointer:
 
     # -- while the job runs ----------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Take a checkpoint every interval, until cancelled. Raises the error of any checkpoint that ends the job."""
+    async def conduct(self) -> None:
+        """Choose a checkpoint, let the run begin, take checkpoints, and let it end after the last one.
+
+        Raises the error of any checkpoint that ends the job.
+        """
+        meeting = self._beside.meeting
+        await self.open()
+        await self.restored(await meeting.until(ALL_OPEN))
+        meeting.open(BEGUN)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._take_every_interval(), name=f"interval of {self._flow}")
-            group.create_task(self._raise_failure(), name=f"failure of {self._flow}")
-            group.create_task(self._lag.run(), name=f"lag of {self._flow}")
+            interval = group.create_task(self._take_every_interval(), name=f"interval of {self._flow}")
+            failure = group.create_task(self._raise_failure(), name=f"failure of {self._flow}")
+            await meeting.until(ALL_ENDED)
+            await self.finish()
+            interval.cancel()
+            failure.cancel()
+        meeting.open(OVER)
 
     async def _raise_failure(self) -> None:
         await self._has_failed.wait()
@@ -317,7 +316,6 @@ class Checkpointer:
         checkpoint = CheckpointId(self._barriers.last_number, self._run_id)
         aligned_s = self._clock.monotonic_s()
         size_bytes = await self._save(checkpoint, parts)
-        positions = self._lag.positions()
         await self._commit(checkpoint, continues=not (suspend or is_last))
         committed_s = self._clock.monotonic_s()
         self._durations_s.observe(committed_s - began_s)
@@ -333,8 +331,7 @@ class Checkpointer:
             committed_after_s=committed_s - self._started_at_s,
         )
         if self._positions is None:  # Otherwise they are committed already.
-            self._lag.committed(positions)
-            self._messages.send_committed(checkpoint.number)
+            self._beside.exchange.tell("checkpoint committed", checkpoint.number)
         return checkpoint.number
 
     @property
@@ -344,10 +341,10 @@ class Checkpointer:
 
     async def _still_waits(self, taken: TakenParts) -> bool:
         """Return whether nothing was read up to this barrier: then the last checkpoint, which knows the end, stays."""
-        if (self._lag.positions(), await self._messages.positions()) != self._ends_at:
+        if await self._barriers.positions() != self._ends_at:
             self._ends_at = None
             return False
-        release_parts(part for of_task in taken.values() for part in of_task)
+        release_taken(taken)
         if self._transaction is not None:
             await self._transaction.checkpoint_over()
         after_s = self._clock.monotonic_s() - self._started_at_s
@@ -370,14 +367,14 @@ class Checkpointer:
         parts = [part for of_task in taken.values() for part in of_task]
         try:
             if self._positions is not None:
-                self._positions.elsewhere = await self._messages.positions()
+                self._positions.now = await self._barriers.positions()
             if self._store is None:
                 return 0
-            if self._messages:
-                return await self._store.save_manifest(header, parts, self._messages.files)
+            if self._beside.exchange.processes > 1:
+                return await self._store.save_manifest(header, parts, self._barriers.files)
             return await self._store.save(header, parts)
         finally:
-            release_parts(parts)
+            release_taken(taken)
 
     async def _commit(self, checkpoint: CheckpointId, *, continues: bool) -> None:
         if self._transaction is not None:
@@ -404,9 +401,9 @@ class Checkpointer:
 
     # -- end -------------------------------------------------------------------------------------------
 
-    async def finish(self, *, suspended: bool) -> None:
+    async def finish(self) -> None:
         """All tasks have ended: take the last checkpoint; after a suspension, wait for the one that is being taken."""
-        if not suspended:
+        if not self._barriers.any_suspended:
             # A suspension after the end of all tasks has taken the last checkpoint already.
             with contextlib.suppress(JobIsOver):
                 await self.take(is_last=True)
@@ -418,7 +415,7 @@ class Checkpointer:
     async def close(self) -> None:
         """Abort the open transaction, and close the store. May be called more than once."""
         store, self._store = self._store, None
-        owned = (self._job_restore, self._transaction, self._positions, store)
+        owned = (self._transaction, self._positions, store)
         await close_all(each.close for each in owned if each is not None)
 
     def statistics(self) -> CheckpointStatistics:
@@ -434,50 +431,6 @@ class Checkpointer:
     def _opened_store(self) -> CheckpointStore:
         assert self._store is not None
         return self._store
-
-
-@final
-class LagReports:
-    """Reports the committed positions of sources to their servers, for tools that show lag.
-
-    It runs apart from the job: neither records nor checkpoints wait for a report, and a failed report is only logged.
-    """
-
-    def __init__(self, flow: str, tasks: Sequence[Task]) -> None:
-        self._flow = flow
-        self._tasks = [task for task in tasks if task.feeder is not None]
-        self._due: list[Positions] = []
-        self._is_due = asyncio.Event()
-        self._has_failed = False
-
-    def positions(self) -> list[Positions]:
-        """Return the positions of all sources at the last barrier."""
-        return [dict(task.barriers.positions) for task in self._tasks]
-
-    def committed(self, positions: list[Positions]) -> None:
-        """Report these positions, which are committed; they replace positions that are not yet reported."""
-        self._due = positions
-        self._is_due.set()
-
-    async def run(self) -> None:
-        """Send reports until cancelled."""
-        while True:
-            await self._is_due.wait()
-            self._is_due.clear()
-            for task, positions in zip(self._tasks, self._due, strict=True):
-                await self._report(task, positions)
-
-    async def _report(self, task: Task, positions: Positions) -> None:
-        if task.feeder is None or task.ended or not positions:
-            return
-        try:
-            await task.feeder.report_positions(id_of(self._flow), positions)
-        except Exception as error:  # An error of a user's own source is no reason to end the job.
-            if not self._has_failed:
-                what = error if isinstance(error, StreamiterError) else f"{type(error).__name__}: {error}"
-                step = task.first.step.name
-                _log.warning("flow %r, step %r: its lag cannot be reported: %s", self._flow, step, what)
-            self._has_failed = True
 
 
 def stateful_steps(tasks: Sequence[Task]) -> dict[str, StepState]:

@@ -36,9 +36,15 @@ from streamiter.errors import (
 )
 from streamiter.operators.output import RecordFailure
 from streamiter.records import DataBatch
-from streamiter.runtime.checkpointing.barriers import TakenParts
 from streamiter.runtime.checkpointing.committed import SourcePositions, id_of
-from streamiter.runtime.checkpointing.task_barriers import SERVICE, STEP, PartName, held_in_memory, task_state
+from streamiter.runtime.checkpointing.task_barriers import (
+    SERVICE,
+    STEP,
+    PartName,
+    TakenParts,
+    held_in_memory,
+    task_state,
+)
 from streamiter.runtime.task import Task
 from streamiter.topics.compacted import ensure_commit_topic, last_value
 from streamiter.topics.source_and_sink import Outputs, TopicSink
@@ -222,7 +228,7 @@ class JobTransaction(Outputs):
         async with self._one_at_a_time:
             try:
                 if self._positions is not None:
-                    await self._positions.write_into(self._opened, self.commit_domain, at_start=checkpoint is None)
+                    await self._positions.write_into(self._opened, self.commit_domain)
                 elif self._commits is not None:
                     await self._opened.write(self._commits, CommitRecord(self._flow, checkpoint).outgoing())
                 await self._opened.commit()

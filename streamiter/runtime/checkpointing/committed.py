@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 from streamiter.checkpoints.store import Checkpoints
 from streamiter.clock import Clock
 from streamiter.closing import close_all
 from streamiter.errors import ConfigurationError, GraphError, StorageFull, did_you_mean
 from streamiter.operators.operator import Operator, known_of
-from streamiter.runtime.checkpointing.checkpoint_messages import PositionsByStep
+from streamiter.operators.source import Positions
 from streamiter.runtime.instance import OperatorInstance
 from streamiter.runtime.job_settings import JobOptions
 from streamiter.runtime.task import Task
@@ -26,6 +26,18 @@ from streamiter.topics.source_and_sink import TopicSink, TopicSource
 from streamiter.topics.topic import Topic, Transactions
 
 _log = logging.getLogger("streamiter.job")
+
+PositionsByStep: TypeAlias = dict[str, list[Positions]]
+"""The positions of the subtasks of each source, by the name of its step."""
+
+
+def joined_positions(all_positions: Iterable[PositionsByStep]) -> PositionsByStep:
+    """Return the positions of several processes as those of one."""
+    joined: PositionsByStep = {}
+    for positions in all_positions:
+        for step, of_step in positions.items():
+            joined.setdefault(step, []).extend(of_step)
+    return joined
 
 
 def id_of(flow: str) -> str:
@@ -103,12 +115,12 @@ def _topic_sources(tasks: Sequence[Task]) -> Iterator[tuple[Task, TopicSource]]:
             yield task, task.feeder.source
 
 
-def _committed_of(tasks: Sequence[Task]) -> dict[str, tuple[Topic, list[Task]]]:
-    """Return topic and tasks of each source with ``start="committed"``, by step."""
-    found: dict[str, tuple[Topic, list[Task]]] = {}
+def _committed_of(tasks: Sequence[Task]) -> dict[str, Topic]:
+    """Return the topic of each source with ``start="committed"``, by step."""
+    found: dict[str, Topic] = {}
     for task, source in _topic_sources(tasks):
         if source.start == "committed":
-            found.setdefault(task.first.step.name, (source.topic, []))[1].append(task)
+            found.setdefault(task.first.step.name, source.topic)
     return found
 
 
@@ -222,18 +234,18 @@ class SourcePositions:
         self._run = run
         self._clock = clock
         self._sources = _committed_of(tasks)
-        self.elsewhere: PositionsByStep = {}
-        """The positions of the sources of other processes: where they begin, or those at the last barrier."""
+        self.now: PositionsByStep = {}
+        """The positions that are committed next: where the sources begin, or those at the last barrier."""
         self._others: dict[str, Transactions] = {}
 
     @property
     def first_topic(self) -> Topic:
         """The topic whose commit domain the job uses if none of its outputs has transactions."""
-        return next(iter(self._sources.values()))[0]
+        return next(iter(self._sources.values()))
 
     async def open_others(self, domain: str, timeout_s: float) -> None:
         """Open transactions in the commit domains besides ``domain``, which shuts out older runs there."""
-        for topic, tasks in self._sources.values():
+        for step, topic in self._sources.items():
             other = topic.commit_domain
             if other != domain and other not in self._others:
                 self._others[other] = await topic.open_transactions(id_of(self._flow), timeout_s=timeout_s)
@@ -241,25 +253,24 @@ class SourcePositions:
                     "flow %r, step %r: its positions are committed to %s after the outputs, which are committed to %s: "
                     "after a crash some records may come twice",
                     self._flow,
-                    tasks[0].first.step.name,
+                    step,
                     other,
                     domain,
                 )
 
-    async def write_into(self, transactions: Transactions, domain: str, *, at_start: bool) -> None:
-        """Write the positions of the sources in a commit domain: where they begin, or those at the last barrier."""
-        for step, (topic, tasks) in self._sources.items():
+    async def write_into(self, transactions: Transactions, domain: str) -> None:
+        """Write the positions of the sources in a commit domain."""
+        for step, topic in self._sources.items():
             if topic.commit_domain == domain:
-                taken = [task.positions if at_start else task.barriers.positions for task in tasks]
-                positions = TopicSource.group_positions([*taken, *self.elsewhere.get(step, [])], self._run)
+                positions = TopicSource.group_positions(self.now[step], self._run)
                 await commit_positions(transactions, topic, id_of(self._flow), positions)
 
-    async def commit_others(self, *, at_start: bool = False) -> None:
+    async def commit_others(self) -> None:
         """Commit the positions that are not in the job's transaction."""
         for domain, transactions in self._others.items():
             await transactions.begin()
             try:
-                await self.write_into(transactions, domain, at_start=at_start)
+                await self.write_into(transactions, domain)
                 await transactions.commit()
             except StorageFull:  # The next checkpoint begins another transaction.
                 await transactions.abort()
@@ -270,7 +281,7 @@ class SourcePositions:
 
         It is "" for positions that a tool has set.
         """
-        topics = [topic for topic, _tasks in self._sources.values()]
+        topics = self._sources.values()
         found = [await committed_positions(topic, id_of(self._flow), clock=self._clock) for topic in topics]
         return [None if each is None else each.run for each in found]
 

@@ -15,23 +15,24 @@ from streamiter.checkpoints.keys import subtask_of_partition
 from streamiter.checkpoints.snapshot import SnapshotHeader
 from streamiter.errors import CheckpointError
 from streamiter.operators.event_timers import StepTimes
-from streamiter.runtime.checkpointing.checkpoint_messages import Agreement
 from streamiter.runtime.checkpointing.task_barriers import TaskState, TaskStates
 from streamiter.runtime.instance import OperatorInstance
+from streamiter.runtime.messages import Meeting
 from streamiter.runtime.task import Task
 from streamiter.topics.source_and_sink import TopicSource
 
 NOTHING, ENDLESS, RECORDS = range(3)
-"""What a finished job has to read: nothing, nothing yet of a source that does not end any more, or records."""
+"""What a finished job has to read: nothing, nothing yet of a source that does not end any more, or records. A job that
+had not finished has records."""
 
 
-async def read_on(header: SnapshotHeader, states: TaskStates, tasks: Sequence[Task], agreement: Agreement) -> int:
+async def read_on(header: SnapshotHeader, states: TaskStates, tasks: Sequence[Task], meeting: Meeting) -> int:
     """Forget the ends in the states of all tasks, if any process has something to read; return what there is.
 
     Raises CheckpointError if a step cannot go on.
     """
     found = max([await _to_read(states[task.name], task) for task in tasks], default=NOTHING)
-    to_read = await agreement.to_read(found)
+    to_read: int = max(await meeting.reach("what there is to read", found))
     for task in tasks if to_read else ():
         state = states[task.name]
         state.update({"ended": False, "interior input ended": False, "watermark": -1, "inbox": None})

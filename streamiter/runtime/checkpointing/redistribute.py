@@ -15,7 +15,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from streamiter.checkpoints.disk_queue import SpillQueue
 from streamiter.checkpoints.keys import KEY_GROUPS, subtask_of_group, subtask_of_key
@@ -27,7 +27,6 @@ from streamiter.operators.keyed import KeyedOperator
 from streamiter.operators.keyed_state import StateFrame
 from streamiter.operators.operator import Boundary, Operator, Sharing
 from streamiter.runtime.chain import is_per_round
-from streamiter.runtime.checkpointing.checkpoint_messages import Agreement, AllProgress
 from streamiter.runtime.checkpointing.shares import (
     NO_PROGRESS,
     EdgeSharing,
@@ -44,12 +43,16 @@ from streamiter.runtime.feedback import TopicRange, spill_queue
 from streamiter.runtime.feeder import Feeder
 from streamiter.runtime.graph import Step, edge_key, leaves_loop
 from streamiter.runtime.instance import OperatorInstance
+from streamiter.runtime.messages import Meeting
 from streamiter.runtime.order import BEFORE_ALL_EPOCHS
 from streamiter.runtime.task import Task
 from streamiter.runtime.topic_inlets import fetch_ranges
 from streamiter.states.stored import KeyShare
 from streamiter.times import MAX_TIME, MIN_TIME
 from streamiter.topics.topic import Topic
+
+AllProgress: TypeAlias = Mapping[str, Sequence[SubtaskProgress]]
+"""The progress of the subtasks of each step."""
 
 Timer = tuple[int, Any, Any]
 """The time it is due in milliseconds, its key, its payload."""
@@ -300,15 +303,21 @@ def has_same_tasks(old: OldJob, tasks: Sequence[Task]) -> bool:
 
 
 async def redistribute_states(
-    old: OldJob, tasks: Sequence[Task], plain_data: PlainData, agreement: Agreement | None = None
+    old: OldJob, tasks: Sequence[Task], plain_data: PlainData, meeting: Meeting | None = None
 ) -> TaskStates:
     """Return the state of each task of this process by its name.
 
     Raises CheckpointError for state that cannot be redistributed.
     """
     redistribution = _Redistribution(old, tasks, plain_data)
-    find = redistribution.find_progress
-    redistribution.progress = find() if agreement is None else await agreement.progress(find)
+    if meeting is None:
+        redistribution.find_progress()
+    else:
+        # Only process 0 has a subtask of each step.
+        here = {} if meeting.process else redistribution.find_progress()
+        told = {step: list(map(list, of)) for step, of in here.items()}
+        found = await meeting.reach("the progress of all steps is found", told)
+        redistribution.progress = {step: [SubtaskProgress(*each) for each in of] for step, of in found[0].items()}
     states: TaskStates = {}
     for head in redistribution.heads:
         states.update(redistribution.states_of(head))

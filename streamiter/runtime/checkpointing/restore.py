@@ -1,14 +1,14 @@
 """The restore of a job: the choice of a checkpoint, and the states of the tasks from its snapshot.
 
 :class:`JobRestore` is the start of one run: it shuts out older runs, chooses a checkpoint (:func:`choose_checkpoint`),
-compares the steps of its snapshot with those of the flow, and turns the parts of the snapshot into states of tasks
-(:func:`states_of_tasks`). If the parallelism or the chains have changed, the states are redistributed.
+and compares the steps of its snapshot with those of the flow. Then each process turns the parts of the snapshot into
+states of its tasks (:func:`states_of_tasks`). If the parallelism or the chains have changed, the states are
+redistributed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,19 +20,18 @@ from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepSt
 from streamiter.checkpoints.snapshot_file import StoredSnapshot
 from streamiter.checkpoints.store import CheckpointStore
 from streamiter.clock import Clock
-from streamiter.closing import close_now
 from streamiter.deferred import PlainValue
 from streamiter.errors import CheckpointError, ConfigurationError, did_you_mean
 from streamiter.operators.definitions import changes
 from streamiter.operators.operator import known_of
-from streamiter.runtime.checkpointing.checkpoint_messages import Agreement, CheckpointMessages
 from streamiter.runtime.checkpointing.commit import CommitRecord, JobTransaction
-from streamiter.runtime.checkpointing.reading_on import ENDLESS, NOTHING, read_on
+from streamiter.runtime.checkpointing.reading_on import NOTHING
 from streamiter.runtime.checkpointing.redistribute import fetch_topic_batches, has_same_tasks, redistribute_states
 from streamiter.runtime.checkpointing.shares import OldJob, RepeatedFrames
 from streamiter.runtime.checkpointing.task_barriers import SERVICE, STEP, TASK, PartName, TaskStates, task_state
 from streamiter.runtime.failures import reason_in
-from streamiter.runtime.job_settings import Restore
+from streamiter.runtime.job_settings import JobOptions, Restore
+from streamiter.runtime.messages import Meeting
 from streamiter.runtime.task import Task
 from streamiter.states.stored import StoredDatabase
 
@@ -199,7 +198,7 @@ async def states_of_tasks(
     *,
     dropped: Mapping[str, bool],
     queues: ExitStack,
-    agreement: Agreement,
+    meeting: Meeting,
     tasks_of_all: int,
 ) -> TaskStates:
     """Return the state of each task and service of this process by its name. Deferred pieces are read when needed.
@@ -235,12 +234,12 @@ async def states_of_tasks(
     is_same = has_same_tasks(OldJob.from_states(stored.header, states), tasks) and tasks_of_all == sum(
         name.kind == TASK for name in names
     )
-    if not await agreement.is_unchanged(is_same):
+    if not all(await meeting.reach("the tasks are compared", is_same)):
         await read(name for name in names if str(name) not in states and name.kind != SERVICE)
         old = OldJob.from_states(stored.header, states)
         heads = dict.fromkeys(task.first.step for task in tasks)
         shared_out = await redistribute_states(
-            await fetch_topic_batches(old, heads, plain_data, clock, queues), tasks, plain_data, agreement
+            await fetch_topic_batches(old, heads, plain_data, clock, queues), tasks, plain_data, meeting
         )
         return {**shared_out, **services}
     found: TaskStates = dict(services)
@@ -266,7 +265,7 @@ _log = logging.getLogger("streamiter.job")
 
 @final
 class JobRestore:
-    """The start of one run: ``load_states``; the tasks restore their states; ``confirm``; always ``close``."""
+    """The start of one run: ``choose``; the tasks of all processes restore their states; ``confirm``."""
 
     def __init__(
         self,
@@ -274,48 +273,38 @@ class JobRestore:
         store: CheckpointStore,
         transaction: JobTransaction | None,
         *,
-        restore: Restore,
-        changed_steps: Collection[str],
-        earlier_runs: str | None,
+        options: JobOptions,
         steps: Mapping[str, StepState],
         run_id: str,
-        on_restore: Callable[[int], None] | None,
-        messages: CheckpointMessages,
     ) -> None:
-        """``steps`` are the steps with state; ``on_restore`` is told the number of the chosen checkpoint."""
-        self._messages = messages
+        """``steps`` are the steps with state."""
         self._flow = flow
         self._store = store
         self._transaction = transaction
-        self._restore = restore
-        self._changed_steps = changed_steps
-        self._earlier_runs = earlier_runs
+        self._options = options
+        self._changed_steps = options.changed_steps
         self._steps = steps
         self._run_id = run_id
-        self._on_restore = on_restore
         self._record: CommitRecord | None = None
         self._pointer: CommitPointer | None = None
-        self._snapshot: StoredSnapshot | None = None
-        self._queues = contextlib.ExitStack()
-        """Queues that are part of the states of tasks."""
         self.checkpoint: CheckpointId | None = None
         """The checkpoint that the run starts from; None for no checkpoint."""
         self.highest_number = 0
         """The highest number of the existing checkpoints."""
-        self.waits_at_end = False
-        """Whether the inputs had ended at the checkpoint, and there are no records yet, but a source that goes on."""
 
-    async def load_states(
-        self, tasks: Sequence[Task], plain_data: PlainData, clock: Clock, tasks_of_all: int
-    ) -> TaskStates:
-        """Shut out older runs, and return the states of the tasks by their names; no states without a checkpoint."""
+    async def choose(self, tasks: Sequence[Task]) -> tuple[StoredSnapshot | None, dict[str, bool]]:
+        """Shut out older runs; return the snapshot that the run starts from, which the caller closes, if there is one.
+
+        The second result has the steps that start without their state, and whether the state of their tasks is
+        dropped, too.
+        """
         if self._transaction is not None:
             self._record = await self._last_commit(self._transaction)
         self._pointer = await self._claimed()
         stored = await self._store.list(self._flow)
         self.checkpoint = choose_checkpoint(
             self._flow,
-            self._restore,
+            self._options.restore,
             record=self._record,
             pointer=self._pointer,
             stored=stored,
@@ -326,58 +315,45 @@ class JobRestore:
             numbers.append(self._record.checkpoint.number)
         self.highest_number = max(numbers, default=0)
         if self.checkpoint is None:
-            self._messages.send_restore(self._run_id, None)
-            return {}
-        if self._earlier_runs is not None and self.checkpoint.run.startswith(self._earlier_runs):
+            return None, {}
+        earlier_runs, on_restore = self._options.earlier_runs, self._options.on_restore
+        if earlier_runs is not None and self.checkpoint.run.startswith(earlier_runs):
             self._changed_steps = ()
-        if self._on_restore is not None:
-            self._on_restore(self.checkpoint.number)
-        snapshot = self._snapshot = await self._opened(self.checkpoint, stored)
+        if on_restore is not None:
+            on_restore(self.checkpoint.number)
+        snapshot = await self._opened(self.checkpoint, stored)
+        try:
+            return snapshot, self._dropped(snapshot.header, tasks)
+        except BaseException:
+            snapshot.close()
+            raise
+
+    def _dropped(self, header: SnapshotHeader, tasks: Sequence[Task]) -> dict[str, bool]:
         tied = {
             each.step.name: each.step.loop
             for task in tasks
             for each in task.instances
             if each.step.loop is not None or not known_of(each.operator).starts_alone
         }
-        check_steps(snapshot.header, self._steps, self._changed_steps, tied=tied)
-        dropped = steps_left_behind(snapshot.header, self._steps, self._changed_steps)
+        check_steps(header, self._steps, self._changed_steps, tied=tied)
+        dropped = steps_left_behind(header, self._steps, self._changed_steps)
         users = [
             (step.service.name, step.name)
             for step in (each.step for task in tasks for each in task.instances)
-            if step.service is not None and step.service.name in snapshot.header.steps
+            if step.service is not None and step.service.name in header.steps
         ]
         # The numbers on a parameter server are the state of the steps that use it.
         kept = {service for service, step in users if step not in dropped}
         dropped |= {service: True for service, _ in users if service not in kept}
-        self._warn(snapshot.header, dropped)
-        self._messages.send_restore(self._run_id, self.checkpoint, dropped)
-        states = await states_of_tasks(
-            snapshot,
-            tasks,
-            plain_data,
-            clock,
-            dropped=dropped,
-            queues=self._queues,
-            agreement=self._messages,
-            tasks_of_all=tasks_of_all,
-        )
-        to_read = await read_on(snapshot.header, states, tasks, self._messages) if snapshot.header.job_ended else None
-        self.waits_at_end = to_read == ENDLESS
-        if to_read == NOTHING:
-            _log.warning(
-                "flow %r: checkpoint %d is the last of a job whose inputs have all ended, so nothing is left to do; "
-                "start without state with restore=None",
-                self._flow,
-                self.checkpoint.number,
-            )
-        return states
+        self._warn(header, dropped)
+        return dropped
 
     async def _last_commit(self, transaction: JobTransaction) -> CommitRecord | None:
         record = await transaction.open()
         try:
             return None if record is None else CommitRecord.read(record, transaction.commits_in)
         except CheckpointError as error:
-            if self._restore == "last":
+            if self._options.restore == "last":
                 raise
             _log.warning("flow %r: %s", self._flow, reason_in(self._flow, error))
             return None
@@ -386,7 +362,7 @@ class JobRestore:
         try:
             return await self._store.claim(self._flow, self._run_id)
         except CheckpointError as error:
-            if self._restore is not None:
+            if self._options.restore is not None:
                 raise
             _log.warning("flow %r: %s", self._flow, reason_in(self._flow, error))
             return await self._store.claim(self._flow, self._run_id, forget_committed=True)
@@ -426,12 +402,12 @@ class JobRestore:
                 ", ".join(map(repr, dropped)),
             )
 
-    async def confirm(self) -> None:
+    async def confirm(self, to_read: int) -> None:
         """Make the chosen checkpoint the committed one, when all tasks have restored their states.
 
-        A start that fails before, for example because of a wrong option, changes nothing.
+        A start that fails before, for example because of a wrong option, changes nothing. ``to_read`` is what a job
+        has to read whose inputs had ended.
         """
-        await self.close()
         chosen, pointer = self.checkpoint, self._pointer
         if self._transaction is not None and (self._record is None or self._record.checkpoint != chosen):
             await self._transaction.begin_with(chosen)
@@ -441,8 +417,10 @@ class JobRestore:
             await self._store.commit(self._flow, chosen)
         what = "starts without state" if chosen is None else f"resumes from checkpoint {chosen.number}"
         _log.info("flow %r: %s", self._flow, what)
-
-    async def close(self) -> None:
-        """Close the snapshot and the queues. May be called more than once."""
-        snapshot, self._snapshot = self._snapshot, None
-        close_now([self._queues.close, *([] if snapshot is None else [snapshot.close])])
+        if chosen is not None and to_read == NOTHING:
+            _log.warning(
+                "flow %r: checkpoint %d is the last of a job whose inputs have all ended, so nothing is left to do; "
+                "start without state with restore=None",
+                self._flow,
+                chosen.number,
+            )

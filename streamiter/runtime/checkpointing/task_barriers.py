@@ -15,7 +15,6 @@ wait for the others in between, so every change of a clock is reported at once.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -40,6 +39,9 @@ TaskState: TypeAlias = dict[str, PlainValue]
 
 TaskStates: TypeAlias = dict[str, TaskState]
 """The states of tasks, and of parameter servers, by name."""
+
+TakenParts: TypeAlias = dict[str, list[SnapshotPart]]
+"""The parts that each task and service has given, by name."""
 
 STEP, TASK, FEEDBACK, SERVICE = "step", "task", "feedback", "service"
 
@@ -236,6 +238,12 @@ def release_parts(parts: Iterable[SnapshotPart]) -> None:
             deferred.release()
 
 
+def release_taken(taken: TakenParts) -> None:
+    """Drop the parts that tasks and services have given."""
+    release_parts(part for parts in taken.values() for part in parts)
+    taken.clear()
+
+
 def encode_part(name: PartName, state: PlainValue, plain_data: PlainData) -> SnapshotPart:
     try:
         content, deferred = plain_data.encode_state(state, name=f"state of step {name.step!r}")
@@ -297,7 +305,7 @@ class _Member:
 class ClockAlignment:
     """The alignment for one service in one process. Tasks ask it after every batch, and workers report every clock.
 
-    What happens is reported to the :class:`AlignmentOfProcesses`, which tells all processes of the highest clocks.
+    What happens is reported to the coordinator, which tells all processes of the highest clocks.
     """
 
     def __init__(self, report: Callable[[int, Mapping[str, int], list[str]], object]) -> None:
@@ -412,53 +420,3 @@ class ClockAlignment:
         if now != self._reported:
             self._reported = now
             self._report(self._number, *now)
-
-
-@final
-class AlignmentOfProcesses:
-    """The alignment for one service in all processes, in process 0."""
-
-    def __init__(self, processes: int, tell: Callable[[int, Mapping[str, int] | None], None]) -> None:
-        """``tell`` calls ``ClockAlignment.told`` in all processes."""
-        self._processes = processes
-        self._tell = tell
-        self._number = 0
-        self._furthest: dict[str, int] = {}
-        self._reports: dict[int, tuple[Mapping[str, int], list[str]]] = {}
-        """The last report of each process."""
-        self._all_stopped = asyncio.Event()
-
-    def seek(self) -> asyncio.Event:
-        """Start the alignment; the event is set when all tasks have stopped at the same clock."""
-        self._number += 1
-        self._furthest = {}
-        self._reports.clear()
-        self._all_stopped.clear()
-        self._tell(self._number, {})
-        return self._all_stopped
-
-    def reported(self, process: int, number: int, clocks: Mapping[str, int], behind: list[str]) -> None:
-        """Take the report of a process."""
-        if number != self._number or self._all_stopped.is_set():
-            return
-        self._reports[process] = clocks, behind
-        further = {name: clock for name, clock in clocks.items() if clock > self._furthest.get(name, -1)}
-        self._furthest |= further
-        if further and self._processes > 1:
-            self._tell(self._number, dict(self._furthest))
-        if len(self._reports) < self._processes or self._all_stopped.is_set():
-            return
-        if not self._furthest:  # No worker waits for another, so the barrier may reach each at any clock.
-            self._all_stopped.set()
-            self.give_up()
-        elif all(not late and reached == self._furthest for reached, late in self._reports.values()):
-            self._all_stopped.set()
-
-    def give_up(self) -> None:
-        """No barrier is sent: let all tasks continue."""
-        self._tell(self._number, None)
-
-    def behind(self) -> list[str]:
-        """Return the tasks that the others wait for, and the processes that have not answered."""
-        silent = [f"process {process}" for process in range(self._processes) if process not in self._reports]
-        return [task for _, behind in self._reports.values() for task in behind] + silent
