@@ -182,7 +182,7 @@ class Inbox:
     def _leave(self, port: Port, fate: Fate) -> Polled | None:
         """Leave a port whose record has no turn now; return what comes next instead, if there is something."""
         control, is_parked = None, fate is STAYS
-        if fate is ASIDE and (port.later is None or self.stands_still):
+        if fate is ASIDE and (port.later is None or self._reads is _BARRIERS):
             is_parked = not self._hold_up_to_barrier(port)
         elif fate is ASIDE:
             is_parked = not self._by_port and not self.is_wanted(port.input_name)

@@ -196,7 +196,8 @@ class Port:
         size_bytes = 0
         while size_bytes < LIMIT_BYTES and (batches := self.later.take_next(epoch)):
             self.held += batches
-            size_bytes += sum(estimated_bytes(batch.records) for batch in batches)
+            if epoch in self.later.counts:
+                size_bytes += sum(estimated_bytes(batch.records) for batch in batches)
 
     @property
     def lowest(self) -> int | None:
@@ -210,9 +211,10 @@ class Port:
     @property
     def first_epoch(self) -> int | None:
         """The lowest epoch of the records that were set aside by epoch; None without any."""
-        if self.later is None or not (self.held or self.later.counts):
+        if self.later is None:
             return None
-        return min([*self._held_epochs(), *self.later.counts], default=None)
+        counts = self.later.counts
+        return min([*self._held_epochs(), *counts] if self.held else counts, default=None)
 
     @property
     def highest(self) -> int:
