@@ -18,9 +18,10 @@ from streamiter.errors import CheckpointError, InternalError
 from streamiter.operators.frontier import Frontier
 from streamiter.records import CheckpointBarrier, Control, DataBatch
 from streamiter.runtime.feedback import FeedbackChannel, TopicRange
-from streamiter.runtime.port_log import Port
+from streamiter.runtime.port_log import Port, item_of
 
 if TYPE_CHECKING:
+    from streamiter.checkpoints.plain_data import PlainData
     from streamiter.runtime.topic_inlets import TopicReturnPath
 
 
@@ -215,7 +216,7 @@ class FeedbackLog:
         self._forget()
         return returned
 
-    def restore(self, logged: Iterable[tuple[int, Iterable[PlainValue]]]) -> None:
+    def restore(self, logged: Iterable[tuple[int, Iterable[PlainValue]]], plain_data: PlainData) -> None:
         """Make the ports give the logged feedback of a checkpoint, as decoded frames, before that of their channels.
 
         Raises CheckpointError for feedback in a topic if the loop does not use a topic any more.
@@ -224,7 +225,11 @@ class FeedbackLog:
         for index, frames in logged:
             port, ranges, queue = ports[index], list[TopicRange](), self._new_queue()
             port.restored = queue
-            queue.refill(_without_ranges(frames, ranges))
+            for entry in entries_of(frames):
+                if (topic_range := TopicRange.from_plain(entry)) is not None:
+                    ranges.append(topic_range)
+                else:
+                    queue.put(item_of(entry, plain_data))
             if ranges:
                 _restore_ranges(port, ranges)
 
@@ -300,15 +305,6 @@ class _FeedbackFrames(Deferred):
 
 def _return_path_of(port: Port) -> TopicReturnPath | None:
     return port.channel.return_path if isinstance(port.channel, FeedbackChannel) else None
-
-
-def _without_ranges(frames: Iterable[PlainValue], ranges: list[TopicRange]) -> Iterator[list[PlainValue]]:
-    """Give the frames of batches and control records; append ranges of topics to ``ranges``."""
-    for entry in entries_of(frames):
-        if (topic_range := TopicRange.from_plain(entry)) is not None:
-            ranges.append(topic_range)
-        else:
-            yield [entry]
 
 
 def _restore_ranges(port: Port, ranges: list[TopicRange]) -> None:

@@ -33,8 +33,6 @@ from streamiter.records import (
     EventTimeWatermark,
     Idle,
     ReadToEnd,
-    control_from_plain,
-    control_to_plain,
 )
 from streamiter.runtime.alignment import BarrierAlignment, BarrierReturned, FeedbackLog, TableAlignment
 from streamiter.runtime.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs, next_of_rest
@@ -44,6 +42,7 @@ from streamiter.runtime.turn import ReadyPorts
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
+    from streamiter.checkpoints.plain_data import PlainData
 
 
 class Reads(Enum):
@@ -509,7 +508,7 @@ class Inbox:
             port.data_epoch = control.epoch
             return [*self._progress.end_time(port), *self._progress.bring_end_of_data(port)]
         if isinstance(control, EndOfInput):
-            events = [*self._end_port(port), *self._progress.end_time(port), *self._bring_end(port, control)]
+            events = [*self._end_port(port, control), *self._progress.end_time(port), *self._bring_end(port, control)]
             if port.is_feedback:  # A task before it was told of the iteration's end earlier than this one.
                 self._feedback.ended(port)
                 events += self._returned()
@@ -541,8 +540,8 @@ class Inbox:
                 events.append(end)
         return events + self._aligned()
 
-    def _end_port(self, port: Port) -> list[Control]:
-        port.has_ended, port.is_blocked = True, False
+    def _end_port(self, port: Port, end: EndOfInput) -> list[Control]:
+        port.end, port.is_blocked = end, False
         self._barriers.end(port)
         return [ReadToEnd()] if self._tables is not None and self._tables.end(port) else []
 
@@ -616,37 +615,27 @@ class Inbox:
 
     # -- state ---------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, PlainValue]:
-        """Return plain data: how far the ports have come, and what waits in their logs outside of the channels."""
-        return {
-            "by port": self._by_port,
-            "ports": self._progress.snapshot(),
-            "end": None if self._end is None else control_to_plain(self._end),
-        }
+    def snapshot(self) -> list[dict[str, PlainValue]]:
+        """Return plain data for each port: what waits in its log outside of the channel, and how far it has come."""
+        return self._progress.snapshot(end_waits=self._end is not None)
 
-    def takes(self, state: dict[str, PlainValue]) -> bool:
-        """Return whether ``restore`` takes this state: that of an inbox with the same order. Others are converted."""
-        return bool(state["by port"]) is self._by_port
-
-    def restore(self, state: dict[str, PlainValue], logged: Iterable[tuple[int, Iterable[PlainValue]]] = ()) -> None:
+    def restore(
+        self,
+        states: Sequence[dict[str, PlainValue]],
+        plain_data: PlainData,
+        logged: Iterable[tuple[int, Iterable[PlainValue]]] = (),
+    ) -> None:
         """Restore what ``snapshot`` returned. ``logged``: the feedback log of each port, as decoded frames."""
-        self._progress.restore(state["ports"])
+        self._progress.restore(states, plain_data)
+        self._feedback.restore(logged, plain_data)
         for port in self.ports:
-            if port.has_ended:
-                self._end_port(port)
+            if port.end is not None:
+                self._end_port(port, port.end)
+                self._posted.extend(self._progress.end_time(port))  # The other ports are told of event time again.
             elif port.brings_no_barrier:
                 self._barriers.end(port)
-        self._feedback.restore(logged)
-        for port in self.ports:
             if port.later or port.peek() is not None:
                 self._ready.add(port)
-        if state["end"] is not None:
-            end = control_from_plain(state["end"])
-            assert isinstance(end, EndOfInput)
-            self._end = end
-        for port in self.ports:
-            if port.has_ended:  # The other ports are told of event time again.
-                self._posted.extend(self._progress.end_time(port))
 
     def close(self) -> None:
         close_now([self._feedback.close, *(port.close for port in self.ports)])

@@ -10,17 +10,19 @@ records behind them. A port also joins small batches, and cuts large ones.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, final
 
 from streamiter.channels import LIMIT_BYTES, Channel
 from streamiter.closing import close_now
-from streamiter.deferred import Deferred, PlainValue
+from streamiter.deferred import Deferred, PlainValue, entries_of
 from streamiter.operators.source import SourceBatch
 from streamiter.records import (
     CheckpointBarrier,
     Control,
     DataBatch,
+    EndOfData,
     EndOfInput,
     ReadToEnd,
     can_concatenate,
@@ -34,6 +36,7 @@ from streamiter.runtime.turn import JOINED_RECORDS, TurnSize
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
+    from streamiter.checkpoints.plain_data import PlainData
 
 Item: TypeAlias = DataBatch | SourceBatch | Control
 
@@ -94,8 +97,8 @@ class Port:
         self.is_feedback = is_feedback
         self.is_blocked = False
         """Whether the channel has brought a barrier, and nothing more is read from it until the barrier has passed."""
-        self.has_ended = False
-        """Whether the end of the input has left the log."""
+        self.end: EndOfInput | None = None
+        """The end of the input, if it has left the log."""
         self.held: deque[Item] = deque()
         """Items that were set aside, or given back, in order. They come before those in ``later`` and the channel."""
         self._held_bytes: deque[int] = deque()
@@ -118,6 +121,10 @@ class Port:
         """Logs the items that leave the channel, if a checkpoint needs them."""
         self.restored: SpillQueue | None = None
         """The feedback log of the restored checkpoint. Its items come before the items of the channel."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.end is not None
 
     # -- settings ------------------------------------------------------------------------------------
 
@@ -336,32 +343,30 @@ class Port:
 
     # -- state -------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, PlainValue]:
-        """Return what was set aside, and how far the channel has come, as plain data."""
+    def snapshot(self, *, end_waits: bool) -> dict[str, PlainValue]:
+        """Return the items of the log in order, without those in the channel, as plain data.
+
+        ``end_waits``: whether the task has not been told of the end of this port, if the end has left the log.
+        """
+        behind: list[Control] = list(self.marks.epochs())
+        if self.end_waits and self.data_epoch != BEFORE_ALL_EPOCHS:
+            behind.append(EndOfData(self.data_epoch))
+        if self.end is not None and end_waits:
+            behind.append(self.end)
         return {
             "origin": None if self.origin is None else tuple(self.origin),
             # A restored source reads the rest of its batch again, because its positions are before that rest.
             "held": [_plain(item) for item in self.held if not isinstance(item, (SourceBatch, ReadToEnd))],
             "later": None if self.later is None else self.later.snapshot(),
-            "marks": [control_to_plain(mark) for mark in self.marks.epochs()],
-            "arrived": self.arrived,
-            "end waits": self.end_waits,
-            "data epoch": self.data_epoch,
-            "ended": self.has_ended,
+            "behind": [control_to_plain(control) for control in behind],
+            "ended": self.end is not None and not end_waits,
         }
 
-    def restore(self, state: dict[str, PlainValue]) -> None:
-        if self.later is not None and state["later"] is not None:
-            self.later.restore(*state["later"])
-        for plain in state["held"]:
-            item = _from_plain(plain)
-            self.held.append(item)
-            if self._bounded is not None:
-                self._held_bytes.append(self._take_room(self._bounded, item))
-        for plain in state["marks"]:
-            self.marks.add(control_from_plain(plain), self.highest)
-        self.arrived, self.end_waits = state["arrived"], bool(state["end waits"])
-        self.data_epoch, self.has_ended = state["data epoch"], bool(state["ended"])
+    def restore(self, state: dict[str, PlainValue], plain_data: PlainData) -> None:
+        """Set aside all items of a state. Control records among them act, or wait as marks, when they are read."""
+        self.end = EndOfInput() if state["ended"] else None
+        for plain in chain(state["held"], entries_of(state["later"] or ()), state["behind"]):
+            self.set_aside(item_of(plain, plain_data))
 
     def close(self) -> None:
         close_now([self._close_restored, *(() if self.later is None else (self.later.close,))])
@@ -385,10 +390,11 @@ def _plain(item: Item) -> tuple[PlainValue, ...]:
     return control_to_plain(item)
 
 
-def _from_plain(plain: Sequence[PlainValue]) -> DataBatch | Control:
+def item_of(plain: Sequence[PlainValue], plain_data: PlainData) -> DataBatch | Control:
+    """Return the item of a log that a snapshot has as plain data; the records of a batch may be encoded."""
     if plain[0] == DataBatch.kind:
         _, epoch, _, records = plain
-        return DataBatch(records, epoch)
+        return DataBatch(plain_data.decode_batch(records) if isinstance(records, bytes) else records, epoch)
     return control_from_plain(plain)
 
 
@@ -445,12 +451,8 @@ class LaterEpochs:
         assert len(taken) == count
         return taken
 
-    def snapshot(self) -> tuple[Deferred, list[tuple[int, int]]] | None:
-        return (self._queue().snapshot(), sorted(self.counts.items())) if self.counts else None
-
-    def restore(self, frames: Iterable[PlainValue], counts: list[tuple[int, int]]) -> None:
-        self._queue().refill(frames)
-        self.counts = dict(counts)
+    def snapshot(self) -> Deferred | None:
+        return self._queue().snapshot() if self.counts else None
 
     def statistics(self) -> list[SpillStatistics]:
         return [] if self._made is None else [self._made.statistics()]

@@ -7,7 +7,7 @@ told of them: the watermark of all ports, the ends of its inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from streamiter.deferred import PlainValue
 from streamiter.errors import InternalError
@@ -16,6 +16,9 @@ from streamiter.records import Control, EndOfData, EpochWatermark, EventTimeWate
 from streamiter.runtime.order import BEFORE_ALL_EPOCHS, Arrival
 from streamiter.runtime.port_log import Port
 from streamiter.times import MAX_TIME, MIN_TIME
+
+if TYPE_CHECKING:
+    from streamiter.checkpoints.plain_data import PlainData
 
 
 @final
@@ -171,17 +174,22 @@ class PortProgress:
         unfinished = {port.index for port in self._ports if not self.epochs.has_ended(port.index)}
         return [Idle()] if unfinished and unfinished <= self.idle else []
 
-    def snapshot(self) -> list[dict[str, PlainValue]]:
-        """Return for each port how far it has come, and what waits in its log outside of the channel."""
+    def snapshot(self, *, end_waits: bool) -> list[dict[str, PlainValue]]:
+        """Return for each port what waits in its log outside of the channel, and how far it has come.
+
+        ``end_waits``: whether all inputs have ended, and the task has not been told.
+        """
         return [
-            port.snapshot()
-            | {"reached": self.epochs.reached(port.index), "data ended": self.epochs.has_ended(port.index)}
+            port.snapshot(end_waits=end_waits or not has_ended)
+            | {"reached": self.epochs.reached(port.index), "data ended": has_ended}
             for port in self._ports
+            for has_ended in (self.epochs.has_ended(port.index),)
         ]
 
-    def restore(self, states: Sequence[dict[str, PlainValue]]) -> None:
+    def restore(self, states: Sequence[dict[str, PlainValue]], plain_data: PlainData) -> None:
         for port, state in zip(self._ports, states, strict=True):
-            port.restore(state)
+            port.restore(state, plain_data)
+            port.arrived = state["reached"]
             self.epochs.reach(port.index, state["reached"])
             if state["data ended"]:
                 self.epochs.end(port.index)

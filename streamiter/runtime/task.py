@@ -114,6 +114,7 @@ class Task:
         self._clock = clock
         self._now_s = clock.monotonic_s
         self._executor = executor
+        self._plain_data = plain_data
         self._input_names = list(input_names)
         self._in_loop = self.first.step.loop is not None
         channels = (port.channel for port in inbox.ports)
@@ -524,7 +525,7 @@ class Task:
         self.positions = dict(state["positions"] or {})
         restore_turns(self.writers, state["turns"])
         if state["inbox"] is not None:  # None: an input that had ended goes on.
-            self.inbox.restore(state["inbox"], state.get("logged", ()))
+            self.inbox.restore(state["inbox"], self._plain_data, state.get("logged", ()))
         self.ended = state["ended"]
 
 

@@ -344,7 +344,7 @@ def hearing_ends(broker: MemoryBroker, parallelism: int) -> Flow:
 async def test_inputs_whose_end_some_subtasks_have_received() -> None:
     """A step received the end of an input twice, and emitted an incomplete result."""
     snapshot = await taken(hearing_ends, 3)
-    for port in snapshot["hear[1]"]["inbox"]["ports"]:
+    for port in snapshot["hear[1]"]["inbox"]:
         port["data ended"] = port["origin"][0] == "left"
     assert await share_out(hearing_ends, snapshot, 2) == (
         "flow 'ends', checkpoint 1, step 'hear': its 3 subtasks cannot become 2 here: some of them have heard that the "
@@ -356,7 +356,7 @@ async def test_inputs_whose_end_some_subtasks_have_received() -> None:
 async def test_broadcast_records_that_some_subtasks_have_not_handled() -> None:
     """A subtask received the same model twice, or never."""
     snapshot = await taken(hearing_ends, 3)
-    port = next(port for port in snapshot["hear[1]"]["inbox"]["ports"] if port["origin"][0] == "right")
+    port = next(port for port in snapshot["hear[1]"]["inbox"] if port["origin"][0] == "right")
     port["held"] = [*port["held"], ("data", 0, 1, [0])]
     assert await share_out(hearing_ends, snapshot, 2) == (
         "flow 'ends', checkpoint 1, step 'hear': its 3 subtasks cannot become 2 here: each of them has handled other "

@@ -9,6 +9,7 @@ import pytest
 from runtime.inbox_run import InboxRun, Seen, data
 from support.examples import random_examples
 
+from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import InternalError
 from streamiter.operators.frontier import Frontier
 from streamiter.records import CheckpointBarrier, EndOfData, EndOfInput, EpochWatermark
@@ -50,7 +51,7 @@ def test_the_watermark_is_the_least_of_the_unfinished_channels_and_never_decreas
 def test_a_task_without_channels_is_restored() -> None:
     """The restore of a source failed, because a task without channels has no greatest watermark."""
     source, restored = InboxRun([]), InboxRun([])
-    restored.inbox.restore(source.inbox.snapshot())
+    restored.inbox.restore(source.inbox.snapshot(), PlainData())
     assert restored.inbox.poll() is None
 
 

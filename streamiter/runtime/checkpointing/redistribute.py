@@ -37,6 +37,7 @@ from streamiter.runtime.checkpointing.shares import (
     RepeatedFrames,
     SubtaskProgress,
     join_progress,
+    old_ports,
     origins,
 )
 from streamiter.runtime.checkpointing.task_barriers import TaskStates
@@ -296,7 +297,7 @@ def has_same_tasks(old: OldJob, tasks: Sequence[Task]) -> bool:
         known = before.get((task.first.step.name, task.first.subtask))
         if known is None or known.state["steps"] != [instance.step.name for instance in task.instances]:
             return False
-        if origins(known) != [port.origin for port in task.inbox.ports] or not task.inbox.takes(known.state["inbox"]):
+        if origins(known) != [port.origin for port in task.inbox.ports]:
             return False
     return True
 
@@ -343,8 +344,7 @@ class _Redistribution:
         """Raise CheckpointError if records wait before a step that is not at the head of a task any more."""
         for head, of_head in self._old.tasks.items():
             if head not in self.heads and any(
-                any(port["held"] or port["later"] for port in task.state["inbox"]["ports"]) or list(task.logged)
-                for task in of_head
+                any(next(port.batches(), None) for port in old_ports(task)) or list(task.logged) for task in of_head
             ):
                 raise self._old.refusal(
                     head,
@@ -412,9 +412,7 @@ class _Redistribution:
         positions: Sequence[PlainValue] = [None if is_new_source else {}] * step.parallelism
         if not is_new_source and (feeder := tasks[0].feeder) is not None:
             positions = redistribute_positions(self._old, step, feeder, [task.state["positions"] for task in before])
-        inboxes = InboxShares(
-            self._old, step, first.operator, self.progress, self._plain_data, sets_aside=tasks[0].inbox.sets_aside
-        )
+        inboxes = InboxShares(self._old, step, first.operator, self.progress, self._plain_data)
         states: TaskStates = {}
         for task in tasks:
             subtask = task.first.subtask
@@ -441,7 +439,6 @@ class _Redistribution:
         if (
             len(before) == step.parallelism
             and origins(before[subtask]) == [port.origin for port in task.inbox.ports]
-            and task.inbox.takes(before[subtask].state["inbox"])
             and all(self._old.progress_of(name) == self.progress[name] for name in upstream)
         ):
             return before[subtask].state["inbox"], before[subtask].logged
