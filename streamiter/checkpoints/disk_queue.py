@@ -160,15 +160,20 @@ class SpillQueue(LimitedBatches):
         a queue fits into an empty queue with the same limits.
         """
         for entry in entries_of(frames):
-            match entry:
-                case ["data", int() as epoch, int() as records, bytes() as content] if (
-                    epoch in _INT64 and records in _INT64
-                ):
+            self.put_plain(entry)
+
+    def put_plain(self, entry: PlainValue) -> None:
+        """Add an item as a snapshot has it, as :meth:`put` does; the batch need not be encoded."""
+        match entry:
+            case ["data", int() as epoch, int() as records, content] if epoch in _INT64 and records in _INT64:
+                if isinstance(content, bytes):
                     self._put_encoded(EncodedBatch(epoch, records, content))
-                case _:
-                    with errors_with_name(self._name):
-                        control = control_from_plain(entry)
-                    self.put(control)
+                else:
+                    self.put(DataBatch(content, epoch))
+            case _:
+                with errors_with_name(self._name):
+                    control = control_from_plain(entry)
+                self.put(control)
 
     def statistics(self) -> SpillStatistics:
         """Return the numbers of the queue as they are now."""

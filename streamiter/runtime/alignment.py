@@ -18,10 +18,9 @@ from streamiter.errors import CheckpointError, InternalError
 from streamiter.operators.frontier import Frontier
 from streamiter.records import CheckpointBarrier, Control, DataBatch
 from streamiter.runtime.feedback import FeedbackChannel, TopicRange
-from streamiter.runtime.port_log import Port, item_of
+from streamiter.runtime.port_log import Port
 
 if TYPE_CHECKING:
-    from streamiter.checkpoints.plain_data import PlainData
     from streamiter.runtime.topic_inlets import TopicReturnPath
 
 
@@ -216,7 +215,7 @@ class FeedbackLog:
         self._forget()
         return returned
 
-    def restore(self, logged: Iterable[tuple[int, Iterable[PlainValue]]], plain_data: PlainData) -> None:
+    def restore(self, logged: Iterable[tuple[int, Iterable[PlainValue]]]) -> None:
         """Make the ports give the logged feedback of a checkpoint, as decoded frames, before that of their channels.
 
         Raises CheckpointError for feedback in a topic if the loop does not use a topic any more.
@@ -229,7 +228,7 @@ class FeedbackLog:
                 if (topic_range := TopicRange.from_plain(entry)) is not None:
                     ranges.append(topic_range)
                 else:
-                    queue.put(item_of(entry, plain_data))
+                    queue.put_plain(entry)
             if ranges:
                 _restore_ranges(port, ranges)
 
@@ -251,20 +250,18 @@ class _PortFeedback:
 
     In memory these are mostly batches that are being handled anyway, and beyond the memory limit they go to disk.
     Feedback through a topic is in the topic already, so only its ranges are noted. Batches with which the port was
-    restored may not be in the topic (the loop was in memory before): they are part of the first log.
+    restored may not be in the topic (the loop was in memory before): they are logged, too.
     """
 
     def __init__(self, port: Port, make_queue: Callable[[], SpillQueue]) -> None:
+        self._port = port
         self._return_path = path = _return_path_of(port)
-        self._queue = make_queue() if path is None else None
         self._mark = None if path is None else path.mark()
-        self._restored: Deferred | None = None
-        if path is not None and port.restored is not None and len(port.restored):
-            self._restored = port.restored.snapshot()
+        self._queue: SpillQueue | None = make_queue()
         self._ranges: list[bytes] = []
 
     def put(self, item: DataBatch | Control) -> None:
-        if self._queue is not None:
+        if self._queue is not None and (self._return_path is None or self._port.restored is not None):
             self._queue.put(item)
 
     def barrier_returned(self) -> None:
@@ -272,19 +269,14 @@ class _PortFeedback:
             self._ranges = self._return_path.since(self._mark)
 
     def snapshot(self) -> Deferred | None:
-        if self._queue is not None:
-            return self._queue.snapshot() if len(self._queue) else None
-        restored, self._restored = self._restored, None
-        return _FeedbackFrames(restored, self._ranges) if restored is not None or self._ranges else None
+        items = self._queue.snapshot() if self._queue is not None and len(self._queue) else None
+        return _FeedbackFrames(items, self._ranges) if self._ranges else items
 
     def close(self) -> None:
         """Drop the log, and note nothing more."""
-        queue, restored = self._queue, self._restored
-        self._queue = self._return_path = self._restored = None
-        # Only feedback through a topic may have restored batches, and it has no queue.
-        end = queue.close if queue is not None else restored.release if restored is not None else None
-        if end is not None:
-            end()
+        queue, self._queue, self._return_path = self._queue, None, None
+        if queue is not None:
+            queue.close()
 
 
 @final

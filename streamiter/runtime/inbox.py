@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final, final
 
 from streamiter.closing import close_now
 from streamiter.deferred import PlainValue
-from streamiter.operators.frontier import Frontier
 from streamiter.operators.operator import Look
 from streamiter.operators.source import SourceBatch
 from streamiter.origins import BatchOrigin
@@ -99,12 +98,16 @@ class Inbox:
         self._in_order = epochs_in_order
         self._ready = ReadyPorts(len(self.ports))
         self._posted: deque[Control] = deque()
-        self._wanted = WantedInputs(self.ports, self._has_ended)
+        self.wanted = WantedInputs(self.ports, self._has_ended)
+        """What the operator wants to read now. Only the inbox changes it."""
         self._feedback = FeedbackLog(self.ports, make_feedback_queue)
+        self.has_feedback = bool(self._feedback.ports)
         self._progress = PortProgress(
             self.ports, timed_ports, order=order, on_due=self._ready.add, on_data_ended=self.reconsider_wanted
         )
         self._epochs = self._progress.epochs
+        self.times = self._progress.times
+        """The event time of the ports; None if none brings any."""
         self._idle = self._progress.idle
         self._barriers = BarrierAlignment(self.ports)
         self._tables = TableAlignment(self.ports, awaited_input) if reads_to_end else None
@@ -162,21 +165,21 @@ class Inbox:
                 return port, item
             elif (
                 isinstance(item, SourceBatch)
-                or (self._wanted.names is None and not sets_aside and item.epoch <= self._admitted)
+                or (self.wanted.names is None and not sets_aside and item.epoch <= self._admitted)
                 or (fate := self._fate(port, item.epoch)) is NOW
             ):
                 return port, self._take_batch(port)
             if (polled := self._leave(port, fate)) is not None:
                 return polled
         # If only some inputs are wanted, records that were set aside now may change which port is next.
-        if self._by_port and self._wanted.names is not None and (polled := self._poll_next()) is not None:
+        if self._by_port and self.wanted.names is not None and (polled := self._poll_next()) is not None:
             return polled
         return self._poll_rest(self._end) if self._end is not None and self._epochs.all_ended else None
 
     def _fate(self, port: Port, epoch: int) -> Fate:
         if epoch > self._admitted:
             return ASIDE if port.is_feedback or self._barriers.is_due else STAYS
-        return self._order.fate(port, epoch, self._wanted.names, self._epochs, barrier_is_due=self._barriers.is_due)
+        return self._order.fate(port, epoch, self.wanted.names, self._epochs, barrier_is_due=self._barriers.is_due)
 
     def _leave(self, port: Port, fate: Fate) -> Polled | None:
         """Leave a port whose record has no turn now; return what comes next instead, if there is something."""
@@ -251,7 +254,7 @@ class Inbox:
 
     def _poll_next(self) -> Polled | None:
         """Return the next item of the port that is next, or an event of the end of its data."""
-        epochs, wanted = self._epochs, self._wanted.names
+        epochs, wanted = self._epochs, self.wanted.names
         while (port := self._order.next(self.ports, wanted, epochs)) is not None:
             turn = epochs.reached(port.index) + 1
             if port.later is not None and port.later.counts and not port.is_feedback:
@@ -261,7 +264,7 @@ class Inbox:
                 self._ready.add(port)  # Records of the end of the iteration may follow.
                 if self._posted:
                     return None, self._posted.popleft()
-                wanted = self._wanted.names
+                wanted = self.wanted.names
                 continue
             if not port.held and port.is_blocked:
                 return None
@@ -287,7 +290,7 @@ class Inbox:
             return None, self._posted.popleft()
         _, self._rest = first
         self.reconsider_wanted()
-        port, epoch = next_of_rest(self.ports, self._wanted.names) or first
+        port, epoch = next_of_rest(self.ports, self.wanted.names) or first
         port.load(epoch)
         return port, self._take_batch(port)
 
@@ -364,7 +367,7 @@ class Inbox:
     def admit_up_to(self, epoch: int) -> None:
         """Let the operator receive data of the epochs up to this one."""
         self._admitted = epoch
-        self._unpark()
+        self._ready.unpark()
 
     @property
     def is_ahead(self) -> bool:
@@ -396,28 +399,19 @@ class Inbox:
 
         Raises ConfigurationError if the value is not a collection of names, or no input has one of the names.
         """
-        if self._wanted.ask(input_names):
-            self._unpark()
-
-    @property
-    def wanted_names(self) -> frozenset[str] | None:
-        return self._wanted.names
+        if self.wanted.ask(input_names):
+            self._ready.unpark()
 
     def is_wanted(self, input_name: str) -> bool:
         """Return whether the task reads this input now."""
-        wanted = self._wanted.names
+        wanted = self.wanted.names
         return self._reads is not _BARRIERS and (wanted is None or input_name in wanted)
 
     def may_continue(self, port: Port) -> bool:
         """Return whether the rest of a batch of this port may follow, or other records come first now."""
         if not self.is_wanted(port.input_name):
             return False
-        return not self._by_port or self._order.next(self.ports, self._wanted.names, self._epochs) in (port, None)
-
-    @property
-    def times(self) -> Frontier[int] | None:
-        """The event time of the ports; None if none brings any."""
-        return self._progress.times
+        return not self._by_port or self._order.next(self.ports, self.wanted.names, self._epochs) in (port, None)
 
     @property
     def stands_still(self) -> bool:
@@ -429,12 +423,12 @@ class Inbox:
             return
         self._reads = _BARRIERS if stands_still else _ALL
         if not stands_still:
-            self._unpark()
+            self._ready.unpark()
 
     def reconsider_wanted(self) -> None:
         """Decide again what to read after an input has ended: if only ended inputs are wanted, read all."""
-        if self._wanted.reconsider():
-            self._unpark()
+        if self.wanted.reconsider():
+            self._ready.unpark()
 
     def inputs_complete(self, epoch: int) -> list[str]:
         """Return the inputs that bring no more records of this epoch, or of an epoch before it.
@@ -472,7 +466,7 @@ class Inbox:
         """Return in words what the records that are not read wait for; None if they only are not wanted."""
         if not self._by_port:
             return self.waits_for_end()
-        wanted = self._wanted.names
+        wanted = self.wanted.names
         port = None if self._ready.parked else self._order.next(self.ports, wanted, self._epochs)
         return None if port is None else f"its records come after those of {port.channel.name}"
 
@@ -553,19 +547,19 @@ class Inbox:
     def accept_trigger(self, barrier: CheckpointBarrier) -> list[Control]:
         """Note a barrier that was posted to the task; return it if no channel can bring it any more."""
         self._barriers.announce(barrier, starts_here=True)
-        self._unpark()
+        self._ready.unpark()
         return self._aligned()
 
     def announce(self, barrier: CheckpointBarrier) -> None:
         """Note that channels will bring this barrier. Inputs that are not wanted must not delay it."""
         if not self._all_ended():
             self._barriers.announce(barrier)
-            self._unpark()
+            self._ready.unpark()
 
     def _align(self, port: Port, barrier: CheckpointBarrier) -> list[Control]:
         port.make_way(False)
         if self._barriers.bring(port, barrier):
-            self._unpark()
+            self._ready.unpark()
         return self._aligned()
 
     def _aligned(self) -> list[Control]:
@@ -583,10 +577,6 @@ class Inbox:
                 port.is_blocked = False
                 self._ready.add(port)
 
-    def _unpark(self) -> None:
-        for port in self._ready.unpark():
-            self._ready.add(port)
-
     # -- feedback ------------------------------------------------------------------------------------
 
     def only_feedback(self) -> None:
@@ -594,10 +584,6 @@ class Inbox:
         self._reads = _FEEDBACK
         for port in self.ports:
             self._ready.add(port)
-
-    @property
-    def has_feedback(self) -> bool:
-        return bool(self._feedback.ports)
 
     def start_feedback_log(self, barrier: CheckpointBarrier) -> BarrierReturned | None:
         """Log what feedback ports bring, until each has brought this barrier back; return the log if all have."""
@@ -627,7 +613,7 @@ class Inbox:
     ) -> None:
         """Restore what ``snapshot`` returned. ``logged``: the feedback log of each port, as decoded frames."""
         self._progress.restore(states, plain_data)
-        self._feedback.restore(logged, plain_data)
+        self._feedback.restore(logged)
         for port in self.ports:
             if port.end is not None:
                 self._end_port(port, port.end)

@@ -156,30 +156,20 @@ class Port:
         return self.channel.peek() if self.restored is None else self._peek_restored(self.restored)
 
     def take(self) -> Item:
-        """Take the next item. It is logged when it leaves the channel, and so only once."""
-        if self.held:
-            return self._take_held()
-        item = self.channel.take() if self.restored is None else self.restored.take()
-        if self.log is not None:
-            self._log(self.log, item)
-        return item
+        """Take the next item."""
+        return self._take_held() if self.held else self.take_behind()
 
     def peek_behind(self) -> Item | None:
         """Return the next item that was not set aside, without taking it, or None."""
         return self.channel.peek() if self.restored is None else self._peek_restored(self.restored)
 
     def take_behind(self) -> Item:
-        """Take the next item that was not set aside, as ``take`` does."""
+        """Take the next item that was not set aside. It is logged when it leaves the channel, and so only once."""
         item = self.channel.take() if self.restored is None else self.restored.take()
-        if self.log is not None:
-            self._log(self.log, item)
-        return item
-
-    @staticmethod
-    def _log(log: ItemLog, item: Item) -> None:
-        if not isinstance(item, CheckpointBarrier):
+        if self.log is not None and not isinstance(item, CheckpointBarrier):
             assert not isinstance(item, SourceBatch)
-            log.put(item)
+            self.log.put(item)
+        return item
 
     def set_aside(self, item: DataBatch | Control) -> None:
         """Put an item that was taken from the channel behind all that was set aside before."""
@@ -366,7 +356,10 @@ class Port:
         """Set aside all items of a state. Control records among them act, or wait as marks, when they are read."""
         self.end = EndOfInput() if state["ended"] else None
         for plain in chain(state["held"], entries_of(state["later"] or ()), state["behind"]):
-            self.set_aside(item_of(plain, plain_data))
+            if self.later is not None and plain[0] == DataBatch.kind:
+                self.later.put_plain(plain)
+            else:
+                self.set_aside(_item_of(plain, plain_data))
 
     def close(self) -> None:
         close_now([self._close_restored, *(() if self.later is None else (self.later.close,))])
@@ -390,7 +383,7 @@ def _plain(item: Item) -> tuple[PlainValue, ...]:
     return control_to_plain(item)
 
 
-def item_of(plain: Sequence[PlainValue], plain_data: PlainData) -> DataBatch | Control:
+def _item_of(plain: Sequence[PlainValue], plain_data: PlainData) -> DataBatch | Control:
     """Return the item of a log that a snapshot has as plain data; the records of a batch may be encoded."""
     if plain[0] == DataBatch.kind:
         _, epoch, _, records = plain
@@ -418,6 +411,11 @@ class LaterEpochs:
     def put(self, batch: DataBatch) -> None:
         self._queue().put(batch)
         self.counts[batch.epoch] = self.counts.get(batch.epoch, 0) + 1
+
+    def put_plain(self, entry: Sequence[PlainValue]) -> None:
+        """Put a batch as a snapshot has it; an encoded one is not decoded if it goes to disk."""
+        self._queue().put_plain(entry)
+        self.counts[entry[1]] = self.counts.get(entry[1], 0) + 1
 
     def take_next(self, epoch: int) -> list[DataBatch]:
         """Take the next batches of this epoch; return an empty list if there are none.

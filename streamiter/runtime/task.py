@@ -213,7 +213,7 @@ class Task:
         if not self.ended:
             self._update_wanted_inputs()
             if state is None and self._wanted is not None and (loop := self.first.step.loop) is not None:
-                loop.check_wanted(self.first.step, self.inbox.wanted_names)
+                loop.check_wanted(self.first.step, self.inbox.wanted.names)
         if self.feeder is not None and not self.ended:
             is_restored = state is not None and state["positions"] is not None
             start = await self.feeder.open(self.first.context, self.positions if is_restored else None)

@@ -119,9 +119,8 @@ class ReadyPorts:
         self.queue: deque[Port] = deque()
         """The ports in their order. The inbox looks whether there are any; only this class changes it."""
         self._is_queued = [False] * ports
-        self.parked: list[Port] = []
-        """Only this class changes it."""
-        self._is_parked = [False] * ports
+        self.parked: dict[Port, None] = {}
+        """In the order in which they were parked. Only this class changes it."""
         self._waiter: asyncio.Future[None] | None = None
 
     def add(self, port: Port) -> None:
@@ -152,13 +151,10 @@ class ReadyPorts:
         return port
 
     def park(self, port: Port) -> None:
-        if not self._is_parked[port.index]:
-            self._is_parked[port.index] = True
-            self.parked.append(port)
+        self.parked[port] = None
 
-    def unpark(self) -> list[Port]:
-        """Return the parked ports, in the order in which they were parked; no port is parked any more."""
-        parked, self.parked = self.parked, []
+    def unpark(self) -> None:
+        """Read the parked ports again."""
+        parked, self.parked = self.parked, {}
         for port in parked:
-            self._is_parked[port.index] = False
-        return parked
+            self.add(port)
