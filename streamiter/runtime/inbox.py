@@ -32,6 +32,7 @@ from streamiter.records import (
     EventTimeWatermark,
     Idle,
     ReadToEnd,
+    control_to_plain,
 )
 from streamiter.runtime.alignment import BarrierAlignment, BarrierReturned, FeedbackLog, TableAlignment
 from streamiter.runtime.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs, next_of_rest
@@ -603,7 +604,12 @@ class Inbox:
 
     def snapshot(self) -> list[dict[str, PlainValue]]:
         """Return plain data for each port: what waits in its log outside of the channel, and how far it has come."""
-        return self._progress.snapshot(end_waits=self._end is not None)
+        states = self._progress.snapshot()
+        for port, state in zip(self.ports, states, strict=True):
+            if port.end is not None and (self._end is not None or not state["data ended"]):  # It waits, too.
+                state["behind"].append(control_to_plain(port.end))
+                state["ended"] = False
+        return states
 
     def restore(
         self,

@@ -333,23 +333,18 @@ class Port:
 
     # -- state -------------------------------------------------------------------------------------------
 
-    def snapshot(self, *, end_waits: bool) -> dict[str, PlainValue]:
-        """Return the items of the log in order, without those in the channel, as plain data.
-
-        ``end_waits``: whether the task has not been told of the end of this port, if the end has left the log.
-        """
+    def snapshot(self) -> dict[str, PlainValue]:
+        """Return the items of the log in order, without those in the channel, as plain data."""
         behind: list[Control] = list(self.marks.epochs())
         if self.end_waits and self.data_epoch != BEFORE_ALL_EPOCHS:
             behind.append(EndOfData(self.data_epoch))
-        if self.end is not None and end_waits:
-            behind.append(self.end)
         return {
             "origin": None if self.origin is None else tuple(self.origin),
             # A restored source reads the rest of its batch again, because its positions are before that rest.
             "held": [_plain(item) for item in self.held if not isinstance(item, (SourceBatch, ReadToEnd))],
             "later": None if self.later is None else self.later.snapshot(),
             "behind": [control_to_plain(control) for control in behind],
-            "ended": self.end is not None and not end_waits,
+            "ended": self.end is not None,
         }
 
     def restore(self, state: dict[str, PlainValue], plain_data: PlainData) -> None:

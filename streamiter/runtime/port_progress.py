@@ -174,16 +174,12 @@ class PortProgress:
         unfinished = {port.index for port in self._ports if not self.epochs.has_ended(port.index)}
         return [Idle()] if unfinished and unfinished <= self.idle else []
 
-    def snapshot(self, *, end_waits: bool) -> list[dict[str, PlainValue]]:
-        """Return for each port what waits in its log outside of the channel, and how far it has come.
-
-        ``end_waits``: whether all inputs have ended, and the task has not been told.
-        """
+    def snapshot(self) -> list[dict[str, PlainValue]]:
+        """Return for each port what waits in its log outside of the channel, and how far it has come."""
         return [
-            port.snapshot(end_waits=end_waits or not has_ended)
-            | {"reached": self.epochs.reached(port.index), "data ended": has_ended}
+            port.snapshot()
+            | {"reached": self.epochs.reached(port.index), "data ended": self.epochs.has_ended(port.index)}
             for port in self._ports
-            for has_ended in (self.epochs.has_ended(port.index),)
         ]
 
     def restore(self, states: Sequence[dict[str, PlainValue]], plain_data: PlainData) -> None:
