@@ -109,7 +109,8 @@ _SHOWN_CHANNELS: Final = 3
 class TableAlignment:
     """Waits until every channel has brought ``ReadToEnd``, or has ended. It begins anew at each start of a job.
 
-    The other inputs of a step with an ``awaited_input`` are not read until all channels of that input have.
+    The other inputs of a step with an ``awaited_input`` are not read until all channels of that input have. Without
+    ports, there is nothing to wait for.
     """
 
     def __init__(self, ports: Sequence[Port], awaited_input: str | None) -> None:
@@ -119,12 +120,14 @@ class TableAlignment:
 
     def bring(self, port: Port) -> bool:
         """Note that a port has brought it; return, once, whether the task must pass it on now."""
-        self._read.reach(port.index, 1)
+        if port.index in self._read:
+            self._read.reach(port.index, 1)
         return self._read.settle()
 
     def end(self, port: Port) -> bool:
         """Note that a port has ended; return as ``bring``. If all have ended before, their ends say enough."""
-        self._read.end(port.index)
+        if port.index in self._read:
+            self._read.end(port.index)
         return self._read.settle()
 
     def is_over_for(self, port: Port) -> bool:
@@ -185,21 +188,23 @@ class FeedbackLog:
             if self._returned.reached(port.index) < barrier.checkpoint and not port.has_ended:
                 port.log = self._logs[port.index] = _PortFeedback(port, self._new_queue)
 
-    def barrier_returned(self, port: Port, barrier: CheckpointBarrier) -> None:
-        """A barrier has returned on a feedback port."""
+    def barrier_returned(self, port: Port, barrier: CheckpointBarrier) -> list[Control]:
+        """Note that a barrier has returned on a feedback port; return the complete log, if this completes it."""
         self._returned.reach(port.index, barrier.checkpoint)
         if self._barrier is None or self._barrier.checkpoint != barrier.checkpoint:
             # The barrier has returned before this head has taken its snapshot, so this port has nothing to record.
             # Feedback behind the barrier must wait: it would be in the snapshot, and be sent again after a restart.
             port.is_blocked = True
-        else:
-            self.ended(port)
+            return []
+        return self.ended(port)
 
-    def ended(self, port: Port) -> None:
+    def ended(self, port: Port) -> list[Control]:
         """The log of a feedback port is complete: the barrier has returned, or the end of input instead of it."""
         port.log = None
         if port.index in self._logs:
             self._logs[port.index].barrier_returned()
+        returned = self.complete()
+        return [] if returned is None else [returned]
 
     def drop(self) -> None:
         """The checkpoint is abandoned: drop the log, and record nothing until the barrier returns."""

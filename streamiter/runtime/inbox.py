@@ -101,8 +101,8 @@ class Inbox:
         self._posted: deque[Control] = deque()
         self.wanted = WantedInputs(self.ports, self._has_ended)
         """What the operator wants to read now. Only the inbox changes it."""
-        self._feedback = FeedbackLog(self.ports, make_feedback_queue)
-        self.has_feedback = bool(self._feedback.ports)
+        self.feedback = FeedbackLog(self.ports, make_feedback_queue)
+        self.has_feedback = bool(self.feedback.ports)
         self._progress = PortProgress(
             self.ports, timed_ports, order=order, on_due=self._ready.add, on_data_ended=self.reconsider_wanted
         )
@@ -110,8 +110,10 @@ class Inbox:
         self.times = self._progress.times
         """The event time of the ports; None if none brings any."""
         self._idle = self._progress.idle
-        self._barriers = BarrierAlignment(self.ports)
-        self._tables = TableAlignment(self.ports, awaited_input) if reads_to_end else None
+        self.barriers = BarrierAlignment(self.ports)
+        """Only the inbox changes it."""
+        self.tables = TableAlignment(self.ports if reads_to_end else (), awaited_input)
+        """Only the inbox changes it."""
         self._reads = _ALL
         self._admitted: float = math.inf
         """At the border of a loop: the last epoch whose records the operator receives now."""
@@ -159,7 +161,7 @@ class Inbox:
             if item is None or port.is_blocked:
                 continue
             if stands_still and not port.is_feedback and not isinstance(item, CheckpointBarrier):
-                fate = ASIDE if self._barriers.is_due else STAYS
+                fate = ASIDE if self.barriers.is_due else STAYS
             elif isinstance(item, Control):
                 port.take()
                 ready.add(port)
@@ -179,8 +181,8 @@ class Inbox:
 
     def _fate(self, port: Port, epoch: int) -> Fate:
         if epoch > self._admitted:
-            return ASIDE if port.is_feedback or self._barriers.is_due else STAYS
-        return self._order.fate(port, epoch, self.wanted.names, self._epochs, barrier_is_due=self._barriers.is_due)
+            return ASIDE if port.is_feedback or self.barriers.is_due else STAYS
+        return self._order.fate(port, epoch, self.wanted.names, self._epochs, barrier_is_due=self.barriers.is_due)
 
     def _leave(self, port: Port, fate: Fate) -> Polled | None:
         """Leave a port whose record has no turn now; return what comes next instead, if there is something."""
@@ -209,7 +211,7 @@ class Inbox:
                 return None
             if port.is_feedback and batches == _FEEDBACK_BATCHES:
                 self._ready.add(port)
-                return Look(_nothing)
+                return Look(lambda: None)
             batches += 1
             if not self._by_port and self._fate(port, item.epoch) is NOW:
                 self._ready.add(port)
@@ -229,29 +231,14 @@ class Inbox:
         return item
 
     def _hold_up_to_barrier(self, port: Port) -> bool:
-        """Set aside all that a port brings before its barrier; return whether the barrier was there.
-
-        An input that is not wanted would otherwise delay its barrier without end, while the wanted input is blocked
-        behind its own barrier. What is set aside takes room in the channel once the barrier has arrived.
-
-        This alone would not bound it: the channels upstream fill again after each barrier, and admit everything before
-        the next one. So if more is set aside than fits into all channels between the port and the sources, these
-        sources stop reading (``Channel.shut_intakes``). At most as many records still follow, for any number of
-        barriers: they were in these channels, in the lanes before them, or had been read. A source that would read on
-        without barriers is not stopped: with so many unhandled records, it would wait for room in its first channel.
-        """
-        port.make_way(True)
-        while port.channel.peek() is not None:
-            taken = port.channel.take()
-            assert not isinstance(taken, SourceBatch)
-            if isinstance(taken, CheckpointBarrier):
-                self._posted.extend(self._align(port, taken))
-                return True
-            port.set_aside(taken)
-            if isinstance(taken, EndOfInput):
-                self._barriers.end(port)
-                self._posted.extend(self._aligned())
-        return False
+        """Set aside all that a port brings before its barrier; return whether the barrier was there."""
+        last = port.hold_up_to_barrier()
+        if isinstance(last, CheckpointBarrier):
+            self._posted.extend(self._align(port, last))
+        elif isinstance(last, EndOfInput):
+            self.barriers.end(port)
+            self._posted.extend(self._aligned())
+        return isinstance(last, CheckpointBarrier)
 
     def _poll_next(self) -> Polled | None:
         """Return the next item of the port that is next, or an event of the end of its data."""
@@ -361,7 +348,7 @@ class Inbox:
         Control records of feedback pass it: the loop must know that an epoch was received before it is admitted.
         """
         self._on_aside = received
-        for port in self._feedback.ports:
+        for port in self.feedback.ports:
             assert self._make_queue is not None
             port.set_aside_by_epoch(self._make_queue)
 
@@ -379,7 +366,7 @@ class Inbox:
     def take_aside(self, up_to_epoch: int) -> DataBatch | None:
         """Take the next feedback of these epochs that was set aside, by (epoch, port); None if there is none."""
         first, lowest = None, up_to_epoch + 1
-        for port in self._feedback.ports:
+        for port in self.feedback.ports:
             if (epoch := port.first_epoch) is not None and epoch < lowest:
                 first, lowest = port, epoch
         if first is None:
@@ -391,7 +378,7 @@ class Inbox:
 
     def aside(self) -> list[SpillStatistics]:
         """Return the queues of feedback that was set aside."""
-        return [each for port in self._feedback.ports if port.later is not None for each in port.later.statistics()]
+        return [each for port in self.feedback.ports if port.later is not None for each in port.later.statistics()]
 
     # -- what is wanted --------------------------------------------------------------------------------
 
@@ -448,7 +435,7 @@ class Inbox:
         """Return whether a port brings nothing more, or nothing more of the current epoch if epochs are in order."""
         if self._epochs.has_ended(port.index) and not port.held:
             return True
-        if self._tables is not None and self._tables.is_over_for(port):
+        if self.tables.is_over_for(port):
             return True
         return self._in_order and self._progress.is_complete(
             port, self._epochs.value + 1 if self._rest is None else self._rest
@@ -466,22 +453,14 @@ class Inbox:
     def waits_for(self) -> str | None:
         """Return in words what the records that are not read wait for; None if they only are not wanted."""
         if not self._by_port:
-            return self.waits_for_end()
+            return self.tables.waits_for()
         wanted = self.wanted.names
         port = None if self._ready.parked else self._order.next(self.ports, wanted, self._epochs)
         return None if port is None else f"its records come after those of {port.channel.name}"
 
-    def waits_for_end(self) -> str | None:
-        """Return in words which channels must first be read to their end; None if none must."""
-        return None if self._tables is None else self._tables.waits_for()
-
     @property
     def held_records(self) -> int:
         return sum(port.held_records for port in self.ports)
-
-    def awaited_barriers(self) -> list[str]:
-        """Return the channels that delay a barrier; none while no channel has brought one."""
-        return self._barriers.awaited()
 
     # -- control records -----------------------------------------------------------------------------
 
@@ -495,25 +474,21 @@ class Inbox:
         if isinstance(control, EventTimeWatermark):
             return self._progress.bring(port, control)
         if isinstance(control, CheckpointBarrier):
-            if not port.is_feedback:
-                return self._align(port, control)
-            self._feedback.barrier_returned(port, control)
-            return self._returned()
+            if port.is_feedback:
+                return self.feedback.barrier_returned(port, control)
+            return self._align(port, control)
         if isinstance(control, EndOfData):
             port.data_epoch = control.epoch
             return [*self._progress.end_time(port), *self._progress.bring_end_of_data(port)]
         if isinstance(control, EndOfInput):
             events = [*self._end_port(port, control), *self._progress.end_time(port), *self._bring_end(port, control)]
             if port.is_feedback:  # A task before it was told of the iteration's end earlier than this one.
-                self._feedback.ended(port)
-                events += self._returned()
+                events += self.feedback.ended(port)
             return events
         if isinstance(control, Idle):
             return self._progress.bring_idle(port)
         if isinstance(control, ReadToEnd):
-            if self._tables is None:
-                return []
-            is_due = self._tables.bring(port)
+            is_due = self.tables.bring(port)
             self.reconsider_wanted()
             return [ReadToEnd()] if is_due else []
         raise TypeError(f"inbox: expected a control record of a channel, given {control!r}")
@@ -524,7 +499,7 @@ class Inbox:
         if self._by_port or end.epoch is None or port.lowest is None:
             events = self._progress.bring_end_of_data(port)
         if self._all_ended():
-            triggered = self._barriers.inputs_ended()
+            triggered = self.barriers.inputs_ended()
             if triggered is not None:
                 events.append(triggered)
             # Heads read feedback after the end of their inputs, and need no end.
@@ -537,34 +512,32 @@ class Inbox:
 
     def _end_port(self, port: Port, end: EndOfInput) -> list[Control]:
         port.end, port.is_blocked = end, False
-        self._barriers.end(port)
-        return [ReadToEnd()] if self._tables is not None and self._tables.end(port) else []
+        self.barriers.end(port)
+        return [ReadToEnd()] if self.tables.end(port) else []
 
     def _all_ended(self) -> bool:
         return all(port.has_ended for port in self.ports if not port.is_feedback)
 
     # -- barriers ------------------------------------------------------------------------------------
 
-    def accept_trigger(self, barrier: CheckpointBarrier) -> list[Control]:
-        """Note a barrier that was posted to the task; return it if no channel can bring it any more."""
-        self._barriers.announce(barrier, starts_here=True)
-        self._ready.unpark()
-        return self._aligned()
+    def announce(self, barrier: CheckpointBarrier, *, starts_here: bool = False) -> list[Control]:
+        """Note that channels will bring this barrier. Inputs that are not wanted must not delay it.
 
-    def announce(self, barrier: CheckpointBarrier) -> None:
-        """Note that channels will bring this barrier. Inputs that are not wanted must not delay it."""
-        if not self._all_ended():
-            self._barriers.announce(barrier)
+        ``starts_here``: it starts here if no channel can bring it any more, and is returned if that is so now.
+        """
+        if starts_here or not self._all_ended():
+            self.barriers.announce(barrier, starts_here=starts_here)
             self._ready.unpark()
+        return self._aligned() if starts_here else []
 
     def _align(self, port: Port, barrier: CheckpointBarrier) -> list[Control]:
         port.make_way(False)
-        if self._barriers.bring(port, barrier):
+        if self.barriers.bring(port, barrier):
             self._ready.unpark()
         return self._aligned()
 
     def _aligned(self) -> list[Control]:
-        barrier = self._barriers.complete()
+        barrier = self.barriers.complete()
         if barrier is None:
             return []
         for port in self.ports:
@@ -588,17 +561,9 @@ class Inbox:
 
     def start_feedback_log(self, barrier: CheckpointBarrier) -> BarrierReturned | None:
         """Log what feedback ports bring, until each has brought this barrier back; return the log if all have."""
-        self._feedback.start(barrier)
-        self._unblock(self._feedback.ports)
-        return self._feedback.complete()
-
-    def drop_feedback_log(self) -> None:
-        """Log no more, because the checkpoint is abandoned. Its barrier is still expected."""
-        self._feedback.drop()
-
-    def _returned(self) -> list[Control]:
-        returned = self._feedback.complete()
-        return [] if returned is None else [returned]
+        self.feedback.start(barrier)
+        self._unblock(self.feedback.ports)
+        return self.feedback.complete()
 
     # -- state ---------------------------------------------------------------------------------------
 
@@ -619,19 +584,15 @@ class Inbox:
     ) -> None:
         """Restore what ``snapshot`` returned. ``logged``: the feedback log of each port, as decoded frames."""
         self._progress.restore(states, plain_data)
-        self._feedback.restore(logged)
+        self.feedback.restore(logged)
         for port in self.ports:
             if port.end is not None:
                 self._end_port(port, port.end)
                 self._posted.extend(self._progress.end_time(port))  # The other ports are told of event time again.
             elif port.brings_no_barrier:
-                self._barriers.end(port)
+                self.barriers.end(port)
             if port.later or port.peek() is not None:
                 self._ready.add(port)
 
     def close(self) -> None:
-        close_now([self._feedback.close, *(port.close for port in self.ports)])
-
-
-def _nothing() -> None:
-    pass
+        close_now([self.feedback.close, *(port.close for port in self.ports)])

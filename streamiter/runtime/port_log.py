@@ -180,6 +180,29 @@ class Port:
         if self._bounded is not None:
             self._held_bytes.append(self._take_room(self._bounded, item))
 
+    def hold_up_to_barrier(self) -> Control | None:
+        """Set aside all that the channel brings before its barrier; return the barrier, or the end of the input.
+
+        An input that is not wanted would otherwise delay its barrier without end, while the wanted input is blocked
+        behind its own barrier. What is set aside takes room in the channel once the barrier has arrived.
+
+        This alone would not bound it: the channels upstream fill again after each barrier, and admit everything before
+        the next one. So if more is set aside than fits into all channels between the port and the sources, these
+        sources stop reading (``Channel.shut_intakes``). At most as many records still follow, for any number of
+        barriers: they were in these channels, in the lanes before them, or had been read. A source that would read on
+        without barriers is not stopped: with so many unhandled records, it would wait for room in its first channel.
+        """
+        self.make_way(True)
+        while self.channel.peek() is not None:
+            taken = self.channel.take()
+            assert not isinstance(taken, SourceBatch)
+            if isinstance(taken, CheckpointBarrier):
+                return taken
+            self.set_aside(taken)
+            if isinstance(taken, EndOfInput):
+                return taken
+        return None
+
     def put_back(self, item: DataBatch | SourceBatch) -> None:
         """Give back the rest of a batch that was taken; it comes before all other items."""
         self.held.appendleft(item)

@@ -264,7 +264,7 @@ class Task:
     def is_held(self) -> bool:
         """Whether it handles nothing, although it has input that it leaves unread, or records that it works on."""
         has_work = self.inbox.has_parked or (self._boundary is not None and self._boundary.has_work())
-        return has_work and not self.is_handling and not self.inbox.awaited_barriers()
+        return has_work and not self.is_handling and not self.inbox.barriers.awaited()
 
     @property
     def brings_input(self) -> bool:

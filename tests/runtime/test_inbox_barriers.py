@@ -93,11 +93,11 @@ class TestUnwantedInputs:
         """An entrance held data for an epoch that could not complete, because the loop waited for the barrier."""
         run = InboxRun(["data"], wants=lambda _: ())
         run.put_all(0, data(10, 11), EndOfInput())
-        assert run.inbox.accept_trigger(barrier(1)) == []
+        assert run.inbox.announce(barrier(1), starts_here=True) == []
         run.run()
         assert run.told() == ["barrier 1"]
         assert held_records(run.snapshots[1], in_order=False) == [10, 11]
-        [again] = run.inbox.accept_trigger(barrier(2))
+        [again] = run.inbox.announce(barrier(2), starts_here=True)
         assert isinstance(again, CheckpointBarrier)
         run.wants = None
         run.inbox.want(None)
@@ -472,7 +472,7 @@ class TestFeedbackLog:
         head.inbox.start_feedback_log(barrier())
         head.feed_back(array(*range(100)), array(*range(100)), array(*range(100)))
         head.run()
-        head.inbox.drop_feedback_log()
+        head.inbox.feedback.drop()
         assert unnamed_files() == before
         head.feed_back(data(5), barrier())
         head.run()
