@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, final
@@ -190,13 +190,18 @@ class OldJob:
     def refusal(self, step: str, why: str) -> CheckpointError:
         return CheckpointError(f"{self.where}, step {step!r}: {why}")
 
-    def refusal_at_this_point(self, step: str, parallelism: int, what: str) -> CheckpointError:
-        """Return the error for state that cannot be redistributed in this checkpoint, but could be in another."""
-        return self.refusal(
-            step,
-            f"its {self.parallelism(step)} subtasks cannot become {parallelism} here: {what}; start it with "
-            f'parallelism={self.parallelism(step)} as it was, and take another checkpoint, as stop("suspend") does',
-        )
+    def check_same(self, step: Step, of_subtasks: Iterable[Hashable], what: str) -> None:
+        """Raise CheckpointError if old subtasks differ in what they have heard or handled.
+
+        Then the state cannot be redistributed in this checkpoint, but could be in another.
+        """
+        if len(set(of_subtasks)) > 1:
+            before = self.parallelism(step.name)
+            raise self.refusal(
+                step.name,
+                f"its {before} subtasks cannot become {step.parallelism} here: {what}; start it with "
+                f'parallelism={before} as it was, and take another checkpoint, as stop("suspend") does',
+            )
 
     def parallelism(self, step: str) -> int:
         head = self.heads.get(step)
@@ -285,7 +290,9 @@ class EdgeSharing:
         """Share out batches; see :class:`~streamiter.operators.operator.Sharing`."""
         partitioning = self._partitioning(input_name)
         if isinstance(partitioning, Broadcast) and len({sum(map(len, of_subtask)) for of_subtask in batches}) > 1:
-            raise _different_records(input_name)
+            raise CheckpointError(
+                f"each of them had kept other records of those that all get at the input {input_name!r}"
+            )
         kept = (WaitingBatch(0, 0, reader, len(each), each) for reader, of_one in enumerate(batches) for each in of_one)
         dealt: list[list[Batch]] = [[] for _ in range(self.parallelism)]
         for subtask, waiting in deal(kept, partitioning, self.parallelism, self._plain_data):
@@ -301,19 +308,6 @@ class EdgeSharing:
                 f"its input {input_name!r} has several edges that share out records in different ways"
             )
         return first
-
-
-def have_same_records(waiting: Iterable[WaitingBatch], readers: Iterable[int]) -> bool:
-    """Return whether all readers of a broadcast have the same waiting records: as many of each epoch."""
-    counts: dict[int, Counter[int]] = {reader: Counter() for reader in readers}
-    for each in waiting:
-        counts[each.reader][each.epoch] += each.size
-    first, *others = counts.values()
-    return all(other == first for other in others)
-
-
-def _different_records(input_name: str) -> CheckpointError:
-    return CheckpointError(f"each of them had kept other records of those that all get at the input {input_name!r}")
 
 
 Logged = list[tuple[int, Iterable[PlainValue]]]
@@ -376,25 +370,24 @@ class InboxShares:
         if isinstance(self._operator, Boundary) or not (hasattr(self._operator, "input_ended") or self._step.per_round):
             return
         for name in self._step.input_names():
-            heard = {self._has_heard_end(name, reader) for reader in range(len(self._tasks))}
-            if len(heard) > 1:
-                raise self._old.refusal_at_this_point(
-                    self._step.name,
-                    self._step.parallelism,
-                    f"some of them have heard that the input {name!r} has ended and others have not",
-                )
+            self._old.check_same(
+                self._step,
+                (self._has_heard_end(name, reader) for reader in range(len(self._tasks))),
+                f"some of them have heard that the input {name!r} has ended and others have not",
+            )
 
     def _check_broadcasts(self) -> None:
-        readers = range(len(self._tasks))
         for edge in self._edges.values():
-            if len(readers) > 1 and isinstance(edge.partitioning, Broadcast):
-                waiting = (each for port in self._ports_of(edge) for each in port.batches())
-                if not have_same_records(waiting, readers):
-                    raise self._old.refusal_at_this_point(
-                        self._step.name,
-                        self._step.parallelism,
-                        f"each of them has handled other records of those that all get from {edge.upstream.name!r}",
-                    )
+            if isinstance(edge.partitioning, Broadcast):
+                waiting: list[Counter[int]] = [Counter() for _ in self._tasks]
+                for port in self._ports_of(edge):
+                    for each in port.batches():
+                        waiting[port.reader][each.epoch] += each.size
+                self._old.check_same(
+                    self._step,
+                    (frozenset((+of_reader).items()) for of_reader in waiting),
+                    f"each of them has handled other records of those that all get from {edge.upstream.name!r}",
+                )
 
     # -- one inbox ------------------------------------------------------------------------------------------
 
