@@ -182,7 +182,7 @@ class FeedbackLog:
     def start(self, barrier: CheckpointBarrier) -> None:
         """The head's snapshot is taken: record feedback from now on, until this barrier returns."""
         self._barrier = barrier
-        self._forget()
+        self.close()
         for port in self.ports:
             port.log = None
             if self._returned.reached(port.index) < barrier.checkpoint and not port.has_ended:
@@ -217,7 +217,7 @@ class FeedbackLog:
         logged = [(index, snapshot) for index, log in self._logs.items() if (snapshot := log.snapshot()) is not None]
         returned = BarrierReturned(self._barrier.checkpoint, logged)
         self._barrier = None
-        self._forget()
+        self.close()
         return returned
 
     def restore(self, logged: Iterable[tuple[int, Iterable[PlainValue]]]) -> None:
@@ -234,17 +234,22 @@ class FeedbackLog:
                     ranges.append(topic_range)
                 else:
                     queue.put_plain(entry)
-            if ranges:
-                _restore_ranges(port, ranges)
-
-    def close(self) -> None:
-        self._forget()
+            return_path = _return_path_of(port)
+            if ranges and return_path is None:
+                raise CheckpointError(
+                    f"{port.channel.name}: expected feedback through the topic {ranges[0].topic!r}, where the "
+                    "checkpoint has feedback, given a loop in memory; feed back through that topic again, or start "
+                    "without state (restore=None)"
+                )
+            if return_path is not None and ranges:
+                return_path.restore(ranges)
 
     def _new_queue(self) -> SpillQueue:
         assert self._make_queue is not None
         return self._make_queue()
 
-    def _forget(self) -> None:
+    def close(self) -> None:
+        """Forget all logs."""
         logs, self._logs = [*self._logs.values()], {}
         close_now(log.close for log in logs)
 
@@ -302,14 +307,3 @@ class _FeedbackFrames(Deferred):
 
 def _return_path_of(port: Port) -> TopicReturnPath | None:
     return port.channel.return_path if isinstance(port.channel, FeedbackChannel) else None
-
-
-def _restore_ranges(port: Port, ranges: list[TopicRange]) -> None:
-    return_path = _return_path_of(port)
-    if return_path is None:
-        raise CheckpointError(
-            f"{port.channel.name}: expected feedback through the topic {ranges[0].topic!r}, where the checkpoint has "
-            "feedback, given a loop in memory; feed back through that topic again, or start without state "
-            "(restore=None)"
-        )
-    return_path.restore(ranges)

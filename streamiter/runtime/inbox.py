@@ -38,7 +38,7 @@ from streamiter.runtime.alignment import BarrierAlignment, BarrierReturned, Feed
 from streamiter.runtime.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs, next_of_rest
 from streamiter.runtime.port_log import Port
 from streamiter.runtime.port_progress import InputEnded, PortProgress
-from streamiter.runtime.turn import ReadyPorts
+from streamiter.runtime.turn import ReadyPorts, TurnSize
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
@@ -298,7 +298,7 @@ class Inbox:
         if self._idle:
             self._idle.discard(port.index)
         batch = port.take_batch()
-        if port.has_in_hand or (self.sets_aside and (port.end_waits or port.marks.waiting)):
+        if port.in_hand is not None or (self.sets_aside and (port.end_waits or port.marks.waiting)):
             self._served = port
         self._ready.add(port)
         return batch
@@ -330,8 +330,8 @@ class Inbox:
         """
         names = set(input_names)
         for port in self.ports:
-            if port.input_name in names and not self.sets_aside:
-                port.cut_turns()
+            if port.input_name in names and not self.sets_aside and port.turn_size is None:
+                port.turn_size = TurnSize()
 
     def post(self, control: Control) -> None:
         """Let ``poll`` return this control record next. Any part of the job may call it."""
@@ -378,7 +378,7 @@ class Inbox:
 
     def aside(self) -> list[SpillStatistics]:
         """Return the queues of feedback that was set aside."""
-        return [each for port in self.feedback.ports if port.later is not None for each in port.later.statistics()]
+        return [port.later.statistics() for port in self.feedback.ports if port.later is not None]
 
     # -- what is wanted --------------------------------------------------------------------------------
 
@@ -589,7 +589,7 @@ class Inbox:
             if port.end is not None:
                 self._end_port(port, port.end)
                 self._posted.extend(self._progress.end_time(port))  # The other ports are told of event time again.
-            elif port.brings_no_barrier:
+            elif any(isinstance(item, EndOfInput) for item in port.held):
                 self.barriers.end(port)
             if port.later or port.peek() is not None:
                 self._ready.add(port)

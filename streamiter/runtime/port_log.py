@@ -103,8 +103,8 @@ class Port:
         """Items that were set aside, or given back, in order. They come before those in ``later`` and the channel."""
         self._held_bytes: deque[int] = deque()
         """The estimated size of each held item, if held items count toward the limits of the channel."""
-        self._in_hand: tuple[int, int] | None = None
-        """The number and the estimated size of held records that the task handles now."""
+        self.in_hand: tuple[int, int] | None = None
+        """The number and the estimated size of held records that the task handles now, and which still take room."""
         self._bounded = channel if isinstance(channel, Channel) else None
         self.later: LaterEpochs | None = None
         """Records that were set aside, by epoch; None if they are handled as they arrive."""
@@ -135,12 +135,7 @@ class Port:
         arrive.
         """
         self._bounded = None
-        self.later = LaterEpochs(make_queue)
-
-    def cut_turns(self) -> None:
-        """Cut batches from now on, so that a turn of a slow step stays short."""
-        if self.turn_size is None:
-            self.turn_size = TurnSize()
+        self.later = LaterEpochs(make_queue())
 
     def make_way(self, makes_way: bool) -> None:
         """Choose whether the channel admits items however much is held, because a barrier is behind them."""
@@ -247,17 +242,12 @@ class Port:
 
     # -- room in the channel ---------------------------------------------------------------------------
 
-    @property
-    def has_in_hand(self) -> bool:
-        """Whether the task handles held records, which count toward the limits of the channel until then."""
-        return self._in_hand is not None
-
     def release(self) -> None:
         """Free the room in the channel of the held records that are handled now."""
-        if self._in_hand is not None:
+        if self.in_hand is not None:
             assert self._bounded is not None
-            self._bounded.release(*self._in_hand)
-            self._in_hand = None
+            self._bounded.release(*self.in_hand)
+            self.in_hand = None
 
     def _take_held(self) -> Item:
         # The room stays taken until the records are handled. Otherwise a slow step that has taken all held records
@@ -266,8 +256,8 @@ class Port:
         if self._bounded is not None:
             size_bytes = self._held_bytes.popleft()
             if not isinstance(item, Control):
-                records, before_bytes = self._in_hand or (0, 0)
-                self._in_hand = records + len(item.records), before_bytes + size_bytes
+                records, before_bytes = self.in_hand or (0, 0)
+                self.in_hand = records + len(item.records), before_bytes + size_bytes
         return item
 
     @staticmethod
@@ -279,13 +269,8 @@ class Port:
         return size_bytes
 
     @property
-    def brings_no_barrier(self) -> bool:
-        """Whether the end of the input is among the held items."""
-        return any(isinstance(item, EndOfInput) for item in self.held)
-
-    @property
     def held_records(self) -> int:
-        queues = [] if self.later is None else self.later.statistics()
+        queues = [] if self.later is None else [self.later.statistics()]
         if self.restored is not None:
             queues.append(self.restored.statistics())
         held = sum(len(item.records) for item in self.held if not isinstance(item, Control))
@@ -417,9 +402,8 @@ class LaterEpochs:
     by one. Otherwise the whole queue is read once, and all batches of the epoch are in memory.
     """
 
-    def __init__(self, make_queue: Callable[[], SpillQueue]) -> None:
-        self._make_queue = make_queue
-        self._made: SpillQueue | None = None
+    def __init__(self, queue: SpillQueue) -> None:
+        self._queue = queue
         self.counts: dict[int, int] = {}
         """The number of waiting batches of each epoch. Others only read it."""
 
@@ -427,12 +411,12 @@ class LaterEpochs:
         return bool(self.counts)
 
     def put(self, batch: DataBatch) -> None:
-        self._queue().put(batch)
+        self._queue.put(batch)
         self.counts[batch.epoch] = self.counts.get(batch.epoch, 0) + 1
 
     def put_plain(self, entry: Sequence[PlainValue]) -> None:
         """Put a batch as a snapshot has it; an encoded one is not decoded if it goes to disk."""
-        self._queue().put_plain(entry)
+        self._queue.put_plain(entry)
         self.counts[entry[1]] = self.counts.get(entry[1], 0) + 1
 
     def take_next(self, epoch: int) -> list[DataBatch]:
@@ -443,20 +427,19 @@ class LaterEpochs:
         """
         if epoch not in self.counts:
             return []
-        queue = self._queue()
-        first = queue.peek()
+        first = self._queue.peek()
         assert isinstance(first, DataBatch)
         if first.epoch != epoch:
-            return self._take_from_between(queue, epoch, self.counts.pop(epoch))
-        queue.take()
+            return self._take_from_between(epoch, self.counts.pop(epoch))
+        self._queue.take()
         self.counts[epoch] -= 1
         if not self.counts[epoch]:
             del self.counts[epoch]
         return [first]
 
-    def _take_from_between(self, queue: SpillQueue, epoch: int, count: int) -> list[DataBatch]:
+    def _take_from_between(self, epoch: int, count: int) -> list[DataBatch]:
         """Take the batches of one epoch. The queue is read once as a whole, so the others keep their order."""
-        taken: list[DataBatch] = []
+        queue, taken = self._queue, list[DataBatch]()
         for _ in range(len(queue)):
             batch = queue.take()
             assert isinstance(batch, DataBatch)
@@ -468,18 +451,11 @@ class LaterEpochs:
         return taken
 
     def snapshot(self) -> Deferred | None:
-        return self._queue().snapshot() if self.counts else None
+        return self._queue.snapshot() if self.counts else None
 
-    def statistics(self) -> list[SpillStatistics]:
-        return [] if self._made is None else [self._made.statistics()]
+    def statistics(self) -> SpillStatistics:
+        return self._queue.statistics()
 
     def close(self) -> None:
         self.counts = {}
-        if self._made is not None:
-            self._made.close()
-            self._made = None
-
-    def _queue(self) -> SpillQueue:
-        if self._made is None:
-            self._made = self._make_queue()
-        return self._made
+        self._queue.close()
