@@ -455,7 +455,8 @@ class InboxShares:
             before = []
         merged = functools.partial(self._merged, before, edge.partitioning, subtask, begin, said.watermark)
         if port.is_feedback:
-            state["later"] = ([item] for item in merged(OldPort.received))
+            # A watermark between them would be in front of feedback that is not received.
+            state["later"] = ([item] for item in merged(OldPort.received) if item[0] == DataBatch.kind)
             logged.append((port.index, ([item] for item in chain(merged(OldPort.unread), behind))))
         else:
             state["held"], state["behind"] = merged(OldPort.batches), behind
