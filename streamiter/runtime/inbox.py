@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
@@ -44,22 +43,6 @@ if TYPE_CHECKING:
     from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
     from streamiter.checkpoints.plain_data import PlainData
 
-
-class Reads(Enum):
-    """What an inbox reads."""
-
-    ALL = "all"
-    """All items of the inputs that the operator wants."""
-    BARRIERS = "barriers"
-    """Barriers: a barrier passes before the records in the channels, which are set aside or stay there."""
-    FEEDBACK = "feedback"
-    """Feedback, which is logged: the job stops at a barrier, and the task waits for its return."""
-
-
-# The inbox compares with them for every batch or record, and Python is slow to look up a member of an enum.
-_ALL: Final = Reads.ALL
-_BARRIERS: Final = Reads.BARRIERS
-_FEEDBACK: Final = Reads.FEEDBACK
 
 # Feedback has no limit, and is read from disk where it is much. After so many batches the task takes a turn, and gives
 # way to other tasks after some turns.
@@ -114,7 +97,9 @@ class Inbox:
         """Only the inbox changes it."""
         self.tables = TableAlignment(self.ports if reads_to_end else (), awaited_input)
         """Only the inbox changes it."""
-        self._reads = _ALL
+        self.stands_still = False
+        """Whether it reads only barriers: a barrier passes before the records in the channels, which are set aside or
+        stay there. Only the inbox changes it."""
         self._admitted: float = math.inf
         """At the border of a loop: the last epoch whose records the operator receives now."""
         self._on_aside: Callable[[int, int], bool] | None = None
@@ -145,14 +130,9 @@ class Inbox:
             return None, self._posted.popleft()
         if self._end is not None and not self._by_port:
             return self._poll_rest(self._end)
-        stands_still = False
-        if self._reads is not _ALL:
-            if self._reads is _FEEDBACK:
-                return self._poll_feedback()
-            stands_still = True
         if self._by_port and (polled := self._poll_next()) is not None:
             return polled
-        ready, sets_aside = self._ready, self.sets_aside
+        ready, sets_aside, stands_still = self._ready, self.sets_aside, self.stands_still
         while ready.queue:
             port = ready.take()
             if sets_aside and not self._by_port:
@@ -187,7 +167,7 @@ class Inbox:
     def _leave(self, port: Port, fate: Fate) -> Polled | None:
         """Leave a port whose record has no turn now; return what comes next instead, if there is something."""
         control, is_parked = None, fate is STAYS
-        if fate is ASIDE and (port.later is None or self._reads is _BARRIERS):
+        if fate is ASIDE and not port.is_feedback and (port.later is None or self.stands_still):
             is_parked = not self._hold_up_to_barrier(port)
         elif fate is ASIDE:
             is_parked = not self._by_port and not self.is_wanted(port.input_name)
@@ -281,18 +261,6 @@ class Inbox:
         port, epoch = next_of_rest(self.ports, self.wanted.names) or first
         port.load(epoch)
         return port, self._take_batch(port)
-
-    def _poll_feedback(self) -> Polled | None:
-        """Log the feedback, and return the barrier when it is back, or an end. The job stops at this barrier."""
-        ready = self._ready
-        while ready.queue:
-            port = ready.take()
-            if port.is_feedback and not port.is_blocked and port.peek() is not None:
-                item = port.take()
-                ready.add(port)
-                if isinstance(item, (CheckpointBarrier, EndOfInput)):
-                    return port, item
-        return None
 
     def _take_batch(self, port: Port) -> DataBatch | SourceBatch:
         if self._idle:
@@ -393,7 +361,7 @@ class Inbox:
     def is_wanted(self, input_name: str) -> bool:
         """Return whether the task reads this input now."""
         wanted = self.wanted.names
-        return self._reads is not _BARRIERS and (wanted is None or input_name in wanted)
+        return not self.stands_still and (wanted is None or input_name in wanted)
 
     def may_continue(self, port: Port) -> bool:
         """Return whether the rest of a batch of this port may follow, or other records come first now."""
@@ -401,17 +369,11 @@ class Inbox:
             return False
         return not self._by_port or self._order.next(self.ports, self.wanted.names, self._epochs) in (port, None)
 
-    @property
-    def stands_still(self) -> bool:
-        return self._reads is _BARRIERS
-
     def stand_still(self, stands_still: bool) -> None:
         """Read only barriers from now on, and set aside the records before them; or read everything again."""
-        if self._reads is _FEEDBACK or stands_still is (self._reads is _BARRIERS):
-            return
-        self._reads = _BARRIERS if stands_still else _ALL
-        if not stands_still:
+        if self.stands_still and not stands_still:
             self._ready.unpark()
+        self.stands_still = stands_still
 
     def reconsider_wanted(self) -> None:
         """Decide again what to read after an input has ended: if only ended inputs are wanted, read all."""
@@ -554,9 +516,10 @@ class Inbox:
     # -- feedback ------------------------------------------------------------------------------------
 
     def only_feedback(self) -> None:
-        """Read and log feedback only from now on. The job stops at a barrier."""
-        self._reads = _FEEDBACK
+        """Read feedback only from now on, and drop what is logged: the job stops at a barrier, which returns there."""
+        self._admitted, self._on_aside, self.count_aside = -math.inf, lambda epoch, records: False, len
         for port in self.ports:
+            port.is_blocked = not port.is_feedback
             self._ready.add(port)
 
     def start_feedback_log(self, barrier: CheckpointBarrier) -> BarrierReturned | None:
