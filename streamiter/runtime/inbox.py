@@ -187,7 +187,7 @@ class Inbox:
         """
         batches = 0
         while isinstance(item := port.peek_behind(), DataBatch):
-            if port.end_waits and self._by_port:
+            if port.waiting_end is not None and self._by_port:
                 return None
             if port.is_feedback and batches == _FEEDBACK_BATCHES:
                 self._ready.add(port)
@@ -227,7 +227,7 @@ class Inbox:
             turn = epochs.reached(port.index) + 1
             if port.later is not None and port.later.counts and not port.is_feedback:
                 port.load(turn)
-            if port.end_waits and port.lowest is None:
+            if port.waiting_end is not None and port.lowest is None:
                 self._posted.extend(self._progress.end_data(port))
                 self._ready.add(port)  # Records of the end of the iteration may follow.
                 if self._posted:
@@ -266,7 +266,7 @@ class Inbox:
         if self._idle:
             self._idle.discard(port.index)
         batch = port.take_batch()
-        if port.in_hand is not None or (self.sets_aside and (port.end_waits or port.marks.waiting)):
+        if port.in_hand is not None or (self.sets_aside and (port.waiting_end is not None or port.marks.waiting)):
             self._served = port
         self._ready.add(port)
         return batch
@@ -275,7 +275,7 @@ class Inbox:
         """Free the room of the records that the task has handled, and let what waited behind them act."""
         self._served = None
         served.release()
-        if served.end_waits or served.marks.waiting:
+        if served.waiting_end is not None or served.marks.waiting:
             # They come first: a snapshot at a barrier that is posted already has the watermark that they bring.
             self._posted.extendleft(reversed(self._progress.settle(served)))
             self.reconsider_wanted()
@@ -440,8 +440,7 @@ class Inbox:
                 return self.feedback.barrier_returned(port, control)
             return self._align(port, control)
         if isinstance(control, EndOfData):
-            port.data_epoch = control.epoch
-            return [*self._progress.end_time(port), *self._progress.bring_end_of_data(port)]
+            return [*self._progress.end_time(port), *self._progress.bring_end_of_data(port, control.epoch)]
         if isinstance(control, EndOfInput):
             events = [*self._end_port(port, control), *self._progress.end_time(port), *self._bring_end(port, control)]
             if port.is_feedback:  # A task before it was told of the iteration's end earlier than this one.

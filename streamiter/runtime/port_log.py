@@ -111,10 +111,9 @@ class Port:
         self.marks = Marks()
         self.arrived = BEFORE_ALL_EPOCHS
         """The last epoch watermark that has arrived."""
-        self.end_waits = False
-        """Whether the end of the data has arrived and waits."""
-        self.data_epoch = BEFORE_ALL_EPOCHS
-        """The epoch that the end of the data completes; ``BEFORE_ALL_EPOCHS`` if only the end of the input came."""
+        self.waiting_end: int | None = None
+        """The epoch that the end of the data completes, if that end has arrived and waits; ``BEFORE_ALL_EPOCHS`` if
+        only the end of the input came."""
         self.turn_size: TurnSize | None = None
         """The number of records for one turn, if batches are cut."""
         self.log: ItemLog | None = None
@@ -344,8 +343,8 @@ class Port:
     def snapshot(self) -> dict[str, PlainValue]:
         """Return the items of the log in order, without those in the channel, as plain data."""
         behind: list[Control] = list(self.marks.epochs())
-        if self.end_waits and self.data_epoch != BEFORE_ALL_EPOCHS:
-            behind.append(EndOfData(self.data_epoch))
+        if self.waiting_end not in (None, BEFORE_ALL_EPOCHS):
+            behind.append(EndOfData(self.waiting_end))
         return {
             "origin": None if self.origin is None else tuple(self.origin),
             # A restored source reads the rest of its batch again, because its positions are before that rest.

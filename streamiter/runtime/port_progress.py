@@ -122,9 +122,9 @@ class PortProgress:
         while (mark := port.marks.take(lowest)) is not None:
             events += self._act(port, mark)
         if lowest is not None:
-            self.epochs.reach(port.index, lowest - 1 if port.end_waits else min(port.arrived, lowest - 1))
+            self.epochs.reach(port.index, min(port.arrived, lowest - 1) if port.waiting_end is None else lowest - 1)
             events += self._moved()
-        elif port.end_waits and not self._by_port:
+        elif port.waiting_end is not None and not self._by_port:
             events += self.end_data(port)
         return events
 
@@ -141,29 +141,31 @@ class PortProgress:
     def end_time(self, port: Port) -> list[Control]:
         return [] if self.times is None else self.bring(port, EventTimeWatermark(MAX_TIME))
 
-    def bring_end_of_data(self, port: Port) -> list[Control]:
+    def bring_end_of_data(self, port: Port, epoch: int = BEFORE_ALL_EPOCHS) -> list[Control]:
+        """Let the end of the data, which completes an epoch, act or wait. The end of the input brings it, too."""
         if self.epochs.has_ended(port.index):
             return []
-        port.end_waits = True
+        if port.waiting_end is None:
+            port.waiting_end = epoch
         events = self.settle(port)
         self._on_data_ended()  # The current epoch may have ended for an input.
         return events
 
     def end_data(self, port: Port) -> list[Control]:
         """Note that the data of a port has ended and been handled."""
-        epochs = self.epochs
-        port.end_waits = False
+        epochs, end_epoch = self.epochs, BEFORE_ALL_EPOCHS if port.waiting_end is None else port.waiting_end
+        port.waiting_end = None
         if epochs.has_ended(port.index):
             return []
         events: list[Control] = []
         others = (each for each in self._ports if each.input_name == port.input_name and each is not port)
         if all(epochs.has_ended(other.index) for other in others):
             events.append(InputEnded(port.input_name))
-        epochs.end(port.index, port.data_epoch)
+        epochs.end(port.index, end_epoch)
         moved = self._moved()
         # At the end of an iteration the end of input follows. Operators emit at that end, so the data has not ended. In
         # a fixed order of ports, the end of input may have arrived before the turn of the end of data.
-        ends_with_input = port.data_epoch == BEFORE_ALL_EPOCHS if self._by_port else port.has_ended
+        ends_with_input = end_epoch == BEFORE_ALL_EPOCHS if self._by_port else port.has_ended
         events += [EndOfData(epochs.value)] if epochs.all_ended and not ends_with_input else moved
         events += self._all_idle()
         self._on_data_ended()
