@@ -344,21 +344,18 @@ class InboxShares:
 
     def _check(self) -> None:
         for port in self._ports:
-            if port.origin[:4] not in self._edges and next(port.batches(), None) is not None:
+            edge = self._edges.get(port.origin[:4])
+            if edge is None and next(port.batches(), None) is not None:
                 raise self._old.refusal(
                     self._step.name,
                     f"records from {port.origin.upstream!r} wait before it, which it does not read any more; restore "
                     "the flow as it was, and stop it where less waits",
                 )
-        for port in self._ports:
-            edge = self._edges.get(port.origin[:4])
-            keeps = edge is not None and self._is_same and self._keeps(edge.upstream)
-            if (topic_range := port.in_topic) is not None and not (
-                keeps and edge is not None and edge.feedback_topic is not None
-            ):
+            reads_topic = edge is not None and edge.feedback_topic is not None and self._keeps(edge.upstream)
+            if not (reads_topic and self._is_same) and (topic := port.in_topic) is not None:
                 raise self._old.refusal(
                     self._step.name,
-                    f"its feedback is in topic {topic_range!r}, dealt out for {len(self._tasks)} subtasks; keep "
+                    f"its feedback is in topic {topic!r}, dealt out for {len(self._tasks)} subtasks; keep "
                     "the parallelism of the loop, and its topic",
                 )
         if not self._is_same:
