@@ -184,15 +184,19 @@ class SpillLog(abc.ABC):
         if self._is_closed:
             raise self._closed("a snapshot")
         for entry in entries_of(frames):
-            match entry:
-                case ["data", int() as epoch, int() as records, bytes() as content, *sizes] if (
-                    epoch in _INT64 and records in _COUNTS and _is_size(*sizes)
-                ):
-                    self._add_encoded(EncodedBatch(epoch, records, content), *sizes)
-                case _:
-                    with errors_with_name(self._name):
-                        control = control_from_plain(entry)
-                    self._add_control(control)
+            self.put_plain(entry)
+
+    def put_plain(self, entry: PlainValue) -> None:
+        """Add an item as a snapshot has it."""
+        match entry:
+            case ["data", int() as epoch, int() as records, bytes() as content, *sizes] if (
+                epoch in _INT64 and records in _COUNTS and _is_size(*sizes)
+            ):
+                self._add_encoded(EncodedBatch(epoch, records, content), *sizes)
+            case _:
+                with errors_with_name(self._name):
+                    control = control_from_plain(entry)
+                self._add_control(control)
 
     @abc.abstractmethod
     def _explain_overflow(self) -> str:
@@ -309,6 +313,14 @@ class SpillQueue(SpillLog):
         if isinstance(item, DataBatch):
             self._records -= len(item.records)
         return item
+
+    def put_plain(self, entry: PlainValue) -> None:
+        """Add an item as a snapshot has it, as :meth:`put` does; the batch need not be encoded."""
+        match entry:
+            case ["data", int() as epoch, int(), content] if epoch in _INT64 and not isinstance(content, bytes):
+                self.put(DataBatch(content, epoch))
+            case _:
+                super().put_plain(entry)
 
     def statistics(self) -> SpillStatistics:
         """Return the numbers of the queue as they are now."""

@@ -106,7 +106,8 @@ _SHOWN_CHANNELS: Final = 3
 class TableAlignment:
     """Waits until every channel has brought ``ReadToEnd``, or has ended. It begins anew at each start of a job.
 
-    The other inputs of a step with an ``awaited_input`` are not read until all channels of that input have.
+    The other inputs of a step with an ``awaited_input`` are not read until all channels of that input have. Without
+    ports, there is nothing to wait for.
     """
 
     def __init__(self, ports: Sequence[Port], awaited_input: str | None) -> None:
@@ -116,12 +117,14 @@ class TableAlignment:
 
     def bring(self, port: Port) -> bool:
         """Note that a port has brought it; return, once, whether the task must pass it on now."""
-        self._read.reach(port.index, 1)
+        if port.index in self._read:
+            self._read.reach(port.index, 1)
         return self._read.settle()
 
     def end(self, port: Port) -> bool:
         """Note that a port has ended; return as ``bring``. If all have ended before, their ends say enough."""
-        self._read.end(port.index)
+        if port.index in self._read:
+            self._read.end(port.index)
         return self._read.settle()
 
     def is_over_for(self, port: Port) -> bool:
@@ -176,27 +179,29 @@ class FeedbackLog:
     def start(self, barrier: CheckpointBarrier) -> None:
         """The head's snapshot is taken: record feedback from now on, until this barrier returns."""
         self._barrier = barrier
-        self._forget()
+        self.close()
         for port in self.ports:
             port.log = None
             if self._returned.reached(port.index) < barrier.checkpoint and not port.has_ended:
                 port.log = self._logs[port.index] = _PortFeedback(port, self._new_queue)
 
-    def barrier_returned(self, port: Port, barrier: CheckpointBarrier) -> None:
-        """A barrier has returned on a feedback port."""
+    def barrier_returned(self, port: Port, barrier: CheckpointBarrier) -> list[Control]:
+        """Note that a barrier has returned on a feedback port; return the complete log, if this completes it."""
         self._returned.reach(port.index, barrier.checkpoint)
         if self._barrier is None or self._barrier.checkpoint != barrier.checkpoint:
             # The barrier has returned before this head has taken its snapshot, so this port has nothing to record.
             # Feedback behind the barrier must wait: it would be in the snapshot, and be sent again after a restart.
             port.is_blocked = True
-        else:
-            self.ended(port)
+            return []
+        return self.ended(port)
 
-    def ended(self, port: Port) -> None:
+    def ended(self, port: Port) -> list[Control]:
         """The log of a feedback port is complete: the barrier has returned, or the end of input instead of it."""
         port.log = None
         if port.index in self._logs:
             self._logs[port.index].barrier_returned()
+        returned = self.complete()
+        return [] if returned is None else [returned]
 
     def drop(self) -> None:
         """The checkpoint is abandoned: drop the log, and record nothing until the barrier returns."""
@@ -209,7 +214,7 @@ class FeedbackLog:
         logged = [(index, snapshot) for index, log in self._logs.items() if (snapshot := log.snapshot()) is not None]
         returned = BarrierReturned(self._barrier.checkpoint, logged)
         self._barrier = None
-        self._forget()
+        self.close()
         return returned
 
     def restore(self, logged: Iterable[tuple[int, Iterable[PlainValue]]]) -> None:
@@ -221,18 +226,27 @@ class FeedbackLog:
         for index, frames in logged:
             port, ranges, queue = ports[index], list[TopicRange](), self._new_queue()
             port.restored = queue
-            queue.refill(_without_ranges(frames, ranges))
-            if ranges:
-                _restore_ranges(port, ranges)
-
-    def close(self) -> None:
-        self._forget()
+            for entry in entries_of(frames):
+                if (topic_range := TopicRange.from_plain(entry)) is not None:
+                    ranges.append(topic_range)
+                else:
+                    queue.put_plain(entry)
+            return_path = _return_path_of(port)
+            if ranges and return_path is None:
+                raise CheckpointError(
+                    f"{port.channel.name}: expected feedback through the topic {ranges[0].topic!r}, where the "
+                    "checkpoint has feedback, given a loop in memory; feed back through that topic again, or start "
+                    "without state (restore=None)"
+                )
+            if return_path is not None and ranges:
+                return_path.restore(ranges)
 
     def _new_queue(self) -> SpillQueue:
         assert self._make_queue is not None
         return self._make_queue()
 
-    def _forget(self) -> None:
+    def close(self) -> None:
+        """Forget all logs."""
         logs, self._logs = [*self._logs.values()], {}
         close_now(log.close for log in logs)
 
@@ -243,20 +257,18 @@ class _PortFeedback:
 
     In memory these are mostly batches that are being handled anyway, and beyond the memory limit they go to disk.
     Feedback through a topic is in the topic already, so only its ranges are noted. Batches with which the port was
-    restored may not be in the topic (the loop was in memory before): they are part of the first log.
+    restored may not be in the topic (the loop was in memory before): they are logged, too.
     """
 
     def __init__(self, port: Port, make_queue: Callable[[], SpillQueue]) -> None:
+        self._port = port
         self._return_path = path = _return_path_of(port)
-        self._queue = make_queue() if path is None else None
         self._mark = None if path is None else path.mark()
-        self._restored: Deferred | None = None
-        if path is not None and port.restored is not None and len(port.restored):
-            self._restored = port.restored.snapshot()
+        self._queue: SpillQueue | None = make_queue()
         self._ranges: list[bytes] = []
 
     def put(self, item: DataBatch | Control) -> None:
-        if self._queue is not None:
+        if self._queue is not None and (self._return_path is None or self._port.restored is not None):
             self._queue.put(item)
 
     def barrier_returned(self) -> None:
@@ -264,19 +276,14 @@ class _PortFeedback:
             self._ranges = self._return_path.since(self._mark)
 
     def snapshot(self) -> Deferred | None:
-        if self._queue is not None:
-            return self._queue.snapshot() if len(self._queue) else None
-        restored, self._restored = self._restored, None
-        return _FeedbackFrames(restored, self._ranges) if restored is not None or self._ranges else None
+        items = self._queue.snapshot() if self._queue is not None and len(self._queue) else None
+        return _FeedbackFrames(items, self._ranges) if self._ranges else items
 
     def close(self) -> None:
         """Drop the log, and note nothing more."""
-        queue, restored = self._queue, self._restored
-        self._queue = self._return_path = self._restored = None
-        # Only feedback through a topic may have restored batches, and it has no queue.
-        end = queue.close if queue is not None else restored.release if restored is not None else None
-        if end is not None:
-            end()
+        queue, self._queue, self._return_path = self._queue, None, None
+        if queue is not None:
+            queue.close()
 
 
 @final
@@ -297,23 +304,3 @@ class _FeedbackFrames(Deferred):
 
 def _return_path_of(port: Port) -> ReturnPath | None:
     return port.channel.return_path if isinstance(port.channel, FeedbackChannel) else None
-
-
-def _without_ranges(frames: Iterable[PlainValue], ranges: list[TopicRange]) -> Iterator[list[PlainValue]]:
-    """Give the frames of batches and control records; append ranges of topics to ``ranges``."""
-    for entry in entries_of(frames):
-        if (topic_range := TopicRange.from_plain(entry)) is not None:
-            ranges.append(topic_range)
-        else:
-            yield [entry]
-
-
-def _restore_ranges(port: Port, ranges: list[TopicRange]) -> None:
-    return_path = _return_path_of(port)
-    if return_path is None:
-        raise CheckpointError(
-            f"{port.channel.name}: expected feedback through the topic {ranges[0].topic!r}, where the checkpoint has "
-            "feedback, given a loop in memory; feed back through that topic again, or start without state "
-            "(restore=None)"
-        )
-    return_path.restore(ranges)

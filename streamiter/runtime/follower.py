@@ -263,7 +263,7 @@ class JobFollower:
         self.state = state
         self._elapsed_s = self._clock.monotonic_s() - self._started_at_s
         self._left_start.set()
-        self._tell_error("ended", first_of(failures))
+        self._tell_error("ended", first_failure_of(failures))
 
     async def _open(self, states: TaskStates) -> None:
         """Open services, then tasks, then feedback through topics: each needs the ones before it."""
@@ -379,7 +379,7 @@ class JobFollower:
             self._tell_report()
 
 
-def first_of(failures: Sequence[BaseException]) -> BaseException | None:
+def first_failure_of(failures: Sequence[BaseException]) -> BaseException | None:
     """Return the first failure, with the others as notes; None if there is none."""
     if not failures:
         return None

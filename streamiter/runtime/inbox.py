@@ -12,13 +12,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 from streamiter.closing import close_now
 from streamiter.deferred import PlainValue
-from streamiter.operators.frontier import Frontier
 from streamiter.operators.operator import BoundaryOutput, Notice
 from streamiter.operators.source import SourceBatch
 from streamiter.origins import BatchOrigin
@@ -33,33 +31,18 @@ from streamiter.records import (
     EventTimeWatermark,
     Idle,
     ReadToEnd,
-    control_from_plain,
     control_to_plain,
 )
 from streamiter.runtime.alignment import BarrierAlignment, BarrierReturned, FeedbackLog, TableAlignment
 from streamiter.runtime.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs, next_of_rest
 from streamiter.runtime.port_log import Port, ReadyPorts
 from streamiter.runtime.port_progress import InputEnded, PortProgress
+from streamiter.runtime.turn import TurnSize
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
+    from streamiter.checkpoints.plain_data import PlainData
 
-
-class Reads(Enum):
-    """What an inbox reads."""
-
-    ALL = "all"
-    """All items of the inputs that the operator wants."""
-    BARRIERS = "barriers"
-    """Barriers: a barrier passes before the records in the channels, which are set aside or stay there."""
-    FEEDBACK = "feedback"
-    """Feedback, which is logged: the job stops at a barrier, and the task waits for its return."""
-
-
-# The inbox compares with them for every batch or record, and Python is slow to look up a member of an enum.
-_ALL: Final = Reads.ALL
-_BARRIERS: Final = Reads.BARRIERS
-_FEEDBACK: Final = Reads.FEEDBACK
 
 # Feedback has no limit, and is read from disk where it is much. After so many batches the task takes a turn, and gives
 # way to other tasks after some turns.
@@ -107,16 +90,24 @@ class Inbox:
         self._in_order = epochs_in_order
         self._ready = ReadyPorts(len(self.ports))
         self._posted: deque[Control] = deque()
-        self._wanted = WantedInputs(self.ports, self._has_ended)
-        self._feedback = FeedbackLog(self.ports, make_feedback_queue)
+        self.wanted = WantedInputs(self.ports, self._has_ended)
+        """What the operator wants to read now. Only the inbox changes it."""
+        self.feedback = FeedbackLog(self.ports, make_feedback_queue)
+        self.has_feedback = bool(self.feedback.ports)
         self._progress = PortProgress(
             self.ports, timed_ports, order=order, on_due=self._ready.add, on_data_ended=self.reconsider_wanted
         )
         self._epochs = self._progress.epochs
+        self.times = self._progress.times
+        """The event time of the ports; None if none brings any."""
         self._idle = self._progress.idle
-        self._barriers = BarrierAlignment(self.ports)
-        self._tables = TableAlignment(self.ports, awaited_input)
-        self._reads = _ALL
+        self.barriers = BarrierAlignment(self.ports)
+        """Only the inbox changes it."""
+        self.tables = TableAlignment(self.ports, awaited_input)
+        """Only the inbox changes it."""
+        self.stands_still = False
+        """Whether it reads only barriers: a barrier passes before the records in the channels, which are set aside or
+        stay there. Only the inbox changes it."""
         self._admitted: float = math.inf
         """At the border of a loop: the last epoch whose records the operator receives now."""
         self._on_aside: Callable[[int, int], bool] | None = None
@@ -147,14 +138,9 @@ class Inbox:
             return None, self._posted.popleft()
         if self._end is not None and not self._by_port:
             return self._poll_rest(self._end)
-        stands_still = False
-        if self._reads is not _ALL:
-            if self._reads is _FEEDBACK:
-                return self._poll_feedback()
-            stands_still = True
         if self._by_port and (polled := self._poll_next()) is not None:
             return polled
-        ready, sets_aside = self._ready, self.sets_aside
+        ready, sets_aside, stands_still = self._ready, self.sets_aside, self.stands_still
         while ready.queue:
             port = ready.take()
             if sets_aside and not self._by_port:
@@ -163,33 +149,33 @@ class Inbox:
             if item is None or port.is_blocked:
                 continue
             if stands_still and not port.is_feedback and not isinstance(item, CheckpointBarrier):
-                fate = ASIDE if self._barriers.is_due else STAYS
+                fate = ASIDE if self.barriers.is_due else STAYS
             elif isinstance(item, Control):
                 port.take()
                 ready.add(port)
                 return port, item
             elif (
                 isinstance(item, SourceBatch)
-                or (self._wanted.names is None and not sets_aside and item.epoch <= self._admitted)
+                or (self.wanted.names is None and not sets_aside and item.epoch <= self._admitted)
                 or (fate := self._fate(port, item.epoch)) is NOW
             ):
                 return port, self._take_batch(port)
             if (polled := self._leave(port, fate)) is not None:
                 return polled
         # If only some inputs are wanted, records that were set aside now may change which port is next.
-        if self._by_port and self._wanted.names is not None and (polled := self._poll_next()) is not None:
+        if self._by_port and self.wanted.names is not None and (polled := self._poll_next()) is not None:
             return polled
         return self._poll_rest(self._end) if self._end is not None and self._epochs.all_ended else None
 
     def _fate(self, port: Port, epoch: int) -> Fate:
         if epoch > self._admitted:
-            return ASIDE if port.is_feedback or self._barriers.is_due else STAYS
-        return self._order.fate(port, epoch, self._wanted.names, self._epochs, barrier_is_due=self._barriers.is_due)
+            return ASIDE if port.is_feedback or self.barriers.is_due else STAYS
+        return self._order.fate(port, epoch, self.wanted.names, self._epochs, barrier_is_due=self.barriers.is_due)
 
     def _leave(self, port: Port, fate: Fate) -> Polled | None:
         """Leave a port whose record has no turn now; return what comes next instead, if there is something."""
         control, is_parked = None, fate is STAYS
-        if fate is ASIDE and (port.later is None or self.stands_still):
+        if fate is ASIDE and not port.is_feedback and (port.later is None or self.stands_still):
             is_parked = not self._hold_up_to_barrier(port)
         elif fate is ASIDE:
             is_parked = not self._by_port and not self.is_wanted(port.input_name)
@@ -209,7 +195,7 @@ class Inbox:
         """
         batches = 0
         while isinstance(item := port.peek_behind(), DataBatch):
-            if port.end_waits and self._by_port:
+            if port.waiting_end is not None and self._by_port:
                 return None
             if port.is_feedback and batches == _FEEDBACK_BATCHES:
                 self._ready.add(port)
@@ -233,43 +219,28 @@ class Inbox:
         return item
 
     def _hold_up_to_barrier(self, port: Port) -> bool:
-        """Set aside all that a port brings before its barrier; return whether the barrier was there.
-
-        An input that is not wanted would otherwise delay its barrier without end, while the wanted input is blocked
-        behind its own barrier. What is set aside takes room in the channel once the barrier has arrived.
-
-        This alone would not bound it: the channels upstream fill again after each barrier, and admit everything before
-        the next one. So if more is set aside than fits into all channels between the port and the sources, these
-        sources stop reading (``Channel.shut_intakes``). At most as many records still follow, for any number of
-        barriers: they were in these channels, in the lanes before them, or had been read. A source that would read on
-        without barriers is not stopped: with so many unhandled records, it would wait for room in its first channel.
-        """
-        port.make_way(True)
-        while port.channel.peek() is not None:
-            taken = port.channel.take()
-            assert not isinstance(taken, SourceBatch)
-            if isinstance(taken, CheckpointBarrier):
-                self._posted.extend(self._align(port, taken))
-                return True
-            port.set_aside(taken)
-            if isinstance(taken, EndOfInput):
-                self._barriers.end(port)
-                self._posted.extend(self._aligned())
-        return False
+        """Set aside all that a port brings before its barrier; return whether the barrier was there."""
+        last = port.hold_up_to_barrier()
+        if isinstance(last, CheckpointBarrier):
+            self._posted.extend(self._align(port, last))
+        elif isinstance(last, EndOfInput):
+            self.barriers.end(port)
+            self._posted.extend(self._aligned())
+        return isinstance(last, CheckpointBarrier)
 
     def _poll_next(self) -> Polled | None:
         """Return the next item of the port that is next, or an event of the end of its data."""
-        epochs, wanted = self._epochs, self._wanted.names
+        epochs, wanted = self._epochs, self.wanted.names
         while (port := self._order.next(self.ports, wanted, epochs)) is not None:
             turn = epochs.reached(port.index) + 1
             if port.later is not None and port.later.counts and not port.is_feedback:
                 port.load(turn)
-            if port.end_waits and port.lowest is None:
+            if port.waiting_end is not None and port.lowest is None:
                 self._posted.extend(self._progress.end_data(port))
                 self._ready.add(port)  # Records of the end of the iteration may follow.
                 if self._posted:
                     return None, self._posted.popleft()
-                wanted = self._wanted.names
+                wanted = self.wanted.names
                 continue
             if not port.held and port.is_blocked:
                 return None
@@ -295,27 +266,15 @@ class Inbox:
             return None, self._posted.popleft()
         _, self._rest = first
         self.reconsider_wanted()
-        port, epoch = next_of_rest(self.ports, self._wanted.names) or first
+        port, epoch = next_of_rest(self.ports, self.wanted.names) or first
         port.load(epoch)
         return port, self._take_batch(port)
-
-    def _poll_feedback(self) -> Polled | None:
-        """Log the feedback, and return the barrier when it is back, or an end. The job stops at this barrier."""
-        ready = self._ready
-        while ready.queue:
-            port = ready.take()
-            if port.is_feedback and not port.is_blocked and port.peek() is not None:
-                item = port.take()
-                ready.add(port)
-                if isinstance(item, (CheckpointBarrier, EndOfInput)):
-                    return port, item
-        return None
 
     def _take_batch(self, port: Port) -> DataBatch | SourceBatch:
         if self._idle:
             self._idle.discard(port.index)
         batch = port.take_batch()
-        if port.has_in_hand or (self.sets_aside and (port.end_waits or port.marks.waiting)):
+        if port.in_hand is not None or (self.sets_aside and (port.waiting_end is not None or port.marks.waiting)):
             self._served = port
         self._ready.add(port)
         return batch
@@ -324,7 +283,7 @@ class Inbox:
         """Free the room of the records that the task has handled, and let what waited behind them act."""
         self._served = None
         served.release()
-        if served.end_waits or served.marks.waiting:
+        if served.waiting_end is not None or served.marks.waiting:
             # They come first: a snapshot at a barrier that is posted already has the watermark that they bring.
             self._posted.extendleft(reversed(self._progress.settle(served)))
             self.reconsider_wanted()
@@ -347,8 +306,8 @@ class Inbox:
         """
         names = set(input_names)
         for port in self.ports:
-            if port.input_name in names and not self.sets_aside:
-                port.cut_turns()
+            if port.input_name in names and not self.sets_aside and port.turn_size is None:
+                port.turn_size = TurnSize()
 
     def post(self, notice: Notice) -> None:
         """Let ``poll`` return this notice next. Any part of the job may call it."""
@@ -365,14 +324,14 @@ class Inbox:
         Control records of feedback pass it: the loop must know that an epoch was received before it is admitted.
         """
         self._on_aside = received
-        for port in self._feedback.ports:
+        for port in self.feedback.ports:
             assert self._make_queue is not None
             port.set_aside_by_epoch(self._make_queue)
 
     def admit_up_to(self, epoch: int) -> None:
         """Let the operator receive data of the epochs up to this one."""
         self._admitted = epoch
-        self._unpark()
+        self._ready.unpark()
 
     @property
     def is_ahead(self) -> bool:
@@ -383,7 +342,7 @@ class Inbox:
     def take_aside(self, up_to_epoch: int) -> DataBatch | None:
         """Take the next feedback of these epochs that was set aside, by (epoch, port); None if there is none."""
         first, lowest = None, up_to_epoch + 1
-        for port in self._feedback.ports:
+        for port in self.feedback.ports:
             if (epoch := port.first_epoch) is not None and epoch < lowest:
                 first, lowest = port, epoch
         if first is None:
@@ -395,7 +354,7 @@ class Inbox:
 
     def aside(self) -> list[SpillStatistics]:
         """Return the queues of feedback that was set aside."""
-        return [each for port in self._feedback.ports if port.later is not None for each in port.later.statistics()]
+        return [port.later.statistics() for port in self.feedback.ports if port.later is not None]
 
     # -- what is wanted --------------------------------------------------------------------------------
 
@@ -404,45 +363,30 @@ class Inbox:
 
         Raises ConfigurationError if the value is not a collection of names, or no input has one of the names.
         """
-        if self._wanted.ask(input_names):
-            self._unpark()
-
-    @property
-    def wanted_names(self) -> frozenset[str] | None:
-        return self._wanted.names
+        if self.wanted.ask(input_names):
+            self._ready.unpark()
 
     def is_wanted(self, input_name: str) -> bool:
         """Return whether the task reads this input now."""
-        wanted = self._wanted.names
-        return self._reads is not _BARRIERS and (wanted is None or input_name in wanted)
+        wanted = self.wanted.names
+        return not self.stands_still and (wanted is None or input_name in wanted)
 
     def may_continue(self, port: Port) -> bool:
         """Return whether the rest of a batch of this port may follow, or other records come first now."""
         if not self.is_wanted(port.input_name):
             return False
-        return not self._by_port or self._order.next(self.ports, self._wanted.names, self._epochs) in (port, None)
-
-    @property
-    def times(self) -> Frontier[int] | None:
-        """The event time of the ports; None if none brings any."""
-        return self._progress.times
-
-    @property
-    def stands_still(self) -> bool:
-        return self._reads is _BARRIERS
+        return not self._by_port or self._order.next(self.ports, self.wanted.names, self._epochs) in (port, None)
 
     def stand_still(self, stands_still: bool) -> None:
         """Read only barriers from now on, and set aside the records before them; or read everything again."""
-        if self._reads is _FEEDBACK or stands_still is (self._reads is _BARRIERS):
-            return
-        self._reads = _BARRIERS if stands_still else _ALL
-        if not stands_still:
-            self._unpark()
+        if self.stands_still and not stands_still:
+            self._ready.unpark()
+        self.stands_still = stands_still
 
     def reconsider_wanted(self) -> None:
         """Decide again what to read after an input has ended: if only ended inputs are wanted, read all."""
-        if self._wanted.reconsider():
-            self._unpark()
+        if self.wanted.reconsider():
+            self._ready.unpark()
 
     def inputs_complete(self, epoch: int) -> list[str]:
         """Return the inputs that bring no more records of this epoch, or of an epoch before it.
@@ -461,7 +405,7 @@ class Inbox:
         """Return whether a port brings nothing more, or nothing more of the current epoch if epochs are in order."""
         if self._epochs.has_ended(port.index) and not port.held:
             return True
-        if self._tables.is_over_for(port):
+        if self.tables.is_over_for(port):
             return True
         return self._in_order and self._progress.is_complete(
             port, self._epochs.value + 1 if self._rest is None else self._rest
@@ -479,22 +423,14 @@ class Inbox:
     def waits_for(self) -> str | None:
         """Return in words what the records that are not read wait for; None if they only are not wanted."""
         if not self._by_port:
-            return self.waits_for_end()
-        wanted = self._wanted.names
+            return self.tables.waits_for()
+        wanted = self.wanted.names
         port = None if self._ready.parked else self._order.next(self.ports, wanted, self._epochs)
         return None if port is None else f"its records come after those of {port.channel.name}"
-
-    def waits_for_end(self) -> str | None:
-        """Return in words which channels must first be read to their end; None if none must."""
-        return self._tables.waits_for()
 
     @property
     def held_records(self) -> int:
         return sum(port.held_records for port in self.ports)
-
-    def awaited_barriers(self) -> list[str]:
-        """Return the channels that delay a barrier; none while no channel has brought one."""
-        return self._barriers.awaited()
 
     # -- control records -----------------------------------------------------------------------------
 
@@ -508,23 +444,20 @@ class Inbox:
         if isinstance(control, EventTimeWatermark):
             return self._progress.bring(port, control)
         if isinstance(control, CheckpointBarrier):
-            if not port.is_feedback:
-                return self._align(port, control)
-            self._feedback.barrier_returned(port, control)
-            return self._returned()
+            if port.is_feedback:
+                return self.feedback.barrier_returned(port, control)
+            return self._align(port, control)
         if isinstance(control, EndOfData):
-            port.data_epoch = control.epoch
-            return [*self._progress.end_time(port), *self._progress.bring_end_of_data(port)]
+            return [*self._progress.end_time(port), *self._progress.bring_end_of_data(port, control.epoch)]
         if isinstance(control, EndOfInput):
-            events = [*self._end_port(port), *self._progress.end_time(port), *self._bring_end(port, control)]
+            events = [*self._end_port(port, control), *self._progress.end_time(port), *self._bring_end(port, control)]
             if port.is_feedback:  # A task before it was told of the iteration's end earlier than this one.
-                self._feedback.ended(port)
-                events += self._returned()
+                events += self.feedback.ended(port)
             return events
         if isinstance(control, Idle):
             return self._progress.bring_idle(port)
         if isinstance(control, ReadToEnd):
-            is_due = self._tables.bring(port)
+            is_due = self.tables.bring(port)
             self.reconsider_wanted()
             return [ReadToEnd()] if is_due else []
         raise TypeError(f"inbox: expected a control record of a channel, given {control!r}")
@@ -535,7 +468,7 @@ class Inbox:
         if self._by_port or end.epoch is None or port.lowest is None:
             events = self._progress.bring_end_of_data(port)
         if self._all_ended():
-            triggered = self._barriers.inputs_ended()
+            triggered = self.barriers.inputs_ended()
             if triggered is not None:
                 events.append(triggered)
             # Heads read feedback after the end of their inputs, and need no end.
@@ -546,36 +479,34 @@ class Inbox:
                 events.append(end)
         return events + self._aligned()
 
-    def _end_port(self, port: Port) -> list[Control]:
-        port.has_ended, port.is_blocked = True, False
-        self._barriers.end(port)
-        return [ReadToEnd()] if self._tables.end(port) else []
+    def _end_port(self, port: Port, end: EndOfInput) -> list[Control]:
+        port.end, port.is_blocked = end, False
+        self.barriers.end(port)
+        return [ReadToEnd()] if self.tables.end(port) else []
 
     def _all_ended(self) -> bool:
         return all(port.has_ended for port in self.ports if not port.is_feedback)
 
     # -- barriers ------------------------------------------------------------------------------------
 
-    def accept_trigger(self, barrier: CheckpointBarrier) -> list[Control]:
-        """Note a barrier that was posted to the task; return it if no channel can bring it any more."""
-        self._barriers.announce(barrier, starts_here=True)
-        self._unpark()
-        return self._aligned()
+    def announce(self, barrier: CheckpointBarrier, *, starts_here: bool = False) -> list[Control]:
+        """Note that channels will bring this barrier. Inputs that are not wanted must not delay it.
 
-    def announce(self, barrier: CheckpointBarrier) -> None:
-        """Note that channels will bring this barrier. Inputs that are not wanted must not delay it."""
-        if not self._all_ended():
-            self._barriers.announce(barrier)
-            self._unpark()
+        ``starts_here``: it starts here if no channel can bring it any more, and is returned if that is so now.
+        """
+        if starts_here or not self._all_ended():
+            self.barriers.announce(barrier, starts_here=starts_here)
+            self._ready.unpark()
+        return self._aligned() if starts_here else []
 
     def _align(self, port: Port, barrier: CheckpointBarrier) -> list[Control]:
         port.make_way(False)
-        if self._barriers.bring(port, barrier):
-            self._unpark()
+        if self.barriers.bring(port, barrier):
+            self._ready.unpark()
         return self._aligned()
 
     def _aligned(self) -> list[Control]:
-        barrier = self._barriers.complete()
+        barrier = self.barriers.complete()
         if barrier is None:
             return []
         for port in self.ports:
@@ -589,72 +520,52 @@ class Inbox:
                 port.is_blocked = False
                 self._ready.add(port)
 
-    def _unpark(self) -> None:
-        for port in self._ready.unpark():
-            self._ready.add(port)
-
     # -- feedback ------------------------------------------------------------------------------------
 
     def only_feedback(self) -> None:
-        """Read and log feedback only from now on. The job stops at a barrier."""
-        self._reads = _FEEDBACK
+        """Read feedback only from now on, and drop what is logged: the job stops at a barrier, which returns there."""
+        self._admitted, self._on_aside, self.count_aside = -math.inf, lambda epoch, records: False, len
         for port in self.ports:
+            port.is_blocked = not port.is_feedback
             self._ready.add(port)
-
-    @property
-    def has_feedback(self) -> bool:
-        return bool(self._feedback.ports)
 
     def start_feedback_log(self, barrier: CheckpointBarrier) -> BarrierReturned | None:
         """Log what feedback ports bring, until each has brought this barrier back; return the log if all have."""
-        self._feedback.start(barrier)
-        self._unblock(self._feedback.ports)
-        return self._feedback.complete()
-
-    def drop_feedback_log(self) -> None:
-        """Log no more, because the checkpoint is abandoned. Its barrier is still expected."""
-        self._feedback.drop()
-
-    def _returned(self) -> list[Control]:
-        returned = self._feedback.complete()
-        return [] if returned is None else [returned]
+        self.feedback.start(barrier)
+        self._unblock(self.feedback.ports)
+        return self.feedback.complete()
 
     # -- state ---------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, PlainValue]:
-        """Return plain data: how far the ports have come, and what waits in their logs outside of the channels."""
-        return {
-            "by port": self._by_port,
-            "ports": self._progress.snapshot(),
-            "end": None if self._end is None else control_to_plain(self._end),
-        }
+    def snapshot(self) -> list[dict[str, PlainValue]]:
+        """Return plain data for each port: what waits in its log outside of the channel, and how far it has come."""
+        states = self._progress.snapshot()
+        for port, state in zip(self.ports, states, strict=True):
+            if port.end is not None and (self._end is not None or not state["data ended"]):  # It waits, too.
+                state["behind"].append(control_to_plain(port.end))
+                state["ended"] = False
+        return states
 
-    def takes(self, state: dict[str, PlainValue]) -> bool:
-        """Return whether ``restore`` takes this state: that of an inbox with the same order. Others are converted."""
-        return bool(state["by port"]) is self._by_port
-
-    def restore(self, state: dict[str, PlainValue], logged: Iterable[tuple[int, Iterable[PlainValue]]] = ()) -> None:
+    def restore(
+        self,
+        states: Sequence[dict[str, PlainValue]],
+        plain_data: PlainData,
+        logged: Iterable[tuple[int, Iterable[PlainValue]]] = (),
+    ) -> None:
         """Restore what ``snapshot`` returned. ``logged``: the feedback log of each port, as decoded frames."""
-        self._progress.restore(state["ports"])
+        self._progress.restore(states, plain_data)
+        self.feedback.restore(logged)
         for port in self.ports:
-            if port.has_ended:
-                self._end_port(port)
-            elif port.brings_no_barrier:
-                self._barriers.end(port)
-        self._feedback.restore(logged)
-        for port in self.ports:
+            if port.end is not None:
+                self._end_port(port, port.end)
+                self._posted.extend(self._progress.end_time(port))  # The other ports are told of event time again.
+            elif any(isinstance(item, EndOfInput) for item in port.held):
+                self.barriers.end(port)
             if port.later or port.peek() is not None:
                 self._ready.add(port)
-        if state["end"] is not None:
-            end = control_from_plain(state["end"])
-            assert isinstance(end, EndOfInput)
-            self._end = end
-        for port in self.ports:
-            if port.has_ended:  # The other ports are told of event time again.
-                self._posted.extend(self._progress.end_time(port))
 
     def close(self) -> None:
-        close_now([self._feedback.close, *(port.close for port in self.ports)])
+        close_now([self.feedback.close, *(port.close for port in self.ports)])
 
 
 def nothing(_: BoundaryOutput) -> None:

@@ -32,7 +32,7 @@ from streamiter.runtime.checkpointing.committed import checkpoints_of, warn_of_d
 from streamiter.runtime.checkpointing.services import service_key
 from streamiter.runtime.checkpointing.task_barriers import release_taken
 from streamiter.runtime.failures import error_from_plain, first_failure
-from streamiter.runtime.follower import JobFollower, Report, first_of
+from streamiter.runtime.follower import JobFollower, Report, first_failure_of
 from streamiter.runtime.graph import Step
 from streamiter.runtime.job_settings import JobOptions, OwnProcess
 from streamiter.runtime.plan import first_process
@@ -196,7 +196,7 @@ class Job:
         if state == "suspended" and self._checkpointer is not None and self._checkpointer.waits_at_end:
             state = "finished"
         errors = [*self._errors.values()]
-        error = first_of([*errors[:1], *unclosed])
+        error = first_failure_of([*errors[:1], *unclosed])
         self._end(state if error is None else "failed")
         if error is not None:
             note_unclosed(error, errors[1:])

@@ -276,32 +276,22 @@ class WantedInputs:
             return False
         if isinstance(input_names, str):
             raise _no_names(input_names)
-        self._check_names(asked_for or ())
-        self._asked_for = asked_for
-        self._decide()
-        return True
-
-    def reconsider(self) -> bool:
-        """Decide again after a port has ended; return whether the wanted inputs may have changed."""
-        if self._asked_for is None:
-            return False
-        self._decide()
-        return True
-
-    def _decide(self) -> None:
-        asked_for = self._asked_for
-        if not asked_for:
-            self.names = None if asked_for is None else frozenset()
-            return
-        self.names = None if all(map(self._has_ended, asked_for)) else frozenset(asked_for)
-
-    def _check_names(self, asked_for: Sequence[str]) -> None:
-        unknown = [name for name in asked_for if name not in self._inputs]
-        if unknown:
+        if unknown := [name for name in asked_for or () if name not in self._inputs]:
             raise ConfigurationError(
                 f"wanted_inputs(): expected names of inputs ({', '.join(self._inputs)}), given {unknown[0]!r}; "
                 "return a tuple of them, or None for all"
             )
+        self._asked_for, self.names = asked_for, None
+        self.reconsider()
+        return True
+
+    def reconsider(self) -> bool:
+        """Decide again after a port has ended; return whether the wanted inputs may have changed."""
+        if (asked_for := self._asked_for) is None:
+            return False
+        have_ended = asked_for and all(map(self._has_ended, asked_for))
+        self.names = None if have_ended else frozenset(asked_for)
+        return True
 
 
 def _no_names(given: object) -> ConfigurationError:

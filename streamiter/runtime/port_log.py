@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, final
 
 from streamiter.channels import LIMIT_BYTES, Channel
 from streamiter.closing import close_now
-from streamiter.deferred import Deferred, PlainValue
+from streamiter.deferred import Deferred, PlainValue, entries_of
 from streamiter.operators.source import SourceBatch
 from streamiter.records import (
     TRANSIENT,
     CheckpointBarrier,
     Control,
     DataBatch,
+    EndOfData,
     EndOfInput,
     can_concatenate,
     concatenate,
@@ -36,6 +38,7 @@ from streamiter.runtime.turn import JOINED_RECORDS, TurnSize
 
 if TYPE_CHECKING:
     from streamiter.checkpoints.disk_queue import SpillQueue, SpillStatistics
+    from streamiter.checkpoints.plain_data import PlainData
 
 Item: TypeAlias = DataBatch | SourceBatch | Control
 
@@ -96,30 +99,33 @@ class Port:
         self.is_feedback = is_feedback
         self.is_blocked = False
         """Whether the channel has brought a barrier, and nothing more is read from it until the barrier has passed."""
-        self.has_ended = False
-        """Whether the end of the input has left the log."""
+        self.end: EndOfInput | None = None
+        """The end of the input, if it has left the log."""
         self.held: deque[Item] = deque()
         """Items that were set aside, or given back, in order. They come before those in ``later`` and the channel."""
         self._held_bytes: deque[int] = deque()
         """The estimated size of each held item, if held items count toward the limits of the channel."""
-        self._in_hand: tuple[int, int] | None = None
-        """The number and the estimated size of held records that the task handles now."""
+        self.in_hand: tuple[int, int] | None = None
+        """The number and the estimated size of held records that the task handles now, and which still take room."""
         self._bounded = channel if isinstance(channel, Channel) else None
         self.later: LaterEpochs | None = None
         """Records that were set aside, by epoch; None if they are handled as they arrive."""
         self.marks = Marks()
         self.arrived = BEFORE_ALL_EPOCHS
         """The last epoch watermark that has arrived."""
-        self.end_waits = False
-        """Whether the end of the data has arrived and waits."""
-        self.data_epoch = BEFORE_ALL_EPOCHS
-        """The epoch that the end of the data completes; ``BEFORE_ALL_EPOCHS`` if only the end of the input came."""
+        self.waiting_end: int | None = None
+        """The epoch that the end of the data completes, if that end has arrived and waits; ``BEFORE_ALL_EPOCHS`` if
+        only the end of the input came."""
         self.turn_size: TurnSize | None = None
         """The number of records for one turn, if batches are cut."""
         self.log: ItemLog | None = None
         """Logs the items that leave the channel, if a checkpoint needs them."""
         self.restored: SpillQueue | None = None
         """The feedback log of the restored checkpoint. Its items come before the items of the channel."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.end is not None
 
     # -- settings ------------------------------------------------------------------------------------
 
@@ -130,12 +136,7 @@ class Port:
         arrive.
         """
         self._bounded = None
-        self.later = LaterEpochs(make_queue)
-
-    def cut_turns(self) -> None:
-        """Cut batches from now on, so that a turn of a slow step stays short."""
-        if self.turn_size is None:
-            self.turn_size = TurnSize()
+        self.later = LaterEpochs(make_queue())
 
     def make_way(self, makes_way: bool) -> None:
         """Choose whether the channel admits items however much is held, because a barrier is behind them."""
@@ -151,30 +152,20 @@ class Port:
         return self.channel.peek() if self.restored is None else self._peek_restored(self.restored)
 
     def take(self) -> Item:
-        """Take the next item. It is logged when it leaves the channel, and so only once."""
-        if self.held:
-            return self._take_held()
-        item = self.channel.take() if self.restored is None else self.restored.take()
-        if self.log is not None:
-            self._log(self.log, item)
-        return item
+        """Take the next item."""
+        return self._take_held() if self.held else self.take_behind()
 
     def peek_behind(self) -> Item | None:
         """Return the next item that was not set aside, without taking it, or None."""
         return self.channel.peek() if self.restored is None else self._peek_restored(self.restored)
 
     def take_behind(self) -> Item:
-        """Take the next item that was not set aside, as ``take`` does."""
+        """Take the next item that was not set aside. It is logged when it leaves the channel, and so only once."""
         item = self.channel.take() if self.restored is None else self.restored.take()
-        if self.log is not None:
-            self._log(self.log, item)
-        return item
-
-    @staticmethod
-    def _log(log: ItemLog, item: Item) -> None:
-        if not isinstance(item, CheckpointBarrier):
+        if self.log is not None and not isinstance(item, CheckpointBarrier):
             assert not isinstance(item, SourceBatch)
-            log.put(item)
+            self.log.put(item)
+        return item
 
     def set_aside(self, item: DataBatch | Control) -> None:
         """Put an item that was taken from the channel behind all that was set aside before."""
@@ -184,6 +175,29 @@ class Port:
         self.held.append(item)
         if self._bounded is not None:
             self._held_bytes.append(self._take_room(self._bounded, item))
+
+    def hold_up_to_barrier(self) -> Control | None:
+        """Set aside all that the channel brings before its barrier; return the barrier, or the end of the input.
+
+        An input that is not wanted would otherwise delay its barrier without end, while the wanted input is blocked
+        behind its own barrier. What is set aside takes room in the channel once the barrier has arrived.
+
+        This alone would not bound it: the channels upstream fill again after each barrier, and admit everything before
+        the next one. So if more is set aside than fits into all channels between the port and the sources, these
+        sources stop reading (``Channel.shut_intakes``). At most as many records still follow, for any number of
+        barriers: they were in these channels, in the lanes before them, or had been read. A source that would read on
+        without barriers is not stopped: with so many unhandled records, it would wait for room in its first channel.
+        """
+        self.make_way(True)
+        while self.channel.peek() is not None:
+            taken = self.channel.take()
+            assert not isinstance(taken, SourceBatch)
+            if isinstance(taken, CheckpointBarrier):
+                return taken
+            self.set_aside(taken)
+            if isinstance(taken, EndOfInput):
+                return taken
+        return None
 
     def put_back(self, item: DataBatch | SourceBatch) -> None:
         """Give back the rest of a batch that was taken; it comes before all other items."""
@@ -198,7 +212,8 @@ class Port:
         size_bytes = 0
         while size_bytes < LIMIT_BYTES and (batches := self.later.take_next(epoch)):
             self.held += batches
-            size_bytes += sum(estimated_bytes(batch.records) for batch in batches)
+            if epoch in self.later.counts:
+                size_bytes += sum(estimated_bytes(batch.records) for batch in batches)
 
     @property
     def lowest(self) -> int | None:
@@ -212,9 +227,10 @@ class Port:
     @property
     def first_epoch(self) -> int | None:
         """The lowest epoch of the records that were set aside by epoch; None without any."""
-        if self.later is None or not (self.held or self.later.counts):
+        if self.later is None:
             return None
-        return min([*self._held_epochs(), *self.later.counts], default=None)
+        counts = self.later.counts
+        return min([*self._held_epochs(), *counts] if self.held else counts, default=None)
 
     @property
     def highest(self) -> int:
@@ -227,17 +243,12 @@ class Port:
 
     # -- room in the channel ---------------------------------------------------------------------------
 
-    @property
-    def has_in_hand(self) -> bool:
-        """Whether the task handles held records, which count toward the limits of the channel until then."""
-        return self._in_hand is not None
-
     def release(self) -> None:
         """Free the room in the channel of the held records that are handled now."""
-        if self._in_hand is not None:
+        if self.in_hand is not None:
             assert self._bounded is not None
-            self._bounded.release(*self._in_hand)
-            self._in_hand = None
+            self._bounded.release(*self.in_hand)
+            self.in_hand = None
 
     def _take_held(self) -> Item:
         # The room stays taken until the records are handled. Otherwise a slow step that has taken all held records
@@ -246,8 +257,8 @@ class Port:
         if self._bounded is not None:
             size_bytes = self._held_bytes.popleft()
             if not isinstance(item, Control):
-                records, before_bytes = self._in_hand or (0, 0)
-                self._in_hand = records + len(item.records), before_bytes + size_bytes
+                records, before_bytes = self.in_hand or (0, 0)
+                self.in_hand = records + len(item.records), before_bytes + size_bytes
         return item
 
     @staticmethod
@@ -259,13 +270,8 @@ class Port:
         return size_bytes
 
     @property
-    def brings_no_barrier(self) -> bool:
-        """Whether the end of the input is among the held items."""
-        return any(isinstance(item, EndOfInput) for item in self.held)
-
-    @property
     def held_records(self) -> int:
-        queues = [] if self.later is None else self.later.statistics()
+        queues = [] if self.later is None else [self.later.statistics()]
         if self.restored is not None:
             queues.append(self.restored.statistics())
         held = sum(len(item.records) for item in self.held if not isinstance(item, Control))
@@ -337,31 +343,27 @@ class Port:
     # -- state -------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, PlainValue]:
-        """Return what was set aside, and how far the channel has come, as plain data."""
+        """Return the items of the log in order, without those in the channel, as plain data."""
+        behind: list[Control] = list(self.marks.epochs())
+        if self.waiting_end not in (None, BEFORE_ALL_EPOCHS):
+            behind.append(EndOfData(self.waiting_end))
         return {
             "origin": None if self.origin is None else tuple(self.origin),
             # A restored source reads the rest of its batch again, because its positions are before that rest.
             "held": [_plain(item) for item in self.held if not isinstance(item, (SourceBatch, *TRANSIENT))],
             "later": None if self.later is None else self.later.snapshot(),
-            "marks": [control_to_plain(mark) for mark in self.marks.epochs()],
-            "arrived": self.arrived,
-            "end waits": self.end_waits,
-            "data epoch": self.data_epoch,
-            "ended": self.has_ended,
+            "behind": [control_to_plain(control) for control in behind],
+            "ended": self.end is not None,
         }
 
-    def restore(self, state: dict[str, PlainValue]) -> None:
-        if self.later is not None and state["later"] is not None:
-            self.later.restore(*state["later"])
-        for plain in state["held"]:
-            item = _from_plain(plain)
-            self.held.append(item)
-            if self._bounded is not None:
-                self._held_bytes.append(self._take_room(self._bounded, item))
-        for plain in state["marks"]:
-            self.marks.add(control_from_plain(plain), self.highest)
-        self.arrived, self.end_waits = state["arrived"], bool(state["end waits"])
-        self.data_epoch, self.has_ended = state["data epoch"], bool(state["ended"])
+    def restore(self, state: dict[str, PlainValue], plain_data: PlainData) -> None:
+        """Set aside all items of a state. Control records among them act, or wait as marks, when they are read."""
+        self.end = EndOfInput() if state["ended"] else None
+        for plain in chain(state["held"], entries_of(state["later"] or ()), state["behind"]):
+            if self.later is not None and plain[0] == DataBatch.kind:
+                self.later.put_plain(plain)
+            else:
+                self.set_aside(_item_of(plain, plain_data))
 
     def close(self) -> None:
         close_now([self._close_restored, *(() if self.later is None else (self.later.close,))])
@@ -385,10 +387,11 @@ def _plain(item: Item) -> tuple[PlainValue, ...]:
     return control_to_plain(item)
 
 
-def _from_plain(plain: Sequence[PlainValue]) -> DataBatch | Control:
+def _item_of(plain: Sequence[PlainValue], plain_data: PlainData) -> DataBatch | Control:
+    """Return the item of a log that a snapshot has as plain data; the records of a batch may be encoded."""
     if plain[0] == DataBatch.kind:
         _, epoch, _, records = plain
-        return DataBatch(records, epoch)
+        return DataBatch(plain_data.decode_batch(records) if isinstance(records, bytes) else records, epoch)
     return control_from_plain(plain)
 
 
@@ -400,9 +403,8 @@ class LaterEpochs:
     by one. Otherwise the whole queue is read once, and all batches of the epoch are in memory.
     """
 
-    def __init__(self, make_queue: Callable[[], SpillQueue]) -> None:
-        self._make_queue = make_queue
-        self._made: SpillQueue | None = None
+    def __init__(self, queue: SpillQueue) -> None:
+        self._queue = queue
         self.counts: dict[int, int] = {}
         """The number of waiting batches of each epoch. Others only read it."""
 
@@ -410,8 +412,13 @@ class LaterEpochs:
         return bool(self.counts)
 
     def put(self, batch: DataBatch) -> None:
-        self._queue().put(batch)
+        self._queue.put(batch)
         self.counts[batch.epoch] = self.counts.get(batch.epoch, 0) + 1
+
+    def put_plain(self, entry: Sequence[PlainValue]) -> None:
+        """Put a batch as a snapshot has it; an encoded one is not decoded if it goes to disk."""
+        self._queue.put_plain(entry)
+        self.counts[entry[1]] = self.counts.get(entry[1], 0) + 1
 
     def take_next(self, epoch: int) -> list[DataBatch]:
         """Take the next batches of this epoch; return an empty list if there are none.
@@ -421,20 +428,19 @@ class LaterEpochs:
         """
         if epoch not in self.counts:
             return []
-        queue = self._queue()
-        first = queue.peek()
+        first = self._queue.peek()
         assert isinstance(first, DataBatch)
         if first.epoch != epoch:
-            return self._take_from_between(queue, epoch, self.counts.pop(epoch))
-        queue.take()
+            return self._take_from_between(epoch, self.counts.pop(epoch))
+        self._queue.take()
         self.counts[epoch] -= 1
         if not self.counts[epoch]:
             del self.counts[epoch]
         return [first]
 
-    def _take_from_between(self, queue: SpillQueue, epoch: int, count: int) -> list[DataBatch]:
+    def _take_from_between(self, epoch: int, count: int) -> list[DataBatch]:
         """Take the batches of one epoch. The queue is read once as a whole, so the others keep their order."""
-        taken: list[DataBatch] = []
+        queue, taken = self._queue, list[DataBatch]()
         for _ in range(len(queue)):
             batch = queue.take()
             assert isinstance(batch, DataBatch)
@@ -445,26 +451,15 @@ class LaterEpochs:
         assert len(taken) == count
         return taken
 
-    def snapshot(self) -> tuple[Deferred, list[tuple[int, int]]] | None:
-        return (self._queue().snapshot(), sorted(self.counts.items())) if self.counts else None
+    def snapshot(self) -> Deferred | None:
+        return self._queue.snapshot() if self.counts else None
 
-    def restore(self, frames: Iterable[PlainValue], counts: list[tuple[int, int]]) -> None:
-        self._queue().refill(frames)
-        self.counts = dict(counts)
-
-    def statistics(self) -> list[SpillStatistics]:
-        return [] if self._made is None else [self._made.statistics()]
+    def statistics(self) -> SpillStatistics:
+        return self._queue.statistics()
 
     def close(self) -> None:
         self.counts = {}
-        if self._made is not None:
-            self._made.close()
-            self._made = None
-
-    def _queue(self) -> SpillQueue:
-        if self._made is None:
-            self._made = self._make_queue()
-        return self._made
+        self._queue.close()
 
 
 @final
@@ -479,9 +474,8 @@ class ReadyPorts:
         self.queue: deque[Port] = deque()
         """The ports in their order. The inbox looks whether there are any; only this class changes it."""
         self._is_queued = [False] * ports
-        self.parked: list[Port] = []
-        """Only this class changes it."""
-        self._is_parked = [False] * ports
+        self.parked: dict[Port, None] = {}
+        """In the order in which they were parked. Only this class changes it."""
         self._waiter: asyncio.Future[None] | None = None
 
     def add(self, port: Port) -> None:
@@ -512,13 +506,10 @@ class ReadyPorts:
         return port
 
     def park(self, port: Port) -> None:
-        if not self._is_parked[port.index]:
-            self._is_parked[port.index] = True
-            self.parked.append(port)
+        self.parked[port] = None
 
-    def unpark(self) -> list[Port]:
-        """Return the parked ports, in the order in which they were parked; no port is parked any more."""
-        parked, self.parked = self.parked, []
+    def unpark(self) -> None:
+        """Read the parked ports again."""
+        parked, self.parked = self.parked, {}
         for port in parked:
-            self._is_parked[port.index] = False
-        return parked
+            self.add(port)

@@ -7,7 +7,7 @@ told of them: the watermark of all ports, the ends of its inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from streamiter.deferred import PlainValue
 from streamiter.errors import InternalError
@@ -16,6 +16,9 @@ from streamiter.records import Control, EndOfData, EpochWatermark, EventTimeWate
 from streamiter.runtime.order import BEFORE_ALL_EPOCHS, Arrival
 from streamiter.runtime.port_log import Port
 from streamiter.times import MAX_TIME, MIN_TIME
+
+if TYPE_CHECKING:
+    from streamiter.checkpoints.plain_data import PlainData
 
 
 @final
@@ -119,9 +122,9 @@ class PortProgress:
         while (mark := port.marks.take(lowest)) is not None:
             events += self._act(port, mark)
         if lowest is not None:
-            self.epochs.reach(port.index, lowest - 1 if port.end_waits else min(port.arrived, lowest - 1))
+            self.epochs.reach(port.index, min(port.arrived, lowest - 1) if port.waiting_end is None else lowest - 1)
             events += self._moved()
-        elif port.end_waits and not self._by_port:
+        elif port.waiting_end is not None and not self._by_port:
             events += self.end_data(port)
         return events
 
@@ -138,29 +141,31 @@ class PortProgress:
     def end_time(self, port: Port) -> list[Control]:
         return [] if self.times is None else self.bring(port, EventTimeWatermark(MAX_TIME))
 
-    def bring_end_of_data(self, port: Port) -> list[Control]:
+    def bring_end_of_data(self, port: Port, epoch: int = BEFORE_ALL_EPOCHS) -> list[Control]:
+        """Let the end of the data, which completes an epoch, act or wait. The end of the input brings it, too."""
         if self.epochs.has_ended(port.index):
             return []
-        port.end_waits = True
+        if port.waiting_end is None:
+            port.waiting_end = epoch
         events = self.settle(port)
         self._on_data_ended()  # The current epoch may have ended for an input.
         return events
 
     def end_data(self, port: Port) -> list[Control]:
         """Note that the data of a port has ended and been handled."""
-        epochs = self.epochs
-        port.end_waits = False
+        epochs, end_epoch = self.epochs, BEFORE_ALL_EPOCHS if port.waiting_end is None else port.waiting_end
+        port.waiting_end = None
         if epochs.has_ended(port.index):
             return []
         events: list[Control] = []
         others = (each for each in self._ports if each.input_name == port.input_name and each is not port)
         if all(epochs.has_ended(other.index) for other in others):
             events.append(InputEnded(port.input_name))
-        epochs.end(port.index, port.data_epoch)
+        epochs.end(port.index, end_epoch)
         moved = self._moved()
         # At the end of an iteration the end of input follows. Operators emit at that end, so the data has not ended. In
         # a fixed order of ports, the end of input may have arrived before the turn of the end of data.
-        ends_with_input = port.data_epoch == BEFORE_ALL_EPOCHS if self._by_port else port.has_ended
+        ends_with_input = end_epoch == BEFORE_ALL_EPOCHS if self._by_port else port.has_ended
         events += [EndOfData(epochs.value)] if epochs.all_ended and not ends_with_input else moved
         events += self._all_idle()
         self._on_data_ended()
@@ -172,16 +177,17 @@ class PortProgress:
         return [Idle()] if unfinished and unfinished <= self.idle else []
 
     def snapshot(self) -> list[dict[str, PlainValue]]:
-        """Return for each port how far it has come, and what waits in its log outside of the channel."""
+        """Return for each port what waits in its log outside of the channel, and how far it has come."""
         return [
             port.snapshot()
             | {"reached": self.epochs.reached(port.index), "data ended": self.epochs.has_ended(port.index)}
             for port in self._ports
         ]
 
-    def restore(self, states: Sequence[dict[str, PlainValue]]) -> None:
+    def restore(self, states: Sequence[dict[str, PlainValue]], plain_data: PlainData) -> None:
         for port, state in zip(self._ports, states, strict=True):
-            port.restore(state)
+            port.restore(state, plain_data)
+            port.arrived = state["reached"]
             self.epochs.reach(port.index, state["reached"])
             if state["data ended"]:
                 self.epochs.end(port.index)

@@ -111,6 +111,7 @@ class Task:
         self._clock = clock
         self._now_s = clock.monotonic_s
         self._executor = executor
+        self._plain_data = plain_data
         self._input_names = list(input_names)
         self._in_loop = self.first.step.loop is not None
         channels = (port.channel for port in inbox.ports)
@@ -209,7 +210,7 @@ class Task:
         if not self.ended:
             self._update_wanted_inputs()
             if state is None and self._wanted is not None and (loop := self.first.step.loop) is not None:
-                loop.check_wanted(self.first.step, self.inbox.wanted_names)
+                loop.check_wanted(self.first.step, self.inbox.wanted.names)
         if self.feeder is not None and not self.ended:
             is_restored = state is not None and state["positions"] is not None
             start = await self.feeder.open(self.first.context, self.positions if is_restored else None)
@@ -260,7 +261,7 @@ class Task:
     def is_held(self) -> bool:
         """Whether it handles nothing, although it has input that it leaves unread, or records that it works on."""
         has_work = self.inbox.has_parked or (self._boundary is not None and self._boundary.has_work())
-        return has_work and not self.is_handling and not self.inbox.awaited_barriers()
+        return has_work and not self.is_handling and not self.inbox.barriers.awaited()
 
     @property
     def brings_input(self) -> bool:
@@ -533,7 +534,7 @@ class Task:
         self.positions = dict(state["positions"] or {})
         restore_turns(self.writers, state["turns"])
         if state["inbox"] is not None:  # None: an input that had ended goes on.
-            self.inbox.restore(state["inbox"], state.get("logged", ()))
+            self.inbox.restore(state["inbox"], self._plain_data, state.get("logged", ()))
         self.ended = state["ended"]
 
 

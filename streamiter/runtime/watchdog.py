@@ -185,7 +185,7 @@ def blocked_by(task: Task) -> str | None:
         return f"{task.name} waits for room in {task.waits_for_room_in.name}"
     if task.is_handling:
         return f"{task.name} is at work on a batch"
-    if awaited := task.inbox.awaited_barriers():
+    if awaited := task.inbox.barriers.awaited():
         return f"{task.name} waits for the checkpoint barrier of {', '.join(awaited)}"
     if task.is_held:
         held = task.inbox.held_records
@@ -226,7 +226,7 @@ def task_statistics(task: Task, loops: Sequence[object], process: int) -> TaskSt
         is_paused=task.feeder is not None and not task.ended and task.feeder.intake.is_shut,
         ended=task.ended,
         process=process,
-        waits_for=None if task.ended else task.inbox.waits_for_end(),
+        waits_for=None if task.ended else task.inbox.tables.waits_for(),
         **_event_time(task),
     )
 

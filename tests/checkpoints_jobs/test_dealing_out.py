@@ -11,12 +11,11 @@ from support.examples import random_examples
 
 from streamiter.checkpoints.plain_data import PlainData
 from streamiter.clock import SystemClock
-from streamiter.deferred import entries_of
 from streamiter.iteration.progress import EpochCounts
 from streamiter.operators.source import ItemsSource
 from streamiter.records import Batch
 from streamiter.runtime.checkpointing.redistribute import key_share, redistribute_timers
-from streamiter.runtime.checkpointing.shares import RepeatedFrames, WaitingBatch, deal, entry_of, waiting_batches
+from streamiter.runtime.checkpointing.shares import WaitingBatch, deal, waiting_batches
 from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Forward, Partitioning, Rebalance
 from streamiter.topics.source_and_sink import TopicSource
 
@@ -134,16 +133,6 @@ def test_batches_that_waited_after_a_watermark_keep_their_level() -> None:
         WaitingBatch(5, 6, 1, 2, b"encoded"),
         WaitingBatch(5, 7, 1, 1, [4]),
     ]
-
-
-@random_examples(some_batches)
-def test_a_queue_reads_redistributed_batches(given_batches: Waited) -> None:
-    """Redistributed records, which are decoded, and records that stayed encoded had different forms in a snapshot."""
-    waiting = [_waiting(0, batch, encoded=bool(reader % 2)) for reader, batch in given_batches]
-    frames = RepeatedFrames(lambda: ([entry_of(each, plain_data)] for each in waiting))
-    for _ in range(2):
-        read = waiting_batches(entries_of(frames), 0, 0)
-        assert [list(each.records(plain_data)) for each in read] == [batch for _, batch in given_batches]
 
 
 Done = tuple[int, list[list[int]], int]

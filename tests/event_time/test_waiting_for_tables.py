@@ -15,6 +15,7 @@ from support.waiting import turn, until
 
 from streamiter import Checkpoints, Flow, IterationBodyResult, RocksState, Stream, iterate_unbounded_streams
 from streamiter.channels import Channel
+from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import GraphError
 from streamiter.flow.keyed_stream import KeyedStream
 from streamiter.operators import Source
@@ -325,16 +326,17 @@ async def test_a_table_that_is_read_later_does_not_hold_up_a_barrier_or_a_restor
     other.put_control(CheckpointBarrier(1))
     assert handled(first) == ["CheckpointBarrier(1)"]
     assert (
-        first.waits_for_end() == "its input 'table' must first be read to the end that was found at the start: table 2"
+        first.tables.waits_for()
+        == "its input 'table' must first be read to the end that was found at the start: table 2"
     )
     state = first.snapshot()
-    assert [each[0] for port in state["ports"] for each in port["held"]] == ["data", "data"]
+    assert [each[0] for port in state for each in port["held"]] == ["data", "data"]
     other.put_control(ReadToEnd())
     assert handled(first) == ["DataBatch(1 records, epoch 0)", "ReadToEnd()", "DataBatch(1 records, epoch 0)"]
-    assert first.waits_for_end() is None
+    assert first.tables.waits_for() is None
 
     again, [stream, table, other] = inbox()
-    again.restore(state)
+    again.restore(state, PlainData())
     assert handled(again) == []
     table.put_control(EndOfInput())  # An end says as much, and a task whose inputs have all ended passes on the end.
     handled(again)

@@ -230,7 +230,7 @@ async def test_a_restored_head_receives_logged_feedback_again_and_counts_all_fee
 
     second = head(ahead)
     second.operator.restore(state)
-    second.inbox.restore(aside)
+    second.inbox.restore(aside, PlainData())
     assert complete(second.coordinator) == 4
     await second.feed(FEEDBACK, 101, 102, epoch=5)
     await second.feed(FEEDBACK, 103, epoch=6)

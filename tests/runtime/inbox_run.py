@@ -13,6 +13,7 @@ from operators.operator_harness import stored
 
 from streamiter.channels import Channel
 from streamiter.checkpoints.disk_queue import SpillQueue
+from streamiter.checkpoints.plain_data import PlainData
 from streamiter.records import CheckpointBarrier, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, slice_batch
 from streamiter.runtime.inbox import Inbox
 from streamiter.runtime.order import ARRIVAL, BY_EPOCH, BY_EPOCH_THEN_PORT
@@ -51,10 +52,10 @@ class InboxRun:
     wants: Wants | None = None
     limit_records: int = 1000
     timed_ports: Sequence[int] = ()
-    restored: dict[str, Any] | None = None
+    restored: list[dict[str, Any]] | None = None
     trace: list[Seen | Control] = field(default_factory=list)
     batches: list[DataBatch] = field(default_factory=list)
-    snapshots: dict[int, dict[str, Any]] = field(default_factory=dict)
+    snapshots: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.channels = [
@@ -73,7 +74,7 @@ class InboxRun:
         )
         weakref.finalize(self, self.inbox.close)  # The records set aside may be in files.
         if self.restored is not None:
-            self.inbox.restore(self.restored)
+            self.inbox.restore(self.restored, PlainData())
         self._ask()
 
     # -- the side of the channels ----------------------------------------------------------------------
@@ -171,14 +172,14 @@ def array(*records: int, epoch: int = 0) -> DataBatch:
     return DataBatch(np.array(records, np.int64), epoch)
 
 
-def held_records(snapshot: dict[str, Any], in_order: bool) -> list[int]:
+def held_records(snapshot: list[dict[str, Any]], in_order: bool) -> list[int]:
     """Return the records in an inbox's snapshot, read through a restored inbox."""
     kept: list[DataBatch] = []
-    for of_port in snapshot["ports"]:
+    for of_port in snapshot:
         port = Port(0, "input", Channel("0 → step"), is_feedback=False)
         if in_order:
             port.set_aside_by_epoch(spill_queue)
-        port.restore(of_port)
+        port.restore(of_port, PlainData())
         kept += [item for item in port.held if isinstance(item, DataBatch)]
         if port.later is not None:
             while port.later:

@@ -59,8 +59,8 @@ def cases() -> Iterator[tuple[type[Any], list[Part], Any]]:
     first, second = Part("first"), Part("second")
     later = Part("second", is_awaited=True)
     first_of_all = Part("first", is_awaited=True)
-    inbox = closed_by(Inbox, feedback=first)
-    inbox.ports = [second]
+    inbox = closed_by(Inbox)
+    inbox.feedback, inbox.ports = first, [second]
     yield Inbox, [first, second], inbox
     first, second = Part("first"), Part("second")
     yield FeedbackLog, [first, second], closed_by(FeedbackLog, logs={0: first, 1: second})

@@ -92,7 +92,7 @@ def plans_with_moves_after_a_restore(random: Random) -> tuple[Plan, list[int]]:
 class Scheduler:
     """Puts the items of a plan into the channels and runs the inbox, in the order of the plan's moves."""
 
-    def __init__(self, plan: Plan, scripts: list[list[Item]], restored: dict[str, Any] | None = None) -> None:
+    def __init__(self, plan: Plan, scripts: list[list[Item]], restored: list[dict[str, Any]] | None = None) -> None:
         self.originals = scripts
         self.scripts = [deque(script) for script in scripts]
         self.moves = deque(plan.moves)
@@ -259,7 +259,7 @@ def check_restored(run: InboxRun, plan: Plan, moves: list[int]) -> None:
     plan.moves = [min(move, len(plan.inputs)) for move in moves]
     behind = [behind_barrier(script) for script in plan.scripts]
     again = Scheduler(plan, behind, restored=run.snapshots[1])
-    again.run.snapshots[1] = {}
+    again.run.snapshots[1] = []
     again.play()
     again.run.trace[:0] = before
     check_order(again.run, plan)
@@ -319,7 +319,7 @@ def test_a_gate_that_merges_in_order_has_one_sequence(example: tuple[Plan, list[
     assert sequence_of(Scheduler(plan, plan.scripts).play()) == sequence_of(run)
     if 1 in run.snapshots:
         again = Scheduler(plan, [behind_barrier(script) for script in plan.scripts], restored=run.snapshots[1])
-        again.run.snapshots[1] = {}
+        again.run.snapshots[1] = []
         again.run.trace += run.trace[: next(i for i, entry in enumerate(run.trace) if _is_barrier(entry, 1))]  # type: ignore[arg-type]
         again.run._ask()
         assert sequence_of(again.play()) == sequence_of(run)

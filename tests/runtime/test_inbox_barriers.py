@@ -12,6 +12,7 @@ from operators.operator_harness import stored
 from runtime.inbox_run import InboxRun, array, data, held_records, spill_queue
 
 from streamiter.channels import Channel
+from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import InternalError
 from streamiter.records import CheckpointBarrier, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, Idle
 from streamiter.runtime.alignment import BarrierReturned
@@ -92,11 +93,11 @@ class TestUnwantedInputs:
         """An entrance held data for an epoch that could not complete, because the loop waited for the barrier."""
         run = InboxRun(["data"], wants=lambda _: ())
         run.put_all(0, data(10, 11), EndOfInput())
-        assert run.inbox.accept_trigger(barrier(1)) == []
+        assert run.inbox.announce(barrier(1), starts_here=True) == []
         run.run()
         assert run.told() == ["barrier 1"]
         assert held_records(run.snapshots[1], in_order=False) == [10, 11]
-        [again] = run.inbox.accept_trigger(barrier(2))
+        [again] = run.inbox.announce(barrier(2), starts_here=True)
         assert isinstance(again, CheckpointBarrier)
         run.wants = None
         run.inbox.want(None)
@@ -358,7 +359,7 @@ class Looped:
     def logged_items(self) -> list[str]:
         """Return the content of the log as the head of a restored job receives it."""
         restored = Looped()
-        restored.inbox.restore(restored.inbox.snapshot(), self.logged())
+        restored.inbox.restore(restored.inbox.snapshot(), PlainData(), self.logged())
         told: list[str] = []
         while (polled := restored.inbox.poll()) is not None:
             port, message = polled
@@ -431,7 +432,7 @@ class TestFeedbackLog:
         head.feed_back(data(6, epoch=1), EpochWatermark(1), data(7, epoch=2), barrier())
         head.run()
         restored = Looped()
-        restored.inbox.restore(head.inbox.snapshot(), head.logged())
+        restored.inbox.restore(head.inbox.snapshot(), PlainData(), head.logged())
         assert restored.inbox.held_records == 2
         restored.inbox.poll()
         again = restored.inbox.snapshot()
@@ -439,7 +440,7 @@ class TestFeedbackLog:
         restored.feed_back(data(8, epoch=2), barrier(2))
         restored.run()
         assert restored.records == [7, 8]
-        assert [port["held"] for port in again["ports"]] == [[], []]
+        assert [port["held"] for port in again] == [[], []]
         assert restored.logged_items() == ["EpochWatermark(1)", "[7, 8] of 2"]
         assert restored.inbox.held_records == 0
 
@@ -456,7 +457,7 @@ class TestFeedbackLog:
         assert len(unnamed_files()) > len(before)
         head.run()
         head.inbox.close()
-        restored.inbox.restore(restored.inbox.snapshot(), head.logged())
+        restored.inbox.restore(restored.inbox.snapshot(), PlainData(), head.logged())
         assert len(unnamed_files()) > len(before)
         restored.feed_back(array(1000, epoch=1000))
         restored.run()
@@ -471,7 +472,7 @@ class TestFeedbackLog:
         head.inbox.start_feedback_log(barrier())
         head.feed_back(array(*range(100)), array(*range(100)), array(*range(100)))
         head.run()
-        head.inbox.drop_feedback_log()
+        head.inbox.feedback.drop()
         assert unnamed_files() == before
         head.feed_back(data(5), barrier())
         head.run()
@@ -489,7 +490,7 @@ class TestFeedbackLog:
         head.inbox.start_feedback_log(barrier())
         head.feed_back(array(*range(100)), array(*range(100)), barrier())
         head.run()
-        restored.inbox.restore(restored.inbox.snapshot(), head.logged())
+        restored.inbox.restore(restored.inbox.snapshot(), PlainData(), head.logged())
         assert len(unnamed_files()) > len(before)
         restored.inbox.close()
         assert unnamed_files() == before

@@ -9,6 +9,7 @@ import pytest
 from runtime.inbox_run import InboxRun, Seen, data
 from support.examples import random_examples
 
+from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import InternalError
 from streamiter.operators.frontier import Frontier
 from streamiter.records import CheckpointBarrier, EndOfData, EndOfInput, EpochWatermark
@@ -50,7 +51,7 @@ def test_the_watermark_is_the_least_of_the_unfinished_channels_and_never_decreas
 def test_a_task_without_channels_is_restored() -> None:
     """The restore of a source failed, because a task without channels has no greatest watermark."""
     source, restored = InboxRun([]), InboxRun([])
-    restored.inbox.restore(source.inbox.snapshot())
+    restored.inbox.restore(source.inbox.snapshot(), PlainData())
     assert restored.inbox.poll() is None
 
 
@@ -165,6 +166,32 @@ def test_records_set_aside_are_in_the_snapshot_and_come_once_after_a_restore() -
     assert [word for word in restored.told() if word.startswith("watermark")] == [
         f"watermark {epoch}" for epoch in (1, 2, 3, 4)
     ]
+
+
+ORDERS: dict[str, dict[str, Any]] = {
+    "arrival": {},
+    "epoch": {"in_order": True},
+    "epoch, port": {"in_order": True, "merges_in_order": True},
+}
+
+
+@pytest.mark.parametrize(("before", "after"), [(before, after) for before in ORDERS for after in ORDERS])
+def test_the_state_of_an_inbox_restores_one_with_another_order(before: str, after: str) -> None:
+    """A loop that became synchronous could not read its records again, or only with watermarks made anew."""
+    run = InboxRun(["a", "b"], **ORDERS[before], wants=lambda _: ("b",))
+    run.put_all(1, CheckpointBarrier(1))
+    waiting = [data(5, epoch=1), EpochWatermark(1), data(6, epoch=2), EpochWatermark(2), EndOfData(2)]
+    run.put_all(0, EpochWatermark(0), *waiting, CheckpointBarrier(1))
+    run.run()
+    assert (run.records(), run.told()[-1]) == ([], "barrier 1")
+    again = InboxRun(["a", "b"], **ORDERS[after], restored=run.snapshots[1])
+    again.put_all(0, EndOfInput(2))
+    again.put_all(1, EpochWatermark(0), data(10, epoch=1), EpochWatermark(2), EndOfData(2), EndOfInput(2))
+    again.run()
+    assert sorted(again.records()) == [5, 6, 10]
+    assert again.told()[-1] == "end"
+    if after != "arrival":
+        assert again.told().index("watermark 1") < again.told().index("6")
 
 
 def test_while_no_input_is_wanted_an_ordered_gate_reads_nothing() -> None:

@@ -36,6 +36,7 @@ from streamiter.runtime.checkpointing.shares import (
     RepeatedFrames,
     SubtaskProgress,
     join_progress,
+    old_ports,
     origins,
 )
 from streamiter.runtime.checkpointing.task_barriers import TaskStates
@@ -171,16 +172,15 @@ def _of_operators(
             f"its {len(states)} subtasks cannot become {count}: {error}; keep parallelism={len(states)}, or take "
             "another checkpoint with it",
         ) from error
-    return _checked(old, step, operator, shared)
+    return _checked(old, step, f"{type(operator).__name__}.redistribute", "states", shared)
 
 
-def _checked(old: OldJob, step: Step, operator: Operator, shared: PlainValue) -> Sequence[PlainValue]:
-    if not isinstance(shared, Sequence) or isinstance(shared, (str, bytes)) or len(shared) != step.parallelism:
+def _checked(old: OldJob, step: Step, method: str, what: str, shared: PlainValue) -> Sequence[PlainValue]:
+    count = step.parallelism
+    if not isinstance(shared, Sequence) or isinstance(shared, (str, bytes)) or len(shared) != count:
         given = f"{len(shared)} of them" if isinstance(shared, (list, tuple)) else type(shared).__name__
         raise old.refusal(
-            step.name,
-            f"{type(operator).__name__}.redistribute: expected a list of {step.parallelism} states, one for each "
-            f"subtask, given {given}",
+            step.name, f"{method}: expected a list of {count} {what}, one for each subtask, given {given}"
         )
     return shared
 
@@ -206,13 +206,7 @@ def redistribute_positions(
             f"expected the parallelism {before} that it had, given {count}; its positions cannot be redistributed: "
             f"keep parallelism={before}, or define redistribute(positions, parallelism) in its Source",
         )
-    if not isinstance(shared, Sequence) or len(shared) != count:
-        given = f"{len(shared)} of them" if isinstance(shared, Sequence) else type(shared).__name__
-        raise old.refusal(
-            step.name,
-            f"redistribute of its Source: expected a list of {count} positions, one for each subtask, given {given}",
-        )
-    return shared
+    return _checked(old, step, "redistribute of its Source", "positions", shared)
 
 
 ShareOut = Callable[[list[dict[str, PlainValue]]], list[dict[str, PlainValue]]]
@@ -229,12 +223,9 @@ def redistribute_rounds(
     alive = [each for each in rounds if each is not None and each["epoch"] is not None]
     if not alive:
         return [{"epoch": None} for _ in range(step.parallelism)]
-    told = [set(each["told"]) for each in alive]
-    if len({each["epoch"] for each in alive}) > 1 or (hears_ends and any(each != told[0] for each in told)):
-        raise old.refusal_at_this_point(
-            step.name, step.parallelism, "some of them are further in their rounds than others"
-        )
-    heard = [name for name in alive[0]["told"] if all(name in each for each in told)]
+    come_to = ((each["epoch"], frozenset(each["told"]) if hears_ends else None) for each in alive)
+    old.check_same(step, come_to, "some of them are further in their rounds than others")
+    heard = [name for name in alive[0]["told"] if all(name in each["told"] for each in alive)]
     states = share_out([each["instance"] for each in alive])
     return [{"epoch": alive[0]["epoch"], "told": heard, "instance": state} for state in states]
 
@@ -297,7 +288,7 @@ def has_same_tasks(old: OldJob, tasks: Sequence[Task]) -> bool:
         known = before.get((task.first.step.name, task.first.subtask))
         if known is None or known.state["steps"] != [instance.step.name for instance in task.instances]:
             return False
-        if origins(known) != [port.origin for port in task.inbox.ports] or not task.inbox.takes(known.state["inbox"]):
+        if origins(known) != [port.origin for port in task.inbox.ports]:
             return False
     return True
 
@@ -350,8 +341,7 @@ class _Redistribution:
         """Raise CheckpointError if records wait before a step that is not at the head of a task any more."""
         for head, of_head in self._old.tasks.items():
             if head not in self.heads and any(
-                any(port["held"] or port["later"] for port in task.state["inbox"]["ports"]) or list(task.logged)
-                for task in of_head
+                any(next(port.batches(), None) for port in old_ports(task)) or list(task.logged) for task in of_head
             ):
                 raise self._old.refusal(
                     head,
@@ -379,21 +369,17 @@ class _Redistribution:
         hears_epochs = not isinstance(operator, Boundary) and (
             (self._steps[step.name].is_listener and not hasattr(operator, "share_out")) or is_per_round(step, operator)
         )
-        if hears_epochs and len({progress.watermark for progress in before}) > 1:
-            epochs = ", ".join(str(progress.watermark) for progress in before)
-            raise self._old.refusal_at_this_point(
-                step.name, step.parallelism, f"they have heard of different epochs as the last ({epochs})"
-            )
-        if step.loop is not None and len({progress.ended for progress in before}) > 1:
-            raise self._old.refusal_at_this_point(
-                step.name, step.parallelism, "some of them have ended with their iteration and others have not"
-            )
-        hears_ends = not isinstance(operator, Boundary) and hasattr(operator, "input_ended")
-        if hears_ends and step.name not in self.heads and len({each.data_ended for each in before}) > 1:
-            raise self._old.refusal_at_this_point(
-                step.name, step.parallelism, "some of them have heard that their input has ended and others have not"
-            )
+        check_same = functools.partial(self._old.check_same, step)
+        if hears_epochs:
+            epochs = [progress.watermark for progress in before]
+            check_same(epochs, f"they have heard of different epochs as the last ({', '.join(map(str, epochs))})")
+        if step.loop is not None:
+            ended = (progress.ended for progress in before)
+            check_same(ended, "some of them have ended with their iteration and others have not")
         if step.name not in self.heads:  # All operators of a task have the same progress.
+            if not isinstance(operator, Boundary) and hasattr(operator, "input_ended"):
+                data_ended = (progress.data_ended for progress in before)
+                check_same(data_ended, "some of them have heard that their input has ended and others have not")
             return self.progress[step.inputs[0].upstream.name]
         return [join_progress(before)] * step.parallelism
 
@@ -419,9 +405,7 @@ class _Redistribution:
         positions: Sequence[PlainValue] = [None if is_new_source else {}] * step.parallelism
         if not is_new_source and (feeder := tasks[0].feeder) is not None:
             positions = redistribute_positions(self._old, step, feeder, [task.state["positions"] for task in before])
-        inboxes = InboxShares(
-            self._old, step, first.operator, self.progress, self._plain_data, sets_aside=tasks[0].inbox.sets_aside
-        )
+        inboxes = InboxShares(self._old, step, first.operator, self.progress, self._plain_data)
         states: TaskStates = {}
         for task in tasks:
             subtask = task.first.subtask
@@ -448,7 +432,6 @@ class _Redistribution:
         if (
             len(before) == step.parallelism
             and origins(before[subtask]) == [port.origin for port in task.inbox.ports]
-            and task.inbox.takes(before[subtask].state["inbox"])
             and all(self._old.progress_of(name) == self.progress[name] for name in upstream)
         ):
             return before[subtask].state["inbox"], before[subtask].logged

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, final
@@ -22,7 +22,7 @@ from streamiter.checkpoints.snapshot import SnapshotHeader
 from streamiter.deferred import PlainValue, entries_of
 from streamiter.errors import CheckpointError
 from streamiter.operators.operator import Boundary, Operator
-from streamiter.records import Batch, DataBatch, EndOfData, EndOfInput, EpochWatermark, control_to_plain
+from streamiter.records import Batch, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, control_to_plain
 from streamiter.runtime.checkpointing.task_barriers import FEEDBACK, STEP, TASK, PartName
 from streamiter.runtime.feedback import TopicRange
 from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step, edge_key, leaves_loop
@@ -85,21 +85,13 @@ class WaitingBatch(NamedTuple):
 
 
 def waiting_batches(entries: Iterable[PlainValue], level: int, reader: int) -> Iterator[WaitingBatch]:
-    """Give the batches that an inbox held of one port, or those of a queue; control records may be between them."""
+    """Give the batches among the items of a log; ``level`` is the watermark before them."""
     for kind, *rest in entries:
         if kind == DataBatch.kind:
             epoch, size, content = rest
             yield WaitingBatch(level, epoch, reader, size, content)
         elif kind == EpochWatermark.kind:
             [level] = rest
-
-
-def entry_of(waiting: WaitingBatch, plain_data: PlainData) -> tuple[PlainValue, ...]:
-    """Return a batch as an entry of a queue's snapshot."""
-    content = waiting.content
-    if not isinstance(content, bytes):
-        content = plain_data.encode_batch(content)
-    return (DataBatch.kind, waiting.epoch, waiting.size, content)
 
 
 @final
@@ -198,98 +190,86 @@ class OldJob:
     def refusal(self, step: str, why: str) -> CheckpointError:
         return CheckpointError(f"{self.where}, step {step!r}: {why}")
 
-    def refusal_at_this_point(self, step: str, parallelism: int, what: str) -> CheckpointError:
-        """Return the error for state that cannot be redistributed in this checkpoint, but could be in another."""
-        return self.refusal(
-            step,
-            f"its {self.parallelism(step)} subtasks cannot become {parallelism} here: {what}; start it with "
-            f'parallelism={self.parallelism(step)} as it was, and take another checkpoint, as stop("suspend") does',
-        )
+    def check_same(self, step: Step, of_subtasks: Iterable[Hashable], what: str) -> None:
+        """Raise CheckpointError if old subtasks differ in what they have heard or handled.
+
+        Then the state cannot be redistributed in this checkpoint, but could be in another.
+        """
+        if len(set(of_subtasks)) > 1:
+            before = self.parallelism(step.name)
+            raise self.refusal(
+                step.name,
+                f"its {before} subtasks cannot become {step.parallelism} here: {what}; start it with "
+                f'parallelism={before} as it was, and take another checkpoint, as stop("suspend") does',
+            )
 
     def parallelism(self, step: str) -> int:
         head = self.heads.get(step)
         return len(self.instances.get(step, ())) if head is None else len(self.tasks[head])
 
 
-Queue = tuple[Iterable[PlainValue], list[tuple[int, int]]]
-"""The batches of later epochs at a port, and their number by epoch: the state of ``LaterEpochs``."""
-
-
 @dataclass(frozen=True, slots=True)
 class OldPort:
-    """A port of an old task: one of its inputs, with the batches that waited there."""
+    """A port of an old task: one of its inputs, with the items that waited there."""
 
     reader: int
     """The subtask that the port belongs to."""
-    origin: PortOrigin
-    """The step and the subtask that its records come from."""
-    watermark: int
-    """The last epoch watermark before its unhandled records."""
-    data_ended: bool
-    """Whether the subtask has been told of the end of its data."""
-    ended: bool
-    """Whether the subtask has been told of its end."""
-    data_epoch: int
-    """The last epoch of its data, in the state of the inbox."""
-    held: list[PlainValue]
-    """The items that were taken from the channel."""
-    later: Queue | None
-    """The batches that waited for the turn of their epoch."""
+    state: Mapping[str, PlainValue]
+    """Its state in the snapshot: its items, and how far it had come."""
     logged: Iterable[PlainValue]
     """The frames of the feedback before the return of the barrier."""
 
+    @property
+    def origin(self) -> PortOrigin:
+        """The step and the subtask that its records come from."""
+        return PortOrigin(*self.state["origin"])
+
+    @property
+    def data_ended(self) -> bool:
+        """Whether the subtask has been told of the end of its data."""
+        return bool(self.state["data ended"])
+
     def batches(self) -> Iterator[WaitingBatch]:
         """Give all waiting batches, in order."""
-        return chain(self.arrived_early(), self.others())
+        return chain(self.received(), self.unread())
 
-    def arrived_early(self) -> Iterator[WaitingBatch]:
-        """Give the batches that waited for the turn of their epoch."""
-        return waiting_batches(entries_of(self.later[0] if self.later else ()), self.watermark, self.reader)
+    def received(self) -> Iterator[WaitingBatch]:
+        """Give the batches that waited for the turn of their epoch; a head has counted them."""
+        return waiting_batches(entries_of(self.state["later"] or ()), self.state["reached"], self.reader)
 
-    def others(self) -> Iterator[WaitingBatch]:
-        return waiting_batches(chain(self.held, entries_of(self.logged)), self.watermark, self.reader)
+    def unread(self) -> Iterator[WaitingBatch]:
+        """Give the others."""
+        return waiting_batches(chain(self.state["held"], entries_of(self.logged)), self.state["reached"], self.reader)
 
     @property
     def in_topic(self) -> str | None:
         """The name of the topic that has its feedback; None if the snapshot has it."""
-        for entry in entries_of(self.logged):
-            if (topic_range := TopicRange.from_plain(entry)) is not None:
-                return topic_range.topic
-        return None
+        ranges = map(TopicRange.from_plain, entries_of(self.logged))
+        return next((topic_range.topic for topic_range in ranges if topic_range is not None), None)
 
     @property
     def end_epoch(self) -> int | None:
         """The epoch of its end, if that waited; None otherwise."""
-        return next((rest[0] for kind, *rest in self.held if kind == EndOfInput.kind), None)
+        items = chain(self.state["held"], self.state["behind"])
+        return next((rest[0] for kind, *rest in items if kind == EndOfInput.kind), None)
 
 
 def old_ports(task: OldTask) -> list[OldPort]:
     """Return the ports of a task; a source has none."""
-    inbox, logged = task.state["inbox"], dict(task.logged)
+    logged = dict(task.logged)
     return [
-        OldPort(
-            task.subtask,
-            PortOrigin(*port["origin"]),
-            port["reached"],
-            bool(port["data ended"]),
-            bool(port["ended"] and port["data ended"]) and inbox["end"] is None,
-            port["data epoch"],
-            [*port["held"], *([inbox["end"]] if port["ended"] and inbox["end"] is not None else [])],
-            port["later"],
-            logged.get(index, ()),
-        )
-        for index, port in enumerate(inbox["ports"])
+        OldPort(task.subtask, port, logged.get(index, ()))
+        for index, port in enumerate(task.state["inbox"])
         if port["origin"] is not None
     ]
 
 
 def origins(task: OldTask) -> list[PortOrigin | None]:
-    origins = [port["origin"] for port in task.state["inbox"]["ports"]]
-    return [None if origin is None else PortOrigin(*origin) for origin in origins]
+    return [None if port["origin"] is None else PortOrigin(*port["origin"]) for port in task.state["inbox"]]
 
 
 def inbox_watermark(task: OldTask) -> int:
-    ports = task.state["inbox"]["ports"]
+    ports = task.state["inbox"]
     unfinished = [port["reached"] for port in ports if not port["data ended"]]
     return min(unfinished, default=max((port["reached"] for port in ports), default=BEFORE_ALL_EPOCHS))
 
@@ -310,7 +290,9 @@ class EdgeSharing:
         """Share out batches; see :class:`~streamiter.operators.operator.Sharing`."""
         partitioning = self._partitioning(input_name)
         if isinstance(partitioning, Broadcast) and len({sum(map(len, of_subtask)) for of_subtask in batches}) > 1:
-            raise _different_records(input_name)
+            raise CheckpointError(
+                f"each of them had kept other records of those that all get at the input {input_name!r}"
+            )
         kept = (WaitingBatch(0, 0, reader, len(each), each) for reader, of_one in enumerate(batches) for each in of_one)
         dealt: list[list[Batch]] = [[] for _ in range(self.parallelism)]
         for subtask, waiting in deal(kept, partitioning, self.parallelism, self._plain_data):
@@ -328,51 +310,7 @@ class EdgeSharing:
         return first
 
 
-def _of_subtask(
-    subtask: int, waiting: Iterable[WaitingBatch], partitioning: Partitioning, subtasks: int, plain_data: PlainData
-) -> Iterator[WaitingBatch]:
-    return (each for owner, each in deal(waiting, partitioning, subtasks, plain_data) if owner == subtask)
-
-
-def have_same_records(waiting: Iterable[WaitingBatch], readers: Iterable[int]) -> bool:
-    """Return whether all readers of a broadcast have the same waiting records: as many of each epoch."""
-    counts: dict[int, Counter[int]] = {reader: Counter() for reader in readers}
-    for each in waiting:
-        counts[each.reader][each.epoch] += each.size
-    first, *others = counts.values()
-    return all(other == first for other in others)
-
-
-def queue_of(make: Callable[[], Iterable[WaitingBatch]], plain_data: PlainData) -> Queue | None:
-    """Return the queue of a port's batches of later epochs; None if there are none. ``make()`` gives the batches."""
-    counts: Counter[int] = Counter()
-    for each in make():
-        counts[each.epoch] += 1
-    if not counts:
-        return None
-    frames = RepeatedFrames(lambda: ([entry_of(each, plain_data)] for each in make()))
-    return frames, sorted(counts.items())
-
-
-def _different_records(input_name: str) -> CheckpointError:
-    return CheckpointError(f"each of them had kept other records of those that all get at the input {input_name!r}")
-
-
 Logged = list[tuple[int, Iterable[PlainValue]]]
-
-
-@dataclass(frozen=True, slots=True)
-class _PortEnd:
-    """The control records behind the batches of a port, and those that the task has handled before."""
-
-    said: SubtaskProgress
-    """The progress of the step upstream, in the epochs of this port."""
-    data_end_heard: bool
-    """Whether the task has been told of the end of the data."""
-    end_heard: bool
-    """Whether the task has been told of the end."""
-    end_epoch: int | None
-    """The epoch of the end, if the end waited."""
 
 
 class InboxShares:
@@ -390,15 +328,12 @@ class InboxShares:
         operator: Operator,
         all_progress: Mapping[str, Sequence[SubtaskProgress]],
         plain_data: PlainData,
-        *,
-        sets_aside: bool,
     ) -> None:
         self._old = old
         self._step = step
         self._operator = operator
         self._progress = all_progress
         self._plain_data = plain_data
-        self._sets_aside = sets_aside
         self._tasks = old.tasks.get(step.name, [])
         self._ports = [port for task in self._tasks for port in old_ports(task)]
         self._is_same = len(self._tasks) == step.parallelism
@@ -409,21 +344,18 @@ class InboxShares:
 
     def _check(self) -> None:
         for port in self._ports:
-            if port.origin[:4] not in self._edges and next(port.batches(), None) is not None:
+            edge = self._edges.get(port.origin[:4])
+            if edge is None and next(port.batches(), None) is not None:
                 raise self._old.refusal(
                     self._step.name,
                     f"records from {port.origin.upstream!r} wait before it, which it does not read any more; restore "
                     "the flow as it was, and stop it where less waits",
                 )
-        for port in self._ports:
-            edge = self._edges.get(port.origin[:4])
-            keeps = edge is not None and self._is_same and self._keeps(edge.upstream)
-            if (topic_range := port.in_topic) is not None and not (
-                keeps and edge is not None and edge.feedback_topic is not None
-            ):
+            reads_topic = edge is not None and edge.feedback_topic is not None and self._keeps(edge.upstream)
+            if not (reads_topic and self._is_same) and (topic := port.in_topic) is not None:
                 raise self._old.refusal(
                     self._step.name,
-                    f"its feedback is in topic {topic_range!r}, dealt out for {len(self._tasks)} subtasks; keep "
+                    f"its feedback is in topic {topic!r}, dealt out for {len(self._tasks)} subtasks; keep "
                     "the parallelism of the loop, and its topic",
                 )
         if not self._is_same:
@@ -435,51 +367,31 @@ class InboxShares:
         if isinstance(self._operator, Boundary) or not (hasattr(self._operator, "input_ended") or self._step.per_round):
             return
         for name in self._step.input_names():
-            heard = {self._has_heard_end(name, reader) for reader in range(len(self._tasks))}
-            if len(heard) > 1:
-                raise self._old.refusal_at_this_point(
-                    self._step.name,
-                    self._step.parallelism,
-                    f"some of them have heard that the input {name!r} has ended and others have not",
-                )
+            self._old.check_same(
+                self._step,
+                (self._has_heard_end(name, reader) for reader in range(len(self._tasks))),
+                f"some of them have heard that the input {name!r} has ended and others have not",
+            )
 
     def _check_broadcasts(self) -> None:
-        readers = range(len(self._tasks))
         for edge in self._edges.values():
-            if len(readers) > 1 and isinstance(edge.partitioning, Broadcast):
-                waiting = (each for port in self._ports_of(edge) for each in port.batches())
-                if not have_same_records(waiting, readers):
-                    raise self._old.refusal_at_this_point(
-                        self._step.name,
-                        self._step.parallelism,
-                        f"each of them has handled other records of those that all get from {edge.upstream.name!r}",
-                    )
+            if isinstance(edge.partitioning, Broadcast):
+                waiting: list[Counter[int]] = [Counter() for _ in self._tasks]
+                for port in self._ports_of(edge):
+                    for each in port.batches():
+                        waiting[port.reader][each.epoch] += each.size
+                self._old.check_same(
+                    self._step,
+                    (frozenset((+of_reader).items()) for of_reader in waiting),
+                    f"each of them has handled other records of those that all get from {edge.upstream.name!r}",
+                )
 
     # -- one inbox ------------------------------------------------------------------------------------------
 
-    def state_of(self, subtask: int, ports: Sequence[Port]) -> tuple[dict[str, PlainValue], Logged]:
+    def state_of(self, subtask: int, ports: Sequence[Port]) -> tuple[list[dict[str, PlainValue]], Logged]:
         """Return the state of the inbox of one subtask, and the feedback that its feedback ports start with."""
-        begin = self._begin(subtask)
-        states: list[dict[str, PlainValue]] = [
-            {
-                "origin": None if port.origin is None else tuple(port.origin),
-                "held": [],
-                "later": None,
-                "marks": [],
-                "arrived": begin,
-                "reached": begin,
-                "end waits": False,
-                "data epoch": BEFORE_ALL_EPOCHS,
-                "data ended": False,
-                "ended": False,
-            }
-            for port in ports
-        ]
-        logged: Logged = []
-        for port, state in zip(ports, states, strict=True):
-            if port.origin is not None:
-                self._fill(state, logged, port, port.origin, subtask, begin)
-        return {"ports": states, "end": None}, logged
+        begin, logged = self._begin(subtask), Logged()
+        return [self._port_state(port, subtask, begin, logged) for port in ports], logged
 
     def _begin(self, subtask: int) -> int:
         if not self._tasks:
@@ -488,62 +400,67 @@ class InboxShares:
             return inbox_watermark(self._tasks[subtask])
         return min(map(inbox_watermark, self._tasks))
 
-    def _fill(
-        self, state: dict[str, PlainValue], logged: Logged, port: Port, origin: PortOrigin, subtask: int, begin: int
-    ) -> None:
-        edge = self._edges[origin[:4]]
-        known = [before for before in self._ports_of(edge) if (before.reader, before.origin) == (subtask, origin)]
-        if known and known[0].in_topic is not None:
-            self._fill_from_topic(state, logged, port, known[0])
-            return
-        port_end = self._port_end(edge, origin, subtask, begin)
-        state["data ended"], state["ended"] = port_end.data_end_heard, port_end.end_heard
-        batches = functools.partial(self._batches, edge, origin.subtask, subtask)
-        if port.is_feedback:
-            state["later"] = queue_of(functools.partial(batches, OldPort.arrived_early), self._plain_data)
-            frames = RepeatedFrames(
-                lambda: ([item] for item in self._items(batches(OldPort.others), begin, port_end, is_feedback=True))
-            )
-            if any(True for _ in frames):
-                logged.append((port.index, frames))
-            return
-        held = batches(OldPort.batches)
-        if self._sets_aside:
-            state["later"] = queue_of(functools.partial(batches, OldPort.batches), self._plain_data)
-            held = iter(())
-        state["held"] = list(self._items(held, begin, port_end, is_feedback=False))
-
-    def _fill_from_topic(self, state: dict[str, PlainValue], logged: Logged, port: Port, before: OldPort) -> None:
-        """Keep feedback that is in a topic as it was; it goes to the same subtasks."""
-        state["reached"] = state["arrived"] = before.watermark
-        state["data ended"], state["data epoch"], state["later"] = before.data_ended, before.data_epoch, before.later
-        logged.append((port.index, before.logged))
-
-    def _port_end(self, edge: Edge, origin: PortOrigin, subtask: int, begin: int) -> _PortEnd:
-        said = self._said(edge, origin.subtask, begin)
-        known = [
-            port
-            for port in self._ports_of(edge)
-            if (not self._is_same or port.reader == subtask)
-            and (not self._keeps(edge.upstream) or port.origin.subtask == origin.subtask)
+    def _port_state(self, port: Port, subtask: int, begin: int, logged: Logged) -> dict[str, PlainValue]:
+        state: dict[str, PlainValue] = {
+            "origin": None,
+            "held": (),
+            "later": None,
+            "behind": (),
+            "reached": begin,
+            "data ended": False,
+            "ended": False,
+        }
+        if (origin := port.origin) is None:
+            return state
+        edge, state["origin"] = self._edges[origin[:4]], tuple(origin)
+        before = [
+            each
+            for each in self._ports_of(edge)
+            if (not self._is_same or each.reader == subtask)
+            and (not self._keeps(edge.upstream) or each.origin.subtask == origin.subtask)
         ]
+        if before and before[0].in_topic is not None:  # The feedback stays there: it goes to the same subtasks.
+            logged.append((port.index, before[0].logged))
+            return dict(before[0].state)
+        said = self._said(edge, origin.subtask, begin)
         readers = [subtask] if self._is_same else range(len(self._tasks))
         has_heard = all(self._has_heard_end(edge.input_name, reader) for reader in readers)
-        data_end_heard = said.data_ended and (has_heard or (bool(known) and all(port.data_ended for port in known)))
-        end_heard = (
-            said.ended and data_end_heard and (not self._tasks or (bool(known) and all(port.ended for port in known)))
-        )
-        if not data_end_heard and said.watermark < begin and not said.data_ended:
+        data_ended = said.data_ended and (has_heard or (bool(before) and all(each.data_ended for each in before)))
+        has_heard_end = bool(before) and all(each.state["ended"] for each in before)
+        ended = said.ended and data_ended and (not self._tasks or has_heard_end)
+        if not data_ended and said.watermark < begin and not said.data_ended:
             raise self._old.refusal(
                 self._step.name,
                 f"it has reached epoch {begin}, but some of the subtasks of {edge.upstream.name!r} only to epoch "
                 f"{said.watermark}; start {edge.upstream.name!r} with the parallelism that it had, and take another "
                 'checkpoint, as stop("suspend") does',
             )
-        epochs = (port.end_epoch for port in known)
-        return _PortEnd(said, data_end_heard, end_heard, next((each for each in epochs if each is not None), None))
+        state["data ended"], state["ended"] = data_ended, ended
+        # The new subtasks upstream continue behind what the old ones have said, so it is told here.
+        untold: list[Control] = []
+        if said.watermark > begin and not data_ended and not (port.is_feedback and said.data_ended):
+            untold.append(EpochWatermark(said.watermark))
+        if said.data_ended and not data_ended and not said.ended:
+            untold.append(EndOfData(said.watermark))
+        if said.ended and not ended:
+            end_epochs = (each.end_epoch for each in before)
+            untold.append(EndOfInput(next((epoch for epoch in end_epochs if epoch is not None), None)))
+        behind = [control_to_plain(control) for control in untold]
+        if isinstance(edge.partitioning, Forward) and not self._is_same:
+            before = self._ports_of(edge)
+        elif not self._keeps(edge.upstream) and origin.subtask != 0:
+            before = []
+        merged = functools.partial(self._merged, before, edge.partitioning, subtask, begin, said.watermark)
+        if port.is_feedback:
+            # A watermark between them would be in front of feedback that is not received.
+            state["later"] = ([item] for item in merged(OldPort.received) if item[0] == DataBatch.kind)
+            logged.append((port.index, ([item] for item in chain(merged(OldPort.unread), behind))))
+        else:
+            state["held"], state["behind"] = merged(OldPort.batches), behind
+        return state
 
     def _said(self, edge: Edge, upstream_subtask: int, begin: int) -> SubtaskProgress:
+        """Return the progress of a subtask upstream, in the epochs of this edge."""
         said = self._progress[edge.upstream.name][upstream_subtask]
         if edge.feedback is not None:
             # Feedback has the epoch of its producer plus one: the first epoch is 1, behind the watermark 0.
@@ -555,42 +472,28 @@ class InboxShares:
 
     # -- waiting batches ---------------------------------------------------------------------------------------
 
-    def _batches(
-        self, edge: Edge, upstream_subtask: int, subtask: int, of: Callable[[OldPort], Iterator[WaitingBatch]]
-    ) -> Iterator[WaitingBatch]:
-        """Give the waiting batches of one channel of a new subtask; ``of`` gives those of an old port."""
-        ports = [port for port in self._ports_of(edge) if not self._is_same or port.reader == subtask]
-        straight = isinstance(edge.partitioning, Forward) and not self._is_same
-        if self._keeps(edge.upstream) and not straight:
-            ports = [port for port in ports if port.origin.subtask == upstream_subtask]
-        elif not straight and upstream_subtask != 0:
-            return
-        merged = heapq.merge(*(of(port) for port in ports), key=lambda waiting: waiting.level)
-        if self._is_same:
-            yield from merged
-        else:
-            yield from _of_subtask(subtask, merged, edge.partitioning, self._step.parallelism, self._plain_data)
-
-    def _items(
-        self, batches: Iterator[WaitingBatch], begin: int, port_end: _PortEnd, *, is_feedback: bool
+    def _merged(
+        self,
+        ports: Iterable[OldPort],
+        partitioning: Partitioning,
+        subtask: int,
+        level: int,
+        highest: int,
+        of: Callable[[OldPort], Iterator[WaitingBatch]],
     ) -> Iterator[tuple[PlainValue, ...]]:
-        """Give the items of a port as plain data: the batches, and the control records between and behind them."""
-        said, level = port_end.said, begin
-        for each in batches:
-            if level < each.level <= said.watermark:
+        """Merge the batches of old ports by the watermarks before them, and give those of a new subtask as plain data.
+
+        ``of`` gives the batches of an old port. ``level`` is the watermark before all, ``highest`` the last of all.
+        """
+        merged: Iterable[WaitingBatch] = heapq.merge(*map(of, ports), key=lambda waiting: waiting.level)
+        if not self._is_same:
+            dealt = deal(merged, partitioning, self._step.parallelism, self._plain_data)
+            merged = (each for owner, each in dealt if owner == subtask)
+        for each in merged:
+            if level < each.level <= highest:
                 level = each.level
                 yield control_to_plain(EpochWatermark(level))
-            if is_feedback:
-                yield entry_of(each, self._plain_data)
-            else:
-                yield DataBatch.kind, each.epoch, each.size, each.records(self._plain_data)
-        if not port_end.data_end_heard:
-            if said.watermark > level and not (is_feedback and said.data_ended):
-                yield control_to_plain(EpochWatermark(said.watermark))
-            if said.data_ended and not said.ended:
-                yield control_to_plain(EndOfData(said.watermark))
-        if said.ended and not port_end.end_heard:
-            yield control_to_plain(EndOfInput(port_end.end_epoch))
+            yield DataBatch.kind, each.epoch, each.size, each.content
 
     # -- looking up ----------------------------------------------------------------------------------------
 

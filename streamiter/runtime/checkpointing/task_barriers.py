@@ -123,10 +123,8 @@ class TaskBarriers:
                 return [barrier]
             self._task.feeder.stop(barrier)
             return []
-        if self._inbox.stands_still or (self._boundary is not None and self._boundary.outlives_inputs):
-            return self._inbox.accept_trigger(barrier)
-        self._inbox.announce(barrier)
-        return []
+        outlives_inputs = self._boundary is not None and self._boundary.outlives_inputs
+        return self._inbox.announce(barrier, starts_here=outlives_inputs or self._inbox.stands_still)
 
     async def pass_barrier(self, barrier: CheckpointBarrier) -> None:
         """Take the state of the task, then pass the barrier on."""
@@ -152,7 +150,7 @@ class TaskBarriers:
             self._inbox.only_feedback()
         returned = self._inbox.start_feedback_log(barrier)
         if barrier.checkpoint <= self._abandoned:
-            self._inbox.drop_feedback_log()
+            self._inbox.feedback.drop()
         if returned is not None:
             self.barrier_returned(returned)
 
@@ -177,7 +175,7 @@ class TaskBarriers:
         """Drop the state for this checkpoint. The task still passes its barrier on."""
         self._abandoned = max(self._abandoned, checkpoint)
         if self._pending is not None and self._pending.checkpoint <= checkpoint:
-            self._inbox.drop_feedback_log()
+            self._inbox.feedback.drop()
             self.release()
 
     def release(self) -> None:
