@@ -79,7 +79,6 @@ NO_STATE = {
     "streamiter.service.page._Page": "its state is a document of the page",
     "streamiter.runtime.job.Job": "collects the states of all tasks",
     "streamiter.processes.on_ray._SupervisorActor": "its state says whether the run is over",
-    "streamiter.runtime.checkpointing.checkpoint_follower.LagReports": "reports the positions of others to tools",
     "streamiter.runtime.checkpointing.barriers.Barriers": "asks for the positions of sources",
 }
 """Classes that have the method but no state of their own, with the reason."""
