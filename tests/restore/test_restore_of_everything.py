@@ -72,6 +72,7 @@ NO_STATE = {
     "streamiter.parameter_server.snapshots.HeldShard": "a Protocol of shards, whose class has a case",
     "streamiter.runtime.checkpointing.task_barriers.TaskAtBarriers": "a Protocol of tasks, whose class has cases",
     "streamiter.operators.keyed_state.KeyedStates": "a Protocol of states, whose classes have cases",
+    "streamiter.checkpoints.disk_queue.SpillLog": "the base of queues and caches on disk",
     "streamiter.topics.topic.TopicReader": "the base of readers",
     "streamiter.topics.connecting.ReaderBehindLosses": "its positions are those of a reader",
     "streamiter.parameter_server.storage.block.Block": "the base of blocks",
