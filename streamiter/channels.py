@@ -191,11 +191,6 @@ class Channel:
         self._intakes = intakes
         self._way = way
 
-    def clear(self) -> None:
-        """Drop all items (for the consumer)."""
-        while self._items:
-            self.take()
-
     def statistics(self) -> ChannelStatistics:
         """Return the state of the channel."""
         return ChannelStatistics(

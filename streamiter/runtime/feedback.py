@@ -186,10 +186,6 @@ class FeedbackChannel:
             self.return_path.taken()
         return item
 
-    def clear(self) -> None:
-        while len(self.queue):
-            self.take()
-
     def close(self) -> None:
         """Close the files; feedback is dropped from now on."""
         self._closed = True

@@ -184,7 +184,8 @@ async def test_the_consumer_is_woken_only_when_an_empty_channel_gets_an_item(end
     ends.producer.try_put(DataBatch([2]))
     await ends.settle()
     assert len(woken) == 1
-    ends.consumer.clear()
+    ends.consumer.take()
+    ends.consumer.take()
     ends.producer.put_control(EndOfInput())
     await ends.settle()
     assert len(woken) == 2
