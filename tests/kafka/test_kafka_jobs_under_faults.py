@@ -92,7 +92,6 @@ async def check_resumes(serve: Serve, flow: str, topics: Topics, kept: Checkpoin
 # -- gone for good
 
 
-@pytest.mark.parametrize("delivery", [None, "at_least_once"])
 async def test_a_signal_ends_a_job_whose_brokers_do_not_answer(
     breakable_broker: KafkaServer,
     make_topics: MakeTopics,
@@ -100,7 +99,6 @@ async def test_a_signal_ends_a_job_whose_brokers_do_not_answer(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    delivery: Literal["at_least_once"] | None,
 ) -> None:
     """A pod took 68 s to end after SIGTERM, since its brokers were gone, and was killed after 30 s."""
     monkeypatch.setattr(job, "_UNANSWERED_S", 0.5)
@@ -114,17 +112,23 @@ async def test_a_signal_ends_a_job_whose_brokers_do_not_answer(
         await release.wait()
         return number
 
-    flow = Flow(flow_name)
-    flow.from_items([1], name="items").map_async(waits, name="wait").sink(topics.sums, delivery=delivery, name="out")
-    running = await flow.start(checkpoints=Checkpoints(tmp_path, interval_s=100))
+    async def started(delivery: Literal["at_least_once"] | None) -> job.Job:
+        name = f"{flow_name}-{delivery}"
+        flow = Flow(name)
+        numbers = flow.from_items([1], name="items").map_async(waits, name="wait")
+        numbers.sink(topics.sums, delivery=delivery, name="out")
+        return await flow.start(checkpoints=Checkpoints(tmp_path / name, interval_s=100))
+
+    running = [await started(delivery) for delivery in (None, "at_least_once")]
     try:
         await asyncio.to_thread(breakable_broker.kill)
         release.set()
-        await asyncio.wait_for(running.stop_on_signal("suspend"), 10)
+        for each in running:
+            await asyncio.wait_for(each.stop_on_signal("suspend"), 10)
     finally:
         await asyncio.to_thread(breakable_broker.start)
-    assert running.statistics().state == "aborted"
-    assert "the server of an output has not answered" in caplog.text
+    assert [each.statistics().state for each in running] == ["aborted", "aborted"]
+    assert caplog.text.count("the server of an output has not answered") == 2
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are those of Unix")

@@ -32,6 +32,9 @@ Running = contextlib.AbstractContextManager[KafkaServer]
 # No test freezes or kills the broker that all tests share. If the machine stands still for longer than the 3 s of other
 # brokers, a shorter session ends: its controller takes all partitions from the broker, and transactions wait.
 _LONG_SESSION = {"broker.session.timeout.ms": "60000"}
+# A broker that was killed is let in again when the session of the killed one has ended. It asks after 0.1, 0.3, 0.7,
+# 1.5 and 3.1 s: with a session of 3 s, it waits for the last, and each kill costs 1.6 s more.
+_SHORT_SESSION = {"broker.session.timeout.ms": "1400"}
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,7 @@ def broker_to_break(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
     """
     skip_without_java()
     settings = {
+        **_SHORT_SESSION,
         "sasl.enabled.mechanisms": "PLAIN",
         "listener.name.password.plain.sasl.jaas.config": (
             'org.apache.kafka.common.security.plain.PlainLoginModule required user_alice="right-horse";'
