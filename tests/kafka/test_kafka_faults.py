@@ -356,7 +356,7 @@ async def test_reading_continues_after_a_freeze(breakable_broker: KafkaServer, h
     batch = await patiently(waiting)
     breakable_broker.pause()
     waiting = asyncio.ensure_future(reader.read())
-    done, _ = await asyncio.wait({waiting}, timeout=2)  # several requests give up meanwhile
+    done, _ = await asyncio.wait({waiting}, timeout=1)  # several requests give up meanwhile
     assert not done
     breakable_broker.resume()
     await write(made, numbered(range(3, 6)))
@@ -399,7 +399,7 @@ async def test_after_an_abort_without_answers_the_next_transaction_is_a_clean_on
     breakable_broker: KafkaServer, handle: Callable[..., Topic]
 ) -> None:
     """A transaction after an aborted one used wrong sequence numbers, so its records were lost or refused."""
-    made = handle(**PATIENT)
+    made = handle(**{**PATIENT, "request_timeout_s": 0.5})
     await made.create()
     transactions = await made.open_transactions(f"{made.name}-t")
     await transactions.begin()
@@ -408,7 +408,7 @@ async def test_after_an_abort_without_answers_the_next_transaction_is_a_clean_on
     breakable_broker.pause()
     await transactions.write(made, OutgoingBatch([b"aborted, and perhaps never stored"]))
     aborting = asyncio.ensure_future(transactions.abort())
-    await asyncio.wait({aborting}, timeout=2.5 * PATIENT["request_timeout_s"])
+    await asyncio.wait({aborting}, timeout=1.25)  # two requests give up meanwhile
     breakable_broker.resume()
     await patiently(aborting)
     await patiently(transactions.begin())

@@ -16,6 +16,7 @@ import pytest
 from job_faults.service import Serve, checkpoints_in, nothing_unheard, one_line
 from job_faults.sums import Topics, check_committed, feeding, sums_flow, until_committed
 from kafka import signalled_processes
+from support.fork_server import FORKS_PROCESSES
 from support.kafka_server import KafkaServer
 from support.processes import process
 from support.waiting import PATIENCE_S
@@ -142,7 +143,8 @@ async def test_a_signal_ends_a_flow_in_several_processes_whose_brokers_do_not_an
     own = {"TOPIC": topics.sums.url, "FLOW": flow_name, "DELIVERY": delivery, "WAITS_S": "0.5"}
     program = Path(signalled_processes.__file__)
     pipes = {"stdout": PIPE, "stderr": PIPE}
-    with process([sys.executable, program, tmp_path], env={**os.environ, **own}, **pipes) as started:
+    command, env = [sys.executable, program, tmp_path], os.environ | own | FORKS_PROCESSES
+    with process(command, is_forked=True, env=env, **pipes) as started:
         try:
             await until_committed(topics.watched_sums, 1)
             await asyncio.to_thread(breakable_broker.kill)
@@ -288,7 +290,7 @@ async def test_a_broker_that_freezes_past_all_timeouts_costs_no_record(
         service = serve(sums_flow(flow_name, topics), checkpoints_in(tmp_path, **SHORT_TRANSACTION))
         async with feeding(topics.watched_numbers) as feed:
             await service.works()
-            await freeze(breakable_broker, for_s=4.0)
+            await freeze(breakable_broker, for_s=2.5)
             await service.works()
         await until_committed(topics.watched_sums, feed.count)
         await service.suspended()
