@@ -20,6 +20,7 @@ from support.fork_server import FORKS_PROCESSES
 from support.kafka_server import KafkaServer
 from support.processes import process
 from support.waiting import PATIENCE_S
+from topics.topic_case import missing_soon
 
 from streamiter import Checkpoints, Flow
 from streamiter.errors import CheckpointError, JobFailed, StreamiterError, TopicNotFound, TopicUnavailable
@@ -252,9 +253,11 @@ async def test_a_broker_that_stays_away_ends_the_job_with_one_error_and_the_next
     flow_name: str,
     tmp_path: Path,
     how: str,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Jobs hung for days, or reported a dozen errors that followed from the first one."""
+    monkeypatch.setattr(cluster, "_CLOSING_S", 0.3)
     topics = make_topics(**QUICK)
     await topics.create()
     with nothing_unheard(caplog):
@@ -290,7 +293,7 @@ async def test_a_broker_that_freezes_past_all_timeouts_costs_no_record(
         service = serve(sums_flow(flow_name, topics), checkpoints_in(tmp_path, **SHORT_TRANSACTION))
         async with feeding(topics.watched_numbers) as feed:
             await service.works()
-            await freeze(breakable_broker, for_s=2.5)
+            await freeze(breakable_broker, for_s=4.0)
             await service.works()
         await until_committed(topics.watched_sums, feed.count)
         await service.suspended()
@@ -314,7 +317,8 @@ async def test_a_deleted_topic_of_commit_records_ends_the_job_and_the_next_one_a
         async with feeding(topics.watched_numbers) as feed:
             await service.works()
             await topics.watched_sums.beside(COMMIT_TOPIC).delete()
-            error = await service.failed()
+            with missing_soon():
+                error = await service.failed()
         statistics = service.jobs[-1].statistics()
         refused = await serve(sums_flow(flow_name, topics), kept).failed()
         assert statistics.checkpoints is not None

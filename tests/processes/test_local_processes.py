@@ -277,8 +277,8 @@ def test_limits_of_losses_are_checked(host: type[LocalProcesses | Ray]) -> None:
 @contextmanager
 def endless(flow: str = "endless", silence_s: float = 5) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """Run an endless flow in two processes, all of them forks; give the program, and the two, which have records."""
-    environment = os.environ | FORKS_PROCESSES
-    with process([sys.executable, PROGRAM, flow, "2", f"{silence_s}"], is_forked=True, env=environment, **PIPES) as started:
+    command, environment = [sys.executable, PROGRAM, flow, "2", f"{silence_s}"], os.environ | FORKS_PROCESSES
+    with process(command, is_forked=True, env=environment, **PIPES) as started:
         yield started, [int(started.stdout.readline()) for _ in range(2)]
 
 

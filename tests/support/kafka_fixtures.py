@@ -32,9 +32,6 @@ Running = contextlib.AbstractContextManager[KafkaServer]
 # No test freezes or kills the broker that all tests share. If the machine stands still for longer than the 3 s of other
 # brokers, a shorter session ends: its controller takes all partitions from the broker, and transactions wait.
 _LONG_SESSION = {"broker.session.timeout.ms": "60000"}
-# A broker that was killed is let in again when the session of the killed one has ended. With this session, its start
-# takes 1.5 s less than with one of 3 s.
-_SHORT_SESSION = {"broker.session.timeout.ms": "1400"}
 
 
 @dataclass(frozen=True)
@@ -117,7 +114,6 @@ def broker_to_break(pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
     """
     skip_without_java()
     settings = {
-        **_SHORT_SESSION,
         "sasl.enabled.mechanisms": "PLAIN",
         "listener.name.password.plain.sasl.jaas.config": (
             'org.apache.kafka.common.security.plain.PlainLoginModule required user_alice="right-horse";'
