@@ -12,6 +12,7 @@ from iteration.iteration_support import Endless
 from iteration.topic_loops_support import MakeTopic
 from support.kafka_server import KafkaServer
 from support.waiting import PATIENCE_S, until
+from topics.topic_case import missing_soon
 
 from streamiter import (
     Flow,
@@ -71,7 +72,7 @@ async def test_a_topic_that_is_not_there_is_named(make_topic: MakeTopic) -> None
         flow.from_items([0]), [], lambda v, d: IterationBodyResult([feedback_through(v[0], through)], v), 0
     )
     passed.collect()
-    with pytest.raises(JobFailed, match=r"missing"):
+    with missing_soon(), pytest.raises(JobFailed, match=r"missing"):
         await flow.start()
 
 
@@ -80,7 +81,7 @@ async def test_a_topic_that_disappears_ends_the_job(make_topic: MakeTopic) -> No
     through = await make_topic()
     job = await endless_loop(through)
     await through.delete()
-    with pytest.raises(JobFailed, match=rf"'variable 0'.*{through.name}"):
+    with missing_soon(), pytest.raises(JobFailed, match=rf"'variable 0'.*{through.name}"):
         await ended(job)
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import pytest
 from support.kafka_server import KafkaServer, free_ports
 from support.waiting import PATIENCE_S
-from topics.topic_case import numbered, numbers_of, patiently, read_count, read_to_end, values_of, write
+from topics.topic_case import missing_soon, numbered, numbers_of, patiently, read_count, read_to_end, values_of, write
 
 from streamiter import Flow
 from streamiter.errors import JobFailed, TopicNotFound, TopicUnavailable
@@ -356,7 +356,7 @@ async def test_reading_continues_after_a_freeze(breakable_broker: KafkaServer, h
     batch = await patiently(waiting)
     breakable_broker.pause()
     waiting = asyncio.ensure_future(reader.read())
-    done, _ = await asyncio.wait({waiting}, timeout=2)  # several requests give up meanwhile
+    done, _ = await asyncio.wait({waiting}, timeout=1)  # several requests give up meanwhile
     assert not done
     breakable_broker.resume()
     await write(made, numbered(range(3, 6)))
@@ -399,7 +399,7 @@ async def test_after_an_abort_without_answers_the_next_transaction_is_a_clean_on
     breakable_broker: KafkaServer, handle: Callable[..., Topic]
 ) -> None:
     """A transaction after an aborted one used wrong sequence numbers, so its records were lost or refused."""
-    made = handle(**PATIENT)
+    made = handle(**{**PATIENT, "request_timeout_s": 0.5})
     await made.create()
     transactions = await made.open_transactions(f"{made.name}-t")
     await transactions.begin()
@@ -408,7 +408,7 @@ async def test_after_an_abort_without_answers_the_next_transaction_is_a_clean_on
     breakable_broker.pause()
     await transactions.write(made, OutgoingBatch([b"aborted, and perhaps never stored"]))
     aborting = asyncio.ensure_future(transactions.abort())
-    await asyncio.wait({aborting}, timeout=2.5 * PATIENT["request_timeout_s"])
+    await asyncio.wait({aborting}, timeout=1.25)  # two requests give up meanwhile
     breakable_broker.resume()
     await patiently(aborting)
     await patiently(transactions.begin())
@@ -436,6 +436,8 @@ async def test_a_reader_of_a_deleted_topic_gets_an_error_at_once(handle: Callabl
     ]
     reading = [asyncio.ensure_future(reader.read()) for reader in readers]
     await made.delete()
+    with missing_soon():
+        await asyncio.wait(reading)
     for each, reader in zip(reading, readers, strict=True):
         with pytest.raises(TopicNotFound, match=made.name):
             await patiently(each)
@@ -449,7 +451,7 @@ async def test_a_writer_to_a_deleted_topic_gets_an_error_at_once(handle: Callabl
     writer = await made.open_writer()
     await made.delete()
     await writer.write(OutgoingBatch([b"a"]))
-    with pytest.raises(TopicNotFound, match=made.name):
+    with missing_soon(), pytest.raises(TopicNotFound, match=made.name):
         await patiently(writer.flush())
     await writer.close()
 
@@ -469,7 +471,7 @@ async def test_a_transaction_on_a_deleted_topic_gets_an_error_and_the_next_one_w
     await transactions.begin()
     await transactions.write(gone, OutgoingBatch([b"b"]))
     await transactions.write(kept, OutgoingBatch([b"with b"]))
-    with pytest.raises(TopicNotFound, match=gone.name):
+    with missing_soon(), pytest.raises(TopicNotFound, match=gone.name):
         await patiently(transactions.commit())
     await patiently(transactions.abort())
     await patiently(transactions.begin())

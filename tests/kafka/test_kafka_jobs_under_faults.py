@@ -16,9 +16,11 @@ import pytest
 from job_faults.service import Serve, checkpoints_in, nothing_unheard, one_line
 from job_faults.sums import Topics, check_committed, feeding, sums_flow, until_committed
 from kafka import signalled_processes
+from support.fork_server import FORKS_PROCESSES
 from support.kafka_server import KafkaServer
 from support.processes import process
 from support.waiting import PATIENCE_S
+from topics.topic_case import missing_soon
 
 from streamiter import Checkpoints, Flow
 from streamiter.errors import CheckpointError, JobFailed, StreamiterError, TopicNotFound, TopicUnavailable
@@ -92,7 +94,6 @@ async def check_resumes(serve: Serve, flow: str, topics: Topics, kept: Checkpoin
 # -- gone for good
 
 
-@pytest.mark.parametrize("delivery", [None, "at_least_once"])
 async def test_a_signal_ends_a_job_whose_brokers_do_not_answer(
     breakable_broker: KafkaServer,
     make_topics: MakeTopics,
@@ -100,7 +101,6 @@ async def test_a_signal_ends_a_job_whose_brokers_do_not_answer(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    delivery: Literal["at_least_once"] | None,
 ) -> None:
     """A pod took 68 s to end after SIGTERM, since its brokers were gone, and was killed after 30 s."""
     monkeypatch.setattr(job, "_UNANSWERED_S", 0.5)
@@ -114,17 +114,23 @@ async def test_a_signal_ends_a_job_whose_brokers_do_not_answer(
         await release.wait()
         return number
 
-    flow = Flow(flow_name)
-    flow.from_items([1], name="items").map_async(waits, name="wait").sink(topics.sums, delivery=delivery, name="out")
-    running = await flow.start(checkpoints=Checkpoints(tmp_path, interval_s=100))
+    async def started(delivery: Literal["at_least_once"] | None) -> job.Job:
+        name = f"{flow_name}-{delivery}"
+        flow = Flow(name)
+        numbers = flow.from_items([1], name="items").map_async(waits, name="wait")
+        numbers.sink(topics.sums, delivery=delivery, name="out")
+        return await flow.start(checkpoints=Checkpoints(tmp_path / name, interval_s=100))
+
+    running = [await started(delivery) for delivery in (None, "at_least_once")]
     try:
         await asyncio.to_thread(breakable_broker.kill)
         release.set()
-        await asyncio.wait_for(running.stop_on_signal("suspend"), 10)
+        for each in running:
+            await asyncio.wait_for(each.stop_on_signal("suspend"), 10)
     finally:
         await asyncio.to_thread(breakable_broker.start)
-    assert running.statistics().state == "aborted"
-    assert "the server of an output has not answered" in caplog.text
+    assert [each.statistics().state for each in running] == ["aborted", "aborted"]
+    assert caplog.text.count("the server of an output has not answered") == 2
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are those of Unix")
@@ -138,7 +144,8 @@ async def test_a_signal_ends_a_flow_in_several_processes_whose_brokers_do_not_an
     own = {"TOPIC": topics.sums.url, "FLOW": flow_name, "DELIVERY": delivery, "WAITS_S": "0.5"}
     program = Path(signalled_processes.__file__)
     pipes = {"stdout": PIPE, "stderr": PIPE}
-    with process([sys.executable, program, tmp_path], env={**os.environ, **own}, **pipes) as started:
+    command, env = [sys.executable, program, tmp_path], os.environ | own | FORKS_PROCESSES
+    with process(command, is_forked=True, env=env, **pipes) as started:
         try:
             await until_committed(topics.watched_sums, 1)
             await asyncio.to_thread(breakable_broker.kill)
@@ -246,9 +253,11 @@ async def test_a_broker_that_stays_away_ends_the_job_with_one_error_and_the_next
     flow_name: str,
     tmp_path: Path,
     how: str,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Jobs hung for days, or reported a dozen errors that followed from the first one."""
+    monkeypatch.setattr(cluster, "_CLOSING_S", 0.3)
     topics = make_topics(**QUICK)
     await topics.create()
     with nothing_unheard(caplog):
@@ -308,7 +317,8 @@ async def test_a_deleted_topic_of_commit_records_ends_the_job_and_the_next_one_a
         async with feeding(topics.watched_numbers) as feed:
             await service.works()
             await topics.watched_sums.beside(COMMIT_TOPIC).delete()
-            error = await service.failed()
+            with missing_soon():
+                error = await service.failed()
         statistics = service.jobs[-1].statistics()
         refused = await serve(sums_flow(flow_name, topics), kept).failed()
         assert statistics.checkpoints is not None

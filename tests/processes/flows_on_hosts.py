@@ -233,4 +233,6 @@ if sys.argv[1:] == ["without a guard"]:
     squares.run(on=LocalProcesses(2))
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{globals()[sys.argv[1]].run(on=LocalProcesses(int(sys.argv[2]))).state}\n")
+    name, count, silence_s = sys.argv[1:]
+    on = LocalProcesses(int(count), silence_s=float(silence_s))
+    sys.stdout.write(f"{globals()[name].run(on=on).state}\n")

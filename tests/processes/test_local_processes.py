@@ -275,10 +275,10 @@ def test_limits_of_losses_are_checked(host: type[LocalProcesses | Ray]) -> None:
 
 
 @contextmanager
-def endless(flow: str = "endless") -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+def endless(flow: str = "endless", silence_s: float = 5) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """Run an endless flow in two processes, all of them forks; give the program, and the two, which have records."""
-    environment = os.environ | FORKS_PROCESSES
-    with process([sys.executable, PROGRAM, flow, "2"], is_forked=True, env=environment, **PIPES) as started:
+    command, environment = [sys.executable, PROGRAM, flow, "2", f"{silence_s}"], os.environ | FORKS_PROCESSES
+    with process(command, is_forked=True, env=environment, **PIPES) as started:
         yield started, [int(started.stdout.readline()) for _ in range(2)]
 
 
@@ -293,11 +293,11 @@ async def all_end(numbers: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("number", "reason"),
-    [(signal.SIGKILL, "it was killed by signal 9"), (signal.SIGSTOP, "it has given no sign of life for 5 s")],
+    [(signal.SIGKILL, "it was killed by signal 9"), (signal.SIGSTOP, "it has given no sign of life for 2 s")],
 )
 async def test_a_lost_process_ends_the_run_with_an_error(number: signal.Signals, reason: str) -> None:
     """The system killed a process for its memory, and the others waited for its records for ever."""
-    with endless() as (started, numbers):
+    with endless(silence_s=2 if number == signal.SIGSTOP else 5) as (started, numbers):
         os.kill(numbers[1], number)
         _, errors = started.communicate(timeout=PATIENCE_S)
     assert started.returncode == 1

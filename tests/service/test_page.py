@@ -46,6 +46,16 @@ in_browser = pytest.mark.asyncio(loop_scope="module")
 SCRIPT = "<script>window.injected = true</script><img src=x onerror=window.injected=true>"
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the documents follow each other sooner, and let a server that ends not wait for open pages: all tests have
+    one.
+    """
+    monkeypatch.setattr("streamiter.service.http._GRACE_S", 0.2)
+    for module in ("page", "service"):
+        monkeypatch.setattr(f"streamiter.service.{module}.SAMPLE_S", 0.2)
+
+
 @asynccontextmanager
 async def learning(folder: Path) -> AsyncIterator[str]:
     """Run a service on topics in memory; give the address of its page."""

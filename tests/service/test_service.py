@@ -33,7 +33,8 @@ from streamiter.service.settings import (
     PublishSettings,
     ServiceSettings,
 )
-from streamiter.topics import OutgoingBatch, topic
+from streamiter.topics import OutgoingBatch, source_and_sink, topic
+from streamiter_kafka import cluster
 
 ROWS = [{"km": float(n % 7), "late": n % 7 > 3} for n in range(500)]
 
@@ -68,6 +69,18 @@ class Setting:
         await writer.write(OutgoingBatch([row if isinstance(row, bytes) else orjson.dumps(row) for row in rows]))
         await writer.flush()
         await writer.close()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a service look at its job and its stop more often than once a second."""
+    monkeypatch.setattr("streamiter.service.service.SAMPLE_S", 0.05)
+
+
+def close_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing wait for a broker that is away when it is closed; that takes up to 8 s."""
+    monkeypatch.setattr(cluster, "_CLOSING_S", 0.3)
+    monkeypatch.setattr(source_and_sink, "_CLOSE_UNFLUSHED_S", 0.3)
 
 
 @pytest.fixture
@@ -174,9 +187,11 @@ async def until_ready_to_learn(service: OnlineLearningService) -> None:
 
 
 async def test_a_broker_that_is_away_makes_the_service_not_ready_but_alive(
-    breakable_broker: KafkaServer, topic_prefix: str, tmp_path: Path
+    breakable_broker: KafkaServer, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A liveness probe restarted healthy processes again and again, because the broker was being updated."""
+    close_at_once(monkeypatch)
+    monkeypatch.setattr("streamiter.service.service._WAITS_S", (0.2,))
     setting = Setting(breakable_broker.bootstrap, topic_prefix, tmp_path, "?give_up_after_s=2&request_timeout_s=0.5")
     await setting.create()
     await setting.write(ROWS)
@@ -213,6 +228,7 @@ async def test_a_stop_while_the_broker_is_away_ends_in_time_and_loses_nothing(
     """SIGTERM while the broker did not answer: the service tried for a minute to commit, and was killed."""
     monkeypatch.setattr("streamiter.service.service._STOP_S", 1.0)
     monkeypatch.setattr("streamiter.service.service._ANSWER_S", 0.5)
+    close_at_once(monkeypatch)
     setting = Setting(breakable_broker.bootstrap, topic_prefix, tmp_path, "?request_timeout_s=0.5")
     await setting.create()
     await setting.write(ROWS)
@@ -236,7 +252,7 @@ async def test_a_slow_last_checkpoint_has_more_time_while_the_topics_answer(
     in_memory: Setting, monkeypatch: pytest.MonkeyPatch, longest_s: float, code: int, state: str
 ) -> None:
     """A broker that was only slow took 16 s for the last checkpoint, which was cut at 15; the exit code was 0."""
-    for name, seconds in (("_STOP_S", 0.1), ("_STOP_ANSWERED_S", longest_s), ("SAMPLE_S", 0.02)):
+    for name, seconds in (("_STOP_S", 0.1), ("_STOP_ANSWERED_S", longest_s)):
         monkeypatch.setattr(f"streamiter.service.service.{name}", seconds)
     opened = asyncio.Event()
     await in_memory.write(ROWS)
@@ -263,8 +279,11 @@ async def test_a_record_that_cannot_be_read_ends_the_service_with_code_1(setting
     assert "not JSON" in (service.observations.phase.reason or "")
 
 
-async def test_a_service_whose_broker_never_answers_waits_and_ends_in_order(tmp_path: Path) -> None:
+async def test_a_service_whose_broker_never_answers_waits_and_ends_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a failure of power the service came back before its broker, gave up, and was never started again."""
+    monkeypatch.setattr("streamiter.service.service._SEARCH_S", 0.2)
     [port] = free_ports(1)
     setting = Setting(f"127.0.0.1:{port}", "away-", tmp_path, "?give_up_after_s=0.5&request_timeout_s=0.2")
     service = setting.service()

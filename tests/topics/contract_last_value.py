@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from topics.topic_case import TopicCase, numbered, patiently, read_to_end, write
+from topics.topic_case import TopicCase, missing_soon, numbered, patiently, read_to_end, write
 
 from streamiter.clock import SystemClock
 from streamiter.errors import TopicNotFound
@@ -51,7 +51,7 @@ class LastValueContract:
 
     async def test_a_missing_topic_is_not_taken_for_an_empty_one(self, case: TopicCase) -> None:
         """A flow started fresh, although its commits were in another place."""
-        with pytest.raises(TopicNotFound, match="nowhere"):
+        with missing_soon(), pytest.raises(TopicNotFound, match="nowhere"):
             await found(case.topic("nowhere"))
 
     async def test_a_deleted_key_gives_its_tombstone(self, case: TopicCase) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,6 +16,16 @@ from support.waiting import PATIENCE_S
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, TopicReader, TopicRecord, TopicWriter, Transactions
 
 Result = TypeVar("Result")
+
+
+@contextlib.contextmanager
+def missing_soon() -> Iterator[None]:
+    """Let a topic that Kafka does not know be missing after 0.1 s. No topic may be created in the block: a new one may
+    be unknown for a moment, so users wait for a second.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("streamiter_kafka.trouble._MISSING_S", 0.1)
+        yield
 
 
 @dataclass
