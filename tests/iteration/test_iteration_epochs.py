@@ -39,31 +39,6 @@ from streamiter.testing import VirtualClock
 SIDE = OutputTag("side")
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("ahead", [None, 0])
-def test_the_first_example_of_the_reference(seed: int, ahead: int | None) -> None:
-    """A token did not make its five rounds: records 1 to 5 in epochs 0 to 4, and a callback for each."""
-    flow, log = Flow("loop"), Log()
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        mapped = variables[0].process(
-            lambda: Witness(log, on_record=lambda x, context, out: out.emit(x + 1)), name="map"
-        )
-        return IterationBodyResult([mapped.filter(lambda x: x < 5)], [tagged(mapped)])
-
-    config = IterationConfig(max_epochs_ahead=ahead)
-    [numbers] = iterate_unbounded_streams([flow.from_items([0])], [], body, config)
-    seen = numbers.collect()
-    run(flow, seed=seed, limits=SMALL)
-    assert seen.items == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4)]
-    check_listener(log["map", 0])
-    assert callbacks(log["map", 0]) == [0, 1, 2, 3, 4]
-    assert log["map", 0][-4:] == [("input ended", "input"), ("terminated", 5), ("finish",), ("close",)]
-    if ahead == 0:
-        in_turn = [entry for epoch in range(5) for entry in (("record", epoch, epoch), ("callback", epoch))]
-        assert log["map", 0][:-4] == in_turn
-
-
 def test_initial_variables_and_data_have_epoch_0() -> None:
     """A stream from another loop entered with its old epochs instead of epoch 0."""
 
@@ -318,32 +293,3 @@ def test_records_that_leave_carry_no_epoch() -> None:
     run(flow)
     assert outside.items == [(1, None), (2, None), (3, None)]
     assert in_the_next.items == [(1, 0), (2, 0), (3, 0)]
-
-
-class Both(Operator):
-    def open(self, context: Any) -> None:
-        self._context = context
-
-    def process_left(self, record: Any, out: Any) -> None:
-        out.emit((record, self._context.epoch))
-
-    process_right = process_left
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_each_batch_has_its_own_epoch_also_where_inputs_meet(seed: int) -> None:
-    """Records of several epochs that waited in one channel were joined to one batch."""
-    flow = Flow("loop")
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        raised = variables[0].map(lambda x: (x[0], x[1] + 1))
-        both = connect(left=raised, right=data[0].map(lambda x: (x, 0))).process(Both)
-        return IterationBodyResult([raised.filter(lambda x: x[1] < 7)], [both])
-
-    initial = cut_items(flow, [(number, 0) for number in range(5)], seed=seed)
-    data = cut_items(flow, range(100, 140), seed=seed + 1)
-    [numbers] = iterate_unbounded_streams([initial], [data], body)
-    seen = numbers.collect()
-    run(flow, seed=seed, limits=SMALL)
-    rounds = [((number, times), times - 1) for number in range(5) for times in range(1, 8)]
-    assert sorted(seen.items) == sorted([*rounds, *(((number, 0), 0) for number in range(100, 140))])

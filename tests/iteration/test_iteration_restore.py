@@ -6,11 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from iteration.iteration_support import SMALL, Dawdle, Endless, cut_items, ended, run_shuffled
+from iteration.iteration_support import Dawdle, Endless
 from support.waiting import PATIENCE_S, until
 
 from streamiter import Flow, IterationBodyResult, IterationConfig, Stream, epochs_every, iterate_unbounded_streams
-from streamiter.errors import ConfigurationError
 from streamiter.iteration.progress import Ended, LoopProgress
 from streamiter.runtime.checkpointing.commit import JobSnapshot
 
@@ -31,37 +30,6 @@ def going_round(flow: Flow, initial: Stream, data: list[Stream], ahead: int | No
 
 def rounds(items: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return sorted((number, left) for number, times in items for left in range(times + 1))
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("ahead", [None, 0, 1])
-def test_a_snapshot_at_any_moment_is_as_good_as_none(ahead: int | None, seed: int) -> None:
-    """Steps that ended while the barrier was in transit were restored as open, and their consumers waited forever."""
-    items = [(number, number % 4) for number in range(9)]
-    initial = [(100 + number, number % 3) for number in range(5)]
-
-    def made() -> tuple[Flow, Any]:
-        flow = Flow("loop")
-        data = epochs_every(cut_items(flow, items, seed=seed, parallelism=2), records=2)
-        variable = cut_items(flow, initial, seed=seed, parallelism=2)
-        return flow, going_round(flow, variable, [data], ahead, seed)
-
-    async def after(turns: int) -> None:
-        flow, _ = made()
-        job = await flow.start(channel_limits=SMALL)
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        try:
-            snapshot = await asyncio.wait_for(job.snapshot(), PATIENCE_S)
-        except ConfigurationError:  # The job has ended.
-            return
-        await job.stop("abort")
-        flow, passed = made()
-        await ended(await flow.start(channel_limits=SMALL, snapshot=snapshot))
-        assert sorted(passed.items) == rounds([*items, *initial]), turns
-
-    for turns in range(4 * seed, 200, 8):
-        run_shuffled(after(turns), seed + turns)
 
 
 @pytest.mark.parametrize("records", [2, 3, 12])
