@@ -9,6 +9,7 @@ import pytest
 from iteration.iteration_support import (
     SMALL,
     Dawdle,
+    Endless,
     Log,
     Witness,
     callbacks,
@@ -26,12 +27,14 @@ from streamiter import (
     Operator,
     Stream,
     connect,
+    epochs_every,
     for_each_round,
     iterate_bounded_streams_until_termination,
     iterate_unbounded_streams,
     replayed,
 )
 from streamiter.operators.source import Collected
+from streamiter.runtime.checkpointing.commit import JobSnapshot
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits
 
@@ -305,3 +308,36 @@ def test_an_unbounded_loop_with_circulating_records_ends_when_it_is_drained_twic
     run_shuffled(main(), seed)
     check_listener(log["step", 0])
     assert seen.items == list(range(1, len(seen.items) + 1))
+
+
+@pytest.mark.parametrize("records", [2, 3, 12])
+async def test_data_that_is_held_at_the_entrance_when_its_source_has_ended(records: int) -> None:
+    """The end was queued after data of an epoch that never came, and the barrier waited for that end."""
+    items = list(range(records))
+
+    def made() -> tuple[Flow, Any]:
+        flow = Flow("loop")
+        held = epochs_every(flow.from_items(items), records=1)
+        silent = epochs_every(flow.from_source(Endless()), records=1)
+
+        def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+            every = variables[0].union(*data).rebalance().process(Dawdle)
+            return IterationBodyResult([every.filter(lambda x: False)], [every])
+
+        config = IterationConfig(max_epochs_ahead=0)
+        [passed] = iterate_unbounded_streams([flow.from_items([])], [held, silent], body, config)
+        return flow, passed.collect()
+
+    snapshot: JobSnapshot | None = None
+    for _ in range(3):
+        flow, passed = made()
+        job = await flow.start(snapshot=snapshot)
+        await until(lambda passed=passed: len(passed.items) == 1)  # type: ignore[misc]
+        for _ in range(50):
+            await asyncio.sleep(0)
+        snapshot = await asyncio.wait_for(job.snapshot(), PATIENCE_S)
+        await job.stop("abort")
+    flow, passed = made()
+    job = await flow.start(snapshot=snapshot)
+    await asyncio.wait_for(job.stop("drain"), PATIENCE_S)
+    assert sorted(passed.items) == items

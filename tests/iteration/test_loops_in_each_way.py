@@ -11,6 +11,7 @@ from support.soak import ForEachSeed
 from support.waiting import until
 
 from streamiter import Flow
+from streamiter.iteration.border import ReceivedEpochs
 
 
 def check(name: str, way: str, seed: int) -> None:
@@ -46,6 +47,17 @@ async def test_a_loop_has_its_results_through_stored_topics(name: str, make_topi
     case, seed = CASES[name], list(CASES).index(name)
     ahead = case.aheads[seed % len(case.aheads)]
     (await Way(through_topics=True).run_on(case.build, seed, ahead, make_topic=make_topic))()
+
+
+@pytest.mark.parametrize("way", ["restored", "restored in processes", "restored through topics"])
+def test_the_cases_find_a_head_that_forgets_how_many_records_returned(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A way that never stopped in the middle of an epoch would find no error of a restore."""
+    restore = ReceivedEpochs.restore
+    monkeypatch.setattr(ReceivedEpochs, "restore", lambda self, state: restore(self, {**state, "counts": []}))
+    with pytest.raises(AssertionError):
+        check("criteria_of_rounds_lead_to_as_many_callbacks_and_replays_and_one_pass_more", way, 0)
 
 
 async def test_endless_data_has_the_same_sums_and_the_job_keeps_running() -> None:
