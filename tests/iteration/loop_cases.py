@@ -138,7 +138,12 @@ def criteria_of_rounds_lead_to_as_many_callbacks_and_replays_and_one_pass_more(l
         return check
 
     checks = [looped(rounds) for rounds in (1, 3, 7)]
-    return lambda: [check() for check in checks] and None
+
+    def check_all() -> None:
+        for check in checks:
+            check()
+
+    return check_all
 
 
 @case()
@@ -576,12 +581,15 @@ def outputs_are_read_downstream_and_by_a_following_iteration(loop: Loop) -> Chec
     numbers = loop.iterate([loop.flow.from_items([0])], [], first, is_unbounded=False)["numbers"]
     assert numbers.is_bounded
     total = numbers.map(lambda x: x * 10).reduce_all(lambda a, b: a + b).collect()
-    seen, seen_data = loop.collect([numbers], [numbers.map(str)], second)
+    outside = tagged(numbers).collect()
+    mixed = numbers.map(str).union(loop.flow.from_items(["other"]))
+    seen, seen_data = loop.collect([numbers], [mixed], second)
 
     def check() -> None:
         assert total.items == [100]
+        assert outside.items == [(number, None) for number in (1, 2, 3, 4)]
         assert sorted(seen.items) == sorted([(1, 0), (2, 0), (3, 0), (4, 0), (1, 1), (1, 1), (2, 1), (1, 2)])
-        assert sorted(seen_data.items) == [("1", 0), ("2", 0), ("3", 0), ("4", 0)]
+        assert sorted(seen_data.items) == [("1", 0), ("2", 0), ("3", 0), ("4", 0), ("other", 0)]
         check_listeners(loop.log, epochs=3)
 
     return check
@@ -589,24 +597,32 @@ def outputs_are_read_downstream_and_by_a_following_iteration(loop: Loop) -> Chec
 
 @case(*ANY)
 def what_a_step_emits_in_a_call_has_the_epoch_of_the_call(loop: Loop) -> Check:
-    """Records emitted in one epoch, by a coroutine or a thread, were sent with the next epoch."""
+    """Records of a call, on a side output, behind an exchange, or by a coroutine or a thread, had the next epoch."""
+
+    def emit(out: Any, *what: Any) -> None:
+        out.emit(what)
+        out.emit(what, tag=OUTPUT)
 
     def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         step = loop.witness(
             variables[0],
             "step",
-            on_record=lambda x, context, out: out.emit(("record", x)),
-            on_callback=lambda epoch, context, out: out.emit(("callback", epoch)),
-            on_terminated=lambda context, out: out.emit(("terminated", 3)),
+            on_record=lambda x, context, out: emit(out, "record", x),
+            on_callback=lambda epoch, context, out: emit(out, "callback", epoch),
+            on_terminated=lambda context, out: emit(out, "terminated", context.epoch),
+            on_finish=lambda out: emit(out, "finish", 3),
         )
         numbers = step.filter(lambda x: x[0] == "record").map(lambda x: x[1] + 1).filter(lambda x: x < 3)
-        return IterationBodyResult([numbers], [tagged(step)])
+        return IterationBodyResult(
+            [numbers], [tagged(step), tagged(step.side_output(OUTPUT).rebalance(), parallelism=2)]
+        )
 
-    [seen] = loop.collect([loop.flow.from_items([0])], [], body)
+    outputs = loop.collect([loop.flow.from_items([0])], [], body)
 
     def check() -> None:
         expected = [((what, epoch), epoch) for epoch in range(3) for what in ("record", "callback")]
-        assert sorted(seen.items) == sorted([*expected, (("terminated", 3), 3)])
+        for seen in outputs:
+            assert sorted(seen.items) == sorted([*expected, (("terminated", 3), 3), (("finish", 3), 3)])
         check_listeners(loop.log, epochs=3)
 
     return check
@@ -834,7 +850,12 @@ def variables_that_end_are_summed_in_two_rounds(loop: Loop) -> Check:
     """A record was counted twice in a round, or the loop ended with records in it."""
     [plain] = loop.collect([sequence(loop)], [nothing(loop)], reducing(1))
     [copied] = loop.collect([sequence(loop)], [nothing(loop)], reducing(1, through=lambda stream: stream.broadcast()))
-    return lambda: [check_sums_so_far(outputs.items, 2) for outputs in (plain, copied)] and None
+
+    def check() -> None:
+        check_sums_so_far(plain.items, 2)
+        check_sums_so_far(copied.items, 2)
+
+    return check
 
 
 @case("unbounded", 0, 2, None, turns=3_000)

@@ -133,12 +133,12 @@ def simulated(main: Callable[[Clock], Awaitable[T]], seed: int) -> T:
 class Way:
     """How a loop is run: in how many processes, through what, and how often it is stopped.
 
-    It is stopped by ``snapshot`` or by ``checkpoint``, at random moments, and aborted some turns later.
+    It is stopped by a snapshot or by a checkpoint, at random moments, and aborted some turns later, or suspended.
     """
 
     processes: int = 1
     through_topics: bool = False
-    stopped_by: Literal["snapshot", "checkpoint"] | None = None
+    stopped_by: Literal["snapshot", "checkpoint", "suspend"] | None = None
     is_simulated: bool = False
     kind: type[Witness] = Remembering
 
@@ -168,20 +168,14 @@ class Way:
             with loop.flow.graph.adapting(lambda step: replace(step, has_lasting_name=True)):
                 made = build(loop)
             jobs = await self._started(loop, begin, clock or SystemClock(), store := store.another())
-            if stops_left:
-                await self._moment(chosen, turns)
-                try:
-                    begin = await self._stopped(jobs, begin)
-                except CheckpointError:
-                    stops_left = 0
-                else:
-                    for _ in range(chosen.randrange(50)):
-                        await asyncio.sleep(0)
-                    for job in jobs:
-                        await job.stop("abort")
-            if not stops_left:
+            await self._moment(chosen, turns if stops_left else 0)
+            begin, is_over = await self._stopped(jobs, begin) if stops_left else (begin, True)
+            if is_over:
                 await (asyncio.gather(*(job.wait() for job in jobs)) if self.is_simulated else ended(*jobs))
                 break
+            await self._moment(chosen, 50)
+            for job in jobs:
+                await job.stop("abort")
         return made
 
     async def _topics(self, build: Build[T], seed: int, ahead: Ahead, make_topic: MakeTopic | None) -> list[Topic]:
@@ -200,7 +194,7 @@ class Way:
 
     async def _started(self, loop: Loop, begin: Sequence[Any], clock: Clock, store: MemoryStore) -> list[Job]:
         options: dict[str, Any] = {"channel_limits": channel_limits(loop.seed), "clock": clock}
-        if self.stopped_by == "checkpoint":
+        if self.stopped_by in ("checkpoint", "suspend"):
             checkpoints = Checkpoints(store, interval_s=RARELY_S)
             return [await loop.flow.start(checkpoints=checkpoints, **options)]
         if self.processes == 1:
@@ -216,15 +210,23 @@ class Way:
             for _ in range(int(turns * chosen.random() ** 3)):
                 await asyncio.sleep(0)
 
-    async def _stopped(self, jobs: list[Job], begin: Sequence[Any]) -> Sequence[Any]:
-        """Take a snapshot of all processes, or a checkpoint; return the snapshots from which the next run begins."""
-        if self.stopped_by == "checkpoint":
-            await asyncio.wait_for(jobs[0].checkpoint(), PATIENCE_S)
-            return begin
+    async def _stopped(self, jobs: list[Job], begin: Sequence[Any]) -> tuple[Sequence[Any], bool]:
+        """Take a snapshot of all processes, or a checkpoint, or suspend the job.
+
+        Return the snapshots from which the next run begins, and whether this run has reached its end.
+        """
+        if self.stopped_by == "suspend":
+            return begin, (await asyncio.wait_for(jobs[0].stop("suspend"), PATIENCE_S)).state == "finished"
         try:
-            return await asyncio.wait_for(asyncio.gather(*(job.snapshot() for job in jobs)), PATIENCE_S)
+            if self.stopped_by == "snapshot":
+                begin = await asyncio.wait_for(asyncio.gather(*(job.snapshot() for job in jobs)), PATIENCE_S)
+            else:
+                await asyncio.wait_for(jobs[0].checkpoint(), PATIENCE_S)
+        except CheckpointError:
+            return begin, True
         except ConfigurationError:  # The job of a process has ended.
-            return begin
+            pass
+        return begin, False
 
 
 WAYS = {
@@ -237,6 +239,7 @@ WAYS = {
     "through topics": Way(through_topics=True),
     "restored through topics": Way(through_topics=True, stopped_by="snapshot"),
     "crashed through topics": Way(through_topics=True, stopped_by="checkpoint"),
+    "suspended through topics": Way(through_topics=True, stopped_by="suspend"),
     "with coroutines": Way(kind=WithCoroutines),
     "in threads": Way(kind=InThreads),
 }
