@@ -27,6 +27,7 @@ from streamiter.checkpoints.store import MemoryStore
 from streamiter.clock import Clock, SystemClock
 from streamiter.errors import CheckpointError, ConfigurationError
 from streamiter.operators.source import Collected
+from streamiter.runtime.checkpointing.commit import JobSnapshot
 from streamiter.runtime.job import Job
 from streamiter.runtime.plan import ChannelLimits, JobOptions
 from streamiter.testing.simulated_time import SimulatedTime, TaskClock, Trace, where_tasks_wait
@@ -160,16 +161,18 @@ class Way:
     ) -> T:
         chosen = random.Random(seed)
         topics = await self._topics(build, seed, ahead, make_topic) if self.through_topics else None
-        begin: Sequence[Any] = [None] * self.processes
+        begin: JobSnapshot | None = None
         store = MemoryStore()
         for stops_left in range(chosen.randint(1, 3) if self.stopped_by else 0, -1, -1):
             loop = Loop(Flow("loop"), seed + stops_left, ahead, topics, self.kind)
             # Checkpoints refuse steps without a name; the order of steps is the same each time.
             with loop.flow.graph.adapting(lambda step: replace(step, has_lasting_name=True)):
                 made = build(loop)
-            jobs = await self._started(loop, begin, clock or SystemClock(), store := store.another())
-            await self._moment(chosen, turns if stops_left else 0)
-            begin, is_over = await self._stopped(jobs, begin) if stops_left else (begin, True)
+            jobs = await self._started(loop, begin, clock or SystemClock(), store)
+            is_over = not stops_left
+            if stops_left:
+                await self._moment(chosen, turns)
+                begin, is_over = await self._stopped(jobs, begin)
             if is_over:
                 await (asyncio.gather(*(job.wait() for job in jobs)) if self.is_simulated else ended(*jobs))
                 break
@@ -192,15 +195,20 @@ class Way:
                 topics.append(await make_topic(partitions=partitions, name=name))
         return topics
 
-    async def _started(self, loop: Loop, begin: Sequence[Any], clock: Clock, store: MemoryStore) -> list[Job]:
+    async def _started(self, loop: Loop, begin: JobSnapshot | None, clock: Clock, store: MemoryStore) -> list[Job]:
         options: dict[str, Any] = {"channel_limits": channel_limits(loop.seed), "clock": clock}
-        if self.stopped_by in ("checkpoint", "suspend"):
-            checkpoints = Checkpoints(store, interval_s=RARELY_S)
-            return [await loop.flow.start(checkpoints=checkpoints, **options)]
-        if self.processes == 1:
-            return [await loop.flow.start(snapshot=begin[0], **options)]
-        jobs = piped_jobs(loop.flow, self.processes, loop.seed, JobOptions(**options))
-        await asyncio.gather(*(job.start(each) for job, each in zip(jobs, begin, strict=False)))
+        if self.stopped_by == "snapshot":
+            return [await loop.flow.start(snapshot=begin, **options)]
+        if self.stopped_by is not None:
+            jobs = piped_jobs(
+                loop.flow,
+                self.processes,
+                loop.seed,
+                lambda _: JobOptions(checkpoints=Checkpoints(store.another(), interval_s=RARELY_S), **options),
+            )
+        else:
+            jobs = piped_jobs(loop.flow, self.processes, loop.seed, JobOptions(**options))
+        await asyncio.gather(*(job.start() for job in jobs))
         return jobs
 
     async def _moment(self, chosen: random.Random, turns: int) -> None:
@@ -210,22 +218,20 @@ class Way:
             for _ in range(int(turns * chosen.random() ** 3)):
                 await asyncio.sleep(0)
 
-    async def _stopped(self, jobs: list[Job], begin: Sequence[Any]) -> tuple[Sequence[Any], bool]:
-        """Take a snapshot of all processes, or a checkpoint, or suspend the job.
+    async def _stopped(self, jobs: list[Job], begin: JobSnapshot | None) -> tuple[JobSnapshot | None, bool]:
+        """Take a snapshot or a checkpoint, or suspend the job.
 
-        Return the snapshots from which the next run begins, and whether this run has reached its end.
+        Return the snapshot from which the next run begins, and whether this run has reached its end.
         """
         if self.stopped_by == "suspend":
             return begin, (await asyncio.wait_for(jobs[0].stop("suspend"), PATIENCE_S)).state == "finished"
         try:
             if self.stopped_by == "snapshot":
-                begin = await asyncio.wait_for(asyncio.gather(*(job.snapshot() for job in jobs)), PATIENCE_S)
+                begin = await asyncio.wait_for(jobs[0].snapshot(), PATIENCE_S)
             else:
                 await asyncio.wait_for(jobs[0].checkpoint(), PATIENCE_S)
-        except CheckpointError:
-            return begin, True
-        except ConfigurationError:  # The job of a process has ended.
-            pass
+        except (CheckpointError, ConfigurationError):  # The job has ended.
+            return begin, self.stopped_by == "checkpoint"
         return begin, False
 
 
@@ -235,7 +241,7 @@ WAYS = {
     "in three processes": Way(processes=3),
     "in simulated time": Way(is_simulated=True),
     "restored": Way(stopped_by="snapshot"),
-    "restored in processes": Way(processes=2, stopped_by="snapshot"),
+    "restored in processes": Way(processes=2, stopped_by="checkpoint"),
     "through topics": Way(through_topics=True),
     "restored through topics": Way(through_topics=True, stopped_by="snapshot"),
     "crashed through topics": Way(through_topics=True, stopped_by="checkpoint"),

@@ -276,7 +276,7 @@ def check_processes(seed: int) -> None:
     """Check one flow without topics in one process, and stopped and resumed in two and three."""
     expected = log_of(2 * seed, 1_000 * seed, Way())
     for processes in (2, 3):
-        way = Way(processes=processes, stopped_by="snapshot")
+        way = Way(processes=processes, stopped_by="checkpoint")
         assert log_of(2 * seed, 1_000 * seed + processes, way) == expected
 
 
