@@ -52,7 +52,7 @@ class Case:
 CASES: dict[str, Case] = {}
 
 
-def case(*aheads: Ahead, turns: int = 200) -> Callable[[Callable[[Loop], Check]], Callable[[Loop], Check]]:
+def case(*aheads: Ahead, turns: int = 100) -> Callable[[Callable[[Loop], Check]], Callable[[Loop], Check]]:
     def add(build: Callable[[Loop], Check]) -> Callable[[Loop], Check]:
         CASES[build.__name__] = Case(build, aheads or BOUNDED, turns)
         return build
