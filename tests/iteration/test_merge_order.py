@@ -28,7 +28,7 @@ from streamiter.errors import StreamiterError
 from streamiter.iteration import terminate_after
 from streamiter.operators.source import Collected
 
-SHUFFLES = 20
+SHUFFLES = 12
 
 
 def numbers(count: int, seed: int) -> list[float]:

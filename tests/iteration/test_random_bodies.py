@@ -17,7 +17,7 @@ from support.waiting import PATIENCE_S
 
 from streamiter import Flow
 
-SEEDS = 6
+SEEDS = 4
 OF_OPERATORS = ("with coroutines", "in threads")
 WAYS_HERE = [name for name in WAYS if name not in OF_OPERATORS]
 
