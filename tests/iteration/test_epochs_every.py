@@ -28,57 +28,12 @@ from iteration.partitions_support import (
 from support.waiting import until
 
 from streamiter import Flow, Operator, epochs_every
-from streamiter.errors import GraphError, JobFailed
+from streamiter.errors import JobFailed
 from streamiter.iteration.stamping_pace import StampingClock
 from streamiter.runtime.checkpointing.commit import JobSnapshot
 from streamiter.runtime.job import Job
 from streamiter.testing import VirtualClock
 from streamiter.topics.topic import Topic
-
-# -- arguments -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {},
-            "epochs_every: expected one of records, seconds, marks, given none of them; "
-            "write epochs_every(stream, records=1000) (at test_epochs_every.py:",
-        ),
-        (
-            {"records": 5, "seconds": 1.0},
-            "epochs_every: expected one of records, seconds, marks, given records and seconds; leave out all but one",
-        ),
-        ({"idle_timeout": 1.0}, "expected one of records, seconds, marks, given none of them"),
-        ({"records": 0}, "step 'epochs_every': expected records of at least 1, given 0; use a whole number"),
-        ({"records": True}, "expected records of at least 1, given True"),
-        (
-            {"seconds": 0},
-            "step 'epochs_every': expected seconds to be a number of seconds above 0, given 0; leave it out to "
-            "end epochs by records or marks",
-        ),
-        ({"seconds": "5"}, "given '5'"),
-        ({"seconds": float("inf"), "name": "stamp"}, "step 'stamp': expected seconds to be a number"),
-        (
-            {"records": 5, "idle_timeout": -1},
-            "expected idle_timeout to be a number of seconds above 0, given -1; leave it out to wait for "
-            "silent partitions",
-        ),
-        ({"marks": "end"}, "epochs_every(marks): expected a function, given 'end'; write a function or a lambda"),
-        (
-            {"marks": asyncio.sleep},
-            "epochs_every(marks): expected a plain function, given the coroutine function sleep; await it in",
-        ),
-        ({"records": 5, "name": ""}, "step: expected name= to be a text, given ''"),
-    ],
-)
-def test_wrong_arguments_are_refused(given: dict[str, Any], message: str) -> None:
-    """With two ways to end an epoch, or none, one was chosen silently."""
-    with pytest.raises(GraphError) as caught:
-        epochs_every(Flow("stamps").from_items([1]), **given)
-    assert message in str(caught.value)
-
 
 # -- marks -----------------------------------------------------------------------------------------------
 

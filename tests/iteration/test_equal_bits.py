@@ -8,45 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
 
 import pytest
-from iteration.iteration_support import cut_items
-from processes.linked_jobs import piped_jobs
+from iteration.loop_ways import Loop, Way
 from support.soak import ForEachSeed
 
 from streamiter import (
     FeedbackLimits,
-    Flow,
     IterationBodyResult,
-    IterationConfig,
     IterationListener,
     Operator,
     Stream,
     connect,
     epochs_every,
-    feedback_through,
     for_each_round,
-    iterate_bounded_streams_until_termination,
-    iterate_unbounded_streams,
     replayed,
 )
-from streamiter.errors import ConfigurationError
 from streamiter.iteration import all_reduce, terminate_after
-from streamiter.runtime.checkpointing.commit import JobSnapshot
-from streamiter.runtime.job import Job
-from streamiter.runtime.plan import ChannelLimits, JobOptions
-from streamiter.testing.simulated_time import SimulatedTime, TaskClock, Trace, where_tasks_wait
-from streamiter.testing.simulation.event_loop import Shuffle, SimulatedEventLoop
-from streamiter.topics import MemoryBroker
 
 T = TypeVar("T")
-
-# A loop that takes longer stands still.
-WITHIN_S = 400.0
-TOPICS, PARTITIONS = 6, 5
 
 
 class Lag(Operator):
@@ -167,12 +151,11 @@ def digit(x: float) -> int:
 
 
 class Maker:
-    """Makes one flow; the same seed makes the same flow, and ``schedule`` decides the speed of its tasks."""
+    """Makes one flow; the same seed makes the same flow, and the seed of the loop decides the speed of its tasks."""
 
-    def __init__(self, seed: int, schedule: int, broker: MemoryBroker | None) -> None:
-        self._chosen, self._schedule, self._broker = random.Random(seed), schedule, broker
-        self._places, self._topics = count(), count()
-        self.flow, self.log = Flow("floats"), dict[Any, list[Any]]()
+    def __init__(self, seed: int, loop: Loop) -> None:
+        self._chosen, self._looped, self._schedule = random.Random(seed), loop, loop.seed
+        self._places, self.log = count(), dict[Any, list[Any]]()
         outputs = self._loop([])
         if self._is_bounded and self._chosen.random() < 0.3:
             outputs = self._loop([output.rebalance() for output in outputs])
@@ -192,14 +175,15 @@ class Maker:
             stream = chosen.choice([stream, stream.rebalance(), stream.partition_by(digit)])
             data.append(replayed(stream) if bounded and chosen.random() < 0.5 else stream)
         limits = FeedbackLimits(memory_bytes=chosen.choice([0, 300, 1 << 20]))
-        config = IterationConfig(max_epochs_ahead=0, feedback_limits=limits)
-        iterate = iterate_bounded_streams_until_termination if bounded else iterate_unbounded_streams
-        return iterate(variables, data, self._body, config)
+        outputs: list[Stream] = self._looped.iterate(
+            variables, data, self._body, is_unbounded=not bounded, feedback_limits=limits
+        )
+        return outputs
 
     def _source(self, sizes: Sequence[int]) -> Stream:
         chosen = self._chosen
         numbers = [chosen.uniform(-1, 1) * 10 ** chosen.randint(-8, 8) for _ in range(chosen.choice(sizes))]
-        stream = cut_items(self.flow, numbers, seed=self._schedule, parallelism=chosen.randint(1, 3))
+        stream = self._looped.items(numbers, chosen.randint(1, 3))
         place = next(self._places)
         return stream.process(lambda: Lag(self._schedule, place))
 
@@ -220,22 +204,20 @@ class Maker:
             )
         rounds = chosen.randint(1, 5)
         turns = [self._join(streams) for _ in variables]
-        feedback: list[Any] = [self._fed_back(turn, turns, rounds) for turn in turns]
+        feedback = [self._fed_back(turn, turns, rounds) for turn in turns]
         criteria = None
         if self._is_bounded and chosen.random() < 0.4:
             criteria = terminate_after(chosen.choice(turns), rounds=3, tolerance=chosen.choice([None, 1e-30]))
         return IterationBodyResult(feedback, [self._join([*turns, *streams])], criteria)
 
-    def _fed_back(self, turn: Stream, turns: Sequence[Stream], rounds: int) -> Any:
+    def _fed_back(self, turn: Stream, turns: Sequence[Stream], rounds: int) -> Stream:
         chosen = self._chosen
         back = self._steps(turn).rebalance().process(lambda: WhileEarly(rounds), parallelism=chosen.randint(1, 3))
         back = chosen.choice([back.rebalance(), back.broadcast(), back.partition_by(digit)])
         if chosen.random() < 0.3:
             other = chosen.choice(turns).rebalance().process(lambda: WhileEarly(rounds))
             back = back.union(other.rebalance())
-        return (
-            back if self._broker is None else feedback_through(back, self._broker.topic(f"loop-{next(self._topics)}"))
-        )
+        return back
 
     def _join(self, streams: Sequence[Stream]) -> Stream:
         chosen, log = self._chosen, self.log
@@ -271,94 +253,17 @@ class Maker:
         return self._chosen.choice(ways)()
 
 
-def simulated(main: Callable[[TaskClock], Awaitable[T]], schedule: int) -> T:
-    """Run ``main`` in simulated time; ``schedule`` decides which task has the next turn."""
-    time = SimulatedTime()
-    events = SimulatedEventLoop(time, Shuffle(schedule, window=random.Random(schedule).choice([1, 4, 16, 64])), Trace())
-
-    async def run() -> T:
-        return await main(TaskClock(time))
-
-    task = events.create_task(run())
-    events.run(until=lambda: task.done() or time.now_s > WITHIN_S)
-    assert task.done(), where_tasks_wait(events.unfinished)
-    events.close()
-    return task.result()
-
-
-class Runs:
-    """Runs of one flow at several speeds."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-
-    async def _started(
-        self, schedule: int, broker: MemoryBroker, clock: TaskClock, snapshot: JobSnapshot | None
-    ) -> tuple[Maker, Job]:
-        made = Maker(self._seed, schedule, broker if self._seed % 2 else None)
-        limits = ChannelLimits(records=random.Random(schedule).choice([1, 2, 5, 1000]))
-        return made, await made.flow.start(clock=clock, channel_limits=limits, snapshot=snapshot)
-
-    def whole(self, schedule: int, broker: MemoryBroker | None = None, snapshot: JobSnapshot | None = None) -> Any:
-        """Return the logs of a run to its end."""
-
-        async def main(clock: TaskClock) -> Any:
-            made, job = await self._started(schedule, broker or await new_broker(), clock, snapshot)
-            await job.wait()
-            return made.log
-
-        return simulated(main, schedule)
-
-    def in_processes(self, schedule: int, processes: int) -> Any:
-        """Return the logs of a run in several processes, whose links deliver pieces of random lengths."""
-
-        async def main(clock: TaskClock) -> Any:
-            made = Maker(self._seed, schedule, None)
-            limits = ChannelLimits(records=random.Random(schedule).choice([1, 2, 5, 1000]))
-            jobs = piped_jobs(made.flow, processes, schedule, JobOptions(clock=clock, channel_limits=limits))
-            await asyncio.gather(*(job.start() for job in jobs))
-            await asyncio.gather(*(job.wait() for job in jobs))
-            return made.log
-
-        return simulated(main, schedule)
-
-    def resumed(self, schedule: int) -> Any:
-        """Return the logs of a run that was stopped twice, at random moments."""
-        broker, snapshot = None, None
-        for attempt in (schedule, schedule + 1):
-            broker, snapshot = self._stopped(attempt, broker, snapshot)
-        return self.whole(schedule + 2, broker, snapshot)
-
-    def _stopped(
-        self, schedule: int, broker: MemoryBroker | None, snapshot: JobSnapshot | None
-    ) -> tuple[MemoryBroker, JobSnapshot | None]:
-        async def main(clock: TaskClock) -> tuple[MemoryBroker, JobSnapshot | None]:
-            known = broker or await new_broker()
-            _, job = await self._started(schedule, known, clock, snapshot)
-            await asyncio.sleep(3 * random.Random(schedule).random() ** 4)
-            try:
-                return known, await job.snapshot()
-            except ConfigurationError:  # The job has ended.
-                return known, snapshot
-            finally:
-                await job.stop("abort")
-
-        return simulated(main, schedule)
-
-
-async def new_broker() -> MemoryBroker:
-    broker = MemoryBroker()
-    for number in range(TOPICS):
-        await broker.topic(f"loop-{number}").create(partitions=PARTITIONS)
-    return broker
+def log_of(seed: int, schedule: int, way: Way) -> dict[Any, list[Any]]:
+    """Return the logs of all steps in a run of one flow, in simulated time."""
+    return replace(way, is_simulated=True).run(lambda loop: Maker(seed, loop), schedule).log
 
 
 def check(seed: int) -> None:
-    """Check one flow at two speeds, and stopped and resumed."""
-    runs = Runs(seed)
-    expected = runs.whole(1_000 * seed)
-    assert runs.whole(1_000 * seed + 1) == expected
-    assert runs.resumed(1_000 * seed + 2) == expected
+    """Check one flow, half of them through topics, at two speeds, and stopped and resumed."""
+    at_once, schedule = Way(through_topics=seed % 2 == 1), 1_000 * seed
+    expected = log_of(seed, schedule, at_once)
+    assert log_of(seed, schedule + 1, at_once) == expected
+    assert log_of(seed, schedule + 2, replace(at_once, stopped_by="snapshot")) == expected
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -369,10 +274,10 @@ def test_each_step_has_the_same_sequence_at_any_speed(seed: int) -> None:
 
 def check_processes(seed: int) -> None:
     """Check one flow without topics in one process, and stopped and resumed in two and three."""
-    runs = Runs(2 * seed)
-    expected = runs.whole(1_000 * seed)
+    expected = log_of(2 * seed, 1_000 * seed, Way())
     for processes in (2, 3):
-        assert runs.in_processes(1_000 * seed + processes, processes) == expected
+        way = Way(processes=processes, stopped_by="checkpoint")
+        assert log_of(2 * seed, 1_000 * seed + processes, way) == expected
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -382,14 +287,9 @@ def test_each_step_has_the_same_sequence_in_any_number_of_processes(seed: int) -
 
 
 @pytest.mark.soak
-def test_each_step_of_any_loop_has_the_same_sequence_in_any_number_of_processes(
-    for_each_soak_seed: ForEachSeed,
+@pytest.mark.parametrize("check", [check, check_processes])
+def test_each_step_of_any_loop_has_the_same_sequence(
+    check: Callable[[int], None], for_each_soak_seed: ForEachSeed
 ) -> None:
-    """Only one arrangement in a hundred had another order."""
-    for_each_soak_seed(check_processes)
-
-
-@pytest.mark.soak
-def test_each_step_of_any_loop_has_the_same_sequence_at_any_speed(for_each_soak_seed: ForEachSeed) -> None:
     """Only one arrangement in a hundred had another order."""
     for_each_soak_seed(check)

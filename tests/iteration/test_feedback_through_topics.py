@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from iteration.feedback_support import ended, iterate, run
-from iteration.iteration_support import SMALL, Dawdle, Endless, Log, Witness, callbacks, cut_items, run_shuffled
-from iteration.known_cases_support import OUTPUT, SUM, feedback_path, nothing, sequence
+from iteration.iteration_support import SMALL, Dawdle, Endless
 from iteration.topic_loops_support import MakeTopic
 from support.waiting import PATIENCE_S, until
 
@@ -19,47 +18,16 @@ from streamiter import (
     Flow,
     IterationBodyResult,
     IterationConfig,
-    IterationListener,
     Operator,
-    OutputTag,
     Stream,
-    connect,
     epochs_every,
     feedback_through,
     iterate_bounded_streams_until_termination,
     iterate_unbounded_streams,
-    replayed,
 )
-from streamiter.errors import ConfigurationError, JobFailed
+from streamiter.errors import JobFailed
 from streamiter.iteration import FeedbackRecords
 from streamiter.topics import MemoryBroker, Topic
-
-CRITERIA = OutputTag("criteria")
-
-
-EVERY_KIND = pytest.mark.parametrize("ahead", [0, 1, None, "unbounded"])
-
-
-@EVERY_KIND
-async def test_a_loop_through_a_topic_has_the_same_results_as_in_memory(make_topic: MakeTopic, ahead: Any) -> None:
-    """Epochs, callbacks or the end of the iteration were lost on the way through the topic."""
-    through = await make_topic()
-    log: Log = {}
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        counted = variables[0].map(lambda x: x + 1).process(lambda: Witness(log), name="witness")
-        return IterationBodyResult([feedback_through(counted.filter(lambda x: x < 5), through)], [counted])
-
-    flow = Flow("count")
-    [counted] = iterate(flow.from_items([0]), [], body, ahead)
-    collected = counted.collect()
-    statistics = await run(flow)
-    assert collected.items == [1, 2, 3, 4, 5]
-    witnessed = log["witness", 0]
-    assert [entry[1:] for entry in witnessed if entry[0] == "record"] == [(x + 1, x) for x in range(5)]
-    assert callbacks(witnessed) == [0, 1, 2, 3, 4]
-    assert statistics.state == "finished"
-    assert statistics.loops[0].ended_in == 5
 
 
 @pytest.mark.parametrize(("epochs", "end"), [(0, 1), (3, 3)])
@@ -84,98 +52,6 @@ async def test_the_end_of_data_is_written_with_the_epoch_in_which_it_returns(
     assert [epoch for kind, epoch in told if kind == "end of data"] == [end]
     assert max(epoch for kind, epoch in told if kind == "data") == end
     assert [epoch for kind, epoch in told if kind == "watermark"] == list(range(1, epochs + 1))
-
-
-async def test_criteria_and_replayed_data_work_with_feedback_through_a_topic(make_topic: MakeTopic) -> None:
-    """Criteria, which return in memory, overtook feedback through the topic and ended the loop too early."""
-    through = await make_topic(partitions=2)
-    log: Log = {}
-
-    def emit_criteria(epoch: int, context: Any, out: Any) -> None:
-        if epoch < 2:
-            out.emit(epoch, tag=CRITERIA)
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        counted = connect(variable=variables[0].map(lambda x: x + 1), data=data[0]).process(
-            lambda: Witness(log, on_callback=emit_criteria), name="witness"
-        )
-        back = counted.filter(lambda x: x < 10)
-        return IterationBodyResult([feedback_through(back, through)], [counted], counted.side_output(CRITERIA))
-
-    flow = Flow("criteria")
-    [counted] = iterate(flow.from_items([0]), [replayed(flow.from_items([10, 20]))], body, 0)
-    collected = counted.collect()
-    await run(flow)
-    assert [item for item in collected.items if item < 10] == [1, 2, 3, 4]
-    assert sorted(item for item in collected.items if item >= 10) == [10, 10, 10, 20, 20, 20]
-    assert callbacks(log["witness", 0]) == [0, 1, 2]
-
-
-@EVERY_KIND
-@pytest.mark.parametrize(("heads", "partitions"), [(1, 1), (1, 3), (2, 2), (2, 5)])
-async def test_every_record_makes_all_its_rounds(
-    make_topic: MakeTopic, heads: int, partitions: int, ahead: Any
-) -> None:
-    """Records of unions, forward edges or keyed edges were lost or doubled with several heads and partitions."""
-    through = await make_topic(partitions=partitions)
-    items = [(number, number % 7) for number in range(500)]
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        left = variables[0].filter(lambda x: x[1] > 0).map(lambda x: (x[0], x[1] - 1))
-        even = left.filter(lambda x: x[0] % 2 == 0)
-        odd = left.filter(lambda x: x[0] % 2 == 1).key_by(lambda x: x[0])
-        return IterationBodyResult([feedback_through(even.union(odd), through)], [variables[0]])
-
-    flow = Flow("rounds")
-    [passed] = iterate(flow.from_items(items, parallelism=heads), [], body, ahead)
-    collected = passed.collect()
-    await run(flow)
-    assert sorted(collected.items) == sorted((n, left) for n, times in items for left in range(times + 1))
-
-
-class RoundSums(Operator, IterationListener):
-    """Emits the sum of each round in its callback, and feeds the records of the round back before the last round."""
-
-    LAST_ROUND = 4
-
-    def __init__(self) -> None:
-        self._sums: dict[int, int] = {}
-        self._cache: list[int] = []
-
-    def open(self, context: Any) -> None:
-        self._context = context
-
-    def process_variable(self, value: int, out: Any) -> None:
-        epoch = self._context.epoch
-        self._sums[epoch] = self._sums.get(epoch, 0) + value
-        if epoch < self.LAST_ROUND:
-            self._cache.append(value)
-
-    process_data = process_variable
-
-    def on_epoch_watermark_incremented(self, epoch_watermark: int, context: Any, out: Any) -> None:
-        out.emit((epoch_watermark, self._sums.get(epoch_watermark)), tag=OUTPUT)
-        cache, self._cache = self._cache, []
-        out.emit_batch(cache)
-
-    def on_iteration_terminated(self, context: Any, out: Any) -> None:
-        out.emit("terminated", tag=OUTPUT)
-
-
-@pytest.mark.parametrize("ahead", [0, None])
-async def test_the_known_sums_of_each_round(make_topic: MakeTopic, ahead: int | None) -> None:
-    """Sums of rounds were wrong for four instances that fed back to four heads through a keyed edge and the topic."""
-    through = await make_topic(partitions=6)
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        summed = connect(variable=variables[0], data=data[0]).process(RoundSums, parallelism=1)
-        return IterationBodyResult([feedback_through(feedback_path(summed), through)], [summed.side_output(OUTPUT)])
-
-    flow = Flow("sums")
-    [sums] = iterate(nothing(flow), [sequence(flow, 1)], body, ahead)
-    collected = sums.collect()
-    await run(flow)
-    assert collected.items == [*((epoch, SUM) for epoch in range(5)), "terminated"]
 
 
 async def test_records_keep_their_order_and_their_types(make_topic: MakeTopic) -> None:
@@ -281,50 +157,6 @@ async def test_a_loop_can_be_stopped(make_topic: MakeTopic, mode: Any) -> None:
     await until(lambda: len(collected.items) > 20)
     statistics = await asyncio.wait_for(job.stop(mode), PATIENCE_S)
     assert statistics.state == {"suspend": "suspended", "drain": "finished", "abort": "aborted"}[mode]
-
-
-@pytest.mark.parametrize("ahead", [None, 0, 1])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_snapshot_at_any_moment_is_as_good_as_none(ahead: int | None, seed: int) -> None:
-    """A restored job lost the snapshot's feedback in the topic, or read feedback from after the snapshot."""
-    items = [(number, number % 4) for number in range(9)]
-    initial = [(100 + number, number % 3) for number in range(5)]
-
-    async def after(turns: int) -> None:
-        through = MemoryBroker().topic("loop")
-        await through.create(partitions=3)
-
-        def made() -> tuple[Flow, Any]:
-            flow = Flow("loop")
-            data = epochs_every(cut_items(flow, items, seed=seed, parallelism=2), records=2)
-
-            def body(variables: list[Stream], entered: list[Stream]) -> IterationBodyResult:
-                every = variables[0].rebalance().union(entered[0].rebalance())
-                slow = every.rebalance().process(lambda: Dawdle(seed), name="slow", parallelism=2)
-                back = slow.filter(lambda x: x[1] > 0).map(lambda x: (x[0], x[1] - 1))
-                return IterationBodyResult([feedback_through(back.rebalance(), through)], [slow])
-
-            config = IterationConfig(max_epochs_ahead=ahead)
-            variable = cut_items(flow, initial, seed=seed, parallelism=2)
-            [passed] = iterate_unbounded_streams([variable], [data], body, config)
-            return flow, passed.collect()
-
-        flow, _ = made()
-        job = await flow.start(channel_limits=SMALL)
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        try:
-            snapshot = await asyncio.wait_for(job.snapshot(), PATIENCE_S)
-        except ConfigurationError:  # The job has ended.
-            return
-        await job.stop("abort")
-        flow, passed = made()
-        await run(flow, channel_limits=SMALL, snapshot=snapshot)
-        every = [*items, *initial]
-        assert sorted(passed.items) == sorted((n, left) for n, times in every for left in range(times + 1)), turns
-
-    for turns in range(8 * seed, 240, 24):
-        run_shuffled(after(turns), seed + turns)
 
 
 async def test_feedback_without_room_in_memory_stays_in_the_topic(make_topic: MakeTopic, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 from iteration.iteration_support import (
     SMALL,
     CutItems,
-    Dawdle,
     Endless,
     Log,
     Witness,
@@ -39,69 +38,6 @@ from streamiter.runtime.feedback import FeedbackLimits
 SEEDS = range(3)
 
 
-def count_down(record: int, context: Any, out: Any) -> None:
-    if record > 0:
-        out.emit(record - 1)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("ahead", [None, 0, 1])
-def test_every_instance_has_a_callback_for_each_epoch_in_order_after_its_records(seed: int, ahead: int | None) -> None:
-    """A chained or repartitioned listener, or one after a slow step, missed an epoch, or received it too early."""
-    flow, log = Flow("loop"), Log()
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        first = variables[0].process(lambda: Witness(log), name="first")
-        chained = first.process(lambda: Witness(log), name="chained")
-        slow = chained.process(lambda: Dawdle(seed)).process(lambda: Witness(log), name="behind slow")
-        dealt = slow.rebalance().process(lambda: Witness(log), name="dealt", parallelism=3)
-        by_key = dealt.key_by(lambda x: x).process(
-            lambda: Witness(log, on_record=count_down), name="by key", parallelism=2
-        )
-        by_key.filter(lambda x: False).process(lambda: Witness(log), name="without records")
-        return IterationBodyResult([by_key.rebalance()], [])
-
-    initial = cut_items(flow, [4, 0, 2, 2, 3], seed=seed, parallelism=2)
-    iterate_unbounded_streams([initial], [], body, IterationConfig(max_epochs_ahead=ahead))
-    run(flow, seed=seed, limits=SMALL)
-    assert len(log) == 2 + 2 + 2 + 3 + 2 + 2
-    for entries in log.values():
-        check_listener(entries)
-        assert callbacks(entries) == [0, 1, 2, 3, 4]
-        assert kinds(entries, "terminated") == [("terminated", 5)]
-    for name in ("first", "chained", "behind slow", "dealt", "by key"):
-        records = [entry[1:] for subtask in range(3) for entry in kinds(log.get((name, subtask), []), "record")]
-        expected = [(left, epoch) for start in [4, 0, 2, 2, 3] for epoch, left in enumerate(range(start, -1, -1))]
-        assert sorted(records) == sorted(expected), name
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_listener_of_data_only_has_callback_0_at_the_end_of_the_data_and_then_its_end(seed: int) -> None:
-    """A step with data only delayed the callbacks of other steps, or did not receive its end."""
-    flow, log = Flow("loop"), Log()
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        only_data = data[0].process(lambda: Witness(log), name="data only")
-        behind = only_data.rebalance().process(lambda: Witness(log), name="behind it", parallelism=2)
-        both = connect(variable=variables[0], data=behind).process(
-            lambda: Witness(log, on_record=lambda x, context, out: count_down(x, context, out) if x < 9 else None),
-            name="both",
-        )
-        return IterationBodyResult([both.rebalance()], [])
-
-    data = cut_items(flow, [10, 11, 12, 13], seed=seed)
-    iterate_unbounded_streams([flow.from_items([3])], [data], body)
-    run(flow, seed=seed, limits=SMALL)
-    for name, subtask in [("data only", 0), ("behind it", 0), ("behind it", 1)]:
-        entries = log[name, subtask]
-        check_listener(entries)
-        assert callbacks(entries) == [0]
-        assert entries[-5:] == [("input ended", "input"), ("callback", 0), ("terminated", 4), ("finish",), ("close",)]
-    check_listener(log["both", 0])
-    assert callbacks(log["both", 0]) == [0, 1, 2, 3]
-    assert kinds(log["both", 0], "input ended") == [("input ended", "data"), ("input ended", "variable")]
-
-
 def test_a_listener_of_stamped_data_only_has_callbacks_for_the_epochs_of_the_data() -> None:
     """Of two stamped streams of different lengths, the last epochs of the longer one had no callbacks."""
     for lengths in ((2, 5), (5, 2)):
@@ -118,88 +54,6 @@ def test_a_listener_of_stamped_data_only_has_callbacks_for_the_epochs_of_the_dat
         for name in ("both", "behind it"):
             check_listener(log[name, 0])
             assert callbacks(log[name, 0]) == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_termination_runs_in_dataflow_order_and_its_records_are_handled_first(seed: int) -> None:
-    """A sum that was emitted at the end arrived after its consumer had ended."""
-    flow, log, order = Flow("loop"), Log(), list[str]()
-
-    def terminated(name: str, out: Any) -> None:
-        order.append(name)
-        out.emit(f"terminated {name}")
-
-    def step(name: str, stream: Stream, parallelism: int = 1) -> Stream:
-        return stream.process(
-            lambda: Witness(
-                log,
-                on_terminated=lambda context, out: terminated(name, out),
-                on_finish=lambda out: out.emit(f"finished {name}"),
-            ),
-            name=name,
-            parallelism=parallelism,
-        )
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        first = step("first", variables[0])
-        chained = step("chained", first)
-        last = step("last", chained.union(step("data", data[0])).rebalance(), parallelism=2)
-        return IterationBodyResult([last.filter(lambda x: not isinstance(x, int)).rebalance()], [last])
-
-    data = flow.from_items([5])
-    [output] = iterate_unbounded_streams([flow.from_items([1])], [data], body)
-    seen = output.collect()
-    run(flow, seed=seed, limits=SMALL)
-    assert order.index("first") < order.index("chained") < order.index("last")
-    assert order.index("data") < order.index("last")
-    of_chained = log["chained", 0]
-    assert of_chained.index(("record", "terminated first", 1)) < of_chained.index(("terminated", 1))
-    assert of_chained.index(("record", "finished first", 1)) < of_chained.index(("terminated", 1))
-    emitted = [f"{kind} {name}" for kind in ("terminated", "finished") for name in ("first", "chained", "data")]
-    of_last = log["last", 0] + log["last", 1]
-    assert sorted(entry[1] for entry in kinds(of_last, "record") if isinstance(entry[1], str)) == sorted(emitted)
-    assert {entry[2] for entry in kinds(of_last, "record") if isinstance(entry[1], str)} == {1}
-    assert sorted(map(str, seen.items)) == sorted(
-        ["1", "5", *emitted, *2 * ["terminated last"], *2 * ["finished last"]]
-    )
-    for entries in log.values():
-        check_listener(entries)
-
-
-def test_records_emitted_to_feedback_on_termination_are_dropped() -> None:
-    """Records emitted at termination were fed back, although no epoch follows the last one."""
-    flow, log = Flow("loop"), Log()
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        step = variables[0].process(
-            lambda: Witness(log, on_record=count_down, on_terminated=lambda context, out: out.emit(100)), name="step"
-        )
-        return IterationBodyResult([step], [step])
-
-    [output] = iterate_unbounded_streams([flow.from_items([2])], [], body)
-    seen = output.collect()
-    run(flow)
-    assert seen.items == [1, 0, 100]
-    assert [entry[1] for entry in kinds(log["step", 0], "record")] == [2, 1, 0]
-
-
-@pytest.mark.parametrize("parallelism", [1, 3])
-def test_a_loop_without_any_record_ends_with_one_callback(parallelism: int) -> None:
-    """A loop without records ended in epoch 0, or waited for records of epoch 1."""
-    flow, log = Flow("loop"), Log()
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        step = connect(left=variables[0], right=data[0]).process(lambda: Witness(log), name="step")
-        return IterationBodyResult([step], [])
-
-    initial = flow.from_items([], parallelism=parallelism)
-    iterate_unbounded_streams([initial], [flow.from_items([], parallelism=parallelism)], body)
-    run(flow)
-    for subtask in range(parallelism):
-        assert sorted(log["step", subtask][:1]) == [("input ended", "right")]
-        check_listener(log["step", subtask])
-        assert callbacks(log["step", subtask]) == [0]
-        assert kinds(log["step", subtask], "terminated") == [("terminated", 1)]
 
 
 # -- the end of an input ---------------------------------------------------------------------------------
@@ -228,38 +82,6 @@ def test_the_end_of_data_is_reported_at_its_own_end_while_another_stream_continu
     check_listener(log["both", 0])
 
 
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("stamped", [False, True])
-def test_records_emitted_at_the_end_of_an_input_are_not_lost(seed: int, stamped: bool) -> None:
-    """The last partial report of a worker was sent with an epoch that was already complete, and was not counted."""
-    flow, log = Flow("loop"), Log()
-
-    def at_end(name: str, out: Any) -> None:
-        if name == "data":
-            out.emit("the rest")
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        model = (
-            variables[0]
-            .process(lambda: Dawdle(seed))
-            .process(lambda: Witness(log, on_record=lambda *_: None), name="model")
-        )
-        slow = data[0].process(lambda: Dawdle(seed + 1))
-        worker = connect(variable=model, data=slow).process(
-            lambda: Witness(log, on_record=lambda *_: None, on_ended=at_end), name="worker"
-        )
-        return IterationBodyResult([worker], [])
-
-    data = cut_items(flow, range(5), seed=seed)
-    data = epochs_every(data, records=2) if stamped else data
-    iterate_unbounded_streams([flow.from_items(["start"])], [data], body)
-    run(flow, seed=seed, limits=SMALL)
-    [rest] = [entry for entry in kinds(log["model", 0], "record") if entry[1] == "the rest"]
-    check_listener(log["model", 0])
-    check_listener(log["worker", 0])
-    assert rest[2] == 1 or stamped
-
-
 async def test_records_emitted_at_a_late_end_of_stamped_data_are_fed_back() -> None:
     """All epochs of the data were complete when the job was drained, and the loop ended without the last report."""
     flow, log = Flow("loop"), Log()
@@ -279,33 +101,6 @@ async def test_records_emitted_at_a_late_end_of_stamped_data_are_fed_back() -> N
     assert ("record", "data", 3) in log["model", 0]
     for step in ("model", "worker"):
         check_listener(log[step, 0])
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_data_that_is_fed_back_only_at_its_end_circulates(seed: int) -> None:
-    """A step with data only lost its end, its callback or its feedback, which are its only calls."""
-    flow, log = Flow("loop"), Log()
-
-    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
-        variables[0].process(lambda: Witness(log), name="model")
-        step = data[0].process(
-            lambda: Witness(
-                log,
-                on_record=lambda *_: None,
-                on_ended=lambda name, out: out.emit("end"),
-                on_callback=lambda epoch, context, out: out.emit(epoch),
-            ),
-            name="step",
-        )
-        return IterationBodyResult([step], [])
-
-    data = flow.from_items([1, 2, 3])
-    iterate_unbounded_streams([cut_items(flow, ["start"], seed=seed)], [data], body)
-    run(flow, seed=seed, limits=SMALL)
-    records = kinds(log["model", 0], "record")
-    assert sorted(records, key=repr) == [("record", "end", 1), ("record", "start", 0), ("record", 0, 1)]
-    check_listener(log["model", 0])
-    assert callbacks(log["model", 0]) == [0, 1]
 
 
 # -- wanted inputs ---------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from iteration.iteration_support import run
 
-from streamiter import Flow, IterationBodyResult, IterationListener, Operator, Stream, iterate_unbounded_streams
+from streamiter import Flow, IterationBodyResult, Operator, Stream, iterate_unbounded_streams
 from streamiter.errors import GraphError
 from streamiter.flow.building import loop_of
 
@@ -59,16 +59,6 @@ def test_a_repartitioned_output_is_partitioned_at_the_parallelism_of_the_body(
     assert ("output 0" in [step.name for step in flow.steps]) == (parallelism > 1)
     run(flow, seed=seed)
     assert seen.items == [1] * 2 * (parallelism if copies else 1)
-
-
-def test_a_listener_outside_is_refused() -> None:
-    """A listener after the loop was accepted, although no epoch ends outside the body."""
-
-    class Listener(Operator, IterationListener):
-        def process(self, record: int, out: Any) -> None: ...
-
-    with pytest.raises(GraphError, match="expected an IterationListener in the body of an iteration"):
-        counted_to(1, Flow("count")).process(Listener)
 
 
 def test_outputs_are_outside_and_streams_of_the_body_are_not() -> None:

@@ -216,3 +216,14 @@ def test_after_a_restore_nothing_is_decided_before_all_have_reported() -> None:
     assert progress.resume_after(released=4, complete=3, ended_in=None) == [Completed(4)]
     assert progress.rounds.runs == [(4, 4, 2)]
     assert progress.head_received(1, epoch=5, count=0) == [ReleasedEpoch(5), Ended(5)]
+
+
+def test_a_restored_loop_decides_nothing_until_every_head_has_reported_again() -> None:
+    """The entrances reported first: an epoch counted as without feedback, and the loop ended with records in it."""
+    progress = LoopProgress(heads=2, entrances=1)
+    assert progress.entrance_ended(0) == []
+    progress.head_restored(0, received=1, counts=[(1, 0)])
+    progress.head_restored(1, received=1, counts=[(1, 5)])
+    decisions = progress.resume_after(released=1, complete=0, ended_in=None)
+    assert not any(isinstance(decision, Ended) for decision in decisions)
+    assert progress.last_complete == 1

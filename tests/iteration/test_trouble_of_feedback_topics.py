@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from iteration.feedback_support import ended, endless_loop, iterate, run
@@ -14,16 +12,8 @@ from support.kafka_server import KafkaServer
 from support.waiting import PATIENCE_S, until
 from topics.topic_case import missing_soon
 
-from streamiter import (
-    Flow,
-    IterationBodyResult,
-    Stream,
-    connect,
-    feedback_through,
-    iterate_bounded_streams_until_termination,
-    topic,
-)
-from streamiter.errors import GraphError, JobFailed
+from streamiter import Flow, IterationBodyResult, Stream, feedback_through, topic
+from streamiter.errors import JobFailed
 from streamiter.topics import MemoryBroker, OutgoingBatch
 
 
@@ -167,57 +157,3 @@ async def test_feedback_that_retention_has_taken_is_an_error() -> None:
     passed.collect()
     with pytest.raises(JobFailed, match=r"'variable 0'.*(out of range|no longer|earliest)"):
         await run(flow)
-
-
-def loop_of(make: Callable[[Any, Any], Any]) -> Callable[[], object]:
-    """Return a function that builds a loop with a body made from the variable stream."""
-
-    def build() -> object:
-        broker = MemoryBroker()
-        flow = Flow("f")
-        return iterate_bounded_streams_until_termination(
-            [flow.from_items([0]), flow.from_items([0])], [], lambda v, d: make(v, broker.topic("loop"))
-        )
-
-    return build
-
-
-WRONG: list[tuple[Callable[[], object], str]] = [
-    (loop_of(lambda v, t: feedback_through(v, t)), r"feedback_through: expected a stream, given \["),
-    (
-        loop_of(lambda v, t: feedback_through(v[0], "loop")),  # type: ignore[arg-type]
-        r'expected a topic, given .loop.; write .*topic\("kafka',
-    ),
-    (
-        loop_of(lambda v, t: feedback_through(v[0], topic("file:/tmp/a.jsonl"))),
-        r"expected a topic with partitions and headers, given file:",
-    ),
-    (
-        loop_of(lambda v, t: feedback_through(v[0], t).map(str)),  # type: ignore[attr-defined]
-        r"to be one of the feedback_variable_streams .* \.map of it",
-    ),
-    (
-        loop_of(lambda v, t: IterationBodyResult(v, [feedback_through(v[0], t)])),
-        r"expected output stream 0 to be a Stream, given feedback_through\('variable 0', memory:",
-    ),
-    (
-        loop_of(lambda v, t: IterationBodyResult(v, v, feedback_through(v[0], t))),  # type: ignore[arg-type]
-        r"expected termination_criteria to be a Stream, given feedback_through",
-    ),
-    (
-        loop_of(lambda v, t: IterationBodyResult([feedback_through(s, t) for s in v], v)),
-        r"a topic of its own for the feedback to 'variable 1' \('variable 1'\), given memory:.*of 'variable 0'",
-    ),
-    (
-        loop_of(lambda v, t: connect(a=feedback_through(v[0], t))),  # type: ignore[arg-type]
-        r"connect: expected streams, given feedback_through",
-    ),
-]
-
-
-@pytest.mark.parametrize(("build", "message"), WRONG)
-def test_wrong_use_is_refused_at_the_users_line(build: Callable[[], object], message: str) -> None:
-    """A stream that went through a topic on only one of its paths was read twice, or never."""
-    with pytest.raises(GraphError, match=message) as refused:
-        build()
-    assert "test_trouble_of_feedback_topics.py" in refused.value.where

@@ -1,52 +1,36 @@
-"""Random bodies of bounded iterations; listeners at many places record their calls.
+"""Random bodies of iterations; listeners at many places record their calls.
 
-In every body a record makes at most ``ROUNDS_MAX`` rounds, and the outputs of an epoch follow from its inputs.
+In a bounded one a record makes at most ``ROUNDS_MAX`` rounds, and the outputs of an epoch follow from its inputs.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from iteration.iteration_support import Dawdle, Log, Witness, callbacks, check_listener, cut_items, ended
-from support.waiting import PATIENCE_S
+from iteration.iteration_support import Dawdle, Log, callbacks, check_listener
+from iteration.loop_ways import Loop, Remembering
 
 from streamiter import (
-    Flow,
     IterationBodyResult,
-    IterationConfig,
     IterationListener,
     Operator,
     OperatorLifeCycle,
     OutputTag,
     Stream,
     connect,
+    epochs_every,
     for_each_round,
-    iterate_bounded_streams_until_termination,
     replayed,
 )
-from streamiter.errors import ConfigurationError
 from streamiter.iteration import terminate_after
 from streamiter.operators.source import Collected
-from streamiter.runtime.checkpointing.commit import JobSnapshot
 from streamiter.runtime.feedback import FeedbackLimits
-from streamiter.runtime.plan import ChannelLimits
 
 SEEN = OutputTag("seen")
 ROUNDS_MAX = 5
-
-
-class Remembering(Witness):
-    """A witness with its log in its snapshot: after a restore the log continues at the snapshot."""
-
-    def snapshot(self) -> Any:
-        return [entry for entry in self._log if entry != ("close",)]
-
-    def restore(self, state: Any) -> None:
-        self._log[:] = [tuple(entry) for entry in state]
 
 
 class RememberingInOrder(Remembering):
@@ -158,8 +142,8 @@ class LeftLeads(Operator, IterationListener):
 class GoRound(Operator, IterationListener):
     """Emits every record with its epoch, and feeds it back minus one until it is 0 or the last round is reached."""
 
-    def __init__(self, *, synchronous: bool) -> None:
-        self._synchronous = synchronous
+    def __init__(self, *, synchronous: bool, rounds_max: int = ROUNDS_MAX) -> None:
+        self._synchronous, self._rounds_max = synchronous, rounds_max
         self._kept: dict[int, list[int]] = {}
 
     def open(self, context: Any) -> None:
@@ -168,7 +152,7 @@ class GoRound(Operator, IterationListener):
     def process(self, record: int, out: Any) -> None:
         epoch = self._context.epoch
         out.emit((epoch, record), tag=SEEN)
-        if record > 0 and epoch < ROUNDS_MAX:
+        if record > 0 and epoch < self._rounds_max:
             if self._synchronous:
                 self._kept.setdefault(epoch, []).append(record - 1)
             else:
@@ -203,19 +187,13 @@ class PassKeyed(Operator):
         out.emit(record)
 
 
-def limits(seed: int) -> ChannelLimits:
-    """Return limits of one to three records for each channel."""
-    return ChannelLimits(records=1 + seed % 3)
-
-
 @dataclass
 class MadeBody:
-    """A flow around one loop, and the logs of its steps."""
+    """The outputs of a random loop, and the logs of its steps."""
 
-    flow: Flow
-    seen: list[Collected]
-    has_criteria: bool
-    log: Log = field(default_factory=dict)
+    log: Log
+    seen: list[Collected] = field(default_factory=list)
+    has_criteria: bool = False
     in_order: set[str] = field(default_factory=set)
 
     def heard(self) -> dict[Any, list[int]]:
@@ -231,59 +209,71 @@ class MadeBody:
         return [sorted(collected.items) for collected in self.seen]
 
 
-async def snapshot_of(made: MadeBody, turns: int, schedule: int, begin: JobSnapshot | None) -> JobSnapshot | None:
-    """Return a snapshot this number of turns after the start from ``begin``; None if the job had ended."""
-    job = await made.flow.start(channel_limits=limits(schedule), snapshot=begin)
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    try:
-        return await asyncio.wait_for(job.snapshot(), PATIENCE_S)
-    except ConfigurationError:
-        return None
-    finally:
-        await job.stop("abort")
-
-
-async def restored(made: MadeBody, snapshot: JobSnapshot | None, schedule: int) -> None:
-    await ended(await made.flow.start(channel_limits=limits(schedule), snapshot=snapshot))
-
-
 class Maker:
-    """Makes one body; the same seed makes the same body."""
+    """Makes one loop; the same seed makes the same loop."""
 
-    def __init__(self, seed: int, *, ahead: Any = None, sources_seed: int | None = None) -> None:
-        self._seed = seed
-        self._sources_seed = seed if sources_seed is None else sources_seed
+    def __init__(self, seed: int, loop: Loop) -> None:
+        self._seed, self._loop = seed, loop
         self._chosen = random.Random(seed)
-        self._ahead = ahead
-        self._in_round = False
+        self._may_listen = True
+        self.made = MadeBody(loop.log)
 
-    def make(self) -> MadeBody:
-        return self.make_in(Flow("loop"))
-
-    def make_in(self, flow: Flow) -> MadeBody:
+    def bounded(self) -> MadeBody:
+        """Make a bounded loop, of which each result follows from its inputs."""
         chosen = self._chosen
-        self.made = MadeBody(flow, [], chosen.random() < 0.4)
+        self.made.has_criteria = chosen.random() < 0.4
         whole = chosen.random() < 0.15
         self._may_listen = not whole
-        variables = [self._source(flow, 6) for _ in range(chosen.randint(1, 3))]
-        data: list[Any] = [self._source(flow, 4) for _ in range(chosen.randint(0, 2))]
+        variables = [self._source(6) for _ in range(chosen.randint(1, 3))]
+        data: list[Any] = [self._source(4) for _ in range(chosen.randint(0, 2))]
         data = [replayed(stream) if chosen.random() < 0.5 else stream for stream in data]
-        config = IterationConfig(
-            max_epochs_ahead=self._ahead,
+        self.made.seen = self._loop.collect(
+            variables,
+            data,
+            self._body_per_round if whole else self._body,
             operator_life_cycle=OperatorLifeCycle.PER_ROUND if whole else OperatorLifeCycle.ALL_ROUND,
-            feedback_limits=FeedbackLimits(memory_bytes=chosen.choice([0, 200, 1 << 20])),
+            feedback_limits=self._feedback_limits(),
             replay_memory_bytes=chosen.choice([0, 1 << 20]),
         )
-        body = self._body_per_round if whole else self._body
-        outputs = iterate_bounded_streams_until_termination(variables, data, body, config)
-        self.made.seen = [output.collect() for output in outputs]
         return self.made
 
-    def _source(self, flow: Flow, highest: int) -> Stream:
+    def unbounded(self) -> Callable[[], None]:
+        """Make an unbounded loop, in which each record counts down; return a function that checks its results."""
         chosen = self._chosen
-        items = [chosen.randint(0, highest) for _ in range(chosen.choice([0, 1, 5, 10]))]
-        return cut_items(flow, items, seed=self._sources_seed, parallelism=chosen.randint(1, 3))
+        items, group = self._items(5), chosen.choice([None, 1, 3])
+        starts = [(0, record) for record in items]
+        streams: list[Stream] = []
+        if chosen.random() < 0.7:
+            given, subtasks = self._items(4), chosen.randint(1, 3)
+            stream = self._loop.items(given, subtasks)
+            streams = [stream if group is None else epochs_every(stream, records=group).rebalance()]
+            starts += [(0 if group is None else at // subtasks // group, record) for at, record in enumerate(given)]
+        ahead = chosen.choice([None, 0, 1, 3]) if not streams or group is not None else None
+
+        def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+            turn = self._turn([self._steps(stream) for stream in [*variables, *data]], rounds_max=100)
+            return IterationBodyResult([self._steps(turn).rebalance()], [turn.side_output(SEEN)])
+
+        variable, limits = self._loop.items(items, chosen.randint(1, 3)), self._feedback_limits()
+        config: dict[str, Any] = {"max_epochs_ahead": ahead, "feedback_limits": limits, "is_unbounded": True}
+        self.made.seen = self._loop.collect([variable], streams, body, **config)
+
+        def check() -> None:
+            self.made.check_listeners()
+            expected = [(epoch + done, record - done) for epoch, record in starts for done in range(record + 1)]
+            assert self.made.outputs() == [sorted(expected)]
+
+        return check
+
+    def _items(self, highest: int) -> list[int]:
+        chosen = self._chosen
+        return [chosen.randint(0, highest) for _ in range(chosen.choice([0, 1, 5, 10]))]
+
+    def _source(self, highest: int) -> Stream:
+        return self._loop.items(self._items(highest), self._chosen.randint(1, 3))
+
+    def _feedback_limits(self) -> FeedbackLimits:
+        return FeedbackLimits(memory_bytes=self._chosen.choice([0, 200, 1 << 20]))
 
     def _body(self, variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
         chosen = self._chosen
@@ -317,12 +307,12 @@ class Maker:
             return terminate_after(chosen.choice(turns), rounds=chosen.randint(1, 4))
         return chosen.choice(turns).filter(lambda x: x % 3 > 0)
 
-    def _turn(self, streams: list[Stream]) -> Stream:
+    def _turn(self, streams: list[Stream], rounds_max: int = ROUNDS_MAX) -> Stream:
         chosen = self._chosen
         parallelism, synchronous = chosen.randint(1, 3), chosen.random() < 0.3
 
         def make() -> GoRound:
-            return GoRound(synchronous=synchronous)
+            return GoRound(synchronous=synchronous, rounds_max=rounds_max)
 
         if len(streams) == 1:
             return streams[0].rebalance().process(make, parallelism=parallelism)
@@ -357,7 +347,7 @@ class Maker:
         return connect(left=left, right=right).process(make, parallelism=parallelism)
 
     def _listen(self, stream: Stream) -> Stream:
-        name = f"listener {len(self.made.log)}-{len(self.made.flow.steps)}"
+        name = f"listener {len(self._loop.flow.steps)}"
         in_order = self._chosen.random() < 0.4
         if in_order:
             self.made.in_order.add(name)
