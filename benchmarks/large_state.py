@@ -24,8 +24,8 @@ import uvloop
 from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
 from benchmarks.session import PROJECT, Session
 from streamiter import Checkpoints, Flow, Operator, RocksState, Stream, tumbling
+from streamiter.engine.job.job import Job
 from streamiter.operators import Context, Output, Positions, Source, SourceBatch
-from streamiter.runtime.job import Job
 
 __all__ = ["main", "state_backends"]
 

@@ -23,7 +23,7 @@ from benchmarks.learning_streams import FURTHER, MAIN, SCALES, STREAMS, Learning
 from benchmarks.report import environment, markdown_table
 from benchmarks.session import PROJECT, Session
 from streamiter import Columns
-from streamiter.charts import Line, Panel, chart
+from streamiter.flow.drawing.charts import Line, Panel, chart
 
 __all__ = ["Compared", "as_page", "compare", "main", "with_late_section"]
 

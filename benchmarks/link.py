@@ -22,12 +22,12 @@ import uvloop
 
 from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
 from benchmarks.session import Session, running
-from streamiter.checkpoints import PlainData
-from streamiter.clock import SystemClock
-from streamiter.processes.frames import FrameEncoding
-from streamiter.processes.link import LinkError, LinkIdentity, ProcessLink, connect_link, listen
-from streamiter.processes.remote_channel import ArrivingChannel, DepartingChannel
-from streamiter.records import Batch, Columns, Control, DataBatch, EndOfInput
+from streamiter.engine.processes.frames import FrameEncoding
+from streamiter.engine.processes.link import LinkError, LinkIdentity, ProcessLink, connect_link, listen
+from streamiter.engine.processes.remote_channel import ArrivingChannel, DepartingChannel
+from streamiter.values.helpers.clock import SystemClock
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import Batch, Columns, Control, DataBatch, EndOfInput
 
 __all__ = ["link"]
 

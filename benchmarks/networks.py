@@ -15,7 +15,7 @@ from streamiter.networks.data import LabelledRows, part, read_rows
 from streamiter.networks.network import Network
 from streamiter.networks.serving import TrainedNetwork
 from streamiter.networks.training import fit_network
-from streamiter.sparse_rows import SparseRows
+from streamiter.values.sparse_rows import SparseRows
 
 __all__ = ["DATA", "EPOCHS", "OWN", "PUBLISHED", "census", "networks_speed"]
 

@@ -14,8 +14,8 @@ from benchmarks import parameter_server_by_hand as by_hand
 from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, alternate
 from benchmarks.parameter_server_by_hand import Keys, Numbers, Work
 from benchmarks.session import Session
-from streamiter.optimizers import Adam
 from streamiter.parameter_server import ASP, SSP, Client, Consistency, ParameterServer, psf
+from streamiter.parameter_server.optimizers import Adam
 
 __all__ = ["agree", "digest", "parameter_server", "parameter_server_calls", "parameter_server_optimizer"]
 

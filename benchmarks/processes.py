@@ -22,7 +22,7 @@ from benchmarks.measuring import Contender, Figure, Target, Trial, alternate
 from benchmarks.online_learning import LINGER_S
 from benchmarks.session import PROJECT, Session, running
 from streamiter import Flow, LocalProcesses
-from streamiter.runtime.statistics import JobStatistics
+from streamiter.engine.graph.statistics import JobStatistics
 
 __all__ = [
     "ONE",

@@ -14,7 +14,7 @@ from benchmarks.measuring import Contender, Figure, Stopwatch, Target, Trial, al
 from benchmarks.session import Session
 from streamiter import Checkpoints, Flow, Operator
 from streamiter.operators import Output
-from streamiter.records import Batch
+from streamiter.values.records import Batch
 
 __all__ = ["snapshot_pause"]
 

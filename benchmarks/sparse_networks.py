@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.measuring import Figure, Stopwatch, Target
 from benchmarks.session import PROJECT, Session
 from streamiter.networks import LabelledRows, Network, fit_network
-from streamiter.sparse_rows import SparseRows
+from streamiter.values.sparse_rows import SparseRows
 
 __all__ = ["main", "networks_sparse"]
 

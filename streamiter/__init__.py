@@ -3,7 +3,11 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from streamiter.checkpoints.store import Checkpoints
+    from streamiter.engine.graph.feedback import FeedbackLimits
+    from streamiter.engine.processes.local import LocalProcesses
+    from streamiter.engine.processes.on_ray import Ray
+    from streamiter.engine.states.rocks_state import RocksState
+    from streamiter.engine.storage.store import Checkpoints
     from streamiter.flow.flow import Flow, connect
     from streamiter.flow.keyed_stream import KeyedStream
     from streamiter.flow.stream import Stream
@@ -16,20 +20,16 @@ if TYPE_CHECKING:
     from streamiter.operators.timed.aggregates import fold, quantile
     from streamiter.operators.timed.kinds import calendar, hopping, session, sliding, tumbling
     from streamiter.operators.timed.windowing import WindowResult
-    from streamiter.processes.local import LocalProcesses
-    from streamiter.processes.on_ray import Ray
-    from streamiter.records import Columns, OutputTag
-    from streamiter.runtime.feedback import FeedbackLimits
-    from streamiter.states.rocks_state import RocksState
     from streamiter.topics.formats import Json
     from streamiter.topics.urls import topic
+    from streamiter.values.records import Columns, OutputTag
 else:
-    from streamiter.lazy import lazy_names
+    from streamiter.values.helpers.lazy import lazy_names
 
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "streamiter.checkpoints.store": "Checkpoints",
+            "streamiter.engine.storage.store": "Checkpoints",
             "streamiter.flow.flow": "Flow connect",
             "streamiter.flow.keyed_stream": "KeyedStream",
             "streamiter.flow.stream": "Stream",
@@ -42,11 +42,11 @@ else:
             "streamiter.operators.timed.aggregates": "fold quantile",
             "streamiter.operators.timed.kinds": "calendar hopping session sliding tumbling",
             "streamiter.operators.timed.windowing": "WindowResult",
-            "streamiter.processes.local": "LocalProcesses",
-            "streamiter.processes.on_ray": "Ray",
-            "streamiter.records": "Columns OutputTag",
-            "streamiter.runtime.feedback": "FeedbackLimits",
-            "streamiter.states.rocks_state": "RocksState",
+            "streamiter.engine.processes.local": "LocalProcesses",
+            "streamiter.engine.processes.on_ray": "Ray",
+            "streamiter.values.records": "Columns OutputTag",
+            "streamiter.engine.graph.feedback": "FeedbackLimits",
+            "streamiter.engine.states.rocks_state": "RocksState",
             "streamiter.topics.formats": "Json",
             "streamiter.topics.urls": "topic",
         },

@@ -28,9 +28,9 @@
     │   └── ProducerFenced         a newer writer with the same transactional id has taken over
     │       └── TransactionExpired the transaction was open for longer than its timeout
     ├── CheckpointError            a checkpoint is missing or damaged, or cannot be taken or resumed from
-    │   ├── CheckpointTimedOut     (streamiter.runtime) a barrier did not pass through the job in time
-    │   │   └── WorkersApart       (streamiter.runtime) workers of a parameter server did not reach one clock in time
-    │   └── JobIsOver              (streamiter.runtime) the job has ended, so no checkpoint is taken
+    │   ├── CheckpointTimedOut     (streamiter.engine) a barrier did not pass through the job in time
+    │   │   └── WorkersApart       (streamiter.engine) workers of a parameter server did not reach one clock in time
+    │   └── JobIsOver              (streamiter.engine) the job has ended, so no checkpoint is taken
     ├── StoreUnavailable           the store of checkpoints does not answer
     ├── ParameterServerError       a parameter server cannot do what a call asks for
     │   ├── UnknownMatrix          the server has no such matrix
@@ -41,8 +41,8 @@
     │   ├── OutOfTurn              the consistency of the matrix forbids the call at this clock
     │   ├── ServerReset            the server was restarted or closed while the call waited
     │   └── ShardLost              the process of a shard is gone
-    ├── RemoteError                (streamiter.runtime) an error in another process, of a class that is not streamiter's
-    ├── LinkError                  (streamiter.processes) a link between two processes was lost, or refused
+    ├── RemoteError                (streamiter.engine) an error in another process, of a class that is not streamiter's
+    ├── LinkError                  (streamiter.engine.processes) a link between two processes was lost, or refused
     ├── ProcessLost                a process of a run in several processes has died, or was silent for too long
     ├── LoopOverflow               feedback, or replayed data, exceeded the disk limit of its loop
     ├── OutputOverflow             one call of an operator emitted more records than can wait

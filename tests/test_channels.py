@@ -11,9 +11,9 @@ import pytest
 from support.examples import random_examples
 from support.waiting import PATIENCE_S
 
-from streamiter.channels import Channel, Intake
+from streamiter.engine.graph.channels import Channel, Intake
 from streamiter.errors import InternalError
-from streamiter.records import Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, estimated_bytes
+from streamiter.values.records import Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, estimated_bytes
 
 
 def channel_of(records: int = 10, size_bytes: int = 1 << 20) -> Channel:

@@ -8,7 +8,7 @@ import sys
 import pytest
 from support.waiting import PATIENCE_S
 
-from streamiter.compiled import compiled
+from streamiter.values.helpers.compiled import compiled
 
 
 def twice(number: float) -> float:
@@ -25,7 +25,7 @@ def test_functions_are_compiled_where_no_directory_can_be_written(monkeypatch: p
 _THREADS_IMPORT_NUMBA = """
 import sys, threading
 sys.setswitchinterval(1e-5)
-from streamiter.compiled import compiled, pointer_function, saying_that_it_compiles
+from streamiter.values.helpers.compiled import compiled, pointer_function, saying_that_it_compiles
 
 def say():
     with saying_that_it_compiles("nothing"):

@@ -15,13 +15,13 @@ import pytest
 from test_public_names import NAMES
 
 from streamiter import Checkpoints, Flow, LocalProcesses, Ray, epochs_every, hopping, session, sliding, topic, tumbling
+from streamiter.engine.processes.host import PlainOptions, limits_of
 from streamiter.flow.stream import Stream
 from streamiter.learn import DelayedLabels, PublishSchedule, online_k_means, online_standard_scaler, train_online
 from streamiter.learn.late_labels import LabelJoin
 from streamiter.models import ServedModel
 from streamiter.operators import Context, KeyedState, MapAsync, MiniBatch, Operator, Output, Source, SourceBatch
 from streamiter.parameter_server import ParameterServer
-from streamiter.processes.host import PlainOptions, limits_of
 from streamiter.service import settings
 from streamiter.testing import (
     RestoreMismatch,

@@ -9,10 +9,10 @@ import pytest
 from checkpoints.plain_values import some_text
 from support.examples import random_examples
 
-from streamiter import named_rows
-from streamiter.compiled import is_compiling
-from streamiter.named_rows import FieldReader
-from streamiter.records import Columns
+from streamiter.values import named_rows
+from streamiter.values.helpers.compiled import is_compiling
+from streamiter.values.named_rows import FieldReader
+from streamiter.values.records import Columns
 
 EDGES = "\x00\x7f\x80\u07ff\u0800\ud7ff\ud800\udfff\ue000\uffff\U00010000\U0010ffff"
 

@@ -60,15 +60,16 @@ def test_it_imports_nothing_heavy(imported: dict[str, object], heavy: str) -> No
     assert [name for name in modules if name == heavy or name.startswith(f"{heavy}.")] == []
 
 
-# 150 modules in 40,390 calls of functions on Python 3.11, and in 37,539 on 3.14. The time of an import depends on the
-# machine, these numbers do not. Raise a limit only for names that users import.
-MODULES_MAX = 160
+# 161 modules (19 are faces of rooms) in 40,390 calls of functions on Python 3.11, and in 37,539 on 3.14. The time of an
+# import depends on the machine, these numbers do not. Raise a limit only for names that users import.
+MODULES_MAX = 170
 CALLS_MAX = 44_000
 
 
 def test_it_imports_no_more_than_its_names_need(imported: dict[str, Any]) -> None:
     """A table that was computed when its module was imported made each command a tenth of a second slower."""
-    assert imported["alone"] == ["streamiter", "streamiter.lazy"]
+    helpers = ["streamiter.values", "streamiter.values.helpers"]
+    assert imported["alone"] == ["streamiter", *helpers, "streamiter.values.helpers.lazy"]
     own = [name for name in imported["modules"] if name.partition(".")[0] == "streamiter"]
     assert len(own) <= MODULES_MAX
     others = {name.partition(".")[0] for name in imported["modules"]} - sys.stdlib_module_names
@@ -116,5 +117,5 @@ def test_a_follower_of_models_imports_nothing_of_the_engine() -> None:
     )
     modules = report.stdout.split()
     rooms = {name.split(".")[1] for name in modules if name.startswith("streamiter.")}
-    engine = ["runtime", "flow", "iteration", "learn", "networks", "parameter_server", "checkpoints", "operators"]
-    assert rooms.isdisjoint([*engine, "channels", "optimizers", "cli", "service", "testing"])
+    engine = ["engine", "flow", "iteration", "learn", "networks", "parameter_server", "operators"]
+    assert rooms.isdisjoint([*engine, "cli", "service", "testing"])

@@ -7,8 +7,8 @@ import tomllib
 
 from support.mutation import LIST, ROOT, Mutant, report
 
-SPLIT = Mutant("streamiter.records.take", "return a", "return b")
-JOIN = Mutant("streamiter.records.join", "x = 1", "x = 2")
+SPLIT = Mutant("streamiter.values.records.take", "return a", "return b")
+JOIN = Mutant("streamiter.values.records.join", "x = 1", "x = 2")
 
 
 def test_a_survivor_that_is_not_explained_fails_the_command() -> None:
@@ -16,9 +16,9 @@ def test_a_survivor_that_is_not_explained_fails_the_command() -> None:
     lines, is_good = report([SPLIT, JOIN], {JOIN: "the same for all callers"})
     assert not is_good
     assert lines == [
-        "\nstreamiter.records.join\n    - x = 1\n    + x = 2\n    = the same for all callers",
+        "\nstreamiter.values.records.join\n    - x = 1\n    + x = 2\n    = the same for all callers",
         "\nNOT NOTICED: write a test, or list it in mutants.toml with the reason:\n"
-        "streamiter.records.take\n    - return a\n    + return b",
+        "streamiter.values.records.take\n    - return a\n    + return b",
         "\n2 survivors: 1 not explained; 0 listed ones are gone",
     ]
 

@@ -13,7 +13,7 @@ from support.examples import random_examples
 from streamiter import Columns
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn import BadRows
-from streamiter.named_rows import ABSENT, HUGE, FieldReader, NamedRows, hash_of, named_matrix
+from streamiter.values.named_rows import ABSENT, HUGE, FieldReader, NamedRows, hash_of, named_matrix
 
 BITS = 6
 
@@ -161,7 +161,7 @@ def test_batches_without_rows_or_fields_have_no_columns() -> None:
 
 def test_the_cache_of_places_is_bounded_and_gives_the_same_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """A field of unique texts, such as a user's id, filled the memory."""
-    monkeypatch.setattr("streamiter.named_rows._CACHED_TEXTS", 10)
+    monkeypatch.setattr("streamiter.values.named_rows._CACHED_TEXTS", 10)
     reader = FieldReader(bits=BITS)
     for start in range(0, 60, 5):
         records = [{"id": f"user {number}"} for number in range(start, start + 5)]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from support.examples import random_examples
 
-from streamiter.origins import BatchOrigin, Originals
 from streamiter.topics import TopicBatch
+from streamiter.values.origins import BatchOrigin, Originals
 
 Read = list[tuple[str, int, int, bytes | None] | None]
 """What is known of each record: topic, partition, offset and key."""

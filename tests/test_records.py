@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from support.examples import random_examples
 
-from streamiter.origins import BatchOrigin
-from streamiter.records import (
+from streamiter.values.origins import BatchOrigin
+from streamiter.values.records import (
     Batch,
     CheckpointBarrier,
     Columns,

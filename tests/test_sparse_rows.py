@@ -9,7 +9,7 @@ from scipy import sparse
 from streamiter import Flow
 from streamiter.errors import ModelError
 from streamiter.learn import KMeans, LogisticRegression
-from streamiter.sparse_rows import SparseRows
+from streamiter.values.sparse_rows import SparseRows
 
 WIDTH = 7
 

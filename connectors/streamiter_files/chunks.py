@@ -21,10 +21,10 @@ from typing import Final, Protocol, TypeVar
 
 import numpy as np
 
-from streamiter.compiled import is_loaded
 from streamiter.errors import RecordTooLarge, TopicError
-from streamiter.files import locked
 from streamiter.topics.joined_values import LINE_FEED, JoinedValues
+from streamiter.values.helpers.compiled import is_loaded
+from streamiter.values.helpers.files import locked
 from streamiter_files.options import FileFormat, file_errors, is_gzip
 
 UTF8_MARK: Final = b"\xef\xbb\xbf"

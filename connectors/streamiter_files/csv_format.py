@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, TopicError
-from streamiter.numbers import has_plain_digits
-from streamiter.records import Batch, Columns
 from streamiter.topics.formats import BAD_INPUT, decode_values, encode_each, rows_to_encode
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
+from streamiter.values.numbers import has_plain_digits
+from streamiter.values.records import Batch, Columns
 
 # The number of characters of a field in a message.
 _SHOWN_CHARACTERS: Final = 40

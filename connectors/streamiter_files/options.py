@@ -26,8 +26,8 @@ from typing import Final
 from urllib.parse import SplitResult, parse_qsl, unquote
 
 from streamiter.errors import ConfigurationError, StorageFull, TopicDenied, TopicError, TopicNotFound, did_you_mean
-from streamiter.files import FULL_DISK, advice_for
 from streamiter.topics.urls import shown_url, split_url
+from streamiter.values.helpers.files import FULL_DISK, advice_for
 
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _MISSING: Final = frozenset({errno.ENOENT, errno.ENOTDIR})

@@ -12,10 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
-from streamiter.closing import close_now, closed_after
 from streamiter.errors import OffsetOutOfRange, TopicError
 from streamiter.topics.connecting import closed_error, timestamp_of
 from streamiter.topics.topic import ReadRequest, TopicBatch, TopicReader
+from streamiter.values.helpers.closing import close_now, closed_after
 from streamiter_files.chunks import ByteSource, FileState, Lines, OneAtATime, has_identity, open_chunks, splitter_for
 from streamiter_files.csv_format import CsvBatch, parse_header
 from streamiter_files.options import FileFormat, FileOptions

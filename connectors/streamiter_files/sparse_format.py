@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
-from streamiter.numbers import Floats, Integers
-from streamiter.records import Batch, Columns
 from streamiter.topics.formats import decode_values, encode_each
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
+from streamiter.values.numbers import Floats, Integers
+from streamiter.values.records import Batch, Columns
 
 Flags = npt.NDArray[np.bool_]
 

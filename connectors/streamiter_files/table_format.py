@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Final, final, overload
 
 from streamiter.errors import ConfigurationError, EncodeError, OffsetOutOfRange, TopicError
-from streamiter.files import is_free, sync_folder
-from streamiter.records import Batch, Columns, estimated_bytes, rows_of_table
-from streamiter.tables import arrow_table
 from streamiter.topics.connecting import closed_error
 from streamiter.topics.source_and_sink import dead_letter_value
 from streamiter.topics.topic import OutgoingBatch, TopicBatch, TopicWriter
+from streamiter.values.helpers.files import is_free, sync_folder
+from streamiter.values.records import Batch, Columns, estimated_bytes, rows_of_table
+from streamiter.values.tables import arrow_table
 from streamiter_files.chunks import FileState, OneAtATime, has_identity
 from streamiter_files.options import (
     FileFormat,
@@ -92,9 +92,9 @@ class Table:
     """The format of Parquet and Arrow files, both ways; their topics use it by default.
 
     Reading gives `Columns` or, where a column has lists, dicts, bytes or missing texts, a list of dicts;
-    :mod:`streamiter.tables` describes each type. Writing takes ``Columns``, tables of pandas, polars and Arrow, and
-    dicts with equal keys. The types of the file are those of the first records; missing values are None, and NaN is a
-    number. ``schema``, a ``pyarrow.Schema``, says the types instead.
+    :mod:`streamiter.values.tables` describes each type. Writing takes ``Columns``, tables of pandas, polars and Arrow,
+    and dicts with equal keys. The types of the file are those of the first records; missing values are None, and NaN is
+    a number. ``schema``, a ``pyarrow.Schema``, says the types instead.
 
     >>> values = Table().encode([{"user": "ann", "price": 2}]).values
     >>> Table().decode(TopicBatch(values=values))

@@ -20,11 +20,11 @@ from typing import Final
 
 import orjson
 
-from streamiter.closing import close_now, closed_after
 from streamiter.errors import RecordTooLarge, TopicError, TopicNotFound
-from streamiter.files import locked, sync_folder
 from streamiter.topics.connecting import check_outgoing, closed_error, spread
 from streamiter.topics.topic import Headers, OutgoingBatch, TopicWriter
+from streamiter.values.helpers.closing import close_now, closed_after
+from streamiter.values.helpers.files import locked, sync_folder
 from streamiter_files.chunks import (
     MAX_RECORD_BYTES,
     UTF8_MARK,

@@ -17,10 +17,10 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeVar
 from uuid import UUID
 
-from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, StreamiterError, TopicDenied, TopicError
 from streamiter.topics.connecting import PartitionEnds
 from streamiter.topics.urls import has_secret, shown_path
+from streamiter.values.helpers.clock import Clock, SystemClock
 from streamiter_kafka.options import KafkaOptions, Server, shown_server
 from streamiter_kafka.trouble import BrokerTrouble, Code, RetryLimit, TopicMissing, check_code, persist_within
 from streamiter_kafka.wire import (

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from streamiter.compiled import is_loaded, saying_that_it_compiles
 from streamiter.errors import ConfigurationError, TopicError
 from streamiter.topics.topic import Headers, TopicBatch
+from streamiter.values.helpers.compiled import is_loaded, saying_that_it_compiles
 from streamiter_kafka.wire import (
     ABORT_MARKER,
     ControlRecord,

@@ -11,7 +11,6 @@ from datetime import datetime
 from functools import partial
 from typing import Final
 
-from streamiter.compiled import is_loaded
 from streamiter.errors import InternalError, OffsetOutOfRange, StreamiterError
 from streamiter.topics.connecting import (
     PartitionEnds,
@@ -27,6 +26,7 @@ from streamiter.topics.connecting import (
     timestamp_of,
 )
 from streamiter.topics.topic import ReadRequest, TopicBatch, TopicReader
+from streamiter.values.helpers.compiled import is_loaded
 from streamiter_kafka.cluster import (
     NO_LEADER,
     READ_COMMITTED,

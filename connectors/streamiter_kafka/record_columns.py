@@ -4,7 +4,7 @@ The code reads *plain* record batches: of the format of Kafka 0.11 (version 2), 
 headers. `ReadPartition` leaves all others, and damaged ones, to aiokafka's parser, so that both ways give the same
 records and the same errors.
 
-This module is imported only where Numba is loaded (``streamiter.compiled``).
+This module is imported only where Numba is loaded (``streamiter.values.helpers.compiled``).
 
 Source: the description of the record batch in the documentation of Kafka, and KIP-98.
 """
@@ -16,10 +16,10 @@ from typing import Final
 
 import numpy as np
 
-from streamiter.compiled import compiled, pointer_function
-from streamiter.numbers import Bytes, Indices, Integers
 from streamiter.topics.joined_values import LINE_FEED, JoinedValues
 from streamiter.topics.topic import TopicBatch
+from streamiter.values.helpers.compiled import compiled, pointer_function
+from streamiter.values.numbers import Bytes, Indices, Integers
 
 __all__ = ["LocatedRecords", "compile_it", "located_records"]
 

@@ -15,10 +15,10 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
-from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, TopicDenied, TopicError
 from streamiter.topics.http import HttpAnswer, check_authorities, checked_url, exchange
 from streamiter.topics.urls import hide, shown_path
+from streamiter.values.helpers.clock import Clock, SystemClock
 from streamiter_kafka.trouble import BrokerTrouble
 from streamiter_kafka.wire import AbstractTokenProvider
 

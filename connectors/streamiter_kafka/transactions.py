@@ -15,10 +15,10 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
-from streamiter.closing import closed_after
 from streamiter.errors import ConfigurationError, ProducerFenced, StreamiterError, TopicError, TransactionExpired
 from streamiter.topics.connecting import TransactionState
 from streamiter.topics.topic import GroupPositions, OutgoingBatch, Topic, Transactions
+from streamiter.values.helpers.closing import closed_after
 from streamiter_kafka.cluster import BRIEFLY_S, BrokerConnections, CoordinatorKind
 from streamiter_kafka.packing import Packing, PartitionKey, ProducerIdentity, loss_of_id
 from streamiter_kafka.trouble import BrokerTrouble, Code, check_code, code_name, log, persist

@@ -13,9 +13,9 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
-from streamiter.clock import Clock, SystemClock
 from streamiter.errors import StreamiterError, TopicDenied, TopicError, TopicNotFound, TopicUnavailable
-from streamiter.files import advice_for
+from streamiter.values.helpers.clock import Clock, SystemClock
+from streamiter.values.helpers.files import advice_for
 
 
 class Code(enum.IntEnum):

@@ -12,11 +12,11 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Final
 
-from streamiter.clock import TimerHandle
-from streamiter.closing import closed_after
 from streamiter.errors import InternalError, StreamiterError
 from streamiter.topics.connecting import closed_error
 from streamiter.topics.topic import OutgoingBatch, TopicWriter
+from streamiter.values.helpers.clock import TimerHandle
+from streamiter.values.helpers.closing import closed_after
 from streamiter_kafka.cluster import NO_LEADER, BrokerConnections, ConnectionPurpose, shown_settings
 from streamiter_kafka.options import KafkaOptions
 from streamiter_kafka.packing import (

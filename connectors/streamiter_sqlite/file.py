@@ -29,10 +29,10 @@ from types import MappingProxyType
 from typing import Concatenate, Final, ParamSpec, TypeVar
 from urllib.parse import quote
 
-from streamiter.clock import Clock, SystemClock
-from streamiter.closing import close_each, note_unclosed
 from streamiter.errors import StorageFull, TopicDenied, TopicError, TopicNotFound, TopicUnavailable
-from streamiter.files import advice_for
+from streamiter.values.helpers.clock import Clock, SystemClock
+from streamiter.values.helpers.closing import close_each, note_unclosed
+from streamiter.values.helpers.files import advice_for
 
 
 @dataclass(frozen=True, slots=True)

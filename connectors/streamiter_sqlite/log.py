@@ -26,11 +26,11 @@ from typing import Final, Literal, NamedTuple, TypeVar
 import msgspec
 
 from streamiter.errors import TopicNotFound
-from streamiter.records import BATCH_RECORDS
 from streamiter.topics.compacted import COMPACTED_BLOCKS, is_superseded
 from streamiter.topics.connecting import PartitionEnds, batch_bytes
 from streamiter.topics.joined_values import joined_column
 from streamiter.topics.topic import Headers, OutgoingBatch
+from streamiter.values.records import BATCH_RECORDS
 from streamiter_sqlite.file import DamagedFile, checked_numbers, read_transaction, write_transaction
 
 # The limit of a topic without the setting max_record_bytes. SQLite's own limit for a BLOB is 1,000,000,000 bytes.

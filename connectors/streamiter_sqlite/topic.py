@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import ClassVar, Final, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote
 
-from streamiter.closing import closed_after
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, TopicNotFound
 from streamiter.topics.connecting import (
     PartitionEnds,
@@ -32,6 +31,7 @@ from streamiter.topics.connecting import (
 )
 from streamiter.topics.topic import Connector, ReadRequest, SizeLimit, Topic, TopicBatch, TopicDescription, TopicReader
 from streamiter.topics.urls import options_from, shown_url, split_url
+from streamiter.values.helpers.closing import closed_after
 from streamiter_sqlite.file import DamagedFile, SqliteDatabase, SqliteOptions, checked_numbers, read_transaction
 from streamiter_sqlite.log import (
     COMPACTION_SETTING,

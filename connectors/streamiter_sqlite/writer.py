@@ -18,12 +18,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Concatenate, Final, ParamSpec
 
-from streamiter.clock import Clock
-from streamiter.closing import closed_after
 from streamiter.errors import ProducerFenced, TopicError, TransactionExpired
-from streamiter.files import uninterrupted
 from streamiter.topics.connecting import TransactionState, check_outgoing, check_record_sizes, closed_error, spread
 from streamiter.topics.topic import OutgoingBatch, Topic, TopicWriter, Transactions
+from streamiter.values.helpers.clock import Clock
+from streamiter.values.helpers.closing import closed_after
+from streamiter.values.helpers.files import uninterrupted
 from streamiter_sqlite.file import DamagedFile, SqliteDatabase, SqliteOptions, checked_numbers, write_transaction
 from streamiter_sqlite.log import (
     PackedBlock,

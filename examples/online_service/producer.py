@@ -19,9 +19,9 @@ from itertools import cycle, islice
 import msgspec
 from service import Arrival, Departure, created_topics, until_terminated
 
-from streamiter.clock import SystemClock
 from streamiter.learn.flights import FlightEvents
 from streamiter.topics import OutgoingBatch, TopicWriter
+from streamiter.values.helpers.clock import SystemClock
 
 EVENTS_PER_SECOND = int(os.environ.get("EVENTS_PER_SECOND", "500"))
 EVENTS = int(os.environ.get("EVENTS", "0"))

@@ -28,7 +28,7 @@ import numpy as np
 from tasks import Clustering, LogisticRegression, Task, examples_in, made_up_examples
 
 from streamiter import Flow, Stream
-from streamiter.charts import COLOURS, TEXT, Line, Panel, Plot, chart, text, ticks
+from streamiter.flow.drawing.charts import COLOURS, TEXT, Line, Panel, Plot, chart, text, ticks
 from streamiter.flow.drawing.formats import png_of_svg
 from streamiter.learn import ParameterServerWorker
 from streamiter.models import model_updates

@@ -19,8 +19,8 @@ from streamiter.cli.run import add_commands, draw, examples, run
 from streamiter.cli.serve import serve
 from streamiter.cli.topics import topics_app
 from streamiter.cli.train import network_app, predict, train
-from streamiter.clock import SystemClock
-from streamiter.runtime.running import Interruption
+from streamiter.engine.job.running import Interruption
+from streamiter.values.helpers.clock import SystemClock
 
 
 def demo(

@@ -10,14 +10,14 @@ from typing import Annotated
 
 import typer
 
-from streamiter.checkpoints.flow_checkpoints import FlowCheckpoints, flows_in
-from streamiter.checkpoints.folder_blobs import FolderBlobs
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, StepState
-from streamiter.checkpoints.snapshot_file import StoredSnapshot
-from streamiter.checkpoints.store import blobs_at
 from streamiter.cli.figures import print_error, print_fields, print_json, print_rows, say
 from streamiter.cli.run import command_group
 from streamiter.cli.topics import AsJson
+from streamiter.engine.storage.flow_checkpoints import FlowCheckpoints, flows_in
+from streamiter.engine.storage.folder_blobs import FolderBlobs
+from streamiter.engine.storage.snapshot import CheckpointId, SnapshotHeader, StepState
+from streamiter.engine.storage.snapshot_file import StoredSnapshot
+from streamiter.engine.storage.store import blobs_at
 from streamiter.errors import CheckpointError
 
 Store = Annotated[

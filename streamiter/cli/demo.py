@@ -27,16 +27,16 @@ from rich.text import Text
 
 from streamiter.cli.demo_service import DEMO_QUESTION, MODEL, UPDATES_BYTES, observed, serve_demo
 from streamiter.cli.figures import INTERRUPTED, say, watched
-from streamiter.clock import Clock
+from streamiter.engine.graph.statistics import JobState, JobStatistics
+from streamiter.engine.job.running import run_in_own_loop, stopping_on_signals
 from streamiter.errors import ConfigurationError, TopicNotFound
 from streamiter.flow.flow import Flow
 from streamiter.learn import train_online
 from streamiter.learn.flights import FIELDS, FlightEvents, LabelArrival, delayed_labels, is_late_event
 from streamiter.models import ModelSnapshot, ServedModel, last_update
-from streamiter.runtime.running import run_in_own_loop, stopping_on_signals
-from streamiter.runtime.statistics import JobState, JobStatistics
 from streamiter.service.observations import Observations
 from streamiter.topics import Headers, OutgoingBatch, ReadRequest, Topic, topic
+from streamiter.values.helpers.clock import Clock
 
 
 def run_demo(

@@ -19,14 +19,14 @@ import msgspec
 import typer
 
 from streamiter.cli.figures import say
-from streamiter.clock import SystemClock
+from streamiter.engine.job.running import run_in_own_loop, running_meanwhile
 from streamiter.errors import ConfigurationError
 from streamiter.learn.flights import FlightEvents, flights_file
 from streamiter.models import ServedModel
-from streamiter.runtime.running import run_in_own_loop, running_meanwhile
 from streamiter.service.observations import SAMPLE_S, Observations
 from streamiter.service.settings import HttpSettings
 from streamiter.topics import OutgoingBatch, Topic, topic
+from streamiter.values.helpers.clock import SystemClock
 
 MODEL: Final = "late-flights"
 

@@ -31,10 +31,10 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
+from streamiter.engine.graph.statistics import STEP_COLUMNS, JobStatistics, LoopStatistics
+from streamiter.engine.job.job import StopMode
+from streamiter.engine.job.running import Watched
 from streamiter.errors import ConfigurationError, InternalError, StreamiterError, TopicNotFound
-from streamiter.runtime.job import StopMode
-from streamiter.runtime.running import Watched
-from streamiter.runtime.statistics import STEP_COLUMNS, JobStatistics, LoopStatistics
 from streamiter.topics.urls import hide, secrets_in, shown_url
 
 # Often enough to look live, and seldom enough to cost almost nothing compared with the job.

@@ -14,7 +14,7 @@ import typer
 from streamiter.cli.figures import errors_of_output, print_fields, print_json, print_rows, say
 from streamiter.cli.run import command_group
 from streamiter.cli.topics import Follow, lasting_topic
-from streamiter.clock import SystemClock
+from streamiter.engine.job.running import run_in_own_loop
 from streamiter.errors import ConfigurationError
 from streamiter.models import (
     ModelDifference,
@@ -31,8 +31,8 @@ from streamiter.models import (
 )
 from streamiter.models.update import NO_RANK, shown_rank
 from streamiter.models.versions import last_updates
-from streamiter.runtime.running import run_in_own_loop
 from streamiter.topics import Topic
+from streamiter.values.helpers.clock import SystemClock
 
 UpdatesUrl = Annotated[
     str,

@@ -15,13 +15,13 @@ import typer
 
 from streamiter import LocalProcesses, Ray
 from streamiter.cli.figures import INTERRUPTED, errors_of_output, print_statistics, watched
+from streamiter.engine.graph.statistics import JobStatistics
+from streamiter.engine.job.job import StopMode
+from streamiter.engine.job.running import OnInterrupt, Watched, run_in_own_loop, run_jobs
+from streamiter.engine.processes.loading import load_flow
 from streamiter.errors import ConfigurationError
 from streamiter.flow.flow import Flow, Processes
-from streamiter.numbers import whole_number_in
-from streamiter.processes.loading import load_flow
-from streamiter.runtime.job import StopMode
-from streamiter.runtime.running import OnInterrupt, Watched, run_in_own_loop, run_jobs
-from streamiter.runtime.statistics import JobStatistics
+from streamiter.values.numbers import whole_number_in
 
 if TYPE_CHECKING:
     from streamiter.flow.drawing.formats import DrawingFormat
@@ -154,7 +154,7 @@ def _checkpoint_options(
     if folder is None and interval_s is None:
         return options
     # Imports the stores, which a flow without checkpoints does not need.
-    from streamiter.checkpoints.store import Checkpoints
+    from streamiter.engine.storage.store import Checkpoints
 
     return {
         "checkpoints": Checkpoints(folder) if interval_s is None else Checkpoints(folder, interval_s=interval_s),

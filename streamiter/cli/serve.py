@@ -11,8 +11,8 @@ import typer
 
 from streamiter.cli.figures import errors_of_output, print_fields, say
 from streamiter.cli.topics import lasting_topic, with_topic
+from streamiter.engine.job.running import run_in_own_loop
 from streamiter.errors import ConfigurationError
-from streamiter.runtime.running import run_in_own_loop
 from streamiter.topics import Topic
 
 

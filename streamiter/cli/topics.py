@@ -20,10 +20,9 @@ import typer
 
 from streamiter.cli.figures import lines_of, open_lines, print_json, print_rows, say
 from streamiter.cli.run import command_group
+from streamiter.engine.job.running import run_in_own_loop
+from streamiter.engine.tasks.topic_outlets import RUN_HEADER
 from streamiter.errors import ConfigurationError, DecodeError, TopicNotFound, shortened
-from streamiter.records import Columns
-from streamiter.runtime.running import run_in_own_loop
-from streamiter.runtime.topic_outlets import RUN_HEADER
 from streamiter.topics import (
     OutgoingBatch,
     ReadRequest,
@@ -37,6 +36,7 @@ from streamiter.topics import (
 )
 from streamiter.topics.connecting import last_records
 from streamiter.topics.urls import shown_url
+from streamiter.values.records import Columns
 
 TopicUrl = Annotated[
     str, typer.Argument(metavar="URL", help="A topic, such as kafka://127.0.0.1:9092/clicks", show_default=False)

@@ -15,10 +15,10 @@ from streamiter.cli.figures import errors_of_output, print_json, print_table, sa
 from streamiter.cli.run import FormatOption, OutputOption, command_group, format_for, write_drawing
 from streamiter.cli.topics import AsJson
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.numbers import whole_number_in
+from streamiter.values.numbers import whole_number_in
 
 if TYPE_CHECKING:
-    from streamiter.charts import Line, Panel
+    from streamiter.flow.drawing.charts import Line, Panel
     from streamiter.networks.data import LabelledRows
     from streamiter.networks.functions import Predictions
     from streamiter.networks.learner import Start
@@ -230,7 +230,7 @@ def check_plot(output: Path | None) -> None:
 
 def panels(results: Sequence[EpochResult]) -> list[Panel]:
     """Return the charts of a training: loss in training and validation, accuracy, and AUC."""
-    from streamiter.charts import Panel
+    from streamiter.flow.drawing.charts import Panel
 
     validation = [(result.epoch, result.validation) for result in results if result.validation is not None]
     losses = [
@@ -250,7 +250,7 @@ def write_plot(results: Sequence[EpochResult], output: Path | None) -> None:
     if output is None:
         return
     # Imported only for a plot.
-    from streamiter.charts import chart
+    from streamiter.flow.drawing.charts import chart
 
     drawing = chart(panels(results))
     if output.suffix.lower() == ".png":
@@ -264,7 +264,7 @@ def write_plot(results: Sequence[EpochResult], output: Path | None) -> None:
 
 
 def _plotted_line(name: str, points: Sequence[tuple[int, float | None]]) -> Line:
-    from streamiter.charts import Line
+    from streamiter.flow.drawing.charts import Line
 
     there = [(epoch, value) for epoch, value in points if value is not None]
     return Line(name, [float(epoch) for epoch, _ in there], [value for _, value in there])

@@ -14,7 +14,21 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from streamiter.checkpoints.plain_data import PlainData
+from streamiter.engine.graph.feedback import FeedbackLimits
+from streamiter.engine.graph.graph import (
+    SINGLE_INPUT,
+    Edge,
+    Graph,
+    KeySelector,
+    RunnableFlow,
+    Step,
+    StepLoop,
+    has_timestamps,
+    has_watermarks,
+)
+from streamiter.engine.graph.output import Forward, Partitioning, Rebalance
+from streamiter.engine.states.backends import StateBackend
+from streamiter.engine.tasks.entries import check_can_listen, check_event_timers
 from streamiter.errors import ConfigurationError, GraphError, shortened, user_line
 from streamiter.flow.graph_checks import (
     check_codec,
@@ -31,27 +45,13 @@ from streamiter.flow.options import ProcessOptions, StepOptions, check_step_opti
 from streamiter.operators.operator import IterationListener, Operator, OperatorFactory, Service
 from streamiter.operators.output import DEAD_LETTERS
 from streamiter.operators.source import Collect, Collected
-from streamiter.records import OutputTag
-from streamiter.runtime.entries import check_can_listen, check_event_timers
-from streamiter.runtime.feedback import FeedbackLimits
-from streamiter.runtime.graph import (
-    SINGLE_INPUT,
-    Edge,
-    Graph,
-    KeySelector,
-    RunnableFlow,
-    Step,
-    StepLoop,
-    has_timestamps,
-    has_watermarks,
-)
-from streamiter.runtime.output import Forward, Partitioning, Rebalance
-from streamiter.states.backends import StateBackend
 from streamiter.topics.formats import Json
 from streamiter.topics.record_functions import RecordFunctions
 from streamiter.topics.source_and_sink import DeadLetterEncoder, TopicSink
 from streamiter.topics.topic import Encoder, Topic
 from streamiter.topics.urls import shown_given
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import OutputTag
 
 
 class BuiltGraph(Graph):

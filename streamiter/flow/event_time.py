@@ -7,13 +7,13 @@ from datetime import tzinfo
 from functools import partial
 from typing import Any, Literal, get_args
 
+from streamiter.engine.graph.graph import SINGLE_INPUT, Step, telling_order, upstream_of
 from streamiter.errors import ConfigurationError, GraphError, shortened
 from streamiter.flow.building import Outlets, StepOutput, add_next_step, edges_of, outlets_of
 from streamiter.flow.graph_checks import check_field_or_function, check_seconds
 from streamiter.flow.options import StepOptions, check_step_options
 from streamiter.operators.event_time import AssignEventTime, EventTimeSettings
-from streamiter.runtime.graph import SINGLE_INPUT, Step, telling_order, upstream_of
-from streamiter.times import UNIT_NAMES, Seconds, TimeUnit, duration_ms
+from streamiter.values.times import UNIT_NAMES, Seconds, TimeUnit, duration_ms
 
 
 def add_event_time(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, Un
 
 import numpy as np
 
+from streamiter.engine.graph.graph import KeySelector, Step
 from streamiter.errors import ConfigurationError, GraphError, no_attribute, shortened, user_line
 from streamiter.flow.building import (
     FlowUnderConstruction,
@@ -42,21 +43,20 @@ from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.output import RejectionPolicy
 from streamiter.operators.source import ItemsSource, Source, SourceFactory
 from streamiter.operators.steps import Identity
-from streamiter.records import Batch, Columns, rows_of_table
-from streamiter.runtime.graph import KeySelector, Step
-from streamiter.sparse_rows import SparseRows, is_scipy_sparse
-from streamiter.tables import ArrowTable
-from streamiter.times import Seconds, in_seconds
 from streamiter.topics.formats import Json, Text, Typed
 from streamiter.topics.source_and_sink import DecodeValues, TopicSource
 from streamiter.topics.topic import Decoder, SourceStart, StartPosition, StopPosition, Topic
 from streamiter.topics.urls import shown_given
+from streamiter.values.records import Batch, Columns, rows_of_table
+from streamiter.values.sparse_rows import SparseRows, is_scipy_sparse
+from streamiter.values.tables import ArrowTable
+from streamiter.values.times import Seconds, in_seconds
 
 if TYPE_CHECKING:
+    from streamiter.engine.graph.statistics import JobStatistics
+    from streamiter.engine.job.job import Job
+    from streamiter.engine.job.running import OnInterrupt, WhileRunning
     from streamiter.flow.drawing import DrawingFormat
-    from streamiter.runtime.job import Job
-    from streamiter.runtime.running import OnInterrupt, WhileRunning
-    from streamiter.runtime.statistics import JobStatistics
 
 
 class Flow(FlowUnderConstruction):
@@ -172,7 +172,7 @@ class Flow(FlowUnderConstruction):
         of a table of pandas, polars or Arrow are its rows, as ``Columns``; the names of its columns must be texts, and
         the index of pandas is left out (``….reset_index()`` makes a column of it). The items of a ``Series`` are its
         values; those of a sparse matrix of scipy are pairs ``(indices, values)``. Missing numbers become NaN, other
-        missing values None; :mod:`streamiter.tables` describes each type.
+        missing values None; :mod:`streamiter.values.tables` describes each type.
 
         Raises GraphError for a mapping, a text, any other table and columns that are not plain data.
 
@@ -283,7 +283,7 @@ class Flow(FlowUnderConstruction):
             )
         self._check_complete("run")
         # Imported here, as in start.
-        from streamiter.runtime.running import check_on_interrupt, run_in_own_loop, run_jobs, without_figures
+        from streamiter.engine.job.running import check_on_interrupt, run_in_own_loop, run_jobs, without_figures
 
         check_on_interrupt(self.name, on_interrupt)
         if "changed_steps" in options:  # Also given to the job that restarts.
@@ -313,9 +313,9 @@ class Flow(FlowUnderConstruction):
         self._check_complete("start")
         # Imported here: the modules that run a job are a fifth of the import time of this package, and a program that
         # only builds or draws a flow does not need them.
-        from streamiter.runtime.checkpointing.restore import check_restore_option
-        from streamiter.runtime.job_settings import JobOptions
-        from streamiter.runtime.running import job_of
+        from streamiter.engine.checkpointing.restore import check_restore_option
+        from streamiter.engine.job.running import job_of
+        from streamiter.engine.plan.job_settings import JobOptions
 
         if on is not None:
             raise ConfigurationError(
@@ -402,7 +402,7 @@ class Processes(Protocol):
 
 
 def _check_not_imported(flow: str) -> None:
-    from streamiter.importing import IS_LOADING
+    from streamiter.values.helpers.importing import IS_LOADING
 
     if IS_LOADING.get():
         raise ConfigurationError(

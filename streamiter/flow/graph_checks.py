@@ -13,18 +13,18 @@ from typing import Any, Literal
 
 import numpy as np
 
+from streamiter.engine.graph.graph import Edge, Step, awaited_edges, upstream_of
+from streamiter.engine.states.backends import StateBackend
+from streamiter.engine.tasks.entries import SOURCE_METHODS, check_handlers, check_methods
 from streamiter.errors import GraphError, shortened
-from streamiter.numbers import whole_number
 from streamiter.operators.functions import asynchronous_kind, misfit
 from streamiter.operators.operator import Operator, Service
 from streamiter.operators.output import RejectionPolicy
-from streamiter.records import OutputTag
-from streamiter.runtime.entries import SOURCE_METHODS, check_handlers, check_methods
-from streamiter.runtime.graph import Edge, Step, awaited_edges, upstream_of
-from streamiter.states.backends import StateBackend
-from streamiter.times import Seconds, in_seconds
 from streamiter.topics.topic import SourceStart, StartPosition, StopPosition, Topic
 from streamiter.topics.urls import shown_given
+from streamiter.values.numbers import whole_number
+from streamiter.values.records import OutputTag
+from streamiter.values.times import Seconds, in_seconds
 
 
 def check_name(name: str | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Literal, TypeVar, Unpack, get_args, overload
 
-from streamiter.checkpoints.keys import check_keys
+from streamiter.engine.graph.output import ByKey
 from streamiter.errors import GraphError, shortened
 from streamiter.flow.building import Outlets, StepOutput, add_next_step, check_same_flow, edges_of, outlets_of
 from streamiter.flow.event_time import check_event_time, checked_duration
@@ -27,7 +27,6 @@ from streamiter.flow.options import (
 )
 from streamiter.flow.stream import Stream
 from streamiter.flow.windowed_stream import WindowedStream
-from streamiter.numbers import whole_number
 from streamiter.operators.functions import field_or_function
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.timed.as_of import AsOfJoin, TableHow
@@ -35,9 +34,10 @@ from streamiter.operators.timed.join_steps import JoinByClock, JoinSides, JoinTa
 from streamiter.operators.timed.joining import IntervalJoin, JoinHow, OneToOneJoin, WindowJoin
 from streamiter.operators.timed.kinds import Sliding, WindowKind
 from streamiter.operators.timed.several_aggregates import Aggregates
-from streamiter.records import Key, OutputTag, Record
-from streamiter.runtime.output import ByKey
-from streamiter.times import Seconds
+from streamiter.values.numbers import whole_number
+from streamiter.values.records import Key, OutputTag, Record
+from streamiter.values.subtasks import check_keys
+from streamiter.values.times import Seconds
 
 T = TypeVar("T")
 S = TypeVar("S")

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, Unpack, get_args, overload
 
 import numpy as np
 
-from streamiter.checkpoints.keys import check_keys
+from streamiter.engine.graph.graph import SINGLE_INPUT, KeySelector
 from streamiter.errors import GraphError, shortened
 from streamiter.flow.building import add_next_step, add_operator, factory_label
 from streamiter.flow.event_time import check_event_time, checked_duration
@@ -35,9 +35,9 @@ from streamiter.operators.timed.kinds import Session, WindowKind
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.steps import ClockWindowStep, EventWindowStep
 from streamiter.operators.timed.windowing import WindowResult
-from streamiter.records import Key, OutputTag, Record
-from streamiter.runtime.graph import SINGLE_INPUT, KeySelector
-from streamiter.times import Seconds
+from streamiter.values.records import Key, OutputTag, Record
+from streamiter.values.subtasks import check_keys
+from streamiter.values.times import Seconds
 
 T = TypeVar("T")
 S = TypeVar("S")

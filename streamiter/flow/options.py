@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from streamiter.errors import did_you_mean
 
 if TYPE_CHECKING:
-    from streamiter.checkpoints.store import Checkpoints
-    from streamiter.clock import Clock
+    from streamiter.engine.checkpointing.commit import JobSnapshot
+    from streamiter.engine.plan.job_settings import ChannelLimits
+    from streamiter.engine.storage.store import Checkpoints
     from streamiter.operators.operator import Service
     from streamiter.operators.output import DeadLetter, RejectionPolicy
-    from streamiter.records import OutputTag
-    from streamiter.runtime.checkpointing.commit import JobSnapshot
-    from streamiter.runtime.job_settings import ChannelLimits
-    from streamiter.times import Seconds
     from streamiter.topics.topic import SourceStart, StartPosition, StopPosition, Topic
+    from streamiter.values.helpers.clock import Clock
+    from streamiter.values.records import OutputTag
+    from streamiter.values.times import Seconds
 
 
 class GatheringOptions(TypedDict, total=False):

@@ -11,6 +11,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, Unpack, overload
 
+from streamiter.engine.graph.graph import SINGLE_INPUT, Step
+from streamiter.engine.graph.output import Broadcast, ByFunction, Partitioning, Rebalance
 from streamiter.errors import GraphError, no_attribute
 from streamiter.flow.building import (
     Outlets,
@@ -39,12 +41,10 @@ from streamiter.operators.holding import Join, MiniBatch, ReduceAll, Sort
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.source import Collected
 from streamiter.operators.steps import Filter, FilterBatch, FlatMap, Map, MapBatch
-from streamiter.records import Batch, OutputTag, Record
-from streamiter.runtime.graph import SINGLE_INPUT, Step
-from streamiter.runtime.output import Broadcast, ByFunction, Partitioning, Rebalance
-from streamiter.times import Seconds, TimeUnit
 from streamiter.topics.record_functions import HeadersFunction, KeyFunction, TimestampFunction
 from streamiter.topics.topic import Encoder, Topic
+from streamiter.values.records import Batch, OutputTag, Record
+from streamiter.values.times import Seconds, TimeUnit
 
 if TYPE_CHECKING:
     from streamiter.flow.flow import Flow

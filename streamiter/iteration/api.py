@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
+from streamiter.engine.graph.graph import Edge, Step, has_timestamps, has_watermarks
 from streamiter.errors import user_line
 from streamiter.flow.building import RoundScope, edges_of, matched, outlets_of
 from streamiter.flow.stream import Stream
@@ -30,7 +31,6 @@ from streamiter.iteration.loop import Loop
 from streamiter.iteration.marked_streams import FeedbackThrough, Replayed, Replayer, check_topic_is_free, stream_of
 from streamiter.operators.operator import OperatorFactory
 from streamiter.operators.steps import Identity
-from streamiter.runtime.graph import Edge, Step, has_timestamps, has_watermarks
 
 Body = Callable[[list[Stream], list[Stream]], IterationBodyResult[Outputs]]
 

@@ -13,7 +13,9 @@ from functools import partial
 from itertools import chain
 from typing import Any, Final
 
-from streamiter.checkpoints.disk_queue import SpillStatistics
+from streamiter.engine.graph.feedback import AttachedBoundary, FeedbackStatistics
+from streamiter.engine.inbox.port_progress import InputEnded
+from streamiter.engine.storage.disk_queue import SpillStatistics
 from streamiter.errors import CheckpointError
 from streamiter.iteration.coordinator import FEEDBACK_FOR_ONE_INPUT, LoopDecisions, LoopReports, RestoredMember
 from streamiter.iteration.progress import EpochCounts
@@ -31,9 +33,7 @@ from streamiter.operators.declared_state import (
 )
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import BoundaryOutput, Context
-from streamiter.records import Batch, Control, EndOfData, EndOfInput, EpochWatermark
-from streamiter.runtime.feedback import AttachedBoundary, FeedbackStatistics
-from streamiter.runtime.port_progress import InputEnded
+from streamiter.values.records import Batch, Control, EndOfData, EndOfInput, EpochWatermark
 
 INITIAL = "initial"
 """The input of a head for the initial variables."""

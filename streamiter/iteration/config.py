@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Final, Generic
 
+from streamiter.engine.graph.feedback import FeedbackLimits
+from streamiter.engine.graph.output import Forward
 from streamiter.errors import GraphError, shortened
 from streamiter.flow.building import check_round_scope, edges_of, emits_at_end, outlets_of
 from streamiter.flow.graph_checks import check_name
@@ -19,8 +21,6 @@ from streamiter.flow.stream import Stream
 from streamiter.iteration.loop import Loop, for_each_epoch
 from streamiter.iteration.marked_streams import FeedbackThrough, Replayed, stream_of
 from streamiter.operators.functions import asynchronous_kind, misfit
-from streamiter.runtime.feedback import FeedbackLimits
-from streamiter.runtime.output import Forward
 
 if TYPE_CHECKING:
     # Only type checkers need the default: IterationBodyResult without a parameter has a list of outputs.

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, final
 
+from streamiter.engine.graph.statistics import LoopStatistics, RoundStatistics
 from streamiter.iteration.progress import Completed, Decision, Ended, EndReason, LoopProgress, ReleasedEpoch
-from streamiter.runtime.statistics import LoopStatistics, RoundStatistics
 
 Names = Sequence[str]
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from streamiter.engine.graph.graph import StepLoop
 from streamiter.errors import ConfigurationError, GraphError, shortened
 from streamiter.flow.building import add_next_step, check_same_flow, emits_at_end, loop_of
 from streamiter.flow.flow import all_or_nothing
 from streamiter.flow.graph_checks import check_user_function
 from streamiter.flow.stream import Stream
 from streamiter.iteration.loop import for_each_epoch
-from streamiter.numbers import whole_number
 from streamiter.operators.declared_state import (
     COPIED,
     DICTS_BY_KEY,
@@ -34,8 +34,8 @@ from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.functions import checked_batch
 from streamiter.operators.operator import Context, IterationListener, Operator
 from streamiter.operators.output import Output
-from streamiter.records import Batch
-from streamiter.runtime.graph import StepLoop
+from streamiter.values.numbers import whole_number
+from streamiter.values.records import Batch
 
 
 @all_or_nothing

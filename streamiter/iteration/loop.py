@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
+from streamiter.engine.graph.feedback import FeedbackDeparture, FeedbackLimits
+from streamiter.engine.graph.graph import Edge, Step
+from streamiter.engine.graph.statistics import LoopStatistics
+from streamiter.engine.plan.messages import shared_object
 from streamiter.errors import GraphError, shortened
 from streamiter.flow.building import RoundScope, check_round_scope
 from streamiter.flow.stream import Stream
@@ -15,10 +19,6 @@ from streamiter.iteration.border import LoopMember
 from streamiter.iteration.coordinator import LoopCoordinator, LoopReports
 from streamiter.operators.functions import asynchronous_kind, misfit
 from streamiter.operators.operator import Context, IterationListener, JobScope, Operator
-from streamiter.runtime.feedback import FeedbackDeparture, FeedbackLimits
-from streamiter.runtime.graph import Edge, Step
-from streamiter.runtime.messages import shared_object
-from streamiter.runtime.statistics import LoopStatistics
 
 _CALLBACKS: Final = ("on_epoch_watermark_incremented", "on_iteration_terminated")
 

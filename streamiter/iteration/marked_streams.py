@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import msgspec
 
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.deferred import entries_of
+from streamiter.engine.graph.feedback import AttachedBoundary
+from streamiter.engine.graph.graph import Edge, Step
+from streamiter.engine.tasks.topic_outlets import DATA, Message
 from streamiter.errors import CheckpointError, DecodeError, GraphError, PlainDataError
 from streamiter.flow.stream import Stream
 from streamiter.iteration.border import Entrance, Join
 from streamiter.operators.declared_state import FIRST, GREATEST, Form, SharedOperator, again, declared
 from streamiter.operators.operator import BoundaryOutput, Context
-from streamiter.records import Batch, EpochWatermark, untimed
-from streamiter.runtime.feedback import AttachedBoundary
-from streamiter.runtime.graph import Edge, Step
-from streamiter.runtime.topic_outlets import DATA, Message
 from streamiter.topics.topic import Headers, Topic, TopicBatch
+from streamiter.values.deferred import entries_of
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import Batch, EpochWatermark, untimed
 
 if TYPE_CHECKING:
-    from streamiter.checkpoints.replay_cache import ReplayCache
+    from streamiter.engine.storage.replay_cache import ReplayCache
 
 
 class MarkedStream:

@@ -9,6 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from streamiter.engine.graph.graph import Step, has_timestamps, has_watermarks
+from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS
+from streamiter.engine.inbox.port_progress import InputEnded
+from streamiter.engine.plan.messages import shared_object
 from streamiter.errors import GraphError, user_line
 from streamiter.flow.building import edges_of, loop_of
 from streamiter.flow.graph_checks import check_count, check_name, check_seconds, check_user_function
@@ -18,12 +22,8 @@ from streamiter.operators.declared_state import EVERY, GREATEST, SharedOperator,
 from streamiter.operators.functions import fail_at, records_of
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, Notice, OperatorFactory
 from streamiter.operators.output import Output
-from streamiter.records import Batch, Control, EndOfInput, EpochWatermark, Idle, slice_batch
-from streamiter.runtime.graph import Step, has_timestamps, has_watermarks
-from streamiter.runtime.messages import shared_object
-from streamiter.runtime.order import BEFORE_ALL_EPOCHS
-from streamiter.runtime.port_progress import InputEnded
-from streamiter.times import Seconds
+from streamiter.values.records import Batch, Control, EndOfInput, EpochWatermark, Idle, slice_batch
+from streamiter.values.times import Seconds
 
 T = TypeVar("T")
 

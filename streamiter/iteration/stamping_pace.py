@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol, final
 
-from streamiter.clock import Clock, TimerHandle, is_due
+from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS
 from streamiter.operators.operator import BoundaryOutput, Context
-from streamiter.runtime.order import BEFORE_ALL_EPOCHS
+from streamiter.values.helpers.clock import Clock, TimerHandle, is_due
 
 
 class StampingSubtask(Protocol):

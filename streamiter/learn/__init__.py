@@ -59,7 +59,7 @@ from streamiter.learn.regression import Fit, LinearRegression, LogisticRegressio
 from streamiter.learn.rows import BadRows, Examples
 from streamiter.learn.server_training import ParameterServerTraining, ParameterServerWorker
 from streamiter.learn.validation import PredictedRows, ProgressiveValidation
-from streamiter.optimizers import (
+from streamiter.parameter_server.optimizers import (
     FTRL,
     SGD,
     AdaDelta,
@@ -76,13 +76,13 @@ from streamiter.optimizers import (
     RMSProp,
     WarmRestarts,
 )
-from streamiter.sparse_rows import SparseRows
+from streamiter.values.sparse_rows import SparseRows
 
 if TYPE_CHECKING:
     from streamiter.learn.scikit_learn import OnlineClassifier as OnlineClassifier
     from streamiter.learn.scikit_learn import OnlineRegressor as OnlineRegressor
 else:
-    from streamiter.lazy import lazy_names
+    from streamiter.values.helpers.lazy import lazy_names
 
     # They need scikit-learn, so they are not in `__all__` either.
     __getattr__, __dir__ = lazy_names(__name__, {"streamiter.learn.scikit_learn": "OnlineClassifier OnlineRegressor"})

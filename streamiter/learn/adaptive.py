@@ -17,10 +17,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.crossed_rows import checked_crosses
 from streamiter.errors import ConfigurationError, ModelError, OtherModel
-from streamiter.field_kinds import Kind
-from streamiter.known_fields import KnownFields, of_reader
 from streamiter.learn.expert_weights import (
     CrossStatistics,
     ExpertWeights,
@@ -35,16 +32,19 @@ from streamiter.learn.model_rows import ASSUMED, FirstRows, ModelRows, RowSteps
 from streamiter.learn.rows import BadRows, row_weights, rows_of_wrong_kind
 from streamiter.models.documents import refused_state, state_in, with_state
 from streamiter.models.linear_predictor import LinearPredictor, probabilities_of_classes
+from streamiter.models.saved_objects import Savable
 from streamiter.models.standardized_model import Explanation
-from streamiter.named_rows import FieldReader, NamedRows, named_matrix
-from streamiter.notebooks import html_facts
-from streamiter.numbers import Floats, whole_number
 from streamiter.operators.declared_state import NESTED, DeclaredState, Form, declared
 from streamiter.operators.definitions import Definition, changes, or_another
-from streamiter.records import Columns, columns_of_table
-from streamiter.saved_objects import Savable
-from streamiter.sparse_rows import SparseRows, sparse_if_scipy
-from streamiter.tables import as_floats
+from streamiter.values.crossed_rows import checked_crosses
+from streamiter.values.field_kinds import Kind
+from streamiter.values.helpers.notebooks import html_facts
+from streamiter.values.known_fields import KnownFields, of_reader
+from streamiter.values.named_rows import FieldReader, NamedRows, named_matrix
+from streamiter.values.numbers import Floats, whole_number
+from streamiter.values.records import Columns, columns_of_table
+from streamiter.values.sparse_rows import SparseRows, sparse_if_scipy
+from streamiter.values.tables import as_floats
 
 _log = logging.getLogger("streamiter.learn")
 

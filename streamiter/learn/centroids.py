@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, GraphError, ModelError, StreamiterError
 from streamiter.learn.rows import as_points, row_hashes, row_weights
+from streamiter.models.saved_objects import Savable
 from streamiter.models.update import ModelSnapshot
-from streamiter.numbers import Floats, plain_float, whole_number
 from streamiter.operators.declared_state import COPIED, DeclaredState, declared
 from streamiter.operators.definitions import Definition
-from streamiter.saved_objects import Savable
+from streamiter.values.numbers import Floats, plain_float, whole_number
 
 # Measured for 10 clusters of 10 coordinates: with 2,048 points or more, calls cost little compared with the arithmetic;
 # with 8,192 points or more, a chunk and its scores do not fit into the processor's cache.

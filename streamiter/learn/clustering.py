@@ -40,14 +40,14 @@ from streamiter.learn.centroids import (
 )
 from streamiter.learn.estimators import check_fit, read_topic, run_offline
 from streamiter.learn.rows import as_points
+from streamiter.models.saved_objects import Savable
 from streamiter.models.update import ModelSnapshot
-from streamiter.numbers import Floats, plain_float, whole_number
 from streamiter.operators.declared_state import DeclaredOperator, DeclaredState, Form, declared
 from streamiter.operators.operator import Context, IterationListener
 from streamiter.operators.output import Output
-from streamiter.records import BATCH_RECORDS, Batch
-from streamiter.saved_objects import Savable
 from streamiter.topics.topic import Decoder, Topic
+from streamiter.values.numbers import Floats, plain_float, whole_number
+from streamiter.values.records import BATCH_RECORDS, Batch
 
 
 class KMeansOptions:

@@ -31,13 +31,13 @@ from streamiter.learn.rows import Extract
 from streamiter.learn.training import MakeModel
 from streamiter.learn.validation import PredictedRows, ProgressiveValidation, ValidationKind, rows_as, validation_of
 from streamiter.models.update import ModelSnapshot
-from streamiter.notebooks import html_table
-from streamiter.numbers import Floats, whole_number
 from streamiter.operators.declared_state import COPIED, LISTS_BY_KEY, NESTED_BY_KEY, DeclaredOperator, declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.output import Output, RejectionPolicy
-from streamiter.records import OutputTag
 from streamiter.topics.topic import Topic
+from streamiter.values.helpers.notebooks import html_table
+from streamiter.values.numbers import Floats, whole_number
+from streamiter.values.records import OutputTag
 
 _log = logging.getLogger("streamiter.learn")
 

@@ -30,12 +30,12 @@ from streamiter.learn.rows import (
     row_weights,
 )
 from streamiter.learn.tree_growing import Growing, TreeOptions, grow_tree
-from streamiter.numbers import Floats, Indices, whole_number
+from streamiter.models.saved_objects import Savable
 from streamiter.operators.declared_state import COPIED, DeclaredState, Form, declared
-from streamiter.records import Columns
-from streamiter.saved_objects import Savable
-from streamiter.tables import array_of, as_floats
 from streamiter.topics.topic import Decoder, Topic
+from streamiter.values.numbers import Floats, Indices, whole_number
+from streamiter.values.records import Columns
+from streamiter.values.tables import array_of, as_floats
 
 TreeTask = Literal["classification", "regression"]
 

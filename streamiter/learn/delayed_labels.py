@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, Final, Literal
 
+from streamiter.engine.graph.graph import SINGLE_INPUT, comes_one_way
 from streamiter.errors import GraphError
 from streamiter.flow.building import add_next_step, edges_of, outlets_of
 from streamiter.flow.event_time import checked_duration, has_event_time, is_behind_topic, is_from_topic
@@ -19,10 +20,9 @@ from streamiter.flow.stream import Stream
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.labels import Label, counts_as_false
 from streamiter.learn.losses import LogLoss
-from streamiter.numbers import whole_number
 from streamiter.operators.timed.in_order import InOrder, SpansInOrder
-from streamiter.runtime.graph import SINGLE_INPUT, comes_one_way
-from streamiter.times import Seconds
+from streamiter.values.numbers import whole_number
+from streamiter.values.times import Seconds
 
 Schedule = Literal["expected", "end", "weighted", "at once"]
 

@@ -15,16 +15,16 @@ from typing import Any, ClassVar, Final, NamedTuple, Self, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.compiled import saying_that_it_compiles
 from streamiter.errors import ConfigurationError
 from streamiter.learn.rows import refuse_rows_unless
 from streamiter.learn.validation import PredictedRows, ValidationKind
-from streamiter.numbers import Floats, whole_number
+from streamiter.models.saved_objects import Savable
 from streamiter.operators.declared_state import COPIED, DeclaredState, declared
 from streamiter.operators.output import Output
-from streamiter.records import OutputTag
-from streamiter.saved_objects import Savable
-from streamiter.tables import as_floats
+from streamiter.values.helpers.compiled import saying_that_it_compiles
+from streamiter.values.numbers import Floats, whole_number
+from streamiter.values.records import OutputTag
+from streamiter.values.tables import as_floats
 
 
 class MeanChange(NamedTuple):

@@ -10,7 +10,8 @@ buckets, the oldest first; a higher level is older. So the window of n values ta
                                minimum, and number and sum of the values up to that minimum
 =============================  =======================================================================================
 
-This module needs Numba to be fast, see ``streamiter.compiled``, and is imported when the first detector is made.
+This module needs Numba to be fast, see ``streamiter.values.helpers.compiled``, and is imported when the first detector
+is made.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Final
 
 import numpy as np
 
-from streamiter.compiled import compiled
-from streamiter.numbers import Floats, Indices
+from streamiter.values.helpers.compiled import compiled
+from streamiter.values.numbers import Floats, Indices
 
 # More buckets in a level find the place of a change more exactly, and cost time; the paper's authors took five.
 BUCKETS: Final = 5

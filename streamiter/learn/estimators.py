@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from streamiter.engine.graph.statistics import JobStatistics
+from streamiter.engine.job.job import Job, StopMode
+from streamiter.engine.job.running import run_in_own_loop, signal_handlers, stopping_on_signals
+from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.errors import ConfigurationError, GraphError, ModelError, shortened
 from streamiter.flow.flow import Flow
 from streamiter.flow.graph_checks import check_count
 from streamiter.flow.stream import Stream
 from streamiter.iteration.progress import EndReason
 from streamiter.learn.rows import BadRows, Examples, Extract, Features, as_examples
-from streamiter.records import Batch, Columns
-from streamiter.runtime.job import Job, StopMode
-from streamiter.runtime.job_settings import ChannelLimits
-from streamiter.runtime.running import run_in_own_loop, signal_handlers, stopping_on_signals
-from streamiter.runtime.statistics import JobStatistics
-from streamiter.sparse_rows import SparseRows
 from streamiter.topics.topic import Decoder, StopPosition, Topic
 from streamiter.topics.urls import shown_url
+from streamiter.values.records import Batch, Columns
+from streamiter.values.sparse_rows import SparseRows
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -11,15 +11,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.compiled import saying_that_it_compiles
-from streamiter.crossed_rows import Cross, crossed, crossed_fields, matrix_of_fields
 from streamiter.errors import ConfigurationError, ModelError, OtherModel
 from streamiter.learn.labels import LabelKind
 from streamiter.learn.losses import PlainLoss
 from streamiter.learn.model_rows import CONFIRMED, ModelRows, RowSteps
 from streamiter.models.linear_predictor import LinearPredictor
-from streamiter.named_rows import NamedRows
-from streamiter.numbers import ROUNDING, Floats, Indices, is_number, standardized
+from streamiter.values.crossed_rows import Cross, crossed, crossed_fields, matrix_of_fields
+from streamiter.values.helpers.compiled import saying_that_it_compiles
+from streamiter.values.named_rows import NamedRows
+from streamiter.values.numbers import ROUNDING, Floats, Indices, is_number, standardized
 
 # From 0.01 to 0.1 the best on 5 streams with drift, with one rate: 10% less loss, and 5% less on 8 other streams.
 # With 0 single rows have much influence: the loss of the flights grows by 43%.

@@ -17,23 +17,31 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.field_kinds import as_text
 from streamiter.flow.flow import all_or_nothing, check_stream, step_names
 from streamiter.flow.stream import Stream
 from streamiter.learn.gradients import MOMENTS
 from streamiter.learn.rows import BadRows, as_points
 from streamiter.learn.training import LearnMiniBatches
+from streamiter.models.saved_objects import Savable
 from streamiter.models.update import ModelSnapshot
-from streamiter.numbers import Floats, Indices, Moments, has_plain_digits, plain_float, standardized, whole_number
 from streamiter.operators.declared_state import DeclaredState, declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.output import RejectionPolicy
-from streamiter.records import Columns, columns_of_table
-from streamiter.saved_objects import Savable
-from streamiter.sparse_rows import SparseRows
-from streamiter.tables import as_floats
-from streamiter.times import Seconds
 from streamiter.topics.topic import Topic
+from streamiter.values.field_kinds import as_text
+from streamiter.values.numbers import (
+    Floats,
+    Indices,
+    Moments,
+    has_plain_digits,
+    plain_float,
+    standardized,
+    whole_number,
+)
+from streamiter.values.records import Columns, columns_of_table
+from streamiter.values.sparse_rows import SparseRows
+from streamiter.values.tables import as_floats
+from streamiter.values.times import Seconds
 
 
 def records_with_fields(given: Any) -> Columns | Sequence[Mapping[str, Any]]:

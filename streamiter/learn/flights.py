@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
 from streamiter.learn.delayed_labels import DelayedLabels
-from streamiter.records import BATCH_RECORDS
 from streamiter.topics.formats import Json
 from streamiter.topics.topic import OutgoingBatch
+from streamiter.values.records import BATCH_RECORDS
 
 __all__ = ["FIELDS", "FlightEvents", "LabelArrival", "delayed_labels", "flights_file", "is_late_event"]
 

@@ -22,12 +22,12 @@ from streamiter.learn.row_reading import LabelFields, UnnamedFields, values_of
 from streamiter.learn.rows import BadRows, blaming_rows, of_numbered_rows, row_weights
 from streamiter.learn.validation import PredictedRows, ValidationKind
 from streamiter.models.documents import Parameters, state_in
-from streamiter.numbers import Floats, Indices, plain_scalar
 from streamiter.operators.declared_state import NESTED, DeclaredState, Form, declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
-from streamiter.records import Batch, Columns
+from streamiter.values.numbers import Floats, Indices, plain_scalar
+from streamiter.values.records import Batch, Columns
 
 Model = TypeVar("Model")
 

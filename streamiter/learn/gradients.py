@@ -8,9 +8,9 @@ from typing import Final, TypedDict
 import numpy as np
 
 from streamiter.errors import ModelError
-from streamiter.numbers import Floats, Indices, Moments
 from streamiter.operators.declared_state import Form
-from streamiter.sparse_rows import sums_by
+from streamiter.values.numbers import Floats, Indices, Moments
+from streamiter.values.sparse_rows import sums_by
 
 MOMENTS: Final = Form(
     lambda moments: (moments.records, moments.mean.copy(), moments.squares.copy()), lambda kept: Moments(*kept)

@@ -19,13 +19,13 @@ from streamiter.flow.stream import Stream
 from streamiter.iteration.api import iterate_bounded_streams_until_termination
 from streamiter.iteration.config import IterationBodyResult, IterationConfig
 from streamiter.iteration.helpers import all_reduce
-from streamiter.numbers import whole_number
 from streamiter.operators.declared_state import LISTS_BY_KEY, DeclaredOperator, declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, IterationListener, value_of_all
 from streamiter.operators.output import Output, RejectionPolicy
-from streamiter.records import Batch, OutputTag
 from streamiter.topics.topic import Topic
+from streamiter.values.numbers import whole_number
+from streamiter.values.records import Batch, OutputTag
 
 ItemSet = tuple[int | str, ...]
 """Items in ascending order, ints before texts."""

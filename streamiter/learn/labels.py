@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError, shortened
 from streamiter.learn.rows import BadRows
-from streamiter.named_rows import HUGE, is_missing
-from streamiter.numbers import Floats, plain_scalar
 from streamiter.operators.declared_state import DeclaredState, Form, declared
 from streamiter.operators.definitions import Definition
+from streamiter.values.named_rows import HUGE, is_missing
+from streamiter.values.numbers import Floats, plain_scalar
 
 _log = logging.getLogger("streamiter.learn")
 

@@ -28,8 +28,6 @@ from streamiter.learn.row_reading import (
     record_of_features,
 )
 from streamiter.learn.rows import BadRows, SparseRecord, blaming_rows, of_numbered_rows, row_weights
-from streamiter.named_rows import NamedRows, named_matrix
-from streamiter.numbers import Floats, Indices, plain_scalar
 from streamiter.operators.declared_state import (
     EVERY,
     FIRST_KNOWN,
@@ -45,9 +43,11 @@ from streamiter.operators.due import DueHeap
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.operators.timed.joining import LEFT, RECORD, RECORD_ARRIVAL, RECORD_TIME, RIGHT, OneToOneJoin, Side
-from streamiter.records import Batch, take
-from streamiter.sparse_rows import SparseRows
-from streamiter.times import MAX_TIME, MIN_TIME, before_end, in_seconds
+from streamiter.values.named_rows import NamedRows, named_matrix
+from streamiter.values.numbers import Floats, Indices, plain_scalar
+from streamiter.values.records import Batch, take
+from streamiter.values.sparse_rows import SparseRows
+from streamiter.values.times import MAX_TIME, MIN_TIME, before_end, in_seconds
 
 
 @final

@@ -38,14 +38,14 @@ from streamiter.learn.rows import (
     weighted_sum,
 )
 from streamiter.models.documents import refused_state, state_in, with_state
-from streamiter.notebooks import html_facts
-from streamiter.numbers import Floats, Moments, standardized, whole_number
+from streamiter.models.saved_objects import Savable
 from streamiter.operators.declared_state import DeclaredState, Form, declared
 from streamiter.operators.definitions import Definition, changes, settings_in_words
-from streamiter.optimizers import Optimizer, Slots, checked_optimizer, view_of
-from streamiter.saved_objects import Savable
-from streamiter.sparse_rows import SparseRows
-from streamiter.tables import as_floats
+from streamiter.parameter_server.optimizers import Optimizer, Slots, checked_optimizer, view_of
+from streamiter.values.helpers.notebooks import html_facts
+from streamiter.values.numbers import Floats, Moments, standardized, whole_number
+from streamiter.values.sparse_rows import SparseRows
+from streamiter.values.tables import as_floats
 
 
 def targets_from_signs(owner: str, signs: Floats) -> Floats:
@@ -107,9 +107,9 @@ class LinearModel(DeclaredState, Savable):
     ``width`` is the number of features. Learning starts from ``initial_weights`` and ``initial_intercept`` (zeros
     unless given). The intercept is a separate weight that is never regularized; ``intercept=False`` leaves it out.
 
-    Features are a matrix (rows, features) or :class:`~streamiter.sparse_rows.SparseRows`. The gradient of a step is
-    the mean over its rows, each multiplied by its sample weight: a row of weight 2 counts as two rows, a row of weight
-    0 does not count.
+    Features are a matrix (rows, features) or :class:`~streamiter.values.sparse_rows.SparseRows`. The gradient of a step
+    is the mean over its rows, each multiplied by its sample weight: a row of weight 2 counts as two rows, a row of
+    weight 0 does not count.
 
     *Which weights a step changes.* A dense step changes all weights, a sparse step only the weights of features that
     the mini-batch names. The result is the same for optimizers that change nothing for a gradient of 0: FTRL, and SGD

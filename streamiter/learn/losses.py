@@ -17,7 +17,7 @@ import numpy as np
 
 from streamiter.errors import ConfigurationError, did_you_mean
 from streamiter.learn.rows import holds, refuse_rows_unless
-from streamiter.numbers import Floats
+from streamiter.values.numbers import Floats
 
 # The loss of a wrong probability of 0 or 1 would be infinite. scikit-learn clipped at 1e-15 for a long time; 1e-15 is
 # the smallest round number p for which 1 − p differs from 1.

@@ -10,20 +10,20 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from streamiter.clock import is_due
 from streamiter.errors import ConfigurationError
 from streamiter.learn.drift import DriftDetector, DriftWatch
 from streamiter.learn.validation import PREDICTIONS, PredictedRows
 from streamiter.models.documents import state_in, with_state
 from streamiter.models.rollbacks import Rollbacks, RollbackWatch
 from streamiter.models.update import ModelSnapshot, ModelUpdate
-from streamiter.numbers import positive, whole_number
 from streamiter.operators.declared_state import NESTED, DeclaredOperator, Form, declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, IterationListener
 from streamiter.operators.output import Output
-from streamiter.records import OutputTag
-from streamiter.times import Seconds, in_seconds
+from streamiter.values.helpers.clock import is_due
+from streamiter.values.numbers import positive, whole_number
+from streamiter.values.records import OutputTag
+from streamiter.values.times import Seconds, in_seconds
 
 MODELS: Final = OutputTag("models")
 """The side output of an owner: a ``ModelSnapshot`` for each version (or each n-th)."""

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.learn.labels import Label, Labels
-from streamiter.named_rows import ABSENT, NamedRows, is_missing
-from streamiter.numbers import Floats, Indices, plain_scalar
+from streamiter.values.named_rows import ABSENT, NamedRows, is_missing
+from streamiter.values.numbers import Floats, Indices, plain_scalar
 
 
 class ModelRows(NamedTuple):

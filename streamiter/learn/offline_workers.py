@@ -34,7 +34,7 @@ from streamiter.operators.declared_state import (
 )
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
-from streamiter.records import Batch
+from streamiter.values.records import Batch
 
 OfflineExtract = Extract | Callable[[Any], CheckedExamples]
 """Returns the examples of a batch of records. Examples that are checked already are not checked again."""

@@ -44,17 +44,17 @@ from streamiter.learn.server_training import (
     ServerTraining,
     count_of,
 )
-from streamiter.numbers import Floats, Indices
 from streamiter.operators.definitions import Definition, settings_in_words
-from streamiter.optimizers import FTRL, Optimizer, checked_optimizer
 from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.matrix import DType, Matrix
+from streamiter.parameter_server.optimizers import FTRL, Optimizer, checked_optimizer
 from streamiter.parameter_server.psf.function import UpdateFunction
 from streamiter.parameter_server.psf.optimize import Optimize
 from streamiter.parameter_server.server import ParameterServer
 from streamiter.parameter_server.storage.block import Block
-from streamiter.records import Batch
-from streamiter.sparse_rows import SparseRows
+from streamiter.values.numbers import Floats, Indices
+from streamiter.values.records import Batch
+from streamiter.values.sparse_rows import SparseRows
 
 if TYPE_CHECKING:
     from streamiter.parameter_server.calls import Call

@@ -15,9 +15,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, cast
 
-from streamiter.crossed_rows import checked_crosses, crossed_fields
 from streamiter.errors import ConfigurationError, GraphError, shortened
-from streamiter.field_kinds import Kind
 from streamiter.flow.event_time import comes_from_join, is_labelled_by_join, numbers_of_event_time
 from streamiter.flow.flow import all_or_nothing, check_stream, connect, step_names
 from streamiter.flow.graph_checks import check_user_function
@@ -59,16 +57,18 @@ from streamiter.learn.rows import Examples, Extract
 from streamiter.learn.training import BroadcastSteps, EpochSteps, MakeModel, StartedOwner, check_makes_model
 from streamiter.learn.validation import PREDICTIONS, Validate
 from streamiter.models.rollbacks import Rollbacks, since_rollback
-from streamiter.numbers import positive as above_zero
-from streamiter.numbers import whole_number
 from streamiter.operators.declared_state import DeclaredOperator, declared
 from streamiter.operators.definitions import function_in_words
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.operators.steps import Identity
-from streamiter.records import Batch
-from streamiter.times import Seconds, in_seconds
 from streamiter.topics.topic import Topic
+from streamiter.values.crossed_rows import checked_crosses, crossed_fields
+from streamiter.values.field_kinds import Kind
+from streamiter.values.numbers import positive as above_zero
+from streamiter.values.numbers import whole_number
+from streamiter.values.records import Batch
+from streamiter.values.times import Seconds, in_seconds
 
 
 @dataclass(frozen=True)

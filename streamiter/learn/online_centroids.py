@@ -27,12 +27,12 @@ from streamiter.learn.online import OneStart
 from streamiter.learn.online_workers import OnlineWorker, OnlineWorkerOptions
 from streamiter.learn.rows import Examples, blaming_rows, of_good_rows
 from streamiter.learn.training import EpochSteps, GradientSum, LearnMiniBatches, MakeModel, StartedOwner
-from streamiter.numbers import whole_number
 from streamiter.operators.declared_state import declared
 from streamiter.operators.output import Output, RejectionPolicy
-from streamiter.records import Batch
-from streamiter.times import Seconds
 from streamiter.topics.topic import Topic
+from streamiter.values.numbers import whole_number
+from streamiter.values.records import Batch
+from streamiter.values.times import Seconds
 
 
 @all_or_nothing

@@ -27,13 +27,13 @@ from streamiter.learn.rows import (
 )
 from streamiter.learn.training import GradientSum, GradientWorker, MakeModel, gradients_under_way
 from streamiter.learn.validation import PREDICTIONS, PredictedRows
-from streamiter.numbers import Floats, Indices
 from streamiter.operators.declared_state import GREATEST, LEAST, NESTED, OF_SAME_NUMBER, Form, declared, of_nested
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, KeepsRecords
 from streamiter.operators.output import Output
-from streamiter.records import Batch
-from streamiter.sparse_rows import SparseRows
+from streamiter.values.numbers import Floats, Indices
+from streamiter.values.records import Batch
+from streamiter.values.sparse_rows import SparseRows
 
 
 def function_of_features(owner: str, features: Sequence[str] | Callable[[Any], Any] | None) -> Callable[[Any], Any]:

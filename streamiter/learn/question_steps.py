@@ -16,8 +16,8 @@ from streamiter.learn.answer_delays import NOTHING_KNOWN, Prior
 from streamiter.learn.labels import Label, is_label
 from streamiter.learn.late_labels import LabelJoin, Outcome
 from streamiter.learn.model_rows import ASSUMED, CONFIRMED, CORRECTED, WITHDRAWN, ModelRows, RowSteps
-from streamiter.named_rows import is_missing
 from streamiter.operators.declared_state import Form
+from streamiter.values.named_rows import is_missing
 
 
 class Predicted(NamedTuple):

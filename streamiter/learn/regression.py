@@ -35,11 +35,11 @@ from streamiter.learn.model_owner import MODELS, OwnerOptions, PublishSchedule
 from streamiter.learn.offline_workers import OfflineExtract, OfflineWorker, OfflineWorkerOptions
 from streamiter.learn.rows import CheckedExamples, Examples, Extract, Features, row_vector
 from streamiter.learn.training import EPOCH_LOSSES, EpochSteps, ParameterOwner, ReplySteps, check_makes_model
-from streamiter.numbers import Floats, is_number, whole_number
 from streamiter.operators.output import RejectionPolicy
-from streamiter.optimizers import FTRL, SGD, GradientDescent, Optimizer, checked_optimizer
-from streamiter.records import Batch
+from streamiter.parameter_server.optimizers import FTRL, SGD, GradientDescent, Optimizer, checked_optimizer
 from streamiter.topics.topic import Decoder, Topic
+from streamiter.values.numbers import Floats, is_number, whole_number
+from streamiter.values.records import Batch
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
-from streamiter.field_kinds import Readings
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.labels import FIRST_LABELS, Label, Labels
 from streamiter.learn.rows import (
@@ -32,8 +31,6 @@ from streamiter.learn.rows import (
     of_numbered_rows,
     row_weights,
 )
-from streamiter.named_rows import NamedRows, is_missing, named_matrix
-from streamiter.numbers import Floats, Indices
 from streamiter.operators.declared_state import (
     COPIED,
     GREATEST,
@@ -46,9 +43,12 @@ from streamiter.operators.declared_state import (
 )
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
-from streamiter.records import Batch, Columns
-from streamiter.sparse_rows import SparseRows
-from streamiter.tables import as_floats
+from streamiter.values.field_kinds import Readings
+from streamiter.values.named_rows import NamedRows, is_missing, named_matrix
+from streamiter.values.numbers import Floats, Indices
+from streamiter.values.records import Batch, Columns
+from streamiter.values.sparse_rows import SparseRows
+from streamiter.values.tables import as_floats
 
 _log = logging.getLogger("streamiter.learn")
 

@@ -30,7 +30,8 @@ The functions read and write flat arrays, as pointers: ``columns[at]`` is the fi
 ``scores[len(rates) * score + expert]`` one score of one expert, of which there are ``size`` in all. A call with arrays
 counts references, which takes as long as the arithmetic itself.
 
-This module needs Numba to be fast, see ``streamiter.compiled``, and is imported when the first model is made.
+This module needs Numba to be fast, see ``streamiter.values.helpers.compiled``, and is imported when the first model is
+made.
 
 Sources: AdaGrad is Duchi, Hazan and Singer, "Adaptive Subgradient Methods" (2011); the normalized steps follow Ross,
 Mineiro and Langford, "Normalized Online Learning" (2013); fixed share is Herbster and Warmuth, "Tracking the Best
@@ -44,9 +45,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.compiled import compiled, pointer_function
-from streamiter.named_rows import HUGE
-from streamiter.numbers import ROUNDING, Floats, Indices
+from streamiter.values.helpers.compiled import compiled, pointer_function
+from streamiter.values.named_rows import HUGE
+from streamiter.values.numbers import ROUNDING, Floats, Indices
 
 pointer_to = pointer_function()
 

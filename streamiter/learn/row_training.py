@@ -32,12 +32,12 @@ from streamiter.learn.row_reading import RowsToLearn, features_of_record, missin
 from streamiter.learn.rows import BadRows, without
 from streamiter.learn.score_metrics import as_lists, hits, widened
 from streamiter.learn.validation import PredictedRows, ValidationKind, loss_of
-from streamiter.numbers import Floats, Indices
 from streamiter.operators.declared_state import COPIED, NESTED, Form, declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, KeepsRecords
 from streamiter.operators.output import Output
-from streamiter.times import MIN_TIME
+from streamiter.values.numbers import Floats, Indices
+from streamiter.values.times import MIN_TIME
 
 # A version costs about as much time as a row for each fifteen columns, so publishing takes a fifth of the time at most.
 _ROWS_FOR_A_COLUMN: Final = 0.25

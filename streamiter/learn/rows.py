@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError, shortened
-from streamiter.known_fields import BadKind
-from streamiter.numbers import Floats, Indices
 from streamiter.operators.declared_state import DeclaredState, again, declared
 from streamiter.operators.output import Output
-from streamiter.records import Batch, Columns, take
-from streamiter.sparse_rows import SparseRows, sparse_if_scipy
-from streamiter.tables import as_floats
+from streamiter.values.known_fields import BadKind
+from streamiter.values.numbers import Floats, Indices
+from streamiter.values.records import Batch, Columns, take
+from streamiter.values.sparse_rows import SparseRows, sparse_if_scipy
+from streamiter.values.tables import as_floats
 
 # The number of rows that a message names; more would hide the reason. All bad rows are in ``BadRows.rows``.
 _ROWS_NAMED: Final = 5

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.field_kinds import Kind
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.losses import LossName
 from streamiter.models.standardized_model import Explanation
-from streamiter.numbers import Floats
-from streamiter.records import Columns, columns_of_table
+from streamiter.values.field_kinds import Kind
+from streamiter.values.numbers import Floats
+from streamiter.values.records import Columns, columns_of_table
 
 try:
     from scipy.sparse import csr_matrix, issparse

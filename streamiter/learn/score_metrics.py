@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from streamiter.numbers import Floats, Indices
 from streamiter.operators.declared_state import COPIED, DeclaredState, Form, declared
-from streamiter.sparse_rows import sums_by
+from streamiter.values.numbers import Floats, Indices
+from streamiter.values.sparse_rows import sums_by
 
 # 32,768 bins over log odds of ±20 (probabilities from 2e-9 on) are 0.0012 wide, 0.5 MB in all. Pairs in one bin count
 # half, so the error is at most half the share of such pairs: about 0.28 · 0.0012 / 2 < 2e-4 for scores whose log odds

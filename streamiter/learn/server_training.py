@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, TypedDict, TypeVar, final
 
+from streamiter.engine.graph.graph import SINGLE_INPUT
+from streamiter.engine.inbox.port_progress import InputEnded
 from streamiter.errors import CheckpointError, GraphError, ModelError, shortened
 from streamiter.flow.building import add_next_step
 from streamiter.flow.flow import Flow, step_names
@@ -23,7 +25,6 @@ from streamiter.flow.stream import Stream
 from streamiter.iteration.marked_streams import Replaying
 from streamiter.learn.rows import blaming_rows, of_good_rows
 from streamiter.models.update import ModelSnapshot
-from streamiter.numbers import whole_number
 from streamiter.operators.declared_state import COPIED, DeclaredOperator, SharedOperator, declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import BoundaryOutput, Context, Operator
@@ -31,10 +32,9 @@ from streamiter.operators.output import Output, RejectionPolicy
 from streamiter.parameter_server.consistency import BSP, Consistency
 from streamiter.parameter_server.matrix import DTYPES, DType
 from streamiter.parameter_server.server import ParameterServer
-from streamiter.records import Batch, Control, EndOfInput, OutputTag, slice_batch
-from streamiter.runtime.graph import SINGLE_INPUT
-from streamiter.runtime.port_progress import InputEnded
 from streamiter.topics.topic import Topic
+from streamiter.values.numbers import whole_number
+from streamiter.values.records import Batch, Control, EndOfInput, OutputTag, slice_batch
 
 if TYPE_CHECKING:
     from streamiter.parameter_server.calls import Call

@@ -42,7 +42,7 @@ from streamiter.operators.declared_state import (
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, IterationListener
 from streamiter.operators.output import Output
-from streamiter.records import Batch, OutputTag
+from streamiter.values.records import Batch, OutputTag
 
 EPOCH_LOSSES: Final = OutputTag("losses")
 """The side output of an owner: for each step the mean loss before it."""

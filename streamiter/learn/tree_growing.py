@@ -22,12 +22,12 @@ from streamiter.iteration.config import IterationBodyResult
 from streamiter.iteration.helpers import all_reduce, last_round
 from streamiter.learn.rows import row_hashes, share_of
 from streamiter.learn.tree_splits import Criterion, Gini, Variance, best_splits, exact_grid
-from streamiter.numbers import Floats, Indices
 from streamiter.operators.declared_state import COPIED, DeclaredOperator, declared
 from streamiter.operators.definitions import Definition
 from streamiter.operators.operator import Context, IterationListener
 from streamiter.operators.output import Output
-from streamiter.records import Batch, Columns, OutputTag, concatenate
+from streamiter.values.numbers import Floats, Indices
+from streamiter.values.records import Batch, Columns, OutputTag, concatenate
 
 
 class TreeOptions(NamedTuple):

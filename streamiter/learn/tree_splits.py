@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from streamiter.numbers import Floats, Indices
+from streamiter.values.numbers import Floats, Indices
 
 
 class Criterion(ABC):

@@ -33,12 +33,12 @@ from streamiter.learn.score_metrics import (
     calibration_of,
     weights_of_classes,
 )
-from streamiter.numbers import Array, Floats, Indices
+from streamiter.models.saved_objects import Savable
 from streamiter.operators.declared_state import COPIED, NESTED, DeclaredOperator, DeclaredState, Form, declared
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
-from streamiter.records import OutputTag
-from streamiter.saved_objects import Savable
+from streamiter.values.numbers import Array, Floats, Indices
+from streamiter.values.records import OutputTag
 
 _log = logging.getLogger("streamiter.learn")
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         roll_back,
     )
 else:
-    from streamiter.lazy import lazy_names
+    from streamiter.values.helpers.lazy import lazy_names
 
     # What publishes is a step of the engine.
     __getattr__, __dir__ = lazy_names(

@@ -31,7 +31,7 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from streamiter.errors import ModelError, OtherModel
-from streamiter.numbers import Array
+from streamiter.values.numbers import Array
 
 Parameters = Array | dict[str, Any]
 """One array, or a dict of names to arrays, numbers, strings (and lists, tuples and dicts of these)."""
@@ -165,7 +165,7 @@ def with_state(parameters: object, learner: str, state: Mapping[str, Any]) -> di
     >>> parameters["state"][:24], state_in(parameters, "Mean", "Mean.start_from")
     (b'streamiter state 1 Mean ', {'rows': 3})
     """
-    from streamiter.checkpoints.plain_data import PlainData  # Programs that predict have no use for it.
+    from streamiter.values.plain_data import PlainData  # Programs that predict have no use for it.
 
     content = PlainData().encode(dict(state), name=f"state of {learner}")
     head = f"{_STATE} {_STATE_FORMAT} {learner} {hashlib.sha256(content).hexdigest()}\n"
@@ -189,7 +189,7 @@ def state_in(parameters: object, learner: str, subject: str) -> dict[str, Any] |
     given = parameters.get(STATE) if isinstance(parameters, Mapping) else None
     if given is None:
         return None
-    from streamiter.checkpoints.plain_data import PlainData
+    from streamiter.values.plain_data import PlainData
 
     expected = f"{subject}: expected the state of a {learner} in format {_STATE_FORMAT}"
     head, _, content = bytes(given).partition(b"\n") if isinstance(given, bytes) else (b"", b"", b"")

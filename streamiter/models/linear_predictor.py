@@ -14,6 +14,7 @@ import numpy as np
 
 from streamiter.errors import ModelError
 from streamiter.models.documents import Parameters
+from streamiter.models.saved_objects import Savable
 from streamiter.models.standardized_model import (
     EXPONENT_MAX,
     Explanation,
@@ -22,9 +23,8 @@ from streamiter.models.standardized_model import (
     explanation_of,
     sigmoid,
 )
-from streamiter.numbers import Floats, standardized
-from streamiter.saved_objects import Savable
-from streamiter.sparse_rows import SparseRows, rows_to_predict
+from streamiter.values.numbers import Floats, standardized
+from streamiter.values.sparse_rows import SparseRows, rows_to_predict
 
 _LINKS: Final[Mapping[str, Callable[[Floats], Floats]]] = MappingProxyType(
     {"identity": lambda score: score, "logit": sigmoid, "log": lambda score: np.exp(np.minimum(score, EXPONENT_MAX))}

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypedDict
 
-from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.models.chunks import cut
 from streamiter.models.documents import Document, UpdateFormat, checked_parameters, encode_document, without_state
@@ -32,13 +31,14 @@ from streamiter.models.update import (
     shown_rank,
     update_key,
 )
-from streamiter.numbers import plain_float
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.operators.source import Positions, Source, SourceBatch
-from streamiter.records import Batch
 from streamiter.topics.source_and_sink import TopicSink
 from streamiter.topics.topic import RECORD_BYTES_MAX, Headers, OutgoingBatch, Topic, record_limit
+from streamiter.values.helpers.clock import Clock, SystemClock
+from streamiter.values.numbers import plain_float
+from streamiter.values.records import Batch
 
 __all__ = ["EncoderState", "InitialModel", "ModelPublisher", "ModelUpdateEncoder", "initial_model"]
 
@@ -214,7 +214,7 @@ class ModelUpdateEncoder:
     names the chunks of an earlier run.
 
     >>> import numpy as np
-    >>> from streamiter.clock import SystemClock
+    >>> from streamiter.values.helpers.clock import SystemClock
     >>> encoder = ModelUpdateEncoder("ctr", generation=1, clock=SystemClock())
     >>> encoder.encode([np.zeros(2)]).values
     [b'{"model":"ctr","generation":1,"version":1,"epoch":null,"records":null,"metrics":{},"parameters":[0.0,0.0]}']

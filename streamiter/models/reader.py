@@ -17,8 +17,6 @@ from typing import Final, Literal, Self
 
 import msgspec
 
-from streamiter.clock import Clock, SystemClock
-from streamiter.closing import closed_after
 from streamiter.errors import ConfigurationError, DecodeError, ModelError
 from streamiter.models.chunks import ChunkAssembler
 from streamiter.models.documents import Document, checked_parameters, decode_document, freeze_arrays
@@ -36,6 +34,8 @@ from streamiter.models.update import (
 )
 from streamiter.topics.compacted import READ_RECORDS, BackwardReading
 from streamiter.topics.topic import ReadRequest, Topic, TopicBatch, TopicReader, TopicRecord
+from streamiter.values.helpers.clock import Clock, SystemClock
+from streamiter.values.helpers.closing import closed_after
 
 OnError = Literal["fail", "skip"]
 """For an unreadable update: ``"fail"`` raises an error with topic, partition and offset; ``"skip"`` counts it."""
@@ -68,7 +68,7 @@ def model_updates(
     continue; with ``on_error="skip"`` it is counted.
 
     >>> import asyncio, numpy as np
-    >>> from streamiter.clock import SystemClock
+    >>> from streamiter.values.helpers.clock import SystemClock
     >>> from streamiter.models import ModelUpdateEncoder
     >>> from streamiter.topics.memory import MemoryBroker
     >>> async def main():

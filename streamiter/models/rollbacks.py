@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ModelError
 from streamiter.models.reader import last_update
 from streamiter.models.served import Follower
@@ -28,6 +27,7 @@ from streamiter.models.versions import publish_again
 from streamiter.operators.operator import Context
 from streamiter.topics.source_and_sink import ConsumerGroup
 from streamiter.topics.topic import Topic
+from streamiter.values.helpers.clock import Clock, SystemClock
 
 _log = logging.getLogger("streamiter.models")
 

@@ -16,14 +16,14 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, ModelError, OffsetOutOfRange, TopicNotFound, TopicUnavailable
 from streamiter.models.documents import Parameters, without_state
 from streamiter.models.reader import ModelUpdates, UpdateStatistics, Wanted
 from streamiter.models.update import NO_RANK, ModelUpdate, check_model_name, shown_rank
-from streamiter.notebooks import html_facts
-from streamiter.times import Seconds, in_seconds
 from streamiter.topics.topic import Topic
+from streamiter.values.helpers.clock import Clock, SystemClock
+from streamiter.values.helpers.notebooks import html_facts
+from streamiter.values.times import Seconds, in_seconds
 
 _log = logging.getLogger("streamiter.models")
 

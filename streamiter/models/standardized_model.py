@@ -11,14 +11,29 @@ from typing import Any, Final
 
 import numpy as np
 
-from streamiter.crossed_rows import CROSS_LIMIT, Cross, crossed, crossed_fields, matrix_of_fields, places_of_cross
 from streamiter.errors import ModelError, shortened
-from streamiter.field_kinds import is_no_time, prepared_value
-from streamiter.known_fields import BadKind, of_reader, published_fields
-from streamiter.named_rows import HUGE, FieldReader, NamedRows, are_texts, is_missing, named_matrix, place_of_text
-from streamiter.numbers import Floats, Indices, is_number, standardized
-from streamiter.records import Columns, columns_of_table
-from streamiter.sparse_rows import SparseRows, rows_to_predict, sparse_if_scipy, sums_by
+from streamiter.values.crossed_rows import (
+    CROSS_LIMIT,
+    Cross,
+    crossed,
+    crossed_fields,
+    matrix_of_fields,
+    places_of_cross,
+)
+from streamiter.values.field_kinds import is_no_time, prepared_value
+from streamiter.values.known_fields import BadKind, of_reader, published_fields
+from streamiter.values.named_rows import (
+    HUGE,
+    FieldReader,
+    NamedRows,
+    are_texts,
+    is_missing,
+    named_matrix,
+    place_of_text,
+)
+from streamiter.values.numbers import Floats, Indices, is_number, standardized
+from streamiter.values.records import Columns, columns_of_table
+from streamiter.values.sparse_rows import SparseRows, rows_to_predict, sparse_if_scipy, sums_by
 
 # The exponential of 709.8 overflows.
 EXPONENT_MAX: Final = 700.0

@@ -17,12 +17,12 @@ from typing import Any, Final
 
 import msgspec
 
-from streamiter.clock import Clock
 from streamiter.errors import ModelError, shortened
 from streamiter.models.documents import Parameters, without_state
-from streamiter.notebooks import html_facts
-from streamiter.numbers import whole_number_in
 from streamiter.topics.topic import Headers
+from streamiter.values.helpers.clock import Clock
+from streamiter.values.helpers.notebooks import html_facts
+from streamiter.values.numbers import whole_number_in
 
 Rank = tuple[int, int]
 """Generation and version; updates of one model are ordered by it."""

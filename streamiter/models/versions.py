@@ -17,8 +17,6 @@ from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 
-from streamiter.clock import Clock, SystemClock
-from streamiter.closing import closed_after
 from streamiter.errors import ModelError
 from streamiter.models.documents import (
     JSON_CONTENT_TYPE,
@@ -33,9 +31,11 @@ from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.publisher import ModelUpdateEncoder, next_run
 from streamiter.models.reader import ModelUpdates, last_update, model_updates, update_of
 from streamiter.models.update import NO_RANK, ModelSnapshot, ModelUpdate, Rank, UpdateHeaders, rank_in, shown_rank
-from streamiter.numbers import Array, Floats, whole_number_in
 from streamiter.topics.connecting import last_records
 from streamiter.topics.topic import ReadRequest, Topic, record_limit
+from streamiter.values.helpers.clock import Clock, SystemClock
+from streamiter.values.helpers.closing import closed_after
+from streamiter.values.numbers import Array, Floats, whole_number_in
 
 Kept = TypeVar("Kept")
 

@@ -21,13 +21,13 @@ import numpy.typing as npt
 from streamiter.errors import DecodeError, ModelError, shortened
 from streamiter.learn.estimators import examples_in_topic
 from streamiter.learn.rows import joined_examples, row_vector, rows_from_record, rows_to_record, with_named_columns
-from streamiter.networks.configuration.settings import DataSettings, LabelTransformation
-from streamiter.numbers import Array, Indices, fraction
-from streamiter.records import Batch, Columns
-from streamiter.sparse_rows import SparseRows, sparse_if_scipy
-from streamiter.tables import as_floats
+from streamiter.networks.settings import DataSettings, LabelTransformation
 from streamiter.topics.topic import Topic, TopicBatch
 from streamiter.topics.urls import topic
+from streamiter.values.numbers import Array, Indices, fraction
+from streamiter.values.records import Batch, Columns
+from streamiter.values.sparse_rows import SparseRows, sparse_if_scipy
+from streamiter.values.tables import as_floats
 
 
 @final

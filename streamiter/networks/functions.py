@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from streamiter.learn.losses import HuberLoss, LinearLoss, SquaredLoss
 from streamiter.learn.rows import refuse_rows_unless
-from streamiter.numbers import Array
+from streamiter.values.numbers import Array
 
 
 def logistic(values: Array) -> Array:

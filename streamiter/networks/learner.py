@@ -27,18 +27,18 @@ from streamiter.networks.layers.layer import Parameter
 from streamiter.networks.network import LayerGraph, Network, check_size
 from streamiter.networks.serving import Diverged, checked_arrays, finite_loss, version_of
 from streamiter.networks.sparse import FEATURES, DrawnRows, columns_of, no_features, seed_of
-from streamiter.numbers import Array
 from streamiter.operators.declared_state import SAME, declared
 from streamiter.operators.definitions import Definition, changes
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
-from streamiter.optimizers import Optimizer
 from streamiter.parameter_server.consistency import Consistency
+from streamiter.parameter_server.optimizers import Optimizer
 from streamiter.parameter_server.psf.aggregates import PullSparse
 from streamiter.parameter_server.psf.optimize import ContinueUpdates, Optimize, UpdatesMade
 from streamiter.parameter_server.psf.rows import Put
 from streamiter.parameter_server.storage.cells import distinct
 from streamiter.topics.topic import Topic
+from streamiter.values.numbers import Array
 
 if TYPE_CHECKING:
     from streamiter.parameter_server.calls import Call
@@ -467,7 +467,7 @@ class ParameterLayout:
     All parameters of one optimizer are in one row of one matrix. Parameters by feature have a matrix of their own,
     where all numbers of a feature are adjacent; so a mini-batch needs a few ranges of columns.
 
-    >>> from streamiter.optimizers import SGD
+    >>> from streamiter.parameter_server.optimizers import SGD
     >>> from streamiter.networks.layers.layer import Parameter
     >>> weight = Parameter("wide.weight", (3, 1), True, SGD(0.1), "weight", 2, 1)
     >>> factors = Parameter("embedding.weight", (3, 2), True, SGD(0.1), "weight", 2, 4)

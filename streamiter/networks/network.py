@@ -22,15 +22,15 @@ from streamiter.flow.drawing.picture import Link, Node, Picture
 from streamiter.learn.rows import BadRows
 from streamiter.networks.configuration import Configuration, canonical, json_text, read_configuration
 from streamiter.networks.configuration.layer_kinds import LAYER_KINDS
-from streamiter.networks.configuration.settings import LayerConfiguration
 from streamiter.networks.data import PlaceHolder
 from streamiter.networks.functions import Predictions
 from streamiter.networks.layers.layer import Layer, LossLayer, Parameter, initial_values
+from streamiter.networks.settings import LayerConfiguration
 from streamiter.networks.sparse import no_features
-from streamiter.numbers import Array, check_memory, whole_number
+from streamiter.values.numbers import Array, check_memory, whole_number
 
 if TYPE_CHECKING:
-    from streamiter.sparse_rows import SparseRows
+    from streamiter.values.sparse_rows import SparseRows
 
 
 class ConfigurationWarning(UserWarning):

@@ -21,9 +21,7 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, ModelError
-from streamiter.files import replace_file
 from streamiter.learn.rows import holds
 from streamiter.learn.score_metrics import area_under_curve
 from streamiter.models.documents import STATE, Parameters
@@ -33,9 +31,11 @@ from streamiter.networks.data import LabelledRows
 from streamiter.networks.functions import Predictions
 from streamiter.networks.network import LayerGraph, Network
 from streamiter.networks.sparse import FEATURES, checked_features, values_at
-from streamiter.numbers import Array
-from streamiter.sparse_rows import SparseRows, rows_to_predict
 from streamiter.topics.topic import Topic
+from streamiter.values.helpers.clock import Clock
+from streamiter.values.helpers.files import replace_file
+from streamiter.values.numbers import Array
+from streamiter.values.sparse_rows import SparseRows, rows_to_predict
 
 
 class Diverged(ModelError):

@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from streamiter.errors import ModelError
 from streamiter.networks.layers.layer import ANGEL_DEVIATION, Parameter, xavier_limit
-from streamiter.numbers import Array
-from streamiter.optimizers import Optimizer
 from streamiter.parameter_server.matrix import DrawnValues
+from streamiter.parameter_server.optimizers import Optimizer
 from streamiter.parameter_server.psf.random import RandomNormal, RandomUniform
+from streamiter.values.numbers import Array
 
 FEATURES: Final = "features"
 """The name of the array of stored features, ascending. Names of parameters have a dot, this one has none."""

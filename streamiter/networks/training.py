@@ -13,6 +13,7 @@ from typing import Final, Literal, Unpack, cast, final
 import msgspec
 import numpy as np
 
+from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.errors import GraphError, JobFailed, ModelError, shortened
 from streamiter.flow.flow import Flow, all_or_nothing, check_stream, step_names
 from streamiter.flow.graph_checks import check_user_function
@@ -49,16 +50,15 @@ from streamiter.networks.serving import (
     evaluate,
     evaluation_of,
 )
-from streamiter.numbers import Indices, whole_number
 from streamiter.operators.declared_state import DeclaredOperator, declared
 from streamiter.operators.operator import Context
 from streamiter.operators.output import Output
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.parameter_server.consistency import BSP, Consistency
 from streamiter.parameter_server.server import ParameterServer
-from streamiter.records import Batch
-from streamiter.runtime.job_settings import ChannelLimits
-from streamiter.sparse_rows import SparseRows
+from streamiter.values.numbers import Indices, whole_number
+from streamiter.values.records import Batch
+from streamiter.values.sparse_rows import SparseRows
 
 
 @final

@@ -20,8 +20,8 @@ from streamiter.operators.declared_state import DeclaredOperator, Form, declared
 from streamiter.operators.functions import asynchronous_kind
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, Sharing, noting_of
 from streamiter.operators.output import RecordFailure
-from streamiter.origins import BatchOrigin
-from streamiter.records import (
+from streamiter.values.origins import BatchOrigin
+from streamiter.values.records import (
     CHANNEL_CONTROLS,
     TRANSIENT,
     Batch,
@@ -35,7 +35,7 @@ from streamiter.records import (
     control_to_plain,
     untimed,
 )
-from streamiter.times import MIN_TIME, Seconds, in_seconds
+from streamiter.values.times import MIN_TIME, Seconds, in_seconds
 
 _KINDS: Final = frozenset(kind.kind for kind in CHANNEL_CONTROLS)
 

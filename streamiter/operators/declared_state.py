@@ -29,6 +29,7 @@ from typing import Any, ClassVar, Final, Self, TypeAlias, TypeVar, overload
 
 from streamiter.errors import CheckpointError, InternalError
 from streamiter.operators.operator import EngineOperator
+from streamiter.values.subtasks import subtask_of_partition
 
 Value = TypeVar("Value")
 
@@ -141,7 +142,11 @@ def by_partition(joined: Callable[[Any, Any], Any]) -> Share:
         for partition, value in (item for each in values for item in each.items()):
             known[partition] = joined(known[partition], value) if partition in known else value
         return [
-            {key: value for key, value in known.items() if key is None or key % parallelism == subtask}
+            {
+                key: value
+                for key, value in known.items()
+                if key is None or subtask_of_partition(key, parallelism) == subtask
+            }
             for subtask in range(parallelism)
         ]
 

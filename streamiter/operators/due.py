@@ -1,6 +1,7 @@
 """Items in the order of their times: what is due by which event-time watermark.
 
-Windows, joins by time and event timers ask :class:`DueItems`. Here they are in memory; ``states/`` has them on disk.
+Windows, joins by time and event timers ask :class:`DueItems`. Here they are in memory; ``engine/states/`` has them on
+disk.
 """
 
 from __future__ import annotations

@@ -15,9 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, final
 
 import numpy as np
 
-from streamiter.clock import TimerHandle
 from streamiter.errors import ConfigurationError
-from streamiter.numbers import Array
 from streamiter.operators.declared_state import (
     COPIED,
     LEAST,
@@ -35,7 +33,9 @@ from streamiter.operators.frontier import Frontier
 from streamiter.operators.functions import apply_to_each, field_or_function
 from streamiter.operators.operator import BoundaryOutput, Context, EngineOperator
 from streamiter.operators.output import Output, emit_made, keep_rows, origin_at, pass_watermark
-from streamiter.records import (
+from streamiter.values.helpers.clock import TimerHandle
+from streamiter.values.numbers import Array
+from streamiter.values.records import (
     BEFORE,
     KNOWN,
     ORDER_COLUMNS,
@@ -52,7 +52,7 @@ from streamiter.records import (
     take,
     untimed,
 )
-from streamiter.times import (
+from streamiter.values.times import (
     MAX_TIME,
     MIN_TIME,
     TIME_LIMIT,

@@ -12,12 +12,12 @@ from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 
-from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError
 from streamiter.operators.due import DueItem, DueItems, MakeDue, Prefetch
 from streamiter.operators.keyed_state import KeyedStates, StateFrame
-from streamiter.operators.timed.timed_states import TimedStates
-from streamiter.times import MAX_TIME, MIN_TIME, TIME_LIMIT, before_end
+from streamiter.operators.timed_states import TimedStates
+from streamiter.values.deferred import PlainValue
+from streamiter.values.times import MAX_TIME, MIN_TIME, TIME_LIMIT, before_end
 
 
 class EventTimer(NamedTuple):

@@ -16,8 +16,8 @@ from typing import Any, Final, NoReturn, Protocol
 import numpy as np
 
 from streamiter.errors import ConfigurationError, RejectRecords, StreamiterError, shortened
-from streamiter.origins import BatchOrigin, RowNumbers
-from streamiter.records import Batch, Columns, rows_of_table, take, untimed
+from streamiter.values.origins import BatchOrigin, RowNumbers
+from streamiter.values.records import Batch, Columns, rows_of_table, take, untimed
 
 Function = Callable[..., Any]
 KeyOf = Callable[[Any], Any]

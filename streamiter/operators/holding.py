@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from streamiter.clock import is_due
 from streamiter.errors import ConfigurationError, shortened
 from streamiter.operators.declared_state import JOINED, NESTED, DeclaredOperator, Form, declared
 from streamiter.operators.definitions import Definition, function_in_words
@@ -21,7 +20,8 @@ from streamiter.operators.keyed import NO_STATE
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.operators.operator import Context, IterationListener, Sharing
 from streamiter.operators.output import Output
-from streamiter.records import (
+from streamiter.values.helpers.clock import is_due
+from streamiter.values.records import (
     BATCH_RECORDS,
     Batch,
     Columns,
@@ -32,7 +32,7 @@ from streamiter.records import (
     take,
     untimed,
 )
-from streamiter.times import MAX_TIME, MIN_TIME, Seconds, in_seconds
+from streamiter.values.times import MAX_TIME, MIN_TIME, Seconds, in_seconds
 
 Epoch = int | None
 

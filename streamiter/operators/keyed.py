@@ -12,16 +12,16 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from streamiter.clock import SystemClock
-from streamiter.deferred import Deferred
 from streamiter.errors import ConfigurationError, InternalError, RejectRecords, shortened
-from streamiter.numbers import Array, Indices
 from streamiter.operators.definitions import Definition, function_in_words
 from streamiter.operators.functions import FunctionResultError, apply_to_each, plain_function, refuse
 from streamiter.operators.keyed_state import KeyedState, KeyedStates, StateFrame, in_turns, independent_copy
 from streamiter.operators.operator import Context, EngineOperator, states_by_own_keys
 from streamiter.operators.output import Output, as_list
-from streamiter.records import Batch
+from streamiter.values.deferred import Deferred
+from streamiter.values.helpers.clock import SystemClock
+from streamiter.values.numbers import Array, Indices
+from streamiter.values.records import Batch
 
 CheckKeys = Callable[[list[Any]], list[Any]]
 """Returns the keys as they are used (numpy scalars become Python's); raises for a value that cannot be a key."""

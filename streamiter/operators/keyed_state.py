@@ -1,9 +1,10 @@
 """State by key: the interface of the states of one subtask, states in memory, and their snapshots.
 
-`KeyedStates` is the interface that a step uses. `KeyedState` has them in memory; `states/` has them on disk. A snapshot
-of states in memory is encoded while further records are handled. `FrozenStates` keeps the states as they were at the
-barrier: the owner of the states calls `FrozenStates.keep` before it changes one, and only then the state is copied
-(copy on write). So a barrier costs a list of the keys, and later one copy of the state of each key that gets a record.
+`KeyedStates` is the interface that a step uses. `KeyedState` has them in memory; `engine/states/` has them on disk. A
+snapshot of states in memory is encoded while further records are handled. `FrozenStates` keeps the states as they were
+at the barrier: the owner of the states calls `FrozenStates.keep` before it changes one, and only then the state is
+copied (copy on write). So a barrier costs a list of the keys, and later one copy of the state of each key that gets a
+record.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from typing import Any, Final, Protocol, final
 
 import numpy as np
 
-from streamiter.deferred import Deferred, Encode, PlainValue
 from streamiter.errors import InternalError, PlainDataError, shortened
-from streamiter.numbers import Array
 from streamiter.operators.due import DueHeap, DueItems, Prefetch
-from streamiter.records import Batch, slice_batch
-from streamiter.times import Seconds, in_seconds
+from streamiter.values.deferred import Deferred, Encode, PlainValue
+from streamiter.values.numbers import Array
+from streamiter.values.records import Batch, slice_batch
+from streamiter.values.times import Seconds, in_seconds
 
 # Values of these types cannot change, so they need no copy. numpy's structured scalars can change.
 _IMMUTABLE: Final[frozenset[type[Any]]] = frozenset(

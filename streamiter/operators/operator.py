@@ -12,15 +12,15 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
-from streamiter.clock import Clock
-from streamiter.deferred import Encode
 from streamiter.errors import CheckpointError, ConfigurationError
 from streamiter.operators.definitions import Definition
 from streamiter.operators.event_timers import StepTimes, checked_time
 from streamiter.operators.keyed_state import KeyedState, KeyedStates
-from streamiter.origins import BatchAtHand, BatchOrigin
-from streamiter.records import Batch, Control, EventTimeWatermark
-from streamiter.times import MIN_TIME, Seconds, in_seconds
+from streamiter.values.deferred import Encode
+from streamiter.values.helpers.clock import Clock
+from streamiter.values.origins import BatchAtHand, BatchOrigin
+from streamiter.values.records import Batch, Control, EventTimeWatermark
+from streamiter.values.times import MIN_TIME, Seconds, in_seconds
 
 if TYPE_CHECKING:
     from streamiter.operators.output import Output

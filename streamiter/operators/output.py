@@ -15,9 +15,9 @@ import numpy as np
 from streamiter.errors import ConfigurationError, described, shortened
 from streamiter.operators.event_timers import StepTimes, checked_time
 from streamiter.operators.functions import FunctionResultError, rows_if_table
-from streamiter.origins import BatchAtHand, BatchOrigin, Originals, Passes, RowNumbers, place_of
-from streamiter.records import Batch, Columns, EventTimeWatermark, Order, OutputTag, TimedBatch, take, untimed
-from streamiter.times import MIN_TIME, Times
+from streamiter.values.origins import BatchAtHand, BatchOrigin, Originals, Passes, RowNumbers, place_of
+from streamiter.values.records import Batch, Columns, EventTimeWatermark, Order, OutputTag, TimedBatch, take, untimed
+from streamiter.values.times import MIN_TIME, Times
 
 T = TypeVar("T")
 

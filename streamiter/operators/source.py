@@ -17,9 +17,9 @@ from streamiter.operators.declared_state import JOINED, Form, SharedOperator, de
 from streamiter.operators.event_time import PartState
 from streamiter.operators.operator import Context, MaybeAwaitable
 from streamiter.operators.output import Output
-from streamiter.origins import BatchOrigin
-from streamiter.records import BATCH_RECORDS, Batch, Record, take
-from streamiter.tables import arrow_table
+from streamiter.values.origins import BatchOrigin
+from streamiter.values.records import BATCH_RECORDS, Batch, Record, take
+from streamiter.values.tables import arrow_table
 
 Positions = dict[Any, Any]
 """The positions at which reading resumes: plain data by partition, or by another part of the source."""

@@ -23,7 +23,7 @@ from streamiter.operators.functions import (
 )
 from streamiter.operators.operator import EngineOperator
 from streamiter.operators.output import Output, emit_made, passes_originals
-from streamiter.records import Batch, Columns, TimedBatch, take, untimed
+from streamiter.values.records import Batch, Columns, TimedBatch, take, untimed
 
 
 class Map(EngineOperator):
@@ -144,7 +144,7 @@ class FilterBatch(EngineOperator):
 
     >>> import numpy as np
     >>> from streamiter.operators import FilterBatch, Output
-    >>> from streamiter.records import Columns
+    >>> from streamiter.values.records import Columns
     >>> out, results = Output(), []
     >>> out.connect(results.extend, None)
     >>> clicks = Columns({"user": ["ann", "bob"], "price": [3, 0]})

@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast, final
 
-from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import WorkerHasLeft
-from streamiter.numbers import positive, whole_number
 from streamiter.parameter_server.requests import ClockRequest, JoinRequest, LeaveRequest, RaiseRequest, Request
+from streamiter.values.helpers.clock import Clock, TimerHandle
+from streamiter.values.numbers import positive, whole_number
 
 S = TypeVar("S")
 T = TypeVar("T")

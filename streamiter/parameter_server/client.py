@@ -13,7 +13,6 @@ from typing import Any, Final, TypeVar, final
 import numpy.typing as npt
 
 from streamiter.errors import OutOfTurn, ParameterServerError
-from streamiter.numbers import whole_number
 from streamiter.parameter_server.calls import Call, Heartbeats, Participation, Replies, ShardLink
 from streamiter.parameter_server.consistency import ASP
 from streamiter.parameter_server.matrix import Matrix
@@ -31,6 +30,7 @@ from streamiter.parameter_server.requests import (
 )
 from streamiter.parameter_server.rows import CachedRows, MatrixAccess, MatrixDirectory, MatrixRead, RowRead
 from streamiter.parameter_server.storage.block import Numbers
+from streamiter.values.numbers import whole_number
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -14,8 +14,8 @@ from itertools import islice
 from typing import Any, Generic, TypeVar, final
 
 from streamiter.errors import InternalError, OutOfTurn, ParameterServerError, UnknownWorker
-from streamiter.numbers import whole_number
 from streamiter.operators.declared_state import COPIED, NESTED, DeclaredState, Form, declared
+from streamiter.values.numbers import whole_number
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,7 @@ from dataclasses import fields, is_dataclass, replace
 from functools import cache, partial
 from typing import Any, Final, TypeVar, cast, final
 
-from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError, PlainDataError, ShardLost
-from streamiter.importing import importable_name, imported
 from streamiter.parameter_server import requests
 from streamiter.parameter_server.calls import AnyReply, ShardLink, WaitingReply
 from streamiter.parameter_server.matrix_shard import clock_function, init_functions
@@ -36,6 +34,8 @@ from streamiter.parameter_server.requests import (
 )
 from streamiter.parameter_server.rows import MatrixDirectory
 from streamiter.parameter_server.shard import Shard
+from streamiter.values.deferred import PlainValue
+from streamiter.values.helpers.importing import importable_name, imported
 
 R = TypeVar("R")
 Q = TypeVar("Q", bound=Request[object])

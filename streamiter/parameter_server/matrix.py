@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError, RowsInDifferentBlocks, UnknownMatrix
-from streamiter.numbers import is_number, plain_float, plain_scalar, whole_number
 from streamiter.operators.definitions import Definition
 from streamiter.parameter_server.consistency import ASP, Consistency
+from streamiter.values.numbers import is_number, plain_float, plain_scalar, whole_number
 
 DType = Literal["float32", "float64", "int64"]
 

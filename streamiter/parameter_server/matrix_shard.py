@@ -9,9 +9,7 @@ from typing import Final, final
 
 import numpy as np
 
-from streamiter.deferred import Encode
 from streamiter.errors import ConfigurationError, OutOfTurn, ParameterServerError, ServerReset, StreamiterError
-from streamiter.numbers import is_number
 from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.consistency import BSP, ConsistencyModel, Released, consistency_model
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning, fits_int64
@@ -40,6 +38,8 @@ from streamiter.parameter_server.storage.block import (
     restore_blocks,
     saved_blocks,
 )
+from streamiter.values.deferred import Encode
+from streamiter.values.numbers import is_number
 
 # Above this size the buffered adds of one worker are summed up: many small gradients of one iteration.
 _PENDING_BYTES: Final = 64 << 20

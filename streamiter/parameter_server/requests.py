@@ -18,7 +18,6 @@ from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar
 import numpy as np
 
 from streamiter import errors
-from streamiter.deferred import PlainValue
 from streamiter.errors import (
     CheckpointError,
     ConfigurationError,
@@ -31,6 +30,7 @@ from streamiter.errors import (
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.psf.function import GetFunction, Part, Result, UpdateFunction
 from streamiter.parameter_server.storage.block import BlockColumns, BlocksState, Numbers
+from streamiter.values.deferred import PlainValue
 
 # -- reading and adding --------------------------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ParameterServerError
-from streamiter.numbers import check_memory, whole_number
 from streamiter.parameter_server.calls import ShardLink, WaitingReply
 from streamiter.parameter_server.consistency import BSP, SSP, Consistency
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning, Slice, fits_int64, unknown_matrix
@@ -43,6 +42,7 @@ from streamiter.parameter_server.requests import (
     UpdateRequest,
 )
 from streamiter.parameter_server.storage.block import BlockColumns, Numbers
+from streamiter.values.numbers import check_memory, whole_number
 
 R = TypeVar("R")
 

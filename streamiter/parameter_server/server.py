@@ -9,11 +9,7 @@ from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import Any, Self, TypeVar, final
 
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.clock import Clock, SystemClock
-from streamiter.deferred import release_all
 from streamiter.errors import CheckpointError, ConfigurationError, ParameterServerError, ShardLost, shortened
-from streamiter.numbers import positive, whole_number
 from streamiter.operators.operator import ServiceWorker
 from streamiter.parameter_server.calls import Call, Heartbeats, ShardLink, SilenceWatch, WaitingReply
 from streamiter.parameter_server.client import MAX_CALLS, Client
@@ -35,7 +31,11 @@ from streamiter.parameter_server.requests import (
 from streamiter.parameter_server.rows import MatrixDirectory
 from streamiter.parameter_server.shard import Shard, ShardStatistics
 from streamiter.parameter_server.snapshots import clock_in, in_memory, is_state, merged, thawed
-from streamiter.times import Seconds, in_seconds
+from streamiter.values.deferred import release_all
+from streamiter.values.helpers.clock import Clock, SystemClock
+from streamiter.values.numbers import positive, whole_number
+from streamiter.values.plain_data import PlainData
+from streamiter.values.times import Seconds, in_seconds
 
 R = TypeVar("R")
 

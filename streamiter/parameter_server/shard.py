@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar, final
 
-from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import OutOfTurn, ParameterServerError, ServerReset, StreamiterError, WorkerHasLeft
 from streamiter.parameter_server.calls import AnyReply, WaitingReply
 from streamiter.parameter_server.consistency import ProgressTracker
@@ -42,6 +41,7 @@ from streamiter.parameter_server.requests import (
     UpdateRequest,
 )
 from streamiter.parameter_server.snapshots import HeldRequest, Holding, thawed
+from streamiter.values.plain_data import PlainData
 
 R = TypeVar("R")
 

@@ -16,8 +16,6 @@ from typing import Any, Final, Protocol, TypeGuard, cast, final
 
 import numpy as np
 
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.deferred import Deferred, PlainValue
 from streamiter.errors import CheckpointError, StreamiterError
 from streamiter.parameter_server.calls import AnyReply, WaitingReply
 from streamiter.parameter_server.consistency import ASP, BSP
@@ -38,6 +36,8 @@ from streamiter.parameter_server.requests import (
     size_of_adds,
     summed_adds,
 )
+from streamiter.values.deferred import Deferred, PlainValue
+from streamiter.values.plain_data import PlainData
 
 
 def merged(states: Sequence[ServerState]) -> ServerState:

@@ -20,7 +20,7 @@ from streamiter.service.toml_document import SettingProblem, SettingsError
 if TYPE_CHECKING:
     from streamiter.service.service import OnlineLearningService
 else:
-    from streamiter.lazy import lazy_names
+    from streamiter.values.helpers.lazy import lazy_names
 
     # The file is read, checked and proposed without the HTTP server, which is an extra.
     __getattr__, __dir__ = lazy_names(__name__, {"streamiter.service.service": "OnlineLearningService"})

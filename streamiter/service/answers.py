@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from streamiter.service.observations import Observations
 
 if TYPE_CHECKING:
-    from streamiter.runtime.job import Job
+    from streamiter.engine.job.job import Job
 
 FRESH: Final = {"Cache-Control": "no-store"}
 """The headers of an answer that changes."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from streamiter.checkpoints.store import blobs_at, is_url
+from streamiter.engine.storage.store import blobs_at, is_url
 from streamiter.errors import ConfigurationError, ModelError, StreamiterError, TopicNotFound, described, did_you_mean
 from streamiter.learn import BadRows
 from streamiter.learn.labels import LabelReader

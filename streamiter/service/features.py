@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from streamiter.known_fields import KnownFields
 from streamiter.learn import AdaptiveLinearModel
 from streamiter.learn.rows import rows_of_wrong_kind
 from streamiter.models import LinearPredictor, Parameters
 from streamiter.models.standardized_model import Explanation
-from streamiter.named_rows import ABSENT, NamedRows, hash_of, is_missing
-from streamiter.records import Batch
 from streamiter.service.settings import LearnSettings
-from streamiter.sparse_rows import SparseRows
+from streamiter.values.known_fields import KnownFields
+from streamiter.values.named_rows import ABSENT, NamedRows, hash_of, is_missing
+from streamiter.values.records import Batch
+from streamiter.values.sparse_rows import SparseRows
 
 _OWNER = "[learn] features"
 
@@ -24,9 +24,9 @@ _OWNER = "[learn] features"
 class FeatureRows:
     """Reads the features of records, each field as its kind, for the training and for predictions.
 
-    The kinds are those of :mod:`streamiter.field_kinds`; the default learner decides the kinds that the settings do not
-    name. Without a table of features all fields are read, except those of the label, the key and the weight. The rows
-    are ``NamedRows``; for other learners than the default one they are ``SparseRows`` of the given ``width``, with
+    The kinds are those of :mod:`streamiter.values.field_kinds`; the default learner decides the kinds that the settings
+    do not name. Without a table of features all fields are read, except those of the label, the key and the weight. The
+    rows are ``NamedRows``; for other learners than the default one they are ``SparseRows`` of the given ``width``, with
     numbers multiplied by their scale.
 
     Raises ``BadRows`` for values of another kind.

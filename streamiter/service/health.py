@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from streamiter.engine.graph.statistics import JobStatistics, StalledTask
 from streamiter.errors import ModelError
-from streamiter.runtime.statistics import JobStatistics, StalledTask
 from streamiter.service.observations import Observations, Phase
 from streamiter.service.settings import HealthSettings
 

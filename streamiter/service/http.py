@@ -22,7 +22,6 @@ from typing import Any, Final
 import orjson
 
 from streamiter.errors import ConfigurationError, TopicError
-from streamiter.files import in_thread
 from streamiter.flow.drawing import drawing_of
 from streamiter.flow.drawing.picture import picture_of
 from streamiter.models import NoModel, NoSuchVersion, ServedModel, find_update, model_difference, model_versions
@@ -30,6 +29,7 @@ from streamiter.models.update import shown_rank
 from streamiter.service.health import HealthFacts, HealthProblem, facts_of, liveness, readiness
 from streamiter.service.observations import Observations
 from streamiter.service.settings import HttpSettings, http_secret, tls_context
+from streamiter.values.helpers.files import in_thread
 
 try:
     from starlette.exceptions import HTTPException

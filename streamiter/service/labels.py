@@ -14,8 +14,6 @@ from streamiter.flow.event_time import is_behind_topic
 from streamiter.flow.stream import Stream
 from streamiter.learn import DelayedLabels
 from streamiter.learn.labels import LearningTask
-from streamiter.numbers import is_number, plain_float
-from streamiter.records import Batch
 from streamiter.service.settings import (
     ANSWER,
     ANSWERS_FIELD,
@@ -24,6 +22,8 @@ from streamiter.service.settings import (
     LearningKind,
     LearnSettings,
 )
+from streamiter.values.numbers import is_number, plain_float
+from streamiter.values.records import Batch
 
 Record = Mapping[str, Any]
 """A decoded event; its values are the user's."""

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from streamiter.flow.graph_checks import check_codec
 from streamiter.flow.stream import Stream
-from streamiter.importing import imported, of_user
 from streamiter.learn import (
     ADWIN,
     AdaptiveLinearModel,
@@ -24,13 +23,14 @@ from streamiter.learn import (
     train_online,
 )
 from streamiter.models import LinearPredictor, Parameters, Rollbacks
-from streamiter.numbers import positive
-from streamiter.optimizers import Constant, Optimizer
+from streamiter.parameter_server.optimizers import Constant, Optimizer
 from streamiter.service.features import FeatureRows
 from streamiter.service.labels import delayed_labels_of, label_of, questions_and_answers, task_of
 from streamiter.service.settings import InputSettings, LearnSettings, ServiceSettings
 from streamiter.service.settings_file import SERVICE_OPTIMIZERS
 from streamiter.topics import Decoder, Json, topic
+from streamiter.values.helpers.importing import imported, of_user
+from streamiter.values.numbers import positive
 
 # Each report is a point of the page's charts.
 _REPORT_EVERY_S: Final = 1.0

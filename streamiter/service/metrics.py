@@ -16,7 +16,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from streamiter.runtime.statistics import HistogramStatistics, JobStatistics, TaskStatistics
+from streamiter.engine.graph.statistics import HistogramStatistics, JobStatistics, TaskStatistics
 from streamiter.service.health import facts_of, readiness
 from streamiter.service.observations import Observations
 

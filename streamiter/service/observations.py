@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from streamiter.clock import Clock, SystemClock
+from streamiter.engine.graph.statistics import CheckpointStatistics, Histogram, JobState, JobStatistics, TaskStatistics
 from streamiter.errors import shortened
 from streamiter.models.versions import ModelVersion
 from streamiter.operators import DeadLetter, Origin
-from streamiter.origins import BatchOrigin
-from streamiter.runtime.statistics import CheckpointStatistics, Histogram, JobState, JobStatistics, TaskStatistics
 from streamiter.service.settings import HealthSettings
+from streamiter.values.helpers.clock import Clock, SystemClock
+from streamiter.values.origins import BatchOrigin
 
 if TYPE_CHECKING:
+    from streamiter.engine.job.job import Job
     from streamiter.models import ModelUpdate, ServedModel
-    from streamiter.runtime.job import Job
 
 Phase = JobState | Literal["starting", "restoring", "waiting", "stopping"]
 """The state of the job, or ``starting``: it opens its topics; ``restoring``: it reads the state of a checkpoint;

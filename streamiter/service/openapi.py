@@ -9,9 +9,9 @@ from typing import Annotated, Any, Final, Literal, TypedDict
 import msgspec
 from msgspec import Meta
 
+from streamiter.engine.graph.statistics import JobStatistics
 from streamiter.flow.drawing.picture import Picture
 from streamiter.models.versions import ModelDifference, ModelVersion
-from streamiter.runtime.statistics import JobStatistics
 from streamiter.service.answers import CONTENT_TYPE, ProblemDocument
 from streamiter.service.health import HealthProblem
 from streamiter.service.observations import TaskRates

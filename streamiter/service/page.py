@@ -20,13 +20,13 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from streamiter.files import in_thread
+from streamiter.engine.graph.graph import Step
 from streamiter.models.update import ModelUpdate
 from streamiter.models.versions import ModelDifference, model_difference
-from streamiter.runtime.graph import Step
 from streamiter.service.answers import FRESH, Problem, RawEndpoint, json_answer, started_job
 from streamiter.service.observations import SAMPLE_S, Observations
 from streamiter.service.page_documents import flow_drawing, page_details, page_history, page_state, with_texts
+from streamiter.values.helpers.files import in_thread
 
 EVENTS_PATH: Final = "/api/events"
 # A page open in each of some browsers; each is a connection and an encoded state in its buffer.

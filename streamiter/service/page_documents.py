@@ -13,12 +13,12 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any, Final, Literal
 
+from streamiter.engine.graph.graph import Step
+from streamiter.engine.graph.statistics import JobStatistics, TaskStatistics
 from streamiter.flow.drawing.formats import svg_path
 from streamiter.flow.drawing.layout import lay_out
 from streamiter.flow.drawing.picture import Picture, picture_of
 from streamiter.models.versions import ModelDifference, ModelVersion
-from streamiter.runtime.graph import Step
-from streamiter.runtime.statistics import JobStatistics, TaskStatistics
 from streamiter.service.health import HealthProblem, facts_of, liveness, readiness
 from streamiter.service.observations import (
     CheckpointSeen,

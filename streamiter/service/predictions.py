@@ -16,12 +16,12 @@ import numpy as np
 import orjson
 from msgspec import Meta
 
-from streamiter.clock import Clock
 from streamiter.errors import ModelError, shortened
 from streamiter.models.linear_predictor import LinearPredictor
 from streamiter.models.served import ServedVersion
 from streamiter.models.standardized_model import Explanation
 from streamiter.service.answers import BadValue, Problem
+from streamiter.values.helpers.clock import Clock
 
 # Each name that the model does not know costs up to 40 µs, because it is hashed if its value is missing.
 _UNKNOWN_FIELDS_MAX: Final = 256

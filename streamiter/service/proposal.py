@@ -15,15 +15,15 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from streamiter.closing import closed_after
 from streamiter.errors import DecodeError
-from streamiter.field_kinds import BLANK, PLAIN_NUMBER, ReadText, read_text
-from streamiter.field_states import OTHERS_MAX, TEXTS_THAT_DECIDE
-from streamiter.numbers import is_number
 from streamiter.service.labels import milliseconds_of
 from streamiter.service.settings import ANSWER, ANSWERS_FIELD, FeatureKind, FieldComparison, LearningKind
 from streamiter.topics import Decoder, Json, ReadRequest, Topic
 from streamiter.topics.connecting import last_records
+from streamiter.values.field_kinds import BLANK, PLAIN_NUMBER, ReadText, read_text
+from streamiter.values.field_states import OTHERS_MAX, TEXTS_THAT_DECIDE
+from streamiter.values.helpers.closing import closed_after
+from streamiter.values.numbers import is_number
 
 SAMPLE: Final = 2_000
 """The number of records that are looked at."""
@@ -163,7 +163,7 @@ class FieldProfile:
 _ISO: Final = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}|$)")
 # 2000-01-01 to 2100-01-01.
 _CENTURY_MS: Final = (946_684_800_000, 4_102_444_800_000)
-# As the learner decides: see streamiter.field_states.
+# As the learner decides: see streamiter.values.field_states.
 _OF_ONE_KIND: Final = 1 - OTHERS_MAX / TEXTS_THAT_DECIDE
 # Shorter texts are names and ids.
 _WORDS_OF_A_TEXT: Final = 5

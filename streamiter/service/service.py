@@ -11,8 +11,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
 
-from streamiter.checkpoints.store import Checkpoints
-from streamiter.clock import Clock, SystemClock
+from streamiter.engine.graph.statistics import JobStatistics
+from streamiter.engine.job.job import Job, StopMode
+from streamiter.engine.job.running import causes_of, run_in_own_loop, run_jobs, running_meanwhile, signal_handlers
+from streamiter.engine.storage.store import Checkpoints
 from streamiter.errors import (
     CheckpointError,
     ConfigurationError,
@@ -29,9 +31,6 @@ from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream
 from streamiter.learn import OnlineTraining
 from streamiter.models import Rollbacks, ServedModel, initial_model
-from streamiter.runtime.job import Job, StopMode
-from streamiter.runtime.running import causes_of, run_in_own_loop, run_jobs, running_meanwhile, signal_handlers
-from streamiter.runtime.statistics import JobStatistics
 from streamiter.service.http import serving
 from streamiter.service.learning import ServiceLearning, decoder_of, rejections_of
 from streamiter.service.logs import apply_level, log_figures, logging_to
@@ -40,6 +39,7 @@ from streamiter.service.settings import ServiceSettings
 from streamiter.service.settings_file import SettingChange, changed, read_settings
 from streamiter.service.tracing import Traces
 from streamiter.topics import topic
+from streamiter.values.helpers.clock import Clock, SystemClock
 
 _log = logging.getLogger("streamiter.service")
 

@@ -16,9 +16,9 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from streamiter.errors import ConfigurationError
-from streamiter.field_kinds import Kind
-from streamiter.times import in_seconds
 from streamiter.topics.urls import with_secrets
+from streamiter.values.field_kinds import Kind
+from streamiter.values.times import in_seconds
 
 LearningKind = Literal["classification", "regression", "multiclass"]
 FeatureKind = Literal["number", "category", "words", "time", "text", "ignore"]

@@ -15,11 +15,9 @@ from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
-from streamiter.checkpoints.store import Checkpoints
+from streamiter.engine.storage.store import Checkpoints
 from streamiter.errors import ConfigurationError
-from streamiter.field_kinds import PARTS, TREND, part_of, time_zone_of
-from streamiter.numbers import plain_float
-from streamiter.optimizers import FTRL, SGD, AdaDelta, AdaGrad, Adam, Momentum, Optimizer, RMSProp
+from streamiter.parameter_server.optimizers import FTRL, SGD, AdaDelta, AdaGrad, Adam, Momentum, Optimizer, RMSProp
 from streamiter.service.settings import (
     ANSWER,
     ANSWERS_FIELD,
@@ -43,6 +41,8 @@ from streamiter.service.toml_document import (
     whole_of,
 )
 from streamiter.topics import topic
+from streamiter.values.field_kinds import PARTS, TREND, part_of, time_zone_of
+from streamiter.values.numbers import plain_float
 
 SERVICE_OPTIMIZERS: Final[Mapping[str, type[Optimizer]]] = MappingProxyType(
     {

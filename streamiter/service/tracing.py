@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from streamiter.runtime.statistics import JobStatistics
+from streamiter.engine.graph.statistics import JobStatistics
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer, TracerProvider

@@ -12,9 +12,9 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Final, Never, TypeVar, final
 
-from streamiter.clock import SystemClock
 from streamiter.errors import ConfigurationError, InternalError
-from streamiter.times import Seconds, in_seconds
+from streamiter.values.helpers.clock import SystemClock
+from streamiter.values.times import Seconds, in_seconds
 
 # The date at which clocks of tests begin: 2023-11-14.
 START_MS: Final = 1_700_000_000_000
@@ -57,7 +57,7 @@ class TimedCalls:
 
 
 class VirtualClock(TimedCalls):
-    """A :class:`~streamiter.clock.Clock` whose time passes only in ``advance``.
+    """A :class:`~streamiter.values.helpers.clock.Clock` whose time passes only in ``advance``.
 
     Timers fire in the order of their times, and timers of equal times in the order of their calls. A timer that another
     timer sets within the span fires in the same ``advance``. After each timer the tasks of the event loop run;

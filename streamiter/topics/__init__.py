@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from streamiter.topics.schema_formats import Avro, JsonSchema
     from streamiter.topics.schema_registry import SchemaReference, SchemaRegistry
 else:
-    from streamiter.lazy import lazy_names
+    from streamiter.values.helpers.lazy import lazy_names
 
     __getattr__, __dir__ = lazy_names(
         __name__,

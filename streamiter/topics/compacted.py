@@ -12,8 +12,6 @@ from typing import Final, Literal
 
 import orjson
 
-from streamiter.clock import Clock
-from streamiter.closing import closed_after
 from streamiter.errors import OffsetOutOfRange, TopicDenied, TopicNotFound
 from streamiter.topics.topic import (
     GroupPositions,
@@ -25,6 +23,8 @@ from streamiter.topics.topic import (
     TopicRecord,
     Transactions,
 )
+from streamiter.values.helpers.clock import Clock
+from streamiter.values.helpers.closing import closed_after
 
 COMMIT_TOPIC: Final = "streamiter-commits"
 """The one topic for all flows that write to a server or file. The key of a record is a flow, or a group and a topic
@@ -99,7 +99,7 @@ async def last_value(topic: Topic, key: bytes, *, clock: Clock) -> TopicRecord |
     Raises the errors of the topic, mainly :class:`~streamiter.errors.TopicNotFound`.
 
     >>> import asyncio
-    >>> from streamiter.clock import SystemClock
+    >>> from streamiter.values.helpers.clock import SystemClock
     >>> from streamiter.topics import MemoryBroker, OutgoingBatch
     >>> async def main():
     ...     topic = MemoryBroker().topic("settings")

@@ -17,11 +17,12 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final, Literal, Protocol, TypeVar
 
-from streamiter.closing import close_each, note_unclosed
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, ProducerFenced, RecordTooLarge, TopicError
-from streamiter.numbers import whole_number_in
-from streamiter.records import rows_of_table
 from streamiter.topics.topic import Headers, OutgoingBatch, ReadRequest, SizeLimit, Topic, TopicBatch, TopicReader
+from streamiter.values.helpers.closing import close_each, note_unclosed
+from streamiter.values.numbers import whole_number_in
+from streamiter.values.records import rows_of_table
+from streamiter.values.subtasks import partitions_of_subtask
 
 _log = logging.getLogger("streamiter.job")
 
@@ -65,7 +66,7 @@ def partitions_of(request: ReadRequest, partitions: int) -> range:
     >>> list(partitions_of(ReadRequest(subtask=1, subtasks=3), 8))
     [1, 4, 7]
     """
-    return range(request.subtask, partitions, request.subtasks)
+    return partitions_of_subtask(request.subtask, request.subtasks, partitions)
 
 
 def named_positions(request: ReadRequest) -> Mapping[int, int]:

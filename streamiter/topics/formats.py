@@ -20,11 +20,11 @@ import msgspec
 import numpy as np
 import orjson
 
-from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, DecodeError, EncodeError, TopicError
-from streamiter.numbers import Array
-from streamiter.records import Batch, Columns, rows_of_table
 from streamiter.topics.topic import Decoder, OutgoingBatch, TopicBatch
+from streamiter.values.helpers.clock import Clock
+from streamiter.values.numbers import Array
+from streamiter.values.records import Batch, Columns, rows_of_table
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")

@@ -8,7 +8,7 @@ from typing import Final, Protocol, TypeVar, final, overload
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.numbers import Indices
+from streamiter.values.numbers import Indices
 
 LINE_FEED: Final = 10
 

@@ -18,13 +18,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.compiled import is_compiling, saying_that_it_compiles
 from streamiter.errors import ConfigurationError, EncodeError
-from streamiter.numbers import Array, Indices
-from streamiter.records import Batch, Columns, take
 from streamiter.topics.formats import BAD_INPUT, decode_values, encode_columns, encode_each, rows_to_encode
 from streamiter.topics.joined_values import JoinedValues
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
+from streamiter.values.helpers.compiled import is_compiling, saying_that_it_compiles
+from streamiter.values.numbers import Array, Indices
+from streamiter.values.records import Batch, Columns, take
 
 if TYPE_CHECKING:
     from streamiter.topics.json_scanner import Fields

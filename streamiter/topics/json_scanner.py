@@ -9,8 +9,8 @@ decoder.
 Scanning needs no checks of the end of the bytes. Each record ends with a line feed, and no function reads beyond a line
 feed, because no plain record contains one.
 
-This module is only for installations with Numba (``streamiter.compiled``), and is imported when a decoder has enough
-records to scan.
+This module is only for installations with Numba (``streamiter.values.helpers.compiled``), and is imported when a
+decoder has enough records to scan.
 
 Source of the rounding: Lemire, "Number Parsing at a Gigabyte per Second" (2021), and Clinger, "How to Read Floating
 Point Numbers Accurately" (1990).
@@ -24,8 +24,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.compiled import compiled, pointer_function
-from streamiter.numbers import Bytes, Floats
+from streamiter.values.helpers.compiled import compiled, pointer_function
+from streamiter.values.numbers import Bytes, Floats
 
 pointer_to = pointer_function()
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
-from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, OffsetOutOfRange, TopicNotFound
 from streamiter.topics.connecting import (
     check_request,
@@ -33,6 +32,7 @@ from streamiter.topics.topic import (
     TopicWriter,
 )
 from streamiter.topics.urls import check_options, shown_url
+from streamiter.values.helpers.clock import Clock, SystemClock
 
 
 class MemoryBroker:

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from streamiter.clock import Clock, TimerHandle
 from streamiter.errors import ProducerFenced, TopicNotFound, TransactionExpired
 from streamiter.topics.compacted import COMPACTED_BLOCKS, is_superseded
 from streamiter.topics.connecting import (
@@ -28,6 +27,7 @@ from streamiter.topics.connecting import (
     whole_number_settings,
 )
 from streamiter.topics.topic import OutgoingBatch, Topic, TopicBatch, Transactions
+from streamiter.values.helpers.clock import Clock, TimerHandle
 
 
 class Waiters:

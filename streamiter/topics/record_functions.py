@@ -13,9 +13,9 @@ import numpy as np
 
 from streamiter.errors import EncodeError, shortened
 from streamiter.operators.functions import FunctionResultError, RefusedRecords, apply_to_each
-from streamiter.records import Batch, take
 from streamiter.topics.connecting import timestamp_of
 from streamiter.topics.topic import Encoder, Headers, OutgoingBatch
+from streamiter.values.records import Batch, take
 
 T = TypeVar("T")
 

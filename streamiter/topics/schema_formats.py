@@ -18,12 +18,12 @@ from typing import Any, ClassVar, Final, Literal, cast, final
 
 import orjson
 
-from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, StreamiterError
-from streamiter.records import Batch, Columns
 from streamiter.topics.formats import decode_each, encode_each, json_bytes, loads_exactly, rows_to_encode
 from streamiter.topics.schema_registry import Schema, SchemaReference, SchemaRegistry
 from streamiter.topics.topic import OutgoingBatch, TopicBatch
+from streamiter.values.helpers.clock import Clock
+from streamiter.values.records import Batch, Columns
 
 SubjectStrategy = Literal["topic", "record", "topic-record"]
 """The subject of a schema: ``clicks-value`` by the topic, ``shop.Click`` by the full name of the record, or

@@ -15,10 +15,10 @@ from urllib.parse import quote
 
 import orjson
 
-from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError, TopicDenied, TopicError, TopicUnavailable
 from streamiter.topics.http import HttpAnswer, check_authorities, checked_url, exchange
 from streamiter.topics.urls import hide, options_from
+from streamiter.values.helpers.clock import Clock
 
 # The pause between two tries doubles: a registry restarts in seconds.
 _FIRST_PAUSE_S: Final = 0.1

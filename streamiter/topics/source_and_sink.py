@@ -16,14 +16,11 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from streamiter.clock import Clock, SystemClock
 from streamiter.errors import ConfigurationError, DecodeError, EncodeError, safe_repr
 from streamiter.operators.event_time import PartState
 from streamiter.operators.operator import Context, EngineOperator, Operator
 from streamiter.operators.output import DeadLetter, Origin, Output, emit_read, keep_rows, origin_at, reject_letter
 from streamiter.operators.source import Positions, SourceBatch, TellsEnd
-from streamiter.origins import BatchOrigin, Originals
-from streamiter.records import Batch, take
 from streamiter.topics.compacted import committed_positions
 from streamiter.topics.connecting import ReaderBehindLosses
 from streamiter.topics.formats import to_json_type
@@ -44,6 +41,10 @@ from streamiter.topics.topic import (
     TopicReader,
     TopicWriter,
 )
+from streamiter.values.helpers.clock import Clock, SystemClock
+from streamiter.values.origins import BatchOrigin, Originals
+from streamiter.values.records import Batch, take
+from streamiter.values.subtasks import subtask_of_partition
 
 _log = logging.getLogger("streamiter.job")
 
@@ -230,7 +231,12 @@ class TopicSource(TellsEnd):
                 read[partition] = max(offset, read.get(partition, offset))
         return [
             _positions_of(
-                {number: read[number] for number in sorted(read) if number % parallelism == subtask}, identities
+                {
+                    number: read[number]
+                    for number in sorted(read)
+                    if subtask_of_partition(number, parallelism) == subtask
+                },
+                identities,
             )
             for subtask in range(parallelism)
         ]

@@ -19,9 +19,9 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, Protocol
 
-from streamiter.clock import Clock, SystemClock
-from streamiter.records import BATCH_RECORDS, Batch, estimated_bytes
 from streamiter.topics.joined_values import joined_column
+from streamiter.values.helpers.clock import Clock, SystemClock
+from streamiter.values.records import BATCH_RECORDS, Batch, estimated_bytes
 
 _PartOf = Callable[[Sequence[Any]], Sequence[Any]]
 

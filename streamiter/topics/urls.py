@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import SplitResult, unquote, unquote_plus, urlsplit
 
 from streamiter.errors import ConfigurationError, did_you_mean
-from streamiter.numbers import has_plain_digits
-from streamiter.times import in_seconds
 from streamiter.topics.topic import Connector, Topic
+from streamiter.values.numbers import has_plain_digits
+from streamiter.values.times import in_seconds
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from streamiter.charts import Line, Panel, chart
+from streamiter.flow.drawing.charts import Line, Panel, chart
 
 
 def labels(drawing: str) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from checkpoints.store_contract import MakeStore
 
-from streamiter.checkpoints.store import CheckpointStore, store_at
+from streamiter.engine.storage.store import CheckpointStore, store_at
 
 
 @pytest.fixture

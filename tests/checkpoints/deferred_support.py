@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from streamiter.checkpoints import PlainData
-from streamiter.deferred import Deferred
+from streamiter.values.deferred import Deferred
+from streamiter.values.plain_data import PlainData
 
 __all__ = ["decoded_frames", "unnamed_files"]
 

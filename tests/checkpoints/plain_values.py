@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from streamiter.records import Columns
+from streamiter.values.records import Columns
 
 
 class Click(msgspec.Struct):

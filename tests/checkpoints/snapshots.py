@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart, StepState
-from streamiter.checkpoints.snapshot_file import StoredSnapshot
-from streamiter.checkpoints.store import CheckpointStore
-from streamiter.deferred import Deferred
+from streamiter.engine.storage.snapshot import CheckpointId, SnapshotHeader, SnapshotPart, StepState
+from streamiter.engine.storage.snapshot_file import StoredSnapshot
+from streamiter.engine.storage.store import CheckpointStore
+from streamiter.values.deferred import Deferred
 
 FRAMES = [b"first", b"", b"third" * 20]
 

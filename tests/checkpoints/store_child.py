@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 from checkpoints.snapshots import Frames, header
 
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart
-from streamiter.checkpoints.store import store_at
-from streamiter.deferred import Deferred
+from streamiter.engine.storage.snapshot import CheckpointId, SnapshotPart
+from streamiter.engine.storage.store import store_at
 from streamiter.errors import ProducerFenced
+from streamiter.values.deferred import Deferred
 
 MIB = 1 << 20
 

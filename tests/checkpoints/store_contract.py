@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from checkpoints.snapshots import CONTENT, Frames, content_of, header, ids, parts, save, save_and_commit
 
-from streamiter.checkpoints.flow_record import CommitPointer
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart
-from streamiter.checkpoints.store import CheckpointStore
+from streamiter.engine.storage.flow_record import CommitPointer
+from streamiter.engine.storage.snapshot import CheckpointId, SnapshotPart
+from streamiter.engine.storage.store import CheckpointStore
 from streamiter.errors import CheckpointError, InternalError, ProducerFenced
 
 MakeStore = Callable[[], CheckpointStore]

@@ -14,9 +14,10 @@ from checkpoints.deferred_support import decoded_frames, unnamed_files
 from checkpoints.plain_values import same
 from support.waiting import PATIENCE_S
 
-from streamiter.checkpoints import ReplayCache, SpillQueue
+from streamiter.engine.storage.disk_queue import SpillQueue
+from streamiter.engine.storage.replay_cache import ReplayCache
 from streamiter.errors import InternalError, PlainDataError
-from streamiter.records import DataBatch, EndOfInput, EpochWatermark, Idle
+from streamiter.values.records import DataBatch, EndOfInput, EpochWatermark, Idle
 
 MIB = 1 << 20
 
@@ -285,8 +286,10 @@ def test_a_snapshot_and_its_frames_take_memory_for_a_few_batches_only(make_cache
 THROUGH_A_SNAPSHOT = """
 import os, sys
 import numpy as np
-from streamiter.checkpoints import PlainData, ReplayCache, SpillQueue
-from streamiter.records import DataBatch
+from streamiter.values.plain_data import PlainData
+from streamiter.engine.storage.replay_cache import ReplayCache
+from streamiter.engine.storage.disk_queue import SpillQueue
+from streamiter.values.records import DataBatch
 
 kind, directory, megabytes = sys.argv[1], sys.argv[2], int(sys.argv[3])
 MIB = 1 << 20

@@ -6,9 +6,9 @@ import pytest
 from checkpoints.plain_values import Click, Point, many, same, some_int, some_plain_value, some_text
 from support.examples import random_examples
 
-from streamiter.checkpoints import PlainData
-from streamiter.deferred import Deferred
 from streamiter.errors import PlainDataError
+from streamiter.values.deferred import Deferred
+from streamiter.values.plain_data import PlainData
 
 PLAIN = PlainData([Click, Point])
 

@@ -13,12 +13,12 @@ import pytest
 from checkpoints.snapshots import Frames, header, ids, parts, save, save_and_commit
 from checkpoints.store_contract import MakeStore, StoreContract
 
-from streamiter import files as file_locks
-from streamiter.checkpoints.flow_checkpoints import FlowCheckpoints
-from streamiter.checkpoints.folder_blobs import FolderBlobs
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart
-from streamiter.checkpoints.store import store_at
+from streamiter.engine.storage.flow_checkpoints import FlowCheckpoints
+from streamiter.engine.storage.folder_blobs import FolderBlobs
+from streamiter.engine.storage.snapshot import CheckpointId, SnapshotPart
+from streamiter.engine.storage.store import store_at
 from streamiter.errors import CheckpointError, ConfigurationError
+from streamiter.values.helpers import files as file_locks
 
 MIB = 1 << 20
 

@@ -11,8 +11,8 @@ import pytest
 from checkpoints.snapshots import ids, save, save_and_commit
 from checkpoints.store_contract import MakeStore
 
-from streamiter.checkpoints.flow_record import CommitPointer, unpack_record
-from streamiter.checkpoints.snapshot import CheckpointId, Damage, OtherFormat
+from streamiter.engine.storage.flow_record import CommitPointer, unpack_record
+from streamiter.engine.storage.snapshot import CheckpointId, Damage, OtherFormat
 from streamiter.errors import CheckpointError
 
 

@@ -11,9 +11,9 @@ import pytest
 from checkpoints.snapshots import CONTENT, Frames, content_of, header, ids, save, save_and_commit
 from support.waiting import PATIENCE_S
 
-from streamiter.checkpoints.flow_record import CommitPointer
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart
-from streamiter.checkpoints.store import store_at
+from streamiter.engine.storage.flow_record import CommitPointer
+from streamiter.engine.storage.snapshot import CheckpointId, SnapshotPart
+from streamiter.engine.storage.store import store_at
 from streamiter.errors import ConfigurationError, StorageFull
 
 MIB = 1 << 20

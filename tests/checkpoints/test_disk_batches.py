@@ -6,9 +6,9 @@ import resource
 import pytest
 from support.examples import random_examples
 
-from streamiter.checkpoints import PlainData
-from streamiter.checkpoints.disk_batches import DiskBatches, EncodedBatch
+from streamiter.engine.storage.disk_batches import DiskBatches, EncodedBatch
 from streamiter.errors import LoopOverflow, PlainDataError, StorageFull
+from streamiter.values.plain_data import PlainData
 
 HEAD_BYTES = 24  # bytes before the content of each batch
 

@@ -13,9 +13,9 @@ from checkpoints.snapshots import CONTENT, content_of, header, ids, parts, save,
 from checkpoints.store_contract import MakeStore
 from cli.test_cli_checkpoints import checkpoints as command
 
-from streamiter.checkpoints.flow_record import snapshot_name
-from streamiter.checkpoints.snapshot import CheckpointId, PartsFile, SnapshotPart
-from streamiter.checkpoints.store import CheckpointStore, store_at
+from streamiter.engine.storage.flow_record import snapshot_name
+from streamiter.engine.storage.snapshot import CheckpointId, PartsFile, SnapshotPart
+from streamiter.engine.storage.store import CheckpointStore, store_at
 from streamiter.errors import CheckpointError, ConfigurationError, ProducerFenced
 
 SEVENTH = CheckpointId(7, "a")

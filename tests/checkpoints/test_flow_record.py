@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from support.examples import random_examples
 
-from streamiter.checkpoints.flow_record import CommitPointer, FlowRecord
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader
+from streamiter.engine.checkpointing.commit import CommitRecord
+from streamiter.engine.checkpointing.restore import Restore, check_restore_option, choose_checkpoint
+from streamiter.engine.storage.flow_record import CommitPointer, FlowRecord
+from streamiter.engine.storage.snapshot import CheckpointId, SnapshotHeader
 from streamiter.errors import CheckpointError, ConfigurationError, ProducerFenced
-from streamiter.runtime.checkpointing.commit import CommitRecord
-from streamiter.runtime.checkpointing.restore import Restore, check_restore_option, choose_checkpoint
 
 
 @dataclass

@@ -8,8 +8,8 @@ import pytest
 from checkpoints.plain_values import many, some_bytes, some_int, some_text
 from support.examples import random_examples
 
-from streamiter.checkpoints import KEY_GROUPS, check_keys, encode_key, key_group, key_groups, normalize_key
 from streamiter.errors import PlainDataError
+from streamiter.values.subtasks import KEY_GROUPS, check_keys, encode_key, key_group, key_groups, normalize_key
 
 KINDS_OF_KEYS = (some_int, some_int, some_text, some_bytes)
 

@@ -8,7 +8,7 @@ import pytest
 from checkpoints.snapshots import CONTENT, content_of, save_and_commit
 from checkpoints.store_contract import MakeStore, StoreContract
 
-from streamiter.checkpoints.store import MemoryStore
+from streamiter.engine.storage.store import MemoryStore
 
 
 class TestMemoryStore(StoreContract):

@@ -20,11 +20,11 @@ from checkpoints.store_contract import MakeStore, StoreContract, check_independe
 from support.s3_server import S3Server
 from typer.testing import CliRunner
 
-from streamiter.checkpoints.flow_checkpoints import FlowCheckpoints
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotPart
-from streamiter.checkpoints.snapshot_file import SnapshotWriter
-from streamiter.checkpoints.store import Checkpoints, blobs_at, store_at
 from streamiter.cli.app import app
+from streamiter.engine.storage.flow_checkpoints import FlowCheckpoints
+from streamiter.engine.storage.snapshot import CheckpointId, SnapshotPart
+from streamiter.engine.storage.snapshot_file import SnapshotWriter
+from streamiter.engine.storage.store import Checkpoints, blobs_at, store_at
 from streamiter.errors import ConfigurationError, StorageFull, StoreUnavailable
 
 SmallDisk = tuple[Path, Callable[[], bool]]
@@ -89,7 +89,7 @@ def test_clients_of_all_providers_are_made_without_a_connection(monkeypatch: pyt
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first run in production ended with an ImportError."""
     monkeypatch.setitem(sys.modules, "obstore", None)
-    monkeypatch.delitem(sys.modules, "streamiter.checkpoints.object_blobs", raising=False)
+    monkeypatch.delitem(sys.modules, "streamiter.engine.storage.object_blobs", raising=False)
     with pytest.raises(ConfigurationError, match=r"pip install 'streamiter\[object-store\]'"):
         blobs_at("s3://state/clicks")
 

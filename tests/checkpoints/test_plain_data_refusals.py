@@ -16,10 +16,10 @@ import pytest
 from checkpoints.plain_values import Click, Point, some_plain_value
 from support.examples import random_examples
 
-from streamiter.checkpoints import PlainData
-from streamiter.checkpoints.plain_format import dtype_refusal
 from streamiter.errors import ConfigurationError, PlainDataError
-from streamiter.records import Columns
+from streamiter.values.plain_data import PlainData
+from streamiter.values.plain_format import dtype_refusal
+from streamiter.values.records import Columns
 
 PLAIN = PlainData([Click, Point])
 

@@ -18,9 +18,9 @@ from checkpoints.plain_values import (
 )
 from support.examples import random_examples
 
-from streamiter.checkpoints import PlainData
-from streamiter.checkpoints.plain_format import pack_dtype, unpack_dtype
-from streamiter.records import Columns
+from streamiter.values.plain_data import PlainData
+from streamiter.values.plain_format import pack_dtype, unpack_dtype
+from streamiter.values.records import Columns
 
 PLAIN = PlainData([Click, Point])
 

@@ -17,12 +17,12 @@ from checkpoints.snapshots import header
 from support.examples import random_examples
 from support.waiting import PATIENCE_S
 
-from streamiter.checkpoints.blobs import Blob, BlobChanged, BlobReader, Blobs, MemoryBlobs
-from streamiter.checkpoints.flow_checkpoints import FlowCheckpoints
-from streamiter.checkpoints.flow_record import FlowRecord, snapshot_name
-from streamiter.checkpoints.snapshot import CheckpointId
-from streamiter.checkpoints.snapshot_file import SnapshotWriter
-from streamiter.checkpoints.store import blobs_at
+from streamiter.engine.storage.blobs import Blob, BlobChanged, BlobReader, Blobs, MemoryBlobs
+from streamiter.engine.storage.flow_checkpoints import FlowCheckpoints
+from streamiter.engine.storage.flow_record import FlowRecord, snapshot_name
+from streamiter.engine.storage.snapshot import CheckpointId
+from streamiter.engine.storage.snapshot_file import SnapshotWriter
+from streamiter.engine.storage.store import blobs_at
 from streamiter.errors import CheckpointError, ProducerFenced
 
 

@@ -20,9 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.waiting import PATIENCE_S
 
-from streamiter.checkpoints import PlainData, ReplayCache
+from streamiter.engine.storage.replay_cache import ReplayCache
 from streamiter.errors import ConfigurationError, InternalError, LoopOverflow, PlainDataError, StorageFull
-from streamiter.records import Columns, can_concatenate, concatenate, estimated_bytes
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import Columns, can_concatenate, concatenate, estimated_bytes
 
 MIB = 1 << 20
 HEAD_BYTES = 24  # bytes before the content of each batch on disk
@@ -539,8 +540,8 @@ def test_a_closed_cache_accepts_no_batch(make_cache):
 REPLAY_IN_A_PROCESS = """
 import sys
 import numpy as np
-from streamiter.checkpoints import ReplayCache
-from streamiter.records import Columns
+from streamiter.engine.storage.replay_cache import ReplayCache
+from streamiter.values.records import Columns
 
 directory, kind, limit_bytes, times = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 

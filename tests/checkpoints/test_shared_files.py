@@ -12,11 +12,11 @@ from checkpoints.snapshots import header
 from checkpoints.store_contract import MakeStore
 from support.examples import random_examples
 
-from streamiter.checkpoints.flow_record import FlowRecord, removable_shared, shared_name, shared_of
-from streamiter.checkpoints.snapshot import CheckpointId, SharedFile, SnapshotPart
-from streamiter.checkpoints.store import CheckpointStore, MemoryStore, store_at
-from streamiter.deferred import DeferredFiles, LocalFile
+from streamiter.engine.storage.flow_record import FlowRecord, removable_shared, shared_name, shared_of
+from streamiter.engine.storage.snapshot import CheckpointId, SharedFile, SnapshotPart
+from streamiter.engine.storage.store import CheckpointStore, MemoryStore, store_at
 from streamiter.errors import CheckpointError
+from streamiter.values.deferred import DeferredFiles, LocalFile
 
 # ---- the rule of pruning, as pure data
 

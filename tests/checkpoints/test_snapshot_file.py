@@ -13,8 +13,8 @@ from checkpoints.snapshots import FRAMES, Frames, header
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamiter.checkpoints.folder_blobs import FileReader
-from streamiter.checkpoints.snapshot import (
+from streamiter.engine.storage.folder_blobs import FileReader
+from streamiter.engine.storage.snapshot import (
     PREAMBLE_BYTES,
     TRAILER_BYTES,
     SnapshotPart,
@@ -23,7 +23,7 @@ from streamiter.checkpoints.snapshot import (
     pack_preamble,
     pack_trailer,
 )
-from streamiter.checkpoints.snapshot_file import SnapshotWriter, StoredSnapshot
+from streamiter.engine.storage.snapshot_file import SnapshotWriter, StoredSnapshot
 from streamiter.errors import CheckpointError, ConfigurationError
 
 PARTS = [SnapshotPart("read/0", b"positions"), SnapshotPart("größe/0", b"", (Frames(), Frames([])))]

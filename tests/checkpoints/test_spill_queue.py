@@ -14,9 +14,10 @@ from checkpoints.deferred_support import decoded_frames
 from checkpoints.plain_values import same
 from support.examples import random_examples
 
-from streamiter.checkpoints import PlainData, SpillQueue
+from streamiter.engine.storage.disk_queue import SpillQueue
 from streamiter.errors import ConfigurationError, InternalError, LoopOverflow, PlainDataError, StorageFull
-from streamiter.records import (
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import (
     CheckpointBarrier,
     Columns,
     DataBatch,

@@ -9,7 +9,7 @@ import pytest
 from checkpoints.plain_values import CHARACTERS
 from support.examples import random_examples
 
-from streamiter.checkpoints.flow_record import (
+from streamiter.engine.storage.flow_record import (
     STORAGE_NAME_CHARACTERS,
     checkpoint_of,
     is_shortened,
@@ -18,7 +18,7 @@ from streamiter.checkpoints.flow_record import (
     snapshot_name,
     storage_name,
 )
-from streamiter.checkpoints.snapshot import CheckpointId
+from streamiter.engine.storage.snapshot import CheckpointId
 from streamiter.errors import ConfigurationError
 
 CHARACTERS_OF_NAMES = [character for character in CHARACTERS if not "\ud800" <= character <= "\udfff"]

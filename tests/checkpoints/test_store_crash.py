@@ -16,8 +16,8 @@ from checkpoints.store_child import MIB, parts
 from support.processes import async_process
 from support.waiting import PATIENCE_S
 
-from streamiter.checkpoints.snapshot import CheckpointId
-from streamiter.checkpoints.store import blobs_at, store_at
+from streamiter.engine.storage.snapshot import CheckpointId
+from streamiter.engine.storage.store import blobs_at, store_at
 
 CHILD = Path(__file__).with_name("store_child.py")
 

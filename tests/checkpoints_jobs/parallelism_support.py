@@ -18,10 +18,10 @@ from runtime.joined_jobs import abort
 from support.waiting import PATIENCE_S
 
 from streamiter import Checkpoints, Flow, Stream
-from streamiter.checkpoints.store import MemoryStore
+from streamiter.engine.job.job import Job
+from streamiter.engine.plan.job_settings import JobOptions
+from streamiter.engine.storage.store import MemoryStore
 from streamiter.errors import CheckpointError
-from streamiter.runtime.job import Job
-from streamiter.runtime.plan import JobOptions
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
 from streamiter.topics.memory import MemoryReader, MemoryTopic
 

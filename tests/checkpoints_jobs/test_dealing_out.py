@@ -9,15 +9,15 @@ from typing import Any
 from checkpoints.plain_values import many, some_bytes, some_int, some_text
 from support.examples import random_examples
 
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.clock import SystemClock
+from streamiter.engine.checkpointing.redistribute import key_share, redistribute_timers
+from streamiter.engine.checkpointing.shares import WaitingBatch, deal, waiting_batches
+from streamiter.engine.graph.output import Broadcast, ByFunction, ByKey, Forward, Partitioning, Rebalance
 from streamiter.iteration.progress import EpochCounts
 from streamiter.operators.source import ItemsSource
-from streamiter.records import Batch
-from streamiter.runtime.checkpointing.redistribute import key_share, redistribute_timers
-from streamiter.runtime.checkpointing.shares import WaitingBatch, deal, waiting_batches
-from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Forward, Partitioning, Rebalance
 from streamiter.topics.source_and_sink import TopicSource
+from streamiter.values.helpers.clock import SystemClock
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import Batch
 
 Waited = list[tuple[int, list[int]]]
 """Waiting batches, each with the subtask that it waits for."""

@@ -174,7 +174,7 @@ def in_rounds(*, per_round: bool) -> Any:
 @pytest.fixture
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make many batches of the replayed data, so that a job can be stopped between them."""
-    monkeypatch.setattr("streamiter.checkpoints.replay_cache._JOINED_RECORDS_MAX", 4)
+    monkeypatch.setattr("streamiter.engine.storage.replay_cache._JOINED_RECORDS_MAX", 4)
 
 
 @pytest.mark.usefixtures("_small_pieces")

@@ -24,16 +24,16 @@ from streamiter import (
     feedback_through,
     iterate_unbounded_streams,
 )
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader
+from streamiter.engine.checkpointing.commit import JobSnapshot
+from streamiter.engine.checkpointing.redistribute import redistribute_states
+from streamiter.engine.checkpointing.shares import OldJob
+from streamiter.engine.job.job import Job
+from streamiter.engine.plan.job_settings import JobOptions
+from streamiter.engine.storage.snapshot import CheckpointId, SnapshotHeader
 from streamiter.errors import CheckpointError
 from streamiter.operators import Output
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
-from streamiter.runtime.checkpointing.commit import JobSnapshot
-from streamiter.runtime.checkpointing.redistribute import redistribute_states
-from streamiter.runtime.checkpointing.shares import OldJob
-from streamiter.runtime.job import Job
-from streamiter.runtime.plan import JobOptions
 from streamiter.topics import MemoryBroker
 
 MakeFlow = Callable[[MemoryBroker, int], Flow]

@@ -10,9 +10,9 @@ from checkpoints.snapshots import header, parts, save, save_and_commit
 from cli.program import on_terminal, streamiter
 from typer.testing import CliRunner
 
-from streamiter.checkpoints.snapshot import CheckpointId
-from streamiter.checkpoints.store import store_at
 from streamiter.cli.app import app
+from streamiter.engine.storage.snapshot import CheckpointId
+from streamiter.engine.storage.store import store_at
 
 RUN = "4f1a"
 

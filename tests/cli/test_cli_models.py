@@ -9,11 +9,11 @@ import pytest
 from cli.program import on_terminal, started, streamiter
 from support.waiting import PATIENCE_S
 
-from streamiter.clock import SystemClock
 from streamiter.errors import ModelError
 from streamiter.learn import AdaptiveLinearModel
 from streamiter.models import LinearPredictor, ModelSnapshot, ModelUpdateEncoder, last_update, read_model
 from streamiter.topics import topic
+from streamiter.values.helpers.clock import SystemClock
 
 UPDATES = "sqlite:///models.db?topic=updates"
 

@@ -14,9 +14,9 @@ import typer
 from cli.program import streamiter
 
 from streamiter.cli.app import app
-from streamiter.clock import SystemClock
 from streamiter.models import ModelUpdateEncoder
 from streamiter.topics import topic
+from streamiter.values.helpers.clock import SystemClock
 
 # Each secret contains this mark, so a mark in the output is a secret that was shown.
 MARK = "S3cret"

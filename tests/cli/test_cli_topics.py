@@ -14,9 +14,9 @@ from support.processes import process
 from support.waiting import PATIENCE_S
 
 from streamiter import Columns, Flow, IterationBodyResult, feedback_through, iterate_unbounded_streams
-from streamiter.checkpoints.plain_data import PlainData
 from streamiter.cli.topics import descriptions
 from streamiter.topics import MemoryConnector, OutgoingBatch, topic
+from streamiter.values.plain_data import PlainData
 
 EVENTS = "sqlite:///events.db?topic=events"
 

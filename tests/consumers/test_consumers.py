@@ -23,11 +23,11 @@ from support.processes import async_process
 from support.programs import system_program
 from support.waiting import PATIENCE_S
 
-from streamiter.clock import SystemClock
 from streamiter.errors import ModelError
 from streamiter.learn import AdaptiveLinearModel, BadRows
 from streamiter.models import LinearPredictor, ModelUpdateEncoder, roll_back
 from streamiter.topics import topic
+from streamiter.values.helpers.clock import SystemClock
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "consumers"
 Command = list[str]

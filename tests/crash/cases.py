@@ -15,7 +15,7 @@ from crash.programs import Program
 from crash.training import Options
 from support.fork_server import FORKS_PROCESSES
 
-from streamiter.checkpoints.flow_record import shortened_name
+from streamiter.engine.storage.flow_record import shortened_name
 from streamiter.topics import OutgoingBatch, Topic, topic
 
 __all__ = [

@@ -21,12 +21,12 @@ __all__ = [
 
 When = Literal["before", "after"]
 
-_CHECKPOINTER: Final = "streamiter.runtime.checkpointing.checkpointer:Checkpointer"
-_JOB_RESTORE = "streamiter.runtime.checkpointing.restore:JobRestore"
-_TRANSACTION: Final = "streamiter.runtime.checkpointing.commit:JobTransaction"
-_WRITER: Final = "streamiter.runtime.checkpointing.commit:TransactionalWriter"
-_FLOW: Final = "streamiter.checkpoints.flow_checkpoints:FlowCheckpoints"
-_FOLDER: Final = "streamiter.checkpoints.folder_blobs:FolderBlobs"
+_CHECKPOINTER: Final = "streamiter.engine.job.checkpointer:Checkpointer"
+_JOB_RESTORE = "streamiter.engine.checkpointing.restore:JobRestore"
+_TRANSACTION: Final = "streamiter.engine.checkpointing.commit:JobTransaction"
+_WRITER: Final = "streamiter.engine.checkpointing.commit:TransactionalWriter"
+_FLOW: Final = "streamiter.engine.storage.flow_checkpoints:FlowCheckpoints"
+_FOLDER: Final = "streamiter.engine.storage.folder_blobs:FolderBlobs"
 _KAFKA: Final = "streamiter_kafka.transactions:KafkaTransactions"
 _SQLITE: Final = "streamiter_sqlite.writer:SqliteTransactions"
 
@@ -52,16 +52,16 @@ RESTORE: Final = [
     *_both(f"{_FLOW}.claim"),
     *_both(f"{_JOB_RESTORE}._opened"),
     *_both(f"{_JOB_RESTORE}.confirm"),
-    *_both("streamiter.checkpoints.store:CheckpointStore.list"),
+    *_both("streamiter.engine.storage.store:CheckpointStore.list"),
     Place("after", f"{_CHECKPOINTER}.open"),
-    *_both("streamiter.runtime.task:Task.open"),
+    *_both("streamiter.engine.tasks.task:Task.open"),
     Place("after", f"{_CHECKPOINTER}.restored"),
 ]
 """A run reaches each of these places once, except the opening of tasks; loading happens from the second run on."""
 
 CHECKPOINT: Final = [
     Place("after", f"{_CHECKPOINTER}._seal_sinks"),
-    Place("before", "streamiter.runtime.checkpointing.checkpoint_follower:CheckpointFollower.acknowledge"),
+    Place("before", "streamiter.engine.checkpointing.checkpoint_follower:CheckpointFollower.acknowledge"),
     Place("before", f"{_CHECKPOINTER}._save"),
     Place("after", f"{_FOLDER}.create"),
     Place("before", f"{_FOLDER}.complete"),
@@ -105,7 +105,7 @@ STORE_COMMIT: Final = [
 SHUTDOWN: Final = [
     *_both(f"{_CHECKPOINTER}.finish"),
     *_both(f"{_TRANSACTION}.close"),
-    Place("before", "streamiter.runtime.follower:JobFollower._close"),
+    Place("before", "streamiter.engine.job.follower:JobFollower._close"),
     Place("after", f"{_CHECKPOINTER}.close"),
 ]
 """A run that must end reaches each of these places once."""

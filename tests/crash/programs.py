@@ -16,7 +16,7 @@ from crash.places import Place
 from support.processes import async_process
 from support.waiting import PATIENCE_S
 
-from streamiter.checkpoints.flow_record import unpack_record
+from streamiter.engine.storage.flow_record import unpack_record
 
 __all__ = ["Process", "Program", "Record", "running"]
 

@@ -24,11 +24,11 @@ from support.waiting import PATIENCE_S
 
 from streamiter.topics import OutgoingBatch
 
-_CHECKPOINTING: Final = "streamiter.runtime.checkpointing"
+_CHECKPOINTING: Final = "streamiter.engine.checkpointing"
 _FOLLOWER: Final = f"{_CHECKPOINTING}.checkpoint_follower:CheckpointFollower"
 _CHECKPOINTER: Final = f"{_CHECKPOINTING}.checkpointer:Checkpointer"
-OTHER_STARTS: Final = Place("before", "streamiter.runtime.placement:PlacedStep.check_operator")
-OTHER_RESTORES: Final = Place("before", "streamiter.runtime.follower:JobFollower._tell_report")
+OTHER_STARTS: Final = Place("before", "streamiter.engine.plan.placement:PlacedStep.check_operator")
+OTHER_RESTORES: Final = Place("before", "streamiter.engine.job.follower:JobFollower._tell_report")
 OTHER_TAKES: Final = Place("before", f"{_FOLLOWER}._save")
 OTHER_HAS_SAVED: Final = Place("after", f"{_FOLLOWER}._save")
 FIRST_CHOOSES: Final = Place("after", f"{_CHECKPOINTER}.open")
@@ -177,7 +177,7 @@ async def test_a_join_that_waits_for_an_endless_table_survives_the_loss_of_a_pro
 
 
 # A link of a process gets some hundred pieces in a second.
-ANY_MOMENT: Final = Place("before", "streamiter.processes.link:ProcessLink.buffer_updated")
+ANY_MOMENT: Final = Place("before", "streamiter.engine.processes.link:ProcessLink.buffer_updated")
 AT_START: Final = [OTHER_STARTS, OTHER_RESTORES, FIRST_CHOOSES, FIRST_RESTORES]
 AT_CHECKPOINT: Final = [
     *[OTHER_TAKES, OTHER_HAS_SAVED, FIRST_TAKES, FIRST_HAS_SAVED, FIRST_HAS_COMMITTED, EXPIRES],

@@ -76,7 +76,7 @@ async def test_a_frozen_run_that_wakes_up_writes_no_record(case: Case, moment: s
     """A machine was frozen for a minute; then two services published, and consumers saw versions decrease."""
     place = {
         "before its commit": case.commit[0],
-        "before its pointer": Place("before", "streamiter.checkpoints.store:CheckpointStore.commit"),
+        "before its pointer": Place("before", "streamiter.engine.storage.store:CheckpointStore.commit"),
     }[moment]
     program = trainer(case, "killed", mode="synchronous", parallelism=1)
     async with running(program, place, 2, strike=signal.SIGSTOP) as zombie:

@@ -14,7 +14,7 @@ import pytest
 from streamiter.networks import Network
 from streamiter.networks.configuration.layer_kinds import ALIASES, LAYER_KINDS, LayerKind
 from streamiter.networks.configuration.sections import LOSSES, OPTIMIZERS, TRANSFER_FUNCTIONS, FunctionKinds
-from streamiter.networks.configuration.settings import LEARNING_RATES
+from streamiter.networks.settings import LEARNING_RATES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "networks.md").read_text(encoding="utf-8")
 

@@ -10,8 +10,8 @@ from event_time.pure_runs import PLAIN
 from operators.operator_harness import ManualClock
 
 from streamiter import RocksState
+from streamiter.engine.states import due_rows, rocks_state
 from streamiter.operators.keyed_state import KeyedStates
-from streamiter.states import due_rows, rocks_state
 
 
 @pytest.fixture(scope="session")

@@ -8,14 +8,14 @@ from zoneinfo import ZoneInfo
 
 from event_time.cases import Action, Case, Record
 
-from streamiter.checkpoints.plain_data import PlainData
 from streamiter.operators.keyed_state import KeyedStates
 from streamiter.operators.timed.as_of import AsOfJoin, Deduplication
 from streamiter.operators.timed.joining import IntervalJoin
 from streamiter.operators.timed.kinds import Calendar, Hopping, Session, Sliding, WindowKind
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.windowing import WindowResult, make_windows
-from streamiter.times import MAX_TIME, MIN_TIME
+from streamiter.values.plain_data import PlainData
+from streamiter.values.times import MAX_TIME, MIN_TIME
 
 PLAIN = PlainData([Record])
 

@@ -27,8 +27,8 @@ from streamiter.operators.timed.joining import IntervalJoin, OneToOneJoin, Windo
 from streamiter.operators.timed.kinds import Hopping, Session, Sliding, calendar
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.windowing import AlignedWindows, make_windows
-from streamiter.records import Columns
-from streamiter.times import MAX_TIME, MIN_TIME
+from streamiter.values.records import Columns
+from streamiter.values.times import MAX_TIME, MIN_TIME
 
 Arrival = tuple[str, str, int, int]
 """Side, key, time and value of a record; values are unique."""

@@ -17,8 +17,8 @@ from streamiter.operators.timed.aggregates import BY_NAME, fold, quantile
 from streamiter.operators.timed.kinds import Hopping, Session
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.windowing import make_windows
-from streamiter.records import Columns
-from streamiter.times import MAX_TIME
+from streamiter.values.records import Columns
+from streamiter.values.times import MAX_TIME
 
 
 def some_numbers(random: Random) -> tuple[list[float], float]:

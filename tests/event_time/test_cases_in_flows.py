@@ -18,8 +18,8 @@ from streamiter import Flow, Operator, OutputTag, Stream, calendar, hopping, ses
 from streamiter.flow.keyed_stream import KeyedStream
 from streamiter.operators import Context, Output
 from streamiter.testing import VirtualClock
-from streamiter.times import MAX_TIME
 from streamiter.topics import MemoryBroker, OutgoingBatch
+from streamiter.values.times import MAX_TIME
 
 LATE = OutputTag("late")
 IDLE_AFTER_S, TICK_S, LOOK_S, NEW_PARTITIONS_AFTER_S = 100.0, 1.0, 1.0, 60.0

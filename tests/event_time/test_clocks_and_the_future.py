@@ -8,8 +8,8 @@ import pytest
 from flow.small_flows import Fed
 
 from streamiter import Flow, tumbling
-from streamiter.clock import ForwardTime, SystemClock
 from streamiter.testing import VirtualClock
+from streamiter.values.helpers.clock import ForwardTime, SystemClock
 
 
 def test_the_clock_of_the_machine_may_be_set_back(monkeypatch: pytest.MonkeyPatch) -> None:

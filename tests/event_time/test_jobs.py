@@ -31,8 +31,8 @@ from streamiter import (
 from streamiter.errors import GraphError, JobFailed, RejectRecords
 from streamiter.iteration import FeedbackRecords
 from streamiter.operators import Context, Output
-from streamiter.times import MAX_TIME
 from streamiter.topics import MemoryBroker
+from streamiter.values.times import MAX_TIME
 
 SIDE = OutputTag("side")
 

@@ -11,11 +11,11 @@ from event_time.operators import Countdown, Stamped, WindowCounts, events, windo
 from support.waiting import until
 
 from streamiter import Checkpoints, Flow, Json
+from streamiter.engine.job.job import Job
 from streamiter.errors import JobFailed
-from streamiter.runtime.job import Job
 from streamiter.testing import VirtualClock
-from streamiter.times import MAX_TIME
 from streamiter.topics import MemoryBroker, OutgoingBatch
+from streamiter.values.times import MAX_TIME
 
 
 async def broker_with(partitions: int) -> MemoryBroker:

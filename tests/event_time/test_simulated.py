@@ -15,12 +15,12 @@ from event_time.operators import events, window_counts
 from support.soak import ForEachSeed
 
 from streamiter import Flow
+from streamiter.engine.inbox.port_progress import PortProgress
 from streamiter.operators.event_timers import StepTimes
 from streamiter.operators.holding import MiniBatch
-from streamiter.records import EventTimeWatermark
-from streamiter.runtime.port_progress import PortProgress
 from streamiter.testing import Faults, Simulation, SimulationFailed, simulate
 from streamiter.testing.simulation.simulate import Undisturbed
+from streamiter.values.records import EventTimeWatermark
 
 MakeFlow = Callable[[Simulation], Flow]
 

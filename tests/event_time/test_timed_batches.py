@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamiter.channels import Channel
-from streamiter.checkpoints.disk_queue import SpillQueue
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.replay_cache import ReplayCache
+from streamiter.engine.graph.channels import Channel
+from streamiter.engine.processes.frames import FrameEncoding
+from streamiter.engine.storage.disk_queue import SpillQueue
+from streamiter.engine.storage.replay_cache import ReplayCache
 from streamiter.errors import PlainDataError
 from streamiter.operators.output import DeadLetter
-from streamiter.processes.frames import FrameEncoding
-from streamiter.records import (
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import (
     ORDER_COLUMNS,
     Columns,
     DataBatch,
@@ -31,7 +31,7 @@ from streamiter.records import (
     slice_batch,
     take,
 )
-from streamiter.times import MAX_TIME, MIN_TIME
+from streamiter.values.times import MAX_TIME, MIN_TIME
 
 TIMES = np.array([5, MIN_TIME, 7], np.int64)
 RECORDS: dict[str, Any] = {

@@ -13,7 +13,7 @@ import pytest
 from support.examples import random_examples
 
 from streamiter.errors import ConfigurationError
-from streamiter.times import MAX_TIME, TIME_LIMIT, duration_ms, read_times, shown_time, unit_of
+from streamiter.values.times import MAX_TIME, TIME_LIMIT, duration_ms, read_times, shown_time, unit_of
 
 BERLIN = ZoneInfo("Europe/Berlin")
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}

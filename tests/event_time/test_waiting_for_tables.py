@@ -14,18 +14,18 @@ from support.kafka_fixtures import GivenKafka
 from support.waiting import turn, until
 
 from streamiter import Checkpoints, Flow, IterationBodyResult, RocksState, Stream, iterate_unbounded_streams
-from streamiter.channels import Channel
-from streamiter.checkpoints.plain_data import PlainData
+from streamiter.engine.graph.channels import Channel
+from streamiter.engine.inbox.inbox import Inbox
+from streamiter.engine.inbox.port_log import Port
+from streamiter.engine.job.job import Job
+from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.errors import GraphError
 from streamiter.flow.keyed_stream import KeyedStream
 from streamiter.operators import Source
 from streamiter.operators.source import Collected
-from streamiter.records import CheckpointBarrier, Control, DataBatch, EndOfInput, ReadToEnd
-from streamiter.runtime.inbox import Inbox
-from streamiter.runtime.job import Job
-from streamiter.runtime.plan import ChannelLimits
-from streamiter.runtime.port_log import Port
 from streamiter.topics import MemoryBroker, OutgoingBatch, Topic, topic
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import CheckpointBarrier, Control, DataBatch, EndOfInput, ReadToEnd
 
 MakeTopic = Callable[[str], Topic]
 KEYS = 40

@@ -19,8 +19,8 @@ from streamiter.operators.event_time import WatermarkGenerator
 from streamiter.operators.event_timers import StepTimes, checked_time
 from streamiter.operators.frontier import Frontier
 from streamiter.operators.keyed_state import KeyedStates
-from streamiter.records import EpochWatermark, EventTimeWatermark
-from streamiter.times import MAX_TIME, MIN_TIME
+from streamiter.values.records import EpochWatermark, EventTimeWatermark
+from streamiter.values.times import MAX_TIME, MIN_TIME
 
 # The cases 16 and 17 of the reference: a@time/partition, and behind it the watermark that follows from it.
 CASES = {

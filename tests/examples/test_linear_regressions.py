@@ -18,8 +18,8 @@ from support.processes import async_process, forked_run
 from support.waiting import PATIENCE_S
 
 from streamiter import Columns, Flow
+from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.models import model_updates
-from streamiter.runtime.plan import ChannelLimits
 from streamiter.topics import OutgoingBatch, topic
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "linear_regression"

@@ -18,8 +18,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streamiter.errors import ConfigurationError, DecodeError, EncodeError, TopicError
-from streamiter.records import Columns
 from streamiter.topics.topic import TopicBatch
+from streamiter.values.records import Columns
 from streamiter_files import Csv
 from streamiter_files.csv_format import ColumnType
 

@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streamiter.errors import ConfigurationError, DecodeError, EncodeError
-from streamiter.records import Columns
 from streamiter.topics.topic import TopicBatch
+from streamiter.values.records import Columns
 from streamiter_files import Dummy, Libsvm
 from streamiter_files.sparse_format import IrregularLines, LineTokens
 

@@ -20,9 +20,9 @@ from streamiter import Flow, IterationBodyResult, Operator, Stream, iterate_unbo
 from streamiter.errors import GraphError, JobFailed, RejectRecords
 from streamiter.operators import DeadLetter, MiniBatch, Origin, Output
 from streamiter.operators.operator import EngineOperator
-from streamiter.records import Columns
 from streamiter.topics import MemoryBroker, OutgoingBatch, SizeLimit, Topic, TopicRecord, topic
 from streamiter.topics.source_and_sink import DeadLetterEncoder
+from streamiter.values.records import Columns
 
 
 def refuse(record: Any) -> NoReturn:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from streamiter import Flow, IterationBodyResult, Operator, OutputTag, Stream, connect, iterate_unbounded_streams, topic
+from streamiter.engine.graph.feedback import FeedbackLimits
+from streamiter.engine.graph.graph import Edge, Step
 from streamiter.errors import ConfigurationError
 from streamiter.flow.drawing.formats import mermaid
 from streamiter.flow.drawing.picture import Link, Node, Picture, picture_of
@@ -14,8 +16,6 @@ from streamiter.iteration.loop import Loop
 from streamiter.operators import Context, Output
 from streamiter.operators.steps import Identity
 from streamiter.parameter_server import SSP, ParameterServer
-from streamiter.runtime.feedback import FeedbackLimits
-from streamiter.runtime.graph import Edge, Step
 
 
 class Both(Operator):

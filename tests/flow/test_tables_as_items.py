@@ -26,8 +26,8 @@ from streamiter import Checkpoints, Columns, Flow, Operator, Stream
 from streamiter.errors import ConfigurationError, GraphError, JobFailed, PlainDataError
 from streamiter.operators import Output
 from streamiter.operators.source import Source, SourceBatch
-from streamiter.records import rows_of_table
 from streamiter.testing import Simulation, check_flow_restore, check_restore, simulate
+from streamiter.values.records import rows_of_table
 
 Table = Callable[[dict[str, Any]], Any]
 

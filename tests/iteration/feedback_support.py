@@ -17,8 +17,8 @@ from streamiter import (
     iterate_bounded_streams_until_termination,
     iterate_unbounded_streams,
 )
-from streamiter.runtime.job import Job
-from streamiter.runtime.statistics import JobStatistics
+from streamiter.engine.graph.statistics import JobStatistics
+from streamiter.engine.job.job import Job
 from streamiter.topics import Topic
 
 Body = Callable[[list[Stream], list[Stream]], IterationBodyResult]

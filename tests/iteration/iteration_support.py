@@ -11,13 +11,13 @@ from processes.linked_jobs import piped_jobs
 from support.waiting import PATIENCE_S
 
 from streamiter import Flow, IterationListener, Operator, Stream
+from streamiter.engine.graph.statistics import JobStatistics
+from streamiter.engine.job.follower import JobFollower
+from streamiter.engine.job.job import Job
+from streamiter.engine.plan.job_settings import ChannelLimits, JobOptions
+from streamiter.engine.tasks.watchdog import blocked_by
 from streamiter.operators.operator import BoundaryOutput, Notice
 from streamiter.operators.source import Source, SourceBatch
-from streamiter.runtime.follower import JobFollower
-from streamiter.runtime.job import Job
-from streamiter.runtime.plan import ChannelLimits, JobOptions
-from streamiter.runtime.statistics import JobStatistics
-from streamiter.runtime.watchdog import blocked_by
 
 T = TypeVar("T")
 

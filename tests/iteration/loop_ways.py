@@ -23,15 +23,15 @@ from streamiter import (
     iterate_bounded_streams_until_termination,
     iterate_unbounded_streams,
 )
-from streamiter.checkpoints.store import MemoryStore
-from streamiter.clock import Clock, SystemClock
+from streamiter.engine.checkpointing.commit import JobSnapshot
+from streamiter.engine.plan.job_settings import ChannelLimits, JobOptions
+from streamiter.engine.storage.store import MemoryStore
 from streamiter.errors import CheckpointError, ConfigurationError
 from streamiter.operators.source import Collected
-from streamiter.runtime.checkpointing.commit import JobSnapshot
-from streamiter.runtime.plan import ChannelLimits, JobOptions
 from streamiter.testing.simulated_time import SimulatedTime, TaskClock, Trace, where_tasks_wait
 from streamiter.testing.simulation.event_loop import Shuffle, SimulatedEventLoop
 from streamiter.topics import MemoryBroker, Topic
+from streamiter.values.helpers.clock import Clock, SystemClock
 
 T = TypeVar("T")
 Ahead = int | Literal["unbounded"] | None

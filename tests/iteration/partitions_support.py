@@ -20,7 +20,7 @@ from streamiter import (
     epochs_every,
     iterate_unbounded_streams,
 )
-from streamiter.runtime.job import Job
+from streamiter.engine.job.job import Job
 from streamiter.testing import VirtualClock
 from streamiter.topics.memory import MemoryBroker
 from streamiter.topics.topic import OutgoingBatch, Topic

@@ -25,9 +25,9 @@ from streamiter import (
     for_each_round,
     replayed,
 )
+from streamiter.engine.graph.feedback import FeedbackLimits
 from streamiter.iteration import terminate_after
 from streamiter.operators.source import Collected
-from streamiter.runtime.feedback import FeedbackLimits
 
 SEEN = OutputTag("seen")
 ROUNDS_MAX = 5

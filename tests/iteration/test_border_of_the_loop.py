@@ -11,20 +11,20 @@ from iteration.iteration_support import called
 from operators.operator_harness import stored
 from runtime.inbox_run import spill_queue
 
-from streamiter.channels import Channel
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.replay_cache import ReplayCache
-from streamiter.clock import SystemClock
+from streamiter.engine.graph.channels import Channel
+from streamiter.engine.graph.feedback import Surroundings
+from streamiter.engine.inbox.inbox import Inbox, Posted
+from streamiter.engine.inbox.port_log import Port
+from streamiter.engine.inbox.port_progress import InputEnded
+from streamiter.engine.storage.replay_cache import ReplayCache
 from streamiter.iteration.border import FEEDBACK, INITIAL, Head, Join, LoopMember
 from streamiter.iteration.coordinator import LoopCoordinator, LoopDecisions, LoopReports
 from streamiter.iteration.marked_streams import Replayer
 from streamiter.iteration.progress import Completed, Ended, LoopProgress, ReleasedEpoch
 from streamiter.operators.operator import Boundary, BoundaryOutput, Context, JobScope, Notice, Progress
-from streamiter.records import Control, DataBatch, EndOfInput, EpochWatermark
-from streamiter.runtime.feedback import Surroundings
-from streamiter.runtime.inbox import Inbox, Posted
-from streamiter.runtime.port_log import Port
-from streamiter.runtime.port_progress import InputEnded
+from streamiter.values.helpers.clock import SystemClock
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import Control, DataBatch, EndOfInput, EpochWatermark
 
 
 class Passed(BoundaryOutput):

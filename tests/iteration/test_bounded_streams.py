@@ -36,9 +36,9 @@ from streamiter import (
     iterate_bounded_streams_until_termination,
     replayed,
 )
+from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.errors import JobFailed
 from streamiter.iteration import map_with
-from streamiter.runtime.plan import ChannelLimits
 
 SEEDS = range(3)
 

@@ -36,21 +36,21 @@ from streamiter import (
     feedback_through,
     iterate_bounded_streams_until_termination,
 )
-from streamiter.checkpoints.disk_queue import SpillQueue
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.store import MemoryStore
+from streamiter.engine.graph.feedback import FeedbackChannel, TopicRange
+from streamiter.engine.inbox.alignment import FeedbackLog
+from streamiter.engine.inbox.port_log import Port
+from streamiter.engine.job.job import Job
+from streamiter.engine.storage.disk_queue import SpillQueue
+from streamiter.engine.storage.store import MemoryStore
+from streamiter.engine.tasks.topic_inlets import ReturningPump, TopicReturnPath
+from streamiter.engine.tasks.topic_outlets import Message
 from streamiter.errors import CheckpointError, JobFailed
-from streamiter.records import CheckpointBarrier
-from streamiter.runtime.alignment import FeedbackLog
-from streamiter.runtime.feedback import FeedbackChannel, TopicRange
-from streamiter.runtime.job import Job
-from streamiter.runtime.port_log import Port
-from streamiter.runtime.topic_inlets import ReturningPump, TopicReturnPath
-from streamiter.runtime.topic_outlets import Message
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
 from streamiter.topics.memory import MemoryTopic
 from streamiter.topics.topic import TopicWriter
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import CheckpointBarrier
 
 TOKENS, MOST = 12, 30
 RARELY_S = 100.0

@@ -33,10 +33,10 @@ from streamiter import (
     iterate_unbounded_streams,
     replayed,
 )
+from streamiter.engine.checkpointing.commit import JobSnapshot
+from streamiter.engine.job.job import Job
+from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.operators.source import Collected
-from streamiter.runtime.checkpointing.commit import JobSnapshot
-from streamiter.runtime.job import Job
-from streamiter.runtime.plan import ChannelLimits
 
 SEEDS = range(4)
 PARALLELISM_AND_SEED = [(1, 0), (3, 1), (1, 2), (3, 3)]

@@ -28,10 +28,10 @@ from iteration.partitions_support import (
 from support.waiting import until
 
 from streamiter import Flow, Operator, epochs_every
+from streamiter.engine.checkpointing.commit import JobSnapshot
+from streamiter.engine.job.job import Job
 from streamiter.errors import JobFailed
 from streamiter.iteration.stamping_pace import StampingClock
-from streamiter.runtime.checkpointing.commit import JobSnapshot
-from streamiter.runtime.job import Job
 from streamiter.testing import VirtualClock
 from streamiter.topics.topic import Topic
 

@@ -21,10 +21,10 @@ from streamiter import (
     epochs_every,
     iterate_unbounded_streams,
 )
+from streamiter.engine.graph.feedback import FeedbackLimits
+from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.errors import JobFailed
 from streamiter.operators.source import Source, SourceBatch
-from streamiter.runtime.feedback import FeedbackLimits
-from streamiter.runtime.plan import ChannelLimits
 
 LEAVES = OutputTag("leaves")
 

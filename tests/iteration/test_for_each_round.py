@@ -24,9 +24,9 @@ from streamiter import (
     iterate_bounded_streams_until_termination,
     replayed,
 )
+from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.errors import JobFailed, RejectRecords
 from streamiter.operators.source import Collected
-from streamiter.runtime.plan import ChannelLimits
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker
 
@@ -345,7 +345,7 @@ def test_a_waiting_probe_side_goes_to_disk_above_the_memory_limit(monkeypatch: p
     """Records that were read before their turn filled the memory."""
     import tempfile
 
-    from streamiter.runtime.feedback import FeedbackLimits
+    from streamiter.engine.graph.feedback import FeedbackLimits
 
     opened: list[str] = []
     make = tempfile.TemporaryFile

@@ -19,8 +19,8 @@ from streamiter import (
     iterate_bounded_streams_until_termination,
     replayed,
 )
+from streamiter.engine.graph.feedback import FeedbackLimits
 from streamiter.operators.source import Source, SourceBatch
-from streamiter.runtime.feedback import FeedbackLimits
 
 MIB = 1 << 20
 BLOCKS = 60

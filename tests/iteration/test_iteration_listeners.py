@@ -33,7 +33,7 @@ from streamiter import (
     epochs_every,
     iterate_unbounded_streams,
 )
-from streamiter.runtime.feedback import FeedbackLimits
+from streamiter.engine.graph.feedback import FeedbackLimits
 
 SEEDS = range(3)
 

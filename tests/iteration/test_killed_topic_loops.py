@@ -20,9 +20,9 @@ from iteration.topic_loops_support import KINDS, Kind, MakeTopic, check_undistur
 from support.processes import async_process
 from support.waiting import PATIENCE_S
 
-from streamiter.checkpoints.store import store_at
+from streamiter.engine.graph.feedback import TopicRange
+from streamiter.engine.storage.store import store_at
 from streamiter.errors import CheckpointError
-from streamiter.runtime.feedback import TopicRange
 from streamiter.topics import Topic
 
 PROGRAM = Path(__file__).with_name("topic_loop_program.py")

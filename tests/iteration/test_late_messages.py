@@ -26,8 +26,8 @@ from streamiter.iteration.border import Head
 from streamiter.iteration.coordinator import LoopCoordinator, LoopDecisions, RestoredMember
 from streamiter.iteration.stamping import Stamper, groups_of
 from streamiter.operators.operator import JobScope, Notice
-from streamiter.records import EpochWatermark
 from streamiter.testing import VirtualClock
+from streamiter.values.records import EpochWatermark
 
 
 @pytest.mark.parametrize("seed", range(6))

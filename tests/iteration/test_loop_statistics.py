@@ -21,10 +21,10 @@ from streamiter import (
     iterate_unbounded_streams,
     replayed,
 )
-from streamiter.runtime.feedback import FeedbackLimits
-from streamiter.runtime.job import Job
-from streamiter.runtime.plan import ChannelLimits
-from streamiter.runtime.statistics import LoopStatistics
+from streamiter.engine.graph.feedback import FeedbackLimits
+from streamiter.engine.graph.statistics import LoopStatistics
+from streamiter.engine.job.job import Job
+from streamiter.engine.plan.job_settings import ChannelLimits
 
 
 def loop_of(job: Job) -> LoopStatistics:

@@ -10,9 +10,9 @@ import pytest
 from iteration.iteration_support import ended
 
 from streamiter import Flow, IterationBodyResult, Operator, connect, iterate_bounded_streams_until_termination, replayed
+from streamiter.engine.job.job import Job
 from streamiter.iteration import all_reduce, terminate_after
 from streamiter.operators import Output
-from streamiter.runtime.job import Job
 
 
 class OpensLate(Operator):

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamiter.checkpoints.disk_queue import SpillQueue
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.records import Batch, DataBatch, EpochWatermark
-from streamiter.runtime.feedback import FeedbackChannel
-from streamiter.runtime.topic_outlets import DATA, FeedbackOutlet, Message, OutgoingPump
+from streamiter.engine.graph.feedback import FeedbackChannel
+from streamiter.engine.storage.disk_queue import SpillQueue
+from streamiter.engine.tasks.topic_outlets import DATA, FeedbackOutlet, Message, OutgoingPump
 from streamiter.topics import MemoryBroker, OutgoingBatch
 from streamiter.topics.topic import ReadRequest, TopicWriter
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import Batch, DataBatch, EpochWatermark
 
 LIMIT_BYTES = 1 << 20
 PRODUCERS, HEADS = 3, 2

@@ -12,10 +12,10 @@ from support.soak import ForEachSeed
 from support.waiting import PATIENCE_S
 
 from streamiter import Flow, IterationBodyResult, Operator, Stream, connect, iterate_unbounded_streams
+from streamiter.engine.checkpointing.commit import JobSnapshot
+from streamiter.engine.job.job import Job
+from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.errors import ConfigurationError
-from streamiter.runtime.checkpointing.commit import JobSnapshot
-from streamiter.runtime.job import Job
-from streamiter.runtime.plan import ChannelLimits
 
 ITEMS = 600
 """The number for each input is far above the size of all channels of a program."""

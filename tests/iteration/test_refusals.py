@@ -16,9 +16,9 @@ from support.refusals import sections, with_errors_now, write
 
 import streamiter
 from streamiter import Flow, IterationBodyResult, IterationConfig, IterationListener, Operator, Stream
+from streamiter.engine.graph.feedback import FeedbackLimits
 from streamiter.errors import StreamiterError
 from streamiter.iteration import terminate_after
-from streamiter.runtime.feedback import FeedbackLimits
 from streamiter.topics import MemoryBroker
 
 FILE = Path(__file__).with_name("refusals.txt")

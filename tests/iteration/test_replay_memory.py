@@ -22,10 +22,10 @@ from streamiter import (
     iterate_bounded_streams_until_termination,
     replayed,
 )
+from streamiter.engine.graph.feedback import FeedbackLimits
+from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.errors import JobFailed
 from streamiter.operators.source import Source, SourceBatch
-from streamiter.runtime.feedback import FeedbackLimits
-from streamiter.runtime.plan import ChannelLimits
 
 ROUNDS = 4
 

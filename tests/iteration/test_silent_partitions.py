@@ -24,7 +24,7 @@ from iteration.partitions_support import (
 from support.waiting import until
 
 from streamiter import Flow, Operator, epochs_every
-from streamiter.runtime.job import Job
+from streamiter.engine.job.job import Job
 from streamiter.testing import VirtualClock
 from streamiter.topics.topic import Topic
 

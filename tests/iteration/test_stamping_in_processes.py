@@ -11,7 +11,7 @@ from processes.linked_jobs import piped_jobs
 from support.waiting import until
 
 from streamiter import Flow, epochs_every
-from streamiter.runtime.plan import JobOptions
+from streamiter.engine.plan.job_settings import JobOptions
 from streamiter.testing import VirtualClock
 
 

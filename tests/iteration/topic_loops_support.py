@@ -21,13 +21,13 @@ from streamiter import (
     iterate_bounded_streams_until_termination,
     iterate_unbounded_streams,
 )
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.store import CheckpointStore
-from streamiter.deferred import entries_of
+from streamiter.engine.graph.feedback import TopicRange
+from streamiter.engine.storage.store import CheckpointStore
+from streamiter.engine.tasks.task_barriers import PartName
 from streamiter.iteration.border import FEEDBACK
-from streamiter.runtime.checkpointing.task_barriers import PartName
-from streamiter.runtime.feedback import TopicRange
 from streamiter.topics import ReadRequest, Topic
+from streamiter.values.deferred import entries_of
+from streamiter.values.plain_data import PlainData
 
 MakeTopic = Callable[..., Awaitable[Topic]]
 

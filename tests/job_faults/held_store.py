@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 
-from streamiter.checkpoints.snapshot import SnapshotHeader, SnapshotPart
-from streamiter.checkpoints.store import CheckpointStore, blobs_at
+from streamiter.engine.storage.snapshot import SnapshotHeader, SnapshotPart
+from streamiter.engine.storage.store import CheckpointStore, blobs_at
 
 __all__ = ["HeldStore"]
 

@@ -24,9 +24,9 @@ from streamiter import (
     iterate_unbounded_streams,
     topic,
 )
+from streamiter.engine.graph.statistics import JobState
+from streamiter.engine.job.job import Job
 from streamiter.errors import StreamiterError
-from streamiter.runtime.job import Job
-from streamiter.runtime.statistics import JobState
 
 # More than an interpreter with all imports has open.
 _FILES = 128

@@ -15,10 +15,10 @@ from support.waiting import PATIENCE_S
 from topics.topic_case import patiently
 
 from streamiter import Checkpoints, Flow
+from streamiter.engine.graph.statistics import JobStatistics
+from streamiter.engine.job.job import Job, StopMode
+from streamiter.engine.job.running import run_jobs
 from streamiter.errors import StreamiterError
-from streamiter.runtime.job import Job, StopMode
-from streamiter.runtime.running import run_jobs
-from streamiter.runtime.statistics import JobStatistics
 
 __all__ = ["INTERVAL_S", "Serve", "Service", "checkpoints_in", "nothing_unheard", "one_line", "serve"]
 

@@ -12,7 +12,7 @@ from support.waiting import until
 from topics.topic_case import patiently
 
 from streamiter import Checkpoints
-from streamiter.runtime.job import Job
+from streamiter.engine.job.job import Job
 from streamiter.topics import MemoryBroker
 
 RARELY_S = 100.0

@@ -14,10 +14,10 @@ from job_faults.service import Serve, Service, checkpoints_in, nothing_unheard, 
 from job_faults.sums import Topics, check_committed, feeding, sums_flow, until_committed, write
 
 from streamiter import Checkpoints, RocksState
-from streamiter.clock import SystemClock
 from streamiter.errors import CheckpointError, JobFailed, StorageFull
 from streamiter.topics import topic
 from streamiter.topics.compacted import COMMIT_TOPIC, last_value
+from streamiter.values.helpers.clock import SystemClock
 
 SmallDisk = tuple[Path, Callable[[], bool]]
 

@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 from streamiter import Checkpoints, Flow, LocalProcesses, topic
+from streamiter.engine.job import job
 from streamiter.operators import Context, Source, SourceBatch
-from streamiter.runtime import job
 from streamiter.topics import source_and_sink
 from streamiter_kafka import cluster
 

@@ -12,10 +12,10 @@ from aiokafka.admin import AIOKafkaAdminClient
 from support.waiting import PATIENCE_S
 from topics.topic_case import patiently, read_to_end
 
-from streamiter.clock import SystemClock
 from streamiter.errors import TopicError
 from streamiter.topics import OutgoingBatch, Topic
 from streamiter.topics.compacted import ensure_commit_topic, last_value
+from streamiter.values.helpers.clock import SystemClock
 
 MakeTopic = Callable[..., Topic]
 

@@ -18,7 +18,7 @@ from job_faults.summing import Options
 from job_faults.sums import Topics, check_committed, feeding, until_committed
 from topics.topic_case import ManualClock, patiently
 
-from streamiter.checkpoints.flow_record import shortened_name
+from streamiter.engine.storage.flow_record import shortened_name
 from streamiter.errors import TopicUnavailable
 from streamiter.topics import Topic
 from streamiter_kafka.trouble import BrokerTrouble, RetryLimit

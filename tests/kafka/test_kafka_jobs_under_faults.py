@@ -23,8 +23,8 @@ from support.waiting import PATIENCE_S
 from topics.topic_case import missing_soon
 
 from streamiter import Checkpoints, Flow
+from streamiter.engine.job import job
 from streamiter.errors import CheckpointError, JobFailed, StreamiterError, TopicNotFound, TopicUnavailable
-from streamiter.runtime import job
 from streamiter.topics import source_and_sink, topic
 from streamiter.topics.compacted import COMMIT_TOPIC
 from streamiter_kafka import cluster

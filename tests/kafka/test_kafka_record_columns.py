@@ -17,10 +17,10 @@ from support.examples import random_examples
 from topics.topic_case import write
 
 from streamiter import Flow
-from streamiter.compiled import is_compiling
 from streamiter.errors import TopicError
 from streamiter.topics import JsonColumns, OutgoingBatch, Topic, TopicBatch, TopicRecord, json_columns
 from streamiter.topics.joined_values import JoinedValues
+from streamiter.values.helpers.compiled import is_compiling
 from streamiter_kafka import partition
 from streamiter_kafka.packing import Packing, PartitionQueue, ProducerIdentity
 from streamiter_kafka.partition import ReadPartition

@@ -16,12 +16,12 @@ from support.waiting import PATIENCE_S
 from topics.topic_case import patiently, read_to_end, values_of, write
 
 from streamiter import Checkpoints, Flow
-from streamiter.clock import SystemClock
 from streamiter.errors import ConfigurationError, JobFailed, TopicDenied, TopicNotFound, TopicUnavailable
 from streamiter.learn import train_online
 from streamiter.models import model_updates
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic, topic
 from streamiter.topics.compacted import COMMIT_TOPIC, ensure_commit_topic, last_value
+from streamiter.values.helpers.clock import SystemClock
 from streamiter_kafka.cluster import BrokerConnections
 from streamiter_kafka.options import KafkaAddress, KafkaOptions
 

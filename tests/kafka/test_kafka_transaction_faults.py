@@ -16,10 +16,10 @@ from support.kafka_server import KafkaServer, running_kafka
 from support.waiting import PATIENCE_S
 from topics.topic_case import numbered, numbers_of, patiently, read_to_end, values_of, write
 
-from streamiter.clock import SystemClock
 from streamiter.errors import ProducerFenced, TopicUnavailable, TransactionExpired
 from streamiter.topics import OutgoingBatch, Topic, Transactions, topic
 from streamiter.topics.compacted import last_value
+from streamiter.values.helpers.clock import SystemClock
 from streamiter_kafka import cluster
 from streamiter_kafka.trouble import BrokerTrouble
 from streamiter_kafka.wire import FeaturesRequest

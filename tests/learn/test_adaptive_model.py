@@ -25,7 +25,7 @@ import streamiter.learn.labels as labels_module
 from streamiter.errors import ModelError
 from streamiter.learn import AdaptiveLinearModel, BadRows, SparseRows
 from streamiter.learn.model_rows import RowSteps
-from streamiter.named_rows import ABSENT, FieldReader
+from streamiter.values.named_rows import ABSENT, FieldReader
 
 BITS = 5
 """Few places, so that texts share places, too."""

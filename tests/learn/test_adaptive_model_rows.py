@@ -14,7 +14,7 @@ from streamiter import Columns
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn import AdaptiveLinearModel, BadRows, SparseRows
 from streamiter.learn.model_rows import RowSteps
-from streamiter.named_rows import FieldReader
+from streamiter.values.named_rows import FieldReader
 
 BITS = 5
 

@@ -16,6 +16,7 @@ from learn.test_foreign_models import mean
 from learn.test_late_labels import delayed_events
 
 from streamiter import Flow, topic
+from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.errors import JobFailed
 from streamiter.learn import (
     SGD,
@@ -32,7 +33,6 @@ from streamiter.learn import (
 )
 from streamiter.learn.comparison import BEST, Compare
 from streamiter.models import LinearPredictor, ModelSnapshot, ServedModel, model_updates
-from streamiter.runtime.plan import ChannelLimits
 from streamiter.testing import check_restore
 
 

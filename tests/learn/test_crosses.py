@@ -12,12 +12,12 @@ from learn.online_support import trained
 from support.examples import random_examples
 
 from streamiter import Flow
-from streamiter.crossed_rows import crossed, crossed_fields, matrix_of_fields
 from streamiter.errors import ConfigurationError, GraphError, ModelError
 from streamiter.learn import AdaptiveLinearModel, LogisticRegression, SparseRows, train_online
 from streamiter.models import LinearPredictor
-from streamiter.named_rows import ABSENT, FieldReader
-from streamiter.numbers import standardized
+from streamiter.values.crossed_rows import crossed, crossed_fields, matrix_of_fields
+from streamiter.values.named_rows import ABSENT, FieldReader
+from streamiter.values.numbers import standardized
 
 Record = dict[str, Any]
 

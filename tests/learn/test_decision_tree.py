@@ -16,12 +16,12 @@ from iteration.iteration_support import SMALL, cut_items, ended, run, run_shuffl
 from support.waiting import PATIENCE_S
 
 from streamiter import Columns, Flow
-from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn import BadRows, DecisionTree, decision_tree, tree_growing
 from streamiter.learn.decision_tree import Tree, grown_tree
 from streamiter.learn.tree_growing import TreeOptions, grow_tree
 from streamiter.topics import topic
+from streamiter.values.plain_data import PlainData
 
 DAYS = """\
 sunny hot high weak no

@@ -8,7 +8,6 @@ import pytest
 from support.examples import random_examples
 
 from streamiter import Columns, Flow
-from streamiter.checkpoints import PlainData
 from streamiter.errors import GraphError
 from streamiter.learn import (
     ADWIN,
@@ -27,6 +26,7 @@ from streamiter.learn.row_training import RowOwner
 from streamiter.learn.validation import PREDICTIONS
 from streamiter.models import ModelSnapshot
 from streamiter.testing import check_restore
+from streamiter.values.plain_data import PlainData
 
 every_detector = pytest.mark.parametrize(
     "make", [ADWIN, lambda: ADWIN(check_every=7), PageHinkley], ids=["ADWIN", "ADWIN of 7", "PageHinkley"]

@@ -13,7 +13,7 @@ from support.waiting import PATIENCE_S
 
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.learn import BadRows, FeatureHasher
-from streamiter.records import Columns
+from streamiter.values.records import Columns
 
 RECORDS = [
     {"city": "Zürich", "hour": 7, "price": 12.5, "rush": True},

@@ -18,11 +18,12 @@ from learn.frozen_states import frozen, learned
 from learn.online_support import DELAYED, trained
 from support.examples import random_examples
 
-from streamiter import Columns, Flow, field_states, topic
+from streamiter import Columns, Flow, topic
 from streamiter.errors import ConfigurationError, GraphError, ModelError
 from streamiter.learn import AdaptiveLinearModel, BadRows, LogisticRegression, train_online
 from streamiter.models import LinearPredictor
 from streamiter.topics import MemoryBroker
+from streamiter.values import field_states
 from streamiter_files import Csv
 
 LOG = "streamiter.learn"

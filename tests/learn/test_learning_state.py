@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from streamiter.checkpoints import PlainData
 from streamiter.learn import (
     FTRL,
     SGD,
@@ -13,6 +12,7 @@ from streamiter.learn import (
     ProgressiveValidation,
     SparseRows,
 )
+from streamiter.values.plain_data import PlainData
 
 
 def through_bytes(value):

@@ -19,7 +19,7 @@ from learn.online_support import BINARY, FEATURES, LABELS, Record, Result, chose
 from support.waiting import PATIENCE_S
 
 from streamiter import Columns, Flow
-from streamiter.clock import SystemClock
+from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.errors import JobFailed
 from streamiter.learn import (
     SGD,
@@ -35,7 +35,7 @@ from streamiter.learn import (
     train_online,
 )
 from streamiter.learn.validation import MeanComparison, PredictedRows
-from streamiter.runtime.plan import ChannelLimits
+from streamiter.values.helpers.clock import SystemClock
 
 
 def inputs(records: list[Record]) -> list[Record]:

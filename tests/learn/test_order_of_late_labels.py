@@ -30,10 +30,10 @@ from streamiter.learn.answer_delays import AnswerDelays
 from streamiter.learn.late_labels import LabelJoin
 from streamiter.learn.online_workers import DelayedLabelsWorker, OnlineWorkerOptions, _Question
 from streamiter.models import LinearPredictor
-from streamiter.optimizers import SGD
+from streamiter.parameter_server.optimizers import SGD
 from streamiter.testing import VirtualClock
-from streamiter.times import MAX_TIME
 from streamiter.topics import MemoryBroker, OutgoingBatch
+from streamiter.values.times import MAX_TIME
 
 SCHEDULES = ["expected", "end", "weighted", "at once"]
 

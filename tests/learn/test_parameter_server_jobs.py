@@ -11,9 +11,9 @@ from learn.parameter_server_support import ALL, WORKERS, made_up_rows
 from support.waiting import PATIENCE_S, until
 
 from streamiter import Flow
+from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.learn import FTRL, ParameterServerWorker, train_on_parameter_server
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
-from streamiter.runtime.plan import ChannelLimits
 from streamiter.testing import VirtualClock
 
 EVERY = pytest.mark.parametrize("how", ALL)

@@ -11,8 +11,8 @@ from iteration.iteration_support import cut_items, ended, run, run_shuffled
 from support.waiting import PATIENCE_S, until
 
 from streamiter import Flow, Operator
+from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.learn.server_training import repeated
-from streamiter.runtime.plan import ChannelLimits
 
 IN_MEMORY = 1 << 20
 

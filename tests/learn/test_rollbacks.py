@@ -15,7 +15,7 @@ from models.model_case import all_records
 from support.waiting import turn
 
 from streamiter import Checkpoints, Flow
-from streamiter.clock import SystemClock
+from streamiter.engine.job.job import Job
 from streamiter.errors import GraphError, JobFailed
 from streamiter.learn import (
     SGD,
@@ -31,8 +31,8 @@ from streamiter.models import ModelSnapshot, ModelUpdate, ModelUpdateEncoder, Ro
 from streamiter.models.update import UpdateHeaders
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions
-from streamiter.runtime.job import Job
 from streamiter.topics import MemoryBroker, Topic
+from streamiter.values.helpers.clock import SystemClock
 
 Learner = dict[str, Any]
 RARELY_S = 100.0

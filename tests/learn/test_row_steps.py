@@ -25,9 +25,9 @@ from learn.row_streams import (
 from support.examples import random_examples
 from support.waiting import PATIENCE_S
 
-from streamiter.compiled import compiled, is_compiling, saying_that_it_compiles
 from streamiter.learn import AdaptiveLinearModel, SparseRows
 from streamiter.models import LinearPredictor
+from streamiter.values.helpers.compiled import compiled, is_compiling, saying_that_it_compiles
 
 TESTS = Path(__file__).resolve().parents[1]
 REFERENCE = TESTS.parents[1] / "shared" / "reference" / "default-learner"

@@ -45,8 +45,8 @@ from streamiter.learn import (
     StandardScaler,
 )
 from streamiter.models import LinearPredictor, ModelSnapshot, ModelUpdate
+from streamiter.models.saved_objects import Savable
 from streamiter.networks import Network, NetworkPredictor
-from streamiter.saved_objects import Savable
 
 X = np.random.default_rng(1).normal(size=(240, 3))
 YES = X[:, 0] + 0.3 * X[:, 1] > 0

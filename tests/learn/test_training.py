@@ -13,7 +13,9 @@ from iteration.iteration_support import cut_items, run
 from support.waiting import until
 
 from streamiter import Checkpoints, Columns, Flow
-from streamiter.checkpoints.store import MemoryStore
+from streamiter.engine.job.job import Job
+from streamiter.engine.plan.job_settings import ChannelLimits
+from streamiter.engine.storage.store import MemoryStore
 from streamiter.errors import GraphError, JobFailed
 from streamiter.learn import (
     FTRL,
@@ -31,8 +33,6 @@ from streamiter.learn.gradients import Gradient
 from streamiter.learn.training import BroadcastSteps, GradientSum
 from streamiter.models import ModelSnapshot
 from streamiter.operators.source import Source, SourceBatch
-from streamiter.runtime.job import Job
-from streamiter.runtime.plan import ChannelLimits
 
 TRUE_WEIGHTS = np.array([1.0, -2.0, 0.5])
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from models.model_case import ManualClock, decoded, encoder, large, large_update, same
 
-from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import ConfigurationError, ModelError
 from streamiter.models import ModelSnapshot
-from streamiter.records import Columns
 from streamiter.topics.topic import TopicDescription, record_limit
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import Columns
 
 
 def test_versions_count_up_by_one_across_calls() -> None:

@@ -10,11 +10,11 @@ import pytest
 from models.model_case import encoder, selected, update_of, write
 from support.waiting import PATIENCE_S, until
 
-from streamiter.clock import SystemClock
 from streamiter.errors import ModelError, OffsetOutOfRange, TopicNotFound
 from streamiter.models import ModelUpdateEncoder, ServedModel, last_update, model_updates, next_run
 from streamiter.topics.topic import Topic, record_limit
 from streamiter.topics.urls import topic
+from streamiter.values.helpers.clock import SystemClock
 
 
 @pytest.fixture

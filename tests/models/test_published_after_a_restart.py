@@ -13,11 +13,11 @@ from models.model_case import MakeTopic, all_records, compacted, large_update, s
 from support.waiting import PATIENCE_S, until
 
 from streamiter import Checkpoints, Flow
+from streamiter.engine.job.job import Job
 from streamiter.models import ModelSnapshot
 from streamiter.models.reader import UpdateIntake
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions
-from streamiter.runtime.job import Job
 from streamiter.topics.topic import Topic
 
 RARELY_S = 100.0

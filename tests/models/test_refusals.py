@@ -16,7 +16,7 @@ from support.refusals import sections, with_errors_now, write
 
 from streamiter.learn import AdaptiveLinearModel
 from streamiter.models import LinearPredictor, ModelSnapshot
-from streamiter.sparse_rows import SparseRows
+from streamiter.values.sparse_rows import SparseRows
 
 FILE = Path(__file__).with_name("refusals.txt")
 NAMES = {"np": np, "pandas": pandas, "polars": polars, "SparseRows": SparseRows, "LinearPredictor": LinearPredictor}

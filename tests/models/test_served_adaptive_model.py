@@ -24,8 +24,8 @@ from streamiter.errors import ModelError
 from streamiter.learn import BadRows
 from streamiter.learn.adaptive import AdaptiveLinearModel
 from streamiter.models import LinearPredictor, ServedModel
-from streamiter.sparse_rows import SparseRows
 from streamiter.topics.memory import MemoryBroker
+from streamiter.values.sparse_rows import SparseRows
 
 TOLERANCE = {"rtol": 1e-12, "atol": 1e-12}
 

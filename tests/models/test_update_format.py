@@ -20,8 +20,8 @@ from streamiter.models.documents import JSON_CONTENT_TYPE
 from streamiter.models.update import UpdateHeaders
 from streamiter.networks import Network
 from streamiter.networks.serving import version_of
-from streamiter.numbers import Moments
 from streamiter.topics import MemoryBroker, Topic
+from streamiter.values.numbers import Moments
 
 SCHEMA = json.loads(files("streamiter.models").joinpath("model-update.schema.json").read_text("utf-8"))
 DOCUMENT = Draft202012Validator(SCHEMA)

@@ -14,7 +14,7 @@ from streamiter.learn.rows import BadRows
 from streamiter.networks.data import PlaceHolder
 from streamiter.networks.network import LayerGraph
 from streamiter.networks.serving import Diverged, finite_loss
-from streamiter.sparse_rows import SparseRows
+from streamiter.values.sparse_rows import SparseRows
 
 FEATURES = 9
 

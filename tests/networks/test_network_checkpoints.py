@@ -15,15 +15,15 @@ from support.processes import forked_run, process
 from support.waiting import until
 
 from streamiter import Checkpoints, Flow
-from streamiter.checkpoints.store import MemoryStore
+from streamiter.engine.job.job import Job
+from streamiter.engine.plan.job_settings import ChannelLimits
+from streamiter.engine.storage.store import MemoryStore
 from streamiter.errors import CheckpointError
 from streamiter.learn.server_training import ParameterServerWorker, ServerWorkerOptions
 from streamiter.networks.network import Network
 from streamiter.networks.serving import network_of_version, save_network
 from streamiter.networks.training import NetworkTraining, train_network, train_network_online
 from streamiter.parameter_server import BSP, SSP, ParameterServer
-from streamiter.runtime.job import Job
-from streamiter.runtime.plan import ChannelLimits
 
 RARELY_S = 1000.0
 ROWS = 200

@@ -24,7 +24,7 @@ from streamiter.networks.data import (
     to_record,
     translated_labels,
 )
-from streamiter.sparse_rows import SparseRows
+from streamiter.values.sparse_rows import SparseRows
 
 
 def file_with(folder: Path, name: str, *lines: str) -> Path:

@@ -13,7 +13,7 @@ from support.waiting import PATIENCE_S
 from streamiter.errors import ConfigurationError
 from streamiter.networks.layers.layer import Parameter, initial_values
 from streamiter.networks.network import Network
-from streamiter.optimizers import SGD
+from streamiter.parameter_server.optimizers import SGD
 
 
 def network(**model: Any) -> Network:

@@ -11,13 +11,13 @@ from networks.training_support import document, network, records, rows
 from support.waiting import until
 
 from streamiter import Checkpoints, Flow
-from streamiter.checkpoints.store import MemoryStore
+from streamiter.engine.plan.job_settings import ChannelLimits
+from streamiter.engine.storage.store import MemoryStore
 from streamiter.errors import JobFailed, ModelError
 from streamiter.networks import Network, NetworkPredictor, Published, train_network, train_network_online
 from streamiter.networks.serving import network_of_version
 from streamiter.networks.training import NetworkTraining
 from streamiter.parameter_server import BSP, ParameterServer
-from streamiter.runtime.plan import ChannelLimits
 from streamiter.topics import MemoryBroker
 
 ROWS = 60

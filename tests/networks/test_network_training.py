@@ -16,6 +16,7 @@ from networks.training_support import FIELDS, arrays_of, document, network, rows
 from support.waiting import until
 
 from streamiter import Flow
+from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.errors import GraphError, ModelError
 from streamiter.learn.rows import BadRows
 from streamiter.networks.data import LabelledRows, part, prepared, read_rows
@@ -23,8 +24,7 @@ from streamiter.networks.learner import NetworkLearner
 from streamiter.networks.network import Network
 from streamiter.networks.training import fit_network, train_network
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
-from streamiter.runtime.plan import ChannelLimits
-from streamiter.sparse_rows import SparseRows
+from streamiter.values.sparse_rows import SparseRows
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "networks"
 ALL = {"BSP": BSP(), "SSP": SSP(staleness=2), "ASP": ASP()}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streamiter.errors import ModelError
 from streamiter.networks.data import PlaceHolder
-from streamiter.sparse_rows import SparseRows
+from streamiter.values.sparse_rows import SparseRows
 
 ROWS = st.lists(
     st.dictionaries(st.integers(0, 19), st.floats(-5, 5, allow_subnormal=False), max_size=6), min_size=1, max_size=6

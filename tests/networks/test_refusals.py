@@ -24,7 +24,7 @@ from streamiter.errors import ConfigurationError
 from streamiter.learn.rows import BadRows
 from streamiter.networks.configuration import read_configuration
 from streamiter.networks.data import LabelledRows, PlaceHolder
-from streamiter.sparse_rows import SparseRows
+from streamiter.values.sparse_rows import SparseRows
 
 FILE = Path(__file__).with_name("refusals.txt")
 NAMES: dict[str, Any] = {

@@ -14,14 +14,14 @@ from support.examples import random_examples
 from support.waiting import until
 
 from streamiter import Checkpoints, Flow, topic
+from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.errors import ModelError, ParameterServerError
 from streamiter.networks import LabelledRows, Network, Published, ServedNetwork, fit_network, load_network, save_network
 from streamiter.networks import network as network_module
 from streamiter.networks.sparse import no_features, values_at
 from streamiter.networks.training import train_network, train_network_online
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer, psf
-from streamiter.runtime.plan import ChannelLimits
-from streamiter.sparse_rows import SparseRows
+from streamiter.values.sparse_rows import SparseRows
 
 HUGE = 10**9
 OPTIMIZERS = [

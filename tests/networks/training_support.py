@@ -11,7 +11,7 @@ from streamiter.networks.data import LabelledRows
 from streamiter.networks.network import Network
 from streamiter.networks.training import train_network
 from streamiter.parameter_server import ParameterServer
-from streamiter.sparse_rows import SparseRows
+from streamiter.values.sparse_rows import SparseRows
 
 FIELDS = 4
 FEATURES = 24

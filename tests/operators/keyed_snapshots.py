@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from operators.operator_harness import ManualClock, frozen
 
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.deferred import Deferred
 from streamiter.operators import KeyedState
 from streamiter.operators import keyed_state as frozen_states
 from streamiter.operators.keyed_state import KeyedStates
+from streamiter.values.deferred import Deferred
+from streamiter.values.plain_data import PlainData
 
 __all__ = [
     "PLAIN",

@@ -11,11 +11,11 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from streamiter.checkpoints.plain_data import PlainData
 from streamiter.operators import DEAD_LETTERS, Context, JobScope, Operator, Output, Progress
 from streamiter.operators.keyed_state import KeyedStates
 from streamiter.operators.operator import OperatorStatistics
-from streamiter.records import Batch, Columns
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import Batch, Columns
 
 
 class ManualClock:

@@ -10,7 +10,7 @@ from operators.operator_harness import Driven, frozen
 
 from streamiter.errors import RejectRecords, StreamiterError
 from streamiter.operators import FilterBatch, FunctionResultError, Identity, MapBatch
-from streamiter.records import Columns
+from streamiter.values.records import Columns
 
 COLUMNS = Columns({"x": np.arange(4), "y": np.array(["a", "b", "c", "d"])})
 

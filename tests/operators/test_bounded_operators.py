@@ -15,7 +15,7 @@ from operators.operator_harness import KINDS, Driven, as_kind, cuts, frozen, num
 from streamiter.errors import ConfigurationError
 from streamiter.operators import Join, Operator, ReduceAll, Sort
 from streamiter.operators.output import RecordFailure
-from streamiter.records import Columns
+from streamiter.values.records import Columns
 
 NUMBERS = st.lists(st.integers(-5, 5), max_size=40)
 

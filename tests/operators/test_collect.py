@@ -8,7 +8,7 @@ from operators.operator_harness import Driven
 
 from streamiter.errors import GraphError
 from streamiter.operators import Collect, Collected
-from streamiter.records import Columns
+from streamiter.values.records import Columns
 
 
 def test_items_are_refused_before_the_run_and_then_hold_the_records() -> None:

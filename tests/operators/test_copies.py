@@ -11,8 +11,8 @@ import pytest
 from checkpoints.plain_values import Click, Point, same, some_plain_value
 from support.examples import random_examples
 
-from streamiter.checkpoints.plain_data import PlainData
 from streamiter.operators.keyed_state import independent_copy
+from streamiter.values.plain_data import PlainData
 
 PLAIN = PlainData([Click, Point])
 

@@ -13,12 +13,12 @@ from iteration.iteration_support import cut_items, run
 from support.examples import random_examples
 
 from streamiter import Flow, Stream
+from streamiter.engine.graph.graph import SINGLE_INPUT
 from streamiter.flow.building import add_next_step
 from streamiter.operators.event_time import WatermarkGenerator
 from streamiter.operators.timed.in_order import InOrder, RecordOrder, SpansInOrder
-from streamiter.records import BEFORE, KNOWN, REACHED, TimedBatch
-from streamiter.runtime.graph import SINGLE_INPUT
-from streamiter.times import MAX_TIME, MIN_TIME
+from streamiter.values.records import BEFORE, KNOWN, REACHED, TimedBatch
+from streamiter.values.times import MAX_TIME, MIN_TIME
 
 
 class Parts(NamedTuple):

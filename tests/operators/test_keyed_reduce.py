@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from operators.operator_harness import Driven, stored, thorough
 
-from streamiter.checkpoints.keys import check_keys
 from streamiter.errors import PlainDataError
 from streamiter.operators import FunctionResultError, KeyedReduce, StatefulMap
 from streamiter.operators.output import RecordFailure
+from streamiter.values.subtasks import check_keys
 
 WORDS = st.lists(st.text("abc", min_size=1, max_size=3))
 

@@ -10,9 +10,9 @@ import pytest
 from operators.operator_harness import Driven, frozen, pieces_of, stored
 from support.examples import EXAMPLES, random_examples
 
-from streamiter.checkpoints.keys import check_keys
 from streamiter.errors import ConfigurationError, RejectRecords
 from streamiter.operators import FunctionResultError, KeyedReduce, KeyedReduceBatch
+from streamiter.values.subtasks import check_keys
 
 INTEGERS = ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"]
 UFUNCS = [np.add, np.subtract, np.multiply, np.maximum, np.minimum]

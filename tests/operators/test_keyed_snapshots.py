@@ -28,10 +28,10 @@ from operators.keyed_snapshots import (
 )
 from operators.operator_harness import Driven, ManualClock, frozen, quick
 
+from streamiter.engine.states import rocks_state
 from streamiter.errors import InternalError, PlainDataError
 from streamiter.operators import KeyedReduce, KeyedReduceBatch, Operator, StatefulMap
 from streamiter.operators.keyed_state import FrozenStates, in_turns, select_keys
-from streamiter.states import rocks_state
 
 TIME_TO_LIVE_S = 10.0
 KEYS = st.integers(0, 11) | st.sampled_from(["a", "b", ("a", 1)])

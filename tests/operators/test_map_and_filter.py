@@ -11,7 +11,7 @@ from operators.operator_harness import KINDS, Driven, as_kind, frozen, number_in
 from streamiter.errors import ConfigurationError, RejectRecords
 from streamiter.operators import Filter, Map
 from streamiter.operators.output import RecordFailure
-from streamiter.records import Columns
+from streamiter.values.records import Columns
 
 
 def inverse(record: Any) -> float:

@@ -28,9 +28,9 @@ from streamiter import (
     iterate_bounded_streams_until_termination,
     iterate_unbounded_streams,
 )
-from streamiter.checkpoints.store import MemoryStore
+from streamiter.engine.job.job import Job
+from streamiter.engine.storage.store import MemoryStore
 from streamiter.errors import GraphError, JobFailed, RejectRecords
-from streamiter.runtime.job import Job
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker
 

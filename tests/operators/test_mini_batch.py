@@ -12,7 +12,7 @@ from operators.operator_harness import KINDS, Driven, as_kind, cuts, frozen, pie
 
 from streamiter.errors import ConfigurationError
 from streamiter.operators import MiniBatch
-from streamiter.records import Columns
+from streamiter.values.records import Columns
 
 STREAMS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(KINDS), st.integers(1, 20)), max_size=8)
 

@@ -28,7 +28,7 @@ from streamiter.operators import (
     Sort,
     StatefulMap,
 )
-from streamiter.records import Batch, Columns
+from streamiter.values.records import Batch, Columns
 
 
 def key(record: Any) -> int:

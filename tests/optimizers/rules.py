@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from streamiter.optimizers import (
+from streamiter.parameter_server.optimizers import (
     FTRL,
     SGD,
     AdaDelta,

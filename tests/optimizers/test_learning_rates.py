@@ -5,7 +5,7 @@ import math
 import pytest
 from optimizers import written_out
 
-from streamiter.optimizers import Constant, Correction, Inverse, InverseSquareRoot, WarmRestarts
+from streamiter.parameter_server.optimizers import Constant, Correction, Inverse, InverseSquareRoot, WarmRestarts
 
 
 def test_rates_count_updates_from_1():

@@ -9,7 +9,7 @@ import pytest
 from optimizers import written_out
 from optimizers.rules import RULES
 
-from streamiter.optimizers import (
+from streamiter.parameter_server.optimizers import (
     FTRL,
     SGD,
     AdaDelta,
@@ -137,7 +137,7 @@ def test_each_rule_has_a_name_of_its_own():
 
 def test_all_public_rules_are_among_those_tested():
     """A rule was added to the package and was in none of the lists of tests."""
-    import streamiter.optimizers as package
+    import streamiter.parameter_server.optimizers as package
 
     concrete = {
         each

@@ -3,7 +3,7 @@
 import pytest
 
 from streamiter.errors import ConfigurationError
-from streamiter.optimizers import (
+from streamiter.parameter_server.optimizers import (
     FTRL,
     SGD,
     AdaDelta,

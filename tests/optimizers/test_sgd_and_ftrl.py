@@ -7,7 +7,16 @@ import pytest
 from optimizers import written_out
 
 from streamiter.errors import ConfigurationError
-from streamiter.optimizers import FTRL, SGD, Constant, GradientDescent, Inverse, InverseSquareRoot, Optimizer, view_of
+from streamiter.parameter_server.optimizers import (
+    FTRL,
+    SGD,
+    Constant,
+    GradientDescent,
+    Inverse,
+    InverseSquareRoot,
+    Optimizer,
+    view_of,
+)
 
 
 def run(optimizer: Optimizer, start, gradients):

@@ -5,7 +5,7 @@ import pytest
 from optimizers.rules import RULES
 
 from streamiter.errors import ConfigurationError
-from streamiter.optimizers import Optimizer, view_of
+from streamiter.parameter_server.optimizers import Optimizer, view_of
 
 
 @pytest.fixture

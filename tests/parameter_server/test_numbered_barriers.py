@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from support.examples import random_examples
 
-from streamiter.checkpoints.plain_data import PlainData
 from streamiter.parameter_server import ASP, SSP, psf
 from streamiter.parameter_server.calls import WaitingReply
 from streamiter.parameter_server.consistency import Consistency
@@ -31,6 +30,7 @@ from streamiter.parameter_server.requests import (
 )
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.snapshots import thawed
+from streamiter.values.plain_data import PlainData
 
 EVERY = 2
 

@@ -18,10 +18,10 @@ from parameter_server.psf.on_blocks import Fixture, OnBlocks
 from support.refusals import sections, with_errors_now, write
 from support.waiting import PATIENCE_S
 
-from streamiter.optimizers import SGD, Adam
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer, consistency, psf
 from streamiter.parameter_server.calls import Heartbeats, Outstanding
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
+from streamiter.parameter_server.optimizers import SGD, Adam
 from streamiter.parameter_server.psf import GetFunction
 from streamiter.parameter_server.rows import RowCache
 from streamiter.testing import VirtualClock

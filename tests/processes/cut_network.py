@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from processes.pipes import Owner, identity, link_of
 from support.processes import process
 
-from streamiter.processes.link import connect_link, listen
+from streamiter.engine.processes.link import connect_link, listen
 
 NEAR, FAR, PORT = "10.9.0.1", "10.9.0.2", 7001
 

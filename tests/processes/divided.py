@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from streamiter import Flow
-from streamiter.channels import Channel
-from streamiter.checkpoints.plain_data import PlainData
+from streamiter.engine.graph.channels import Channel
+from streamiter.engine.graph.feedback import FeedbackChannel, FeedbackLimits, spill_queue
+from streamiter.engine.graph.graph import Step
+from streamiter.engine.plan import placement, plan
+from streamiter.engine.plan.placement import Traits, traits_of
+from streamiter.engine.plan.plan import Planner
+from streamiter.engine.processes.frames import FrameEncoding
 from streamiter.operators.operator import Operator
-from streamiter.processes.frames import FrameEncoding
-from streamiter.records import DataBatch, estimated_bytes
-from streamiter.runtime import placement, plan
-from streamiter.runtime.feedback import FeedbackChannel, FeedbackLimits, spill_queue
-from streamiter.runtime.graph import Step
-from streamiter.runtime.placement import Traits, traits_of
-from streamiter.runtime.plan import Planner
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import DataBatch, estimated_bytes
 
 
 def over_a_link(batch: DataBatch, plain_data: PlainData) -> DataBatch:

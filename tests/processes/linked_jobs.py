@@ -12,14 +12,15 @@ from processes.looped import MovingPipe
 from processes.pipes import Owner, identity
 
 from streamiter import Flow
-from streamiter.deferred import PlainValue
-from streamiter.processes.frames import FrameEncoding
-from streamiter.processes.link import ProcessLink
-from streamiter.processes.remote_feedback import LinkChannels
-from streamiter.runtime.follower import JobFollower
-from streamiter.runtime.job import Job
-from streamiter.runtime.messages import Handler
-from streamiter.runtime.plan import JobOptions, OwnProcess, first_process
+from streamiter.engine.job.follower import JobFollower
+from streamiter.engine.job.job import Job
+from streamiter.engine.plan.job_settings import JobOptions, OwnProcess
+from streamiter.engine.plan.messages import Handler
+from streamiter.engine.plan.plan import first_process
+from streamiter.engine.processes.frames import FrameEncoding
+from streamiter.engine.processes.link import ProcessLink
+from streamiter.engine.processes.remote_feedback import LinkChannels
+from streamiter.values.deferred import PlainValue
 
 
 @dataclass

@@ -9,14 +9,14 @@ from typing import Any
 
 from processes.pipes import Owner, Pipe, identity
 
-from streamiter.channels import Channel, ChannelStatistics
-from streamiter.clock import Clock
-from streamiter.processes.frames import FrameEncoding
-from streamiter.processes.link import ProcessLink
-from streamiter.processes.remote_channel import ArrivingChannel, DepartingChannel
-from streamiter.processes.remote_feedback import ArrivingFeedback, DepartingFeedback
-from streamiter.runtime.feedback import FeedbackChannel, FeedbackLimits, FeedbackStatistics, spill_queue
-from streamiter.runtime.plan import Planner
+from streamiter.engine.graph.channels import Channel, ChannelStatistics
+from streamiter.engine.graph.feedback import FeedbackChannel, FeedbackLimits, FeedbackStatistics, spill_queue
+from streamiter.engine.plan.plan import Planner
+from streamiter.engine.processes.frames import FrameEncoding
+from streamiter.engine.processes.link import ProcessLink
+from streamiter.engine.processes.remote_channel import ArrivingChannel, DepartingChannel
+from streamiter.engine.processes.remote_feedback import ArrivingFeedback, DepartingFeedback
+from streamiter.values.helpers.clock import Clock
 
 
 class MovingPipe(Pipe):

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from streamiter.checkpoints import PlainData
-from streamiter.clock import SystemClock
-from streamiter.processes.frames import FrameEncoding
-from streamiter.processes.link import LinkError, LinkIdentity, ProcessLink
+from streamiter.engine.processes.frames import FrameEncoding
+from streamiter.engine.processes.link import LinkError, LinkIdentity, ProcessLink
+from streamiter.values.helpers.clock import SystemClock
+from streamiter.values.plain_data import PlainData
 
 SECRET = b"s" * 32
 

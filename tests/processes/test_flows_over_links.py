@@ -7,7 +7,7 @@ from processes.looped import channels_through_links
 from simulation.flows import FLOWS, MakeFlow
 from simulation.simulation_runs import run, undisturbed
 
-from streamiter.runtime.plan import Planner
+from streamiter.engine.plan.plan import Planner
 
 
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.__name__)

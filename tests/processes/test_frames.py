@@ -13,17 +13,17 @@ import pytest
 from checkpoints.plain_values import Click, Point, many, same, some_atom, some_batch, some_plain_value, some_text
 from support.examples import random_examples
 
-from streamiter.checkpoints import PlainData
+from streamiter.engine.processes import frames
+from streamiter.engine.processes.frames import FrameEncoding, Taken
 from streamiter.errors import PlainDataError
 from streamiter.operators import DeadLetter
 from streamiter.operators.output import Origin
-from streamiter.origins import BatchOrigin
-from streamiter.processes import frames
-from streamiter.processes.frames import FrameEncoding, Taken
-from streamiter.records import CheckpointBarrier, Columns, DataBatch, EndOfData, EndOfInput, EpochWatermark, Idle
-from streamiter.sparse_rows import SparseRows
 from streamiter.topics.source_and_sink import DeadLetterEncoder
 from streamiter.topics.topic import OutgoingBatch
+from streamiter.values.origins import BatchOrigin
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import CheckpointBarrier, Columns, DataBatch, EndOfData, EndOfInput, EpochWatermark, Idle
+from streamiter.values.sparse_rows import SparseRows
 
 ENCODING = FrameEncoding(PlainData([Click, Point]))
 

@@ -13,6 +13,7 @@ from learn.frozen_states import frozen
 from learn.online_support import FEATURES, trips
 
 from streamiter import Columns, Flow, Stream
+from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.learn import (
     SGD,
     Examples,
@@ -24,7 +25,6 @@ from streamiter.learn import (
     train_offline,
     train_online,
 )
-from streamiter.runtime.plan import ChannelLimits
 
 ROWS = np.random.default_rng(7).normal(size=(90, 4))
 

@@ -23,16 +23,16 @@ from support.examples import random_examples
 from support.processes import process
 from support.waiting import PATIENCE_S, until
 
-from streamiter.checkpoints import PlainData
-from streamiter.clock import SystemClock
+from streamiter.engine.processes import frames
+from streamiter.engine.processes.frames import FrameEncoding
+from streamiter.engine.processes.link import Address, ProcessLink, connect_link, listen
+from streamiter.engine.processes.mesh import ProcessMesh
+from streamiter.engine.processes.remote_channel import ArrivingChannel, DepartingChannel
 from streamiter.errors import InternalError, PlainDataError
-from streamiter.processes import frames
-from streamiter.processes.frames import FrameEncoding
-from streamiter.processes.link import Address, ProcessLink, connect_link, listen
-from streamiter.processes.mesh import ProcessMesh
-from streamiter.processes.remote_channel import ArrivingChannel, DepartingChannel
-from streamiter.records import DataBatch, EndOfInput
 from streamiter.testing import VirtualClock
+from streamiter.values.helpers.clock import SystemClock
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import DataBatch, EndOfInput
 
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
@@ -247,10 +247,10 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> Address:
 PEER = """
 import asyncio, sys, uvloop, numpy as np
 from processes.pipes import Owner, identity, link_of
-from streamiter.processes.link import connect
-from streamiter.processes.mesh import ProcessMesh
-from streamiter.processes.remote_channel import ArrivingChannel, DepartingChannel
-from streamiter.records import DataBatch, EndOfInput, EpochWatermark
+from streamiter.engine.processes.link import connect
+from streamiter.engine.processes.mesh import ProcessMesh
+from streamiter.engine.processes.remote_channel import ArrivingChannel, DepartingChannel
+from streamiter.values.records import DataBatch, EndOfInput, EpochWatermark
 
 async def main(address):
     there = back = None

@@ -25,14 +25,14 @@ from support.waiting import PATIENCE_S, until
 
 from streamiter import Checkpoints, Flow, LocalProcesses, Ray, topic
 from streamiter.cli.run import run_flow
+from streamiter.engine.job.running import run_in_own_loop, without_figures
+from streamiter.engine.plan.job_settings import ChannelLimits
+from streamiter.engine.processes.host import LossLimits, PlainOptions, ProcessSettings
+from streamiter.engine.processes.link import Address
+from streamiter.engine.processes.silence import ProcessLook
+from streamiter.engine.processes.supervisor import Attempt, Supervisor, run_supervised
 from streamiter.errors import ConfigurationError, GraphError, JobFailed, ProcessLost
 from streamiter.flow.flow import Processes
-from streamiter.processes.host import LossLimits, PlainOptions, ProcessSettings
-from streamiter.processes.link import Address
-from streamiter.processes.silence import ProcessLook
-from streamiter.processes.supervisor import Attempt, Supervisor, run_supervised
-from streamiter.runtime.plan import ChannelLimits
-from streamiter.runtime.running import run_in_own_loop, without_figures
 from streamiter.testing import VirtualClock
 from streamiter.topics import OutgoingBatch, Topic
 

@@ -19,9 +19,9 @@ from runtime.test_several_processes import Awaited
 
 import streamiter
 from streamiter import Columns, Flow, Operator, OutputTag, Stream
+from streamiter.engine.plan.job_settings import ChannelLimits, JobOptions
+from streamiter.engine.processes.link import ProcessLink, connect_link, listen
 from streamiter.operators import Output
-from streamiter.processes.link import ProcessLink, connect_link, listen
-from streamiter.runtime.plan import ChannelLimits, JobOptions
 
 ODD = OutputTag("odd")
 

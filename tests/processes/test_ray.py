@@ -21,8 +21,8 @@ from support.ray_fixtures import TESTS, children, raylet_of
 from support.waiting import PATIENCE_S, until
 
 from streamiter import Checkpoints, Flow, Ray
+from streamiter.engine.processes.ray_host import NodeFacts
 from streamiter.errors import ConfigurationError, JobFailed, ProcessLost
-from streamiter.processes.ray_host import NodeFacts
 
 pytestmark = [pytest.mark.skipif(sys.platform == "win32", reason="Ray's support for Windows is incomplete")]
 

@@ -13,10 +13,10 @@ import pytest
 from processes.pipes import Pipe, open_pipe
 from support.examples import random_examples
 
-from streamiter.channels import Channel, Intake
+from streamiter.engine.graph.channels import Channel, Intake
+from streamiter.engine.processes.remote_channel import ArrivingChannel, DepartingChannel, window
 from streamiter.errors import PlainDataError
-from streamiter.processes.remote_channel import ArrivingChannel, DepartingChannel, window
-from streamiter.records import CheckpointBarrier, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark
+from streamiter.values.records import CheckpointBarrier, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark
 
 LIMITS = {"limit_records": 8, "limit_bytes": 60}
 

@@ -12,11 +12,11 @@ import pytest
 from processes.pipes import Pipe, open_pipe
 from support.examples import random_examples
 
-from streamiter.channels import LIMIT_BYTES
-from streamiter.checkpoints.disk_queue import SpillQueue
+from streamiter.engine.graph.channels import LIMIT_BYTES
+from streamiter.engine.processes.remote_feedback import ArrivingFeedback, DepartingFeedback
+from streamiter.engine.storage.disk_queue import SpillQueue
 from streamiter.errors import LoopOverflow, PlainDataError
-from streamiter.processes.remote_feedback import ArrivingFeedback, DepartingFeedback
-from streamiter.records import Control, DataBatch, EpochWatermark
+from streamiter.values.records import Control, DataBatch, EpochWatermark
 
 MIB = 1 << 20
 

@@ -19,9 +19,9 @@ from processes.pipes import Owner, identity, link_of
 from support.processes import process
 from support.waiting import PATIENCE_S, until
 
-from streamiter.processes import shared_memory
-from streamiter.processes.frames import SHARED
-from streamiter.processes.link import ProcessLink, connect_link, listen
+from streamiter.engine.processes import shared_memory
+from streamiter.engine.processes.frames import SHARED
+from streamiter.engine.processes.link import ProcessLink, connect_link, listen
 from streamiter.testing import VirtualClock
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no files in memory without a name")
@@ -58,8 +58,8 @@ PEER = f"""
 import asyncio, os, resource, sys
 from processes.pipes import Owner, identity, link_of
 from processes.test_shared_memory import exchange
-from streamiter.processes import shared_memory
-from streamiter.processes.link import connect
+from streamiter.engine.processes import shared_memory
+from streamiter.engine.processes.link import connect
 
 async def main(address, rounds, seed, may_open_files):
     def opened(link):

@@ -9,8 +9,8 @@ from typing import Any
 from streamiter import Flow, Stream
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
-from streamiter.records import Batch
 from streamiter.testing.restore.driving import Build
+from streamiter.values.records import Batch
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,12 @@ from streamiter import (
     iterate_unbounded_streams,
     replayed,
 )
-from streamiter.checkpoints.disk_queue import SpillQueue
-from streamiter.checkpoints.replay_cache import ReplayCache
+from streamiter.engine.inbox.alignment import _PortFeedback
+from streamiter.engine.inbox.inbox import Inbox
+from streamiter.engine.inbox.port_log import LaterEpochs
+from streamiter.engine.storage.disk_queue import SpillQueue
+from streamiter.engine.storage.replay_cache import ReplayCache
+from streamiter.engine.tasks.chain import Rounds
 from streamiter.iteration.border import CriteriaHead, Entrance, Head, LoopMember, ReceivedEpochs, ReceivingHead
 from streamiter.iteration.helpers import (
     LastRound,
@@ -41,10 +45,6 @@ from streamiter.iteration.progress import EpochCounts
 from streamiter.iteration.stamping import CatchingUp, Stamper, TimedStamper
 from streamiter.operators import Context, Output
 from streamiter.operators.source import Positions, SourceBatch
-from streamiter.runtime.alignment import _PortFeedback
-from streamiter.runtime.chain import Rounds
-from streamiter.runtime.inbox import Inbox
-from streamiter.runtime.port_log import LaterEpochs
 
 WORDS = ["to", "be", "or", "not", "--", "to", "be", "that", "--", "is", "the"]
 

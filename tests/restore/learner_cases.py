@@ -9,7 +9,6 @@ import numpy as np
 from restore.case import Case, fed, turns
 
 from streamiter import Columns, Flow, Operator, Stream, connect
-from streamiter.known_fields import KnownFields
 from streamiter.learn import (
     FTRL,
     SGD,
@@ -75,6 +74,7 @@ from streamiter.operators.timed.in_order import InOrder, RecordOrder, SpansInOrd
 from streamiter.parameter_server import ASP, BSP, ParameterServer
 from streamiter.parameter_server.consistency import ProgressTracker
 from streamiter.parameter_server.shard import Arrivals
+from streamiter.values.known_fields import KnownFields
 
 TRUE_WEIGHTS = np.array([1.0, -2.0, 0.5])
 OPTIMIZERS = {

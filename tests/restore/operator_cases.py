@@ -24,6 +24,12 @@ from streamiter import (
     sliding,
     tumbling,
 )
+from streamiter.engine.inbox.inbox import Inbox
+from streamiter.engine.inbox.port_log import Port
+from streamiter.engine.inbox.port_progress import PortProgress
+from streamiter.engine.states.rocks_state import RocksStates
+from streamiter.engine.tasks.instance import OperatorInstance
+from streamiter.engine.tasks.task import Task
 from streamiter.flow.keyed_stream import KeyedStream
 from streamiter.operators import Context, Output
 from streamiter.operators.calls import MapAsync
@@ -34,12 +40,6 @@ from streamiter.operators.keyed import KeyedOperator
 from streamiter.operators.keyed_state import KeyedState
 from streamiter.operators.source import Collect
 from streamiter.operators.timed.steps import TimedOperator
-from streamiter.runtime.inbox import Inbox
-from streamiter.runtime.instance import OperatorInstance
-from streamiter.runtime.port_log import Port
-from streamiter.runtime.port_progress import PortProgress
-from streamiter.runtime.task import Task
-from streamiter.states.rocks_state import RocksStates
 
 # In a set, the order of these keys differs between processes; the numbers are easily stored inexactly.
 WORDS = ["to", "be", "or", "not", "to", "be", "that", "is", "the", "question", "or", "to"]

@@ -14,7 +14,7 @@ from restore.counted_calls import count_calls
 from restore.topic_cases import loop_through_a_topic, numbered, stored_models, stored_sink, stored_source, written
 
 from streamiter import topic
-from streamiter.runtime.alignment import _PortFeedback
+from streamiter.engine.inbox.alignment import _PortFeedback
 from streamiter.testing import RestoreProcess, check_flow_restore
 from streamiter.testing.restore.check import Comparison
 from streamiter.testing.restore.driving import Build, BuiltFlow, RunSettings, run_in_steps

@@ -9,8 +9,8 @@ import orjson
 from support.waiting import until
 
 from streamiter import Checkpoints, Flow
-from streamiter.checkpoints.store import CheckpointStore
-from streamiter.runtime.job import Job
+from streamiter.engine.job.job import Job
+from streamiter.engine.storage.store import CheckpointStore
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
 
 RARELY_S = 100.0

@@ -11,14 +11,22 @@ from typing import Any
 import numpy as np
 from operators.operator_harness import stored
 
-from streamiter.channels import Channel
-from streamiter.checkpoints.disk_queue import SpillQueue
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.records import CheckpointBarrier, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, slice_batch
-from streamiter.runtime.inbox import Inbox
-from streamiter.runtime.order import ARRIVAL, BY_EPOCH, BY_EPOCH_THEN_PORT
-from streamiter.runtime.port_log import Port
-from streamiter.runtime.port_progress import InputEnded
+from streamiter.engine.graph.channels import Channel
+from streamiter.engine.inbox.inbox import Inbox
+from streamiter.engine.inbox.order import ARRIVAL, BY_EPOCH, BY_EPOCH_THEN_PORT
+from streamiter.engine.inbox.port_log import Port
+from streamiter.engine.inbox.port_progress import InputEnded
+from streamiter.engine.storage.disk_queue import SpillQueue
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import (
+    CheckpointBarrier,
+    Control,
+    DataBatch,
+    EndOfData,
+    EndOfInput,
+    EpochWatermark,
+    slice_batch,
+)
 
 Item = DataBatch | Control
 Wants = Callable[["InboxRun"], tuple[str, ...] | None]

@@ -11,18 +11,19 @@ from typing import Any
 import msgspec
 
 from streamiter import Flow
-from streamiter.channels import Channel, Intake
-from streamiter.checkpoints.disk_queue import SpillQueue
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.deferred import PlainValue
-from streamiter.processes.frames import FrameEncoding
-from streamiter.records import Control, DataBatch
-from streamiter.runtime.feedback import FeedbackChannel, FeedbackDeparture
-from streamiter.runtime.follower import JobFollower
-from streamiter.runtime.job import Job
-from streamiter.runtime.messages import Handler, Messages
-from streamiter.runtime.placement import Placement
-from streamiter.runtime.plan import ChannelLimits, JobOptions, OwnProcess, first_process
+from streamiter.engine.graph.channels import Channel, Intake
+from streamiter.engine.graph.feedback import FeedbackChannel, FeedbackDeparture
+from streamiter.engine.job.follower import JobFollower
+from streamiter.engine.job.job import Job
+from streamiter.engine.plan.job_settings import ChannelLimits, JobOptions, OwnProcess
+from streamiter.engine.plan.messages import Handler, Messages
+from streamiter.engine.plan.placement import Placement
+from streamiter.engine.plan.plan import first_process
+from streamiter.engine.processes.frames import FrameEncoding
+from streamiter.engine.storage.disk_queue import SpillQueue
+from streamiter.values.deferred import PlainValue
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import Control, DataBatch
 
 
 class ChannelBetween(Channel):

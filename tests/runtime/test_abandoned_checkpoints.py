@@ -19,9 +19,9 @@ from streamiter import (
     epochs_every,
     iterate_unbounded_streams,
 )
+from streamiter.engine.job.job import Job
 from streamiter.errors import CheckpointError, JobFailed
 from streamiter.operators import Output
-from streamiter.runtime.job import Job
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic
 

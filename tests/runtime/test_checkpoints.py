@@ -16,8 +16,10 @@ from runtime.checkpointed_sums import broker_of_sums, expected, handled, setting
 from support.waiting import PATIENCE_S, until
 
 from streamiter import Flow, tumbling
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart
-from streamiter.checkpoints.store import CheckpointStore, blobs_at, store_at
+from streamiter.engine.job.job import Job, StopMode
+from streamiter.engine.job.running import run_jobs
+from streamiter.engine.storage.snapshot import CheckpointId, SnapshotHeader, SnapshotPart
+from streamiter.engine.storage.store import CheckpointStore, blobs_at, store_at
 from streamiter.errors import (
     CheckpointError,
     ConfigurationError,
@@ -29,8 +31,6 @@ from streamiter.errors import (
 )
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
-from streamiter.runtime.job import Job, StopMode
-from streamiter.runtime.running import run_jobs
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker, OutgoingBatch
 from streamiter.topics.memory_log import MemoryTransactions

@@ -12,13 +12,13 @@ from runtime.joined_jobs import JoinedJobs, joined_jobs
 from support.waiting import PATIENCE_S, until
 
 from streamiter import Flow, Operator
-from streamiter.checkpoints.flow_checkpoints import FlowCheckpoints
-from streamiter.checkpoints.flow_record import snapshot_name
-from streamiter.checkpoints.snapshot import CheckpointId
-from streamiter.checkpoints.store import blobs_at
+from streamiter.engine.plan.job_settings import JobOptions
+from streamiter.engine.storage.flow_checkpoints import FlowCheckpoints
+from streamiter.engine.storage.flow_record import snapshot_name
+from streamiter.engine.storage.snapshot import CheckpointId
+from streamiter.engine.storage.store import blobs_at
 from streamiter.errors import CheckpointError, ConfigurationError, JobFailed, ProducerFenced
 from streamiter.operators import Output
-from streamiter.runtime.plan import JobOptions
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker, OutgoingBatch
 

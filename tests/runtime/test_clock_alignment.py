@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from streamiter.runtime.checkpointing.barriers import ClockCoordinator
-from streamiter.runtime.checkpointing.task_barriers import ClockAlignment
+from streamiter.engine.job.barriers import ClockCoordinator
+from streamiter.engine.tasks.task_barriers import ClockAlignment
 
 STALENESS = 2
 

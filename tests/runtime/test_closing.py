@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 import streamiter
-from streamiter.checkpoints.disk_batches import HeldDiskBatches
-from streamiter.checkpoints.snapshot_file import StoredSnapshot
-from streamiter.closing import close_all, close_each, closed_after
-from streamiter.runtime.alignment import FeedbackLog
-from streamiter.runtime.checkpointing.checkpoint_follower import CheckpointFollower, LagReports
-from streamiter.runtime.checkpointing.checkpointer import Checkpointer
-from streamiter.runtime.checkpointing.committed import SourcePositions
-from streamiter.runtime.inbox import Inbox
-from streamiter.states.rocks_state import RocksJobStates
+from streamiter.engine.checkpointing.checkpoint_follower import CheckpointFollower, LagReports
+from streamiter.engine.checkpointing.committed import SourcePositions
+from streamiter.engine.inbox.alignment import FeedbackLog
+from streamiter.engine.inbox.inbox import Inbox
+from streamiter.engine.job.checkpointer import Checkpointer
+from streamiter.engine.states.rocks_state import RocksJobStates
+from streamiter.engine.storage.disk_batches import HeldDiskBatches
+from streamiter.engine.storage.snapshot_file import StoredSnapshot
 from streamiter.topics.connecting import closed_on_failure
+from streamiter.values.helpers.closing import close_all, close_each, closed_after
 
 ROOT = Path(streamiter.__file__).parents[1]
 
@@ -125,11 +125,11 @@ _CLOSES = {"close", "aclose", "_close", "_close_files", "release", "drop"}
 
 # Their closing cannot fail: sockets and links, memory, handles that were read only, or errors that are suppressed.
 _CANNOT_FAIL = {
-    "streamiter/runtime/follower.py",  # It collects what each task returns.
-    "streamiter/processes/mesh.py",
-    "streamiter/processes/shared_memory.py",
-    "streamiter/processes/silence.py",
-    "streamiter/processes/supervisor.py",
+    "streamiter/engine/job/follower.py",  # It collects what each task returns.
+    "streamiter/engine/processes/mesh.py",
+    "streamiter/engine/processes/shared_memory.py",
+    "streamiter/engine/processes/silence.py",
+    "streamiter/engine/processes/supervisor.py",
     "connectors/streamiter_files/table_format.py",
 }
 
@@ -142,7 +142,7 @@ def test_no_close_stops_at_the_first_error() -> None:
             name = str(path.relative_to(ROOT))
             if name not in _CANNOT_FAIL and not name.startswith(("streamiter/cli", "streamiter/testing")):
                 found += [f"{name}:{line}" for line in _careless(ast.parse(path.read_text()))]
-    assert not found, "use streamiter.closing, or say above why it cannot fail"
+    assert not found, "use streamiter.values.helpers.closing, or say above why it cannot fail"
 
 
 def _careless(tree: ast.AST) -> Iterator[int]:

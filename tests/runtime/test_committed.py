@@ -14,9 +14,9 @@ from support.waiting import PATIENCE_S, until
 from topics.topic_case import numbered, numbers_of, read_to_end, write
 
 from streamiter import Checkpoints, Flow, Operator, topic
+from streamiter.engine.job.job import Job
 from streamiter.errors import ConfigurationError, GraphError, JobFailed, ProducerFenced
 from streamiter.flow.stream import Stream
-from streamiter.runtime.job import Job
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker, Topic
 

@@ -15,9 +15,12 @@ from runtime.test_statistics_as_json import checked
 from support.waiting import until
 
 from streamiter import Checkpoints, Flow, Operator, OutputTag, connect
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.store import CommitPointer, MemoryStore
 from streamiter.cli.figures import statistics_table
+from streamiter.engine.graph.statistics import JobStatistics, ProcessStatistics
+from streamiter.engine.job.running import causes_of
+from streamiter.engine.plan.job_settings import ChannelLimits, JobOptions
+from streamiter.engine.storage.store import CommitPointer, MemoryStore
+from streamiter.engine.tasks.failures import RemoteError, error_from_plain, error_to_plain
 from streamiter.errors import (
     ConfigurationError,
     DecodeError,
@@ -31,13 +34,10 @@ from streamiter.errors import (
     TransactionExpired,
 )
 from streamiter.operators import Output
-from streamiter.runtime.failures import RemoteError, error_from_plain, error_to_plain
-from streamiter.runtime.plan import ChannelLimits, JobOptions
-from streamiter.runtime.running import causes_of
-from streamiter.runtime.statistics import JobStatistics, ProcessStatistics
 from streamiter.service.metrics import MetricsNow, exposition
 from streamiter.service.observations import Observations
 from streamiter.testing import VirtualClock
+from streamiter.values.plain_data import PlainData
 
 PROCESSES = pytest.mark.parametrize("processes", [1, 2, 3])
 

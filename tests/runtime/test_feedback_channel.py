@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from streamiter.channels import LIMIT_BYTES
-from streamiter.checkpoints.disk_queue import SpillQueue
-from streamiter.records import DataBatch
-from streamiter.runtime.feedback import FeedbackChannel
-from streamiter.runtime.port_log import Port
+from streamiter.engine.graph.channels import LIMIT_BYTES
+from streamiter.engine.graph.feedback import FeedbackChannel
+from streamiter.engine.inbox.port_log import Port
+from streamiter.engine.storage.disk_queue import SpillQueue
+from streamiter.values.records import DataBatch
 
 
 def test_feedback_on_disk_is_read_in_pieces_that_fit_into_memory(tmp_path: Path) -> None:

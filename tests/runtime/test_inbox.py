@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from runtime.inbox_run import InboxRun, Seen, array, data
 
-from streamiter.channels import Channel
+from streamiter.engine.graph.channels import Channel
+from streamiter.engine.inbox.inbox import Inbox, Posted, nothing
+from streamiter.engine.inbox.port_log import Port
 from streamiter.errors import ConfigurationError
-from streamiter.records import CheckpointBarrier, Columns, DataBatch, EndOfData, EndOfInput, EpochWatermark, Idle
-from streamiter.runtime.inbox import Inbox, Posted, nothing
-from streamiter.runtime.port_log import Port
+from streamiter.values.records import CheckpointBarrier, Columns, DataBatch, EndOfData, EndOfInput, EpochWatermark, Idle
 
 
 class TestTurns:

@@ -12,8 +12,8 @@ import numpy as np
 from runtime.inbox_run import InboxRun, Item, Seen, held_records
 from support.examples import random_examples
 
-from streamiter.records import CheckpointBarrier, DataBatch, EndOfData, EndOfInput, EpochWatermark
-from streamiter.runtime.port_progress import InputEnded
+from streamiter.engine.inbox.port_progress import InputEnded
+from streamiter.values.records import CheckpointBarrier, DataBatch, EndOfData, EndOfInput, EpochWatermark
 
 NAMES = ("a", "b")
 

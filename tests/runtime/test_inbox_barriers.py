@@ -11,13 +11,13 @@ from checkpoints.deferred_support import unnamed_files
 from operators.operator_harness import stored
 from runtime.inbox_run import InboxRun, array, data, held_records, spill_queue
 
-from streamiter.channels import Channel
-from streamiter.checkpoints.plain_data import PlainData
+from streamiter.engine.graph.channels import Channel
+from streamiter.engine.inbox.alignment import BarrierReturned
+from streamiter.engine.inbox.inbox import Inbox
+from streamiter.engine.inbox.port_log import Port
 from streamiter.errors import InternalError
-from streamiter.records import CheckpointBarrier, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, Idle
-from streamiter.runtime.alignment import BarrierReturned
-from streamiter.runtime.inbox import Inbox
-from streamiter.runtime.port_log import Port
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import CheckpointBarrier, Control, DataBatch, EndOfData, EndOfInput, EpochWatermark, Idle
 
 
 def barrier(checkpoint: int = 1) -> CheckpointBarrier:

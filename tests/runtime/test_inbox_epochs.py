@@ -9,11 +9,11 @@ import pytest
 from runtime.inbox_run import InboxRun, Seen, data
 from support.examples import random_examples
 
-from streamiter.checkpoints.plain_data import PlainData
+from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS
 from streamiter.errors import InternalError
 from streamiter.operators.frontier import Frontier
-from streamiter.records import CheckpointBarrier, EndOfData, EndOfInput, EpochWatermark
-from streamiter.runtime.order import BEFORE_ALL_EPOCHS
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import CheckpointBarrier, EndOfData, EndOfInput, EpochWatermark
 
 Steps = list[tuple[int, int | None]]
 

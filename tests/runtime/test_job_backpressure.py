@@ -15,16 +15,16 @@ from runtime.probe import Life, ProbeSource, Valve, turns
 from support.waiting import turn, until
 
 from streamiter import Columns, Flow, Operator, OutputTag, connect
+from streamiter.engine.graph.statistics import JobStatistics
+from streamiter.engine.inbox.turn import TURN_S, TurnSize
+from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.errors import RejectRecords
 from streamiter.operators import Output
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
-from streamiter.records import Batch
-from streamiter.runtime.plan import ChannelLimits
-from streamiter.runtime.statistics import JobStatistics
-from streamiter.runtime.turn import TURN_S, TurnSize
 from streamiter.testing import VirtualClock
 from streamiter.topics import MemoryBroker, OutgoingBatch
+from streamiter.values.records import Batch
 
 
 def peaks(statistics: JobStatistics) -> list[int]:

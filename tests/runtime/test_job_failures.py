@@ -12,15 +12,15 @@ import pytest
 from runtime.probe import AwaitedProbe, Life, Probe, ProbeSource, ThreadProbe, Valve, tasks_left, turns
 
 from streamiter import Flow, Operator, connect
-from streamiter.checkpoints.plain_data import PlainData
+from streamiter.engine.job.job import Job
+from streamiter.engine.plan.job_settings import ChannelLimits
+from streamiter.engine.states.backends import MemoryStates
+from streamiter.engine.tasks.failures import Failures, RecordFailure
 from streamiter.errors import CheckpointError, ConfigurationError, InternalError, JobFailed, RejectRecords
 from streamiter.operators import Output
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Source, SourceBatch
-from streamiter.runtime.failures import Failures, RecordFailure
-from streamiter.runtime.job import Job
-from streamiter.runtime.plan import ChannelLimits
-from streamiter.states.backends import MemoryStates
+from streamiter.values.plain_data import PlainData
 
 KINDS = pytest.mark.parametrize("kind", [Probe, AwaitedProbe, ThreadProbe])
 

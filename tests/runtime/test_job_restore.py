@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from runtime.probe import tasks_left, turns
 
 from streamiter import Flow, Operator, Stream, connect
-from streamiter.checkpoints.plain_data import PlainData
+from streamiter.engine.checkpointing.commit import JobSnapshot
+from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.errors import ConfigurationError
 from streamiter.operators import Collected, Output
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Positions, Source, SourceBatch
-from streamiter.runtime.checkpointing.commit import JobSnapshot
-from streamiter.runtime.plan import ChannelLimits
 from streamiter.testing import VirtualClock
+from streamiter.values.plain_data import PlainData
 
 
 @dataclass

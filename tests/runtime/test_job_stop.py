@@ -12,13 +12,13 @@ from runtime.probe import AwaitedProbe, Life, Probe, ProbeSource, Valve, tasks_l
 from support.waiting import PATIENCE_S
 
 from streamiter import Flow, Operator, connect
+from streamiter.engine.job.job import Job
+from streamiter.engine.job.running import job_of
+from streamiter.engine.plan.job_settings import ChannelLimits, JobOptions
 from streamiter.errors import ConfigurationError, JobFailed
 from streamiter.operators import Output
 from streamiter.operators.operator import Context
 from streamiter.operators.source import Source, SourceBatch
-from streamiter.runtime.job import Job
-from streamiter.runtime.plan import ChannelLimits, JobOptions
-from streamiter.runtime.running import job_of
 from streamiter.topics.memory import MemoryBroker
 
 Mode = Literal["suspend", "drain", "abort"]

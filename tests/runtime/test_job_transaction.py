@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from topics.topic_case import ManualClock, patiently
 
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.snapshot import CheckpointId
+from streamiter.engine.checkpointing.commit import JobTransaction
+from streamiter.engine.storage.snapshot import CheckpointId
 from streamiter.errors import ProducerFenced, TransactionExpired
-from streamiter.runtime.checkpointing.commit import JobTransaction
 from streamiter.topics import MemoryBroker
+from streamiter.values.plain_data import PlainData
 
 TIMEOUT_S = 60.0
 FLOW = "sums"

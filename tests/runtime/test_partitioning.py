@@ -12,10 +12,10 @@ import pytest
 from checkpoints.plain_values import some_bytes, some_int, some_text
 from support.examples import random_examples
 
-from streamiter.checkpoints.keys import KEY_GROUPS, key_group, subtask_of_group
+from streamiter.engine.graph.output import Broadcast, ByFunction, ByKey, Forward, Partitioning, Rebalance, Turns
 from streamiter.errors import ConfigurationError, PlainDataError
-from streamiter.records import Batch, Columns, slice_batch
-from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Forward, Partitioning, Rebalance, Turns
+from streamiter.values.records import Batch, Columns, slice_batch
+from streamiter.values.subtasks import KEY_GROUPS, key_group, subtask_of_group
 
 KINDS: dict[str, Callable[[list[int]], Batch]] = {
     "list": list,

@@ -23,14 +23,14 @@ from streamiter import (
     iterate_unbounded_streams,
     replayed,
 )
-from streamiter.checkpoints.plain_data import PlainData
+from streamiter.engine.plan.placement import PlacedEdge, PlacedStep, Placement, StepDescription, Traits
+from streamiter.engine.plan.plan import first_process
 from streamiter.errors import GraphError
 from streamiter.operators import Output
 from streamiter.operators.operator import EngineOperator
 from streamiter.parameter_server import ParameterServer
-from streamiter.runtime.placement import PlacedEdge, PlacedStep, Placement, StepDescription, Traits
-from streamiter.runtime.plan import first_process
 from streamiter.topics import MemoryBroker
+from streamiter.values.plain_data import PlainData
 
 
 class Pass(Operator):

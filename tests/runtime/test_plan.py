@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from streamiter import Flow, Operator, OutputTag, connect
+from streamiter.engine.job.job import Job
+from streamiter.engine.plan.job_settings import JobOptions
 from streamiter.errors import GraphError
 from streamiter.operators import Output
 from streamiter.operators.source import Source
-from streamiter.runtime.job import Job
-from streamiter.runtime.plan import JobOptions
 
 TAG = OutputTag("side")
 

@@ -26,6 +26,7 @@ from streamiter import (
     iterate_unbounded_streams,
     tumbling,
 )
+from streamiter.engine.plan.job_settings import JobOptions
 from streamiter.errors import CheckpointError
 from streamiter.flow.stream import Stream
 from streamiter.learn import (
@@ -39,7 +40,6 @@ from streamiter.learn import (
 from streamiter.operators import Output
 from streamiter.operators.operator import IterationListener
 from streamiter.parameter_server import ASP, BSP, ParameterServer, psf
-from streamiter.runtime.plan import JobOptions
 from streamiter.topics import MemoryBroker, OutgoingBatch
 
 

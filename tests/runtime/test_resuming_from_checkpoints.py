@@ -12,8 +12,8 @@ from runtime.checkpointed_sums import broker_of_sums, expected, handled, setting
 from support.waiting import PATIENCE_S
 
 from streamiter import Operator
-from streamiter.checkpoints.snapshot import CheckpointId
-from streamiter.checkpoints.store import store_at
+from streamiter.engine.storage.snapshot import CheckpointId
+from streamiter.engine.storage.store import store_at
 from streamiter.errors import CheckpointError, JobFailed
 from streamiter.topics import MemoryBroker, OutgoingBatch
 

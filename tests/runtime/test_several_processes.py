@@ -14,7 +14,7 @@ import pytest
 from runtime.joined_jobs import abort, joined_jobs, run_joined
 
 from streamiter import Flow, Operator
-from streamiter.channels import LIMIT_RECORDS
+from streamiter.engine.graph.channels import LIMIT_RECORDS
 from streamiter.errors import JobFailed
 from streamiter.operators import Output
 from streamiter.topics import Json, MemoryBroker, OutgoingBatch, Raw, WithMetadata

@@ -16,8 +16,8 @@ from simulation.flows import FLOWS, MakeFlow
 from simulation.simulation_runs import settle_s
 
 from streamiter import Flow
-from streamiter.runtime.job import Job
-from streamiter.runtime.statistics import JobStatistics
+from streamiter.engine.graph.statistics import JobStatistics
+from streamiter.engine.job.job import Job
 from streamiter.testing import Faults, simulate
 from streamiter.topics import MemoryBroker, OutgoingBatch
 

@@ -12,11 +12,11 @@ from runtime.probe import tasks_left, turns
 from support.waiting import PATIENCE_S
 
 from streamiter import Flow, Operator, OutputTag, connect
+from streamiter.engine.job.job import Job
+from streamiter.engine.plan.job_settings import ChannelLimits, JobOptions
 from streamiter.errors import RejectRecords
 from streamiter.operators import Output
 from streamiter.operators.operator import Context
-from streamiter.runtime.job import Job
-from streamiter.runtime.plan import ChannelLimits, JobOptions
 from streamiter.testing import VirtualClock
 
 TAG = OutputTag("side")

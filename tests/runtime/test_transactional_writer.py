@@ -12,9 +12,9 @@ import pytest
 from support.waiting import PATIENCE_S, until
 
 from streamiter import Checkpoints, Flow, IterationBodyResult, iterate_unbounded_streams
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.runtime.checkpointing.commit import HeldBatches, TransactionalWriter
+from streamiter.engine.checkpointing.commit import HeldBatches, TransactionalWriter
 from streamiter.topics import MemoryBroker, OutgoingBatch, Topic
+from streamiter.values.plain_data import PlainData
 
 TOPIC = MemoryBroker().topic("out")
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamiter.clock import Clock
 from streamiter.errors import ConfigurationError
 from streamiter.testing import VirtualClock
+from streamiter.values.helpers.clock import Clock
 
 
 async def test_the_clock_does_not_advance_by_itself() -> None:

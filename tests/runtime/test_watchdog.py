@@ -10,8 +10,8 @@ from flow.small_flows import Fed
 from runtime.probe import Valve
 
 from streamiter import Flow, Operator, connect
+from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.operators import Output
-from streamiter.runtime.plan import ChannelLimits
 from streamiter.testing import VirtualClock
 
 

@@ -15,12 +15,12 @@ from service.service_models import learned
 from support.waiting import PATIENCE_S
 
 from streamiter import Flow
-from streamiter.clock import SystemClock
 from streamiter.models import ModelSnapshot, ModelUpdateEncoder, ServedModel
 from streamiter.service.http import serving
 from streamiter.service.observations import Observations
 from streamiter.service.settings import HttpSettings
 from streamiter.topics.memory import MemoryBroker
+from streamiter.values.helpers.clock import SystemClock
 
 
 @dataclass

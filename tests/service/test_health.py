@@ -16,10 +16,9 @@ from support.examples import random_examples
 from support.waiting import until
 
 from streamiter import Flow
-from streamiter.clock import SystemClock
+from streamiter.engine.graph.statistics import StalledTask
+from streamiter.engine.plan.job_settings import ChannelLimits
 from streamiter.models import ServedModel
-from streamiter.runtime.plan import ChannelLimits
-from streamiter.runtime.statistics import StalledTask
 from streamiter.service.health import HealthFacts, SourceFacts, facts_of, liveness, readiness
 from streamiter.service.observations import LoopBlock, Observations
 from streamiter.service.settings import HealthSettings
@@ -27,6 +26,7 @@ from streamiter.testing import VirtualClock
 from streamiter.topics import TopicWriter
 from streamiter.topics.memory import MemoryTopic
 from streamiter.topics.memory_log import MemoryTopics
+from streamiter.values.helpers.clock import SystemClock
 
 LIMITS = HealthSettings(loop_limit_s=10.0, stall_limit_s=60.0, source_limit_s=30.0)
 WELL = HealthFacts(LIMITS, "running", None, 60.0, loop_blocked_s=0.0, at_work=None)

@@ -21,13 +21,13 @@ from support.certificates import Authority
 from support.processes import forked_run
 from support.waiting import PATIENCE_S, turn, until
 
-from streamiter.clock import SystemClock
 from streamiter.errors import ConfigurationError
 from streamiter.service.http import serving
 from streamiter.service.observations import Observations
 from streamiter.service.settings import HttpSettings
 from streamiter.topics.memory import MemoryTopic
 from streamiter.topics.memory_log import MemoryTopics
+from streamiter.values.helpers.clock import SystemClock
 
 
 async def test_rows_are_predicted_by_one_version() -> None:

@@ -17,7 +17,7 @@ from service.service_models import trained_in_epochs
 from support.waiting import PATIENCE_S
 
 from streamiter import Flow
-from streamiter.checkpoints.store import Checkpoints, MemoryStore
+from streamiter.engine.storage.store import Checkpoints, MemoryStore
 from streamiter.learn import train_online
 from streamiter.models import ServedModel
 from streamiter.operators import DeadLetter

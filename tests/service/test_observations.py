@@ -8,8 +8,8 @@ import pytest
 from support.waiting import until
 
 from streamiter import Flow
-from streamiter.runtime.job import Job
-from streamiter.runtime.statistics import JobStatistics
+from streamiter.engine.graph.statistics import JobStatistics
+from streamiter.engine.job.job import Job
 from streamiter.service.logs import figures_of
 from streamiter.service.metrics import MetricsNow
 from streamiter.service.observations import Observations

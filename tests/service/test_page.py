@@ -22,7 +22,6 @@ from service.service_models import trained_in_epochs
 from support.chromium import chromium, visit
 from support.waiting import PATIENCE_S, until
 
-from streamiter.clock import SystemClock
 from streamiter.service.http import serving
 from streamiter.service.observations import Observations, RejectedRecord, ValidationReport
 from streamiter.service.page_documents import page_history, page_state
@@ -37,6 +36,7 @@ from streamiter.service.settings import (
     ServiceSettings,
 )
 from streamiter.topics import OutgoingBatch, topic
+from streamiter.values.helpers.clock import SystemClock
 
 __all__ = ["chromium"]
 

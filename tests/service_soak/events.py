@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.checkpoints.keys import mixed
-from streamiter.field_kinds import Kind
+from streamiter.values.field_kinds import Kind
+from streamiter.values.subtasks import mixed
 
 __all__ = ["FEATURES", "MODEL", "ROWS", "event", "example", "good_numbers", "is_good", "number_of", "question"]
 

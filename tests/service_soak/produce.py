@@ -14,8 +14,8 @@ from typing import Final
 from service_soak.events import event, number_of
 
 from streamiter import topic
-from streamiter.clock import SystemClock
 from streamiter.topics import OutgoingBatch, ReadRequest, Topic
+from streamiter.values.helpers.clock import SystemClock
 
 _BATCH_S: Final = 0.1
 # More than the records of a transaction, and the markers of many that were aborted.

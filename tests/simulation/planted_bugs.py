@@ -10,19 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from streamiter.deferred import PlainValue
+from streamiter.engine.checkpointing.commit import TransactionalWriter
+from streamiter.engine.checkpointing.services import JobServices
+from streamiter.engine.inbox.alignment import BarrierReturned, FeedbackLog
+from streamiter.engine.job.barriers import Barriers
+from streamiter.engine.processes.link import LinkIdentity, ProcessLink
+from streamiter.engine.processes.supervisor import Attempt, Loss
+from streamiter.engine.tasks.task import Task
 from streamiter.learn.linear import LinearModel
 from streamiter.parameter_server.requests import AddRequest
 from streamiter.parameter_server.shard import Shard
 from streamiter.parameter_server.snapshots import Holding
-from streamiter.processes.link import LinkIdentity, ProcessLink
-from streamiter.processes.supervisor import Attempt, Loss
-from streamiter.runtime.alignment import BarrierReturned, FeedbackLog
-from streamiter.runtime.checkpointing.barriers import Barriers
-from streamiter.runtime.checkpointing.commit import TransactionalWriter
-from streamiter.runtime.checkpointing.services import JobServices
-from streamiter.runtime.task import Task
 from streamiter.topics.memory_log import MemoryTransactions
+from streamiter.values.deferred import PlainValue
 
 
 def drop_logged_feedback(patch: pytest.MonkeyPatch) -> None:

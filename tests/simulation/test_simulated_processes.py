@@ -20,8 +20,8 @@ from simulation.test_simulated_flows import doubled
 from support.soak import ForEachSeed
 
 from streamiter import Flow
+from streamiter.engine.processes.mesh import ProcessMesh
 from streamiter.errors import ConfigurationError
-from streamiter.processes.mesh import ProcessMesh
 from streamiter.testing import Faults, Simulation, Undisturbed, simulate
 
 SEEDS_OF_A_FLOW = 4

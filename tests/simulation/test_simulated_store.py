@@ -8,7 +8,7 @@ import pytest
 from checkpoints.snapshots import header, save
 from checkpoints.store_contract import MakeStore, StoreContract
 
-from streamiter.checkpoints.store import MemoryStore
+from streamiter.engine.storage.store import MemoryStore
 from streamiter.errors import StorageFull
 from streamiter.testing.simulated_time import Crashed, SimulatedTime, Trace, generator
 from streamiter.testing.simulation.network import (

@@ -18,26 +18,27 @@ from operators.operator_harness import ManualClock
 from support.waiting import PATIENCE_S
 
 from streamiter import Checkpoints, Flow, Operator, RocksState, Stream, tumbling
-from streamiter.checkpoints.disk_queue import SpillQueue
-from streamiter.checkpoints.flow_checkpoints import flows_in
-from streamiter.checkpoints.folder_blobs import FolderBlobs
-from streamiter.checkpoints.keys import key_group
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.snapshot import CheckpointId, SnapshotHeader, SnapshotPart
-from streamiter.checkpoints.store import CheckpointStore, MemoryStore
+from streamiter.engine.graph import output
+from streamiter.engine.job.job import Job
+from streamiter.engine.plan.job_settings import ChannelLimits
+from streamiter.engine.states import rocks_state
+from streamiter.engine.states.database import Database, DatabaseHome
+from streamiter.engine.states.stored import KeyShare, StoredDatabase
+from streamiter.engine.storage.disk_queue import SpillQueue
+from streamiter.engine.storage.flow_checkpoints import flows_in
+from streamiter.engine.storage.folder_blobs import FolderBlobs
+from streamiter.engine.storage.snapshot import CheckpointId, SnapshotHeader, SnapshotPart
+from streamiter.engine.storage.store import CheckpointStore, MemoryStore
+from streamiter.engine.tasks import instance
 from streamiter.errors import CheckpointError, ConfigurationError, GraphError, StorageFull
 from streamiter.operators import Context, KeyedState, Output, Positions, Source, SourceBatch
 from streamiter.operators.keyed_state import KeyedStates
 from streamiter.operators.timed.kinds import Hopping
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.windowing import OpenWindows, make_windows
-from streamiter.records import DataBatch
-from streamiter.runtime import instance, output
-from streamiter.runtime.job import Job
-from streamiter.runtime.plan import ChannelLimits
-from streamiter.states import rocks_state
-from streamiter.states.database import Database, DatabaseHome
-from streamiter.states.stored import KeyShare, StoredDatabase
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import DataBatch
+from streamiter.values.subtasks import key_group
 
 PLAIN = PlainData()
 
@@ -180,7 +181,7 @@ def test_rows_that_are_written_while_a_checkpoint_is_made_are_not_in_it(
 
     from rocksdict import Checkpoint
 
-    from streamiter.states import database as module
+    from streamiter.engine.states import database as module
 
     go_on = threading.Event()
 
@@ -373,8 +374,8 @@ def test_a_start_deletes_the_folders_of_dead_runs_only(tmp_path: Path) -> None:
     kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     program = f"""
 from pathlib import Path
-from streamiter.states.database import Database, DatabaseHome
-from streamiter.states.stored import KeyShare, StoredDatabase
+from streamiter.engine.states.database import Database, DatabaseHome
+from streamiter.engine.states.stored import KeyShare, StoredDatabase
 home = DatabaseHome(Path({str(flow)!r}), 16 << 20, flow="clicks")
 Database(home, 0, owner="x").write([(b"a", b"b")])
 {kill}
@@ -443,7 +444,7 @@ def test_settings_that_cannot_be_used_are_refused(tmp_path: Path, monkeypatch: p
     flow.from_items([1]).key_by(lambda x: x).reduce(max).collect()
     with pytest.raises(Exception, match=r"expected a folder for its state that this process may write to"):
         flow.run()
-    monkeypatch.setitem(sys.modules, "streamiter.states.database", None)
+    monkeypatch.setitem(sys.modules, "streamiter.engine.states.database", None)
     with pytest.raises(ConfigurationError, match=r"^flow 'f': expected the package rocksdict .*'streamiter\[rocks\]'$"):
         flow.run()
 

@@ -45,7 +45,7 @@ _IMPORTED = (
     "asyncio",
     "rich.console",
     "rich.table",
-    "streamiter.charts",
+    "streamiter.flow.drawing.charts",
     "streamiter.cli.app",
     "streamiter.cli.demo",
     "streamiter.learn",

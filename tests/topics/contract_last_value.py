@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from topics.topic_case import TopicCase, missing_soon, numbered, patiently, read_to_end, write
 
-from streamiter.clock import SystemClock
 from streamiter.errors import TopicNotFound
 from streamiter.topics import OutgoingBatch, Topic, TopicRecord
 from streamiter.topics.compacted import COMMIT_TOPIC, ensure_commit_topic, last_value
+from streamiter.values.helpers.clock import SystemClock
 
 FLOW = b"flow"
 

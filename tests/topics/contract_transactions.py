@@ -21,10 +21,10 @@ from topics.topic_case import (
     write_transaction,
 )
 
-from streamiter.clock import SystemClock
 from streamiter.errors import ProducerFenced, TopicError, TransactionExpired
 from streamiter.topics import GroupPositions, OutgoingBatch, ReadRequest, Topic, Transactions
 from streamiter.topics.compacted import commit_positions, committed_positions
+from streamiter.values.helpers.clock import SystemClock
 
 ZOMBIE = Path(__file__).with_name("zombie_child.py")
 

@@ -20,9 +20,9 @@ from topics.topic_case import (
 )
 
 from streamiter import Checkpoints, Flow
-from streamiter.clock import SystemClock
 from streamiter.errors import RecordTooLarge, TopicError
 from streamiter.topics import OutgoingBatch, ReadRequest
+from streamiter.values.helpers.clock import SystemClock
 
 
 class WritingContract:

@@ -18,9 +18,9 @@ from topics.topic_case import (
     write_transaction,
 )
 
-from streamiter.clock import SystemClock
 from streamiter.topics import MemoryBroker, OutgoingBatch, ReadRequest, Topic, TopicRecord, topic
 from streamiter.topics.compacted import ensure_commit_topic, last_value
+from streamiter.values.helpers.clock import SystemClock
 
 COMPACTED = {"compact": "1"}
 

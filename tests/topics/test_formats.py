@@ -19,8 +19,6 @@ from checkpoints.plain_values import EDGES, many, some_float, some_text
 from support.examples import random_examples
 
 from streamiter import errors
-from streamiter.compiled import is_compiling
-from streamiter.records import Columns
 from streamiter.topics import (
     Decoder,
     Encoder,
@@ -35,6 +33,8 @@ from streamiter.topics import (
     json_columns,
 )
 from streamiter.topics.connecting import check_outgoing
+from streamiter.values.helpers.compiled import is_compiling
+from streamiter.values.records import Columns
 from streamiter_files import Csv
 
 

@@ -19,14 +19,14 @@ from support.examples import random_examples
 from support.waiting import PATIENCE_S
 
 from streamiter import errors
-from streamiter.compiled import is_compiling
 from streamiter.operators import Operator
-from streamiter.records import Columns
 from streamiter.topics import JsonColumns, MemoryBroker, OutgoingBatch, TopicBatch, json_columns
 from streamiter.topics.joined_values import JoinedValues
 from streamiter.topics.json_columns import ColumnScanner
 from streamiter.topics.json_scanner import nearest_float
 from streamiter.topics.source_and_sink import TopicSource
+from streamiter.values.helpers.compiled import is_compiling
+from streamiter.values.records import Columns
 
 FIELDS: dict[str, Any] = {
     "id": "int64",

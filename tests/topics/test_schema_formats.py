@@ -30,7 +30,6 @@ from support.waiting import PATIENCE_S
 from topics.topic_case import ManualClock
 
 from streamiter import Columns, Flow
-from streamiter.clock import SystemClock
 from streamiter.errors import (
     ConfigurationError,
     DecodeError,
@@ -54,6 +53,7 @@ from streamiter.topics import (
 )
 from streamiter.topics.protobuf_format import _message_names
 from streamiter.topics.schema_formats import RegistryFormat, SchemaEncoder
+from streamiter.values.helpers.clock import SystemClock
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:authlib|confluent_kafka")
 

@@ -30,8 +30,8 @@ from streamiter.learn import (
     StandardScaler,
     online_standard_scaler,
 )
-from streamiter.optimizers import FTRL, SGD, Adam
 from streamiter.parameter_server import ASP, SSP, psf
+from streamiter.parameter_server.optimizers import FTRL, SGD, Adam
 
 ITERATION = "`iterate_bounded_streams_until_termination`, `iterate_unbounded_streams`"
 OWNER = "step: "

@@ -20,11 +20,11 @@ import streamiter.iteration
 import streamiter.learn
 import streamiter.networks
 from streamiter import Flow, KeyedStream, RocksState, Stream, tumbling
-from streamiter.checkpoints.store import CheckpointStore, MemoryStore
+from streamiter.engine.plan.job_settings import JobOptions
+from streamiter.engine.storage.store import CheckpointStore, MemoryStore
 from streamiter.errors import CheckpointError, JobFailed
 from streamiter.flow.keyed_joins import KeyedJoins
 from streamiter.operators.source import Collected
-from streamiter.runtime.plan import JobOptions
 from streamiter.topics import MemoryBroker, OutgoingBatch
 
 PAGE = (Path(__file__).parents[2] / "docs" / "upgrades-of-a-flow.md").read_text(encoding="utf-8")

@@ -13,6 +13,8 @@ from itertools import pairwise
 from typing import Literal
 from xml.sax.saxutils import escape, quoteattr
 
+from streamiter.engine.graph.graph import Step
+from streamiter.engine.graph.statistics import JobStatistics
 from streamiter.errors import ConfigurationError
 from streamiter.flow.drawing.arrange import LevelRun, Point, Rectangle
 from streamiter.flow.drawing.layout import (
@@ -29,8 +31,6 @@ from streamiter.flow.drawing.layout import (
     printable,
 )
 from streamiter.flow.drawing.picture import Link, Node, Picture, picture_of
-from streamiter.runtime.graph import Step
-from streamiter.runtime.statistics import JobStatistics
 
 DrawingFormat = Literal["mermaid", "svg", "png"]
 

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from streamiter.engine.graph.graph import SINGLE_INPUT, Edge, Step
+from streamiter.engine.graph.output import Broadcast, ByFunction, ByKey, Rebalance
+from streamiter.engine.graph.statistics import JobStatistics, LoopStatistics
 from streamiter.errors import ConfigurationError
 from streamiter.operators.operator import Service
-from streamiter.runtime.graph import SINGLE_INPUT, Edge, Step
-from streamiter.runtime.output import Broadcast, ByFunction, ByKey, Rebalance
-from streamiter.runtime.statistics import JobStatistics, LoopStatistics
-from streamiter.times import shown_time
+from streamiter.values.times import shown_time
 
 LinkKind = Literal["data", "feedback", "criteria", "service"]
 """``feedback`` and ``criteria`` close a loop; ``service`` joins a step and the service that it uses, both ways."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
-from streamiter.networks.configuration.settings import DataSettings, LayerConfiguration, Where
 from streamiter.networks.layers.hidden import (
     BiInnerCross,
     BiInnerSumCross,
@@ -25,6 +24,7 @@ from streamiter.networks.layers.hidden import (
 )
 from streamiter.networks.layers.inputs import Embedding, KMeansInputLayer, SimpleInputLayer
 from streamiter.networks.layers.layer import Layer, LossLayer
+from streamiter.networks.settings import DataSettings, LayerConfiguration, Where
 
 
 @dataclass(frozen=True, slots=True)

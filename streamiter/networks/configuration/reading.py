@@ -25,7 +25,7 @@ from streamiter.networks.configuration.sections import (
     LayerReader,
     read_function,
 )
-from streamiter.networks.configuration.settings import (
+from streamiter.networks.settings import (
     Configuration,
     DataSettings,
     FunctionSettings,

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from streamiter.networks import functions
 from streamiter.networks.configuration.layer_kinds import LAYER_KINDS, LayerKind, find_kind
-from streamiter.networks.configuration.settings import (
+from streamiter.networks.settings import (
     FRACTION,
     NOT_NEGATIVE,
     POSITIVE,
@@ -20,7 +20,7 @@ from streamiter.networks.configuration.settings import (
     Where,
     similar_names,
 )
-from streamiter.optimizers import FTRL, SGD, AdaDelta, Adam, Momentum, Optimizer, RMSProp
+from streamiter.parameter_server.optimizers import FTRL, SGD, AdaDelta, Adam, Momentum, Optimizer, RMSProp
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ import numpy as np
 
 from streamiter.networks.layers.inputs import column_sums
 from streamiter.networks.layers.layer import Layer
-from streamiter.numbers import Array
+from streamiter.values.numbers import Array
 
 if TYPE_CHECKING:
-    from streamiter.networks.configuration.settings import LayerConfiguration
     from streamiter.networks.data import PlaceHolder
+    from streamiter.networks.settings import LayerConfiguration
 
 
 def products_of_others(factors: Sequence[Array]) -> list[Array]:

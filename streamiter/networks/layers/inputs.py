@@ -14,11 +14,11 @@ import numpy as np
 
 from streamiter.learn.rows import BadRows
 from streamiter.networks.layers.layer import Layer
-from streamiter.numbers import Array, Indices
+from streamiter.values.numbers import Array, Indices
 
 if TYPE_CHECKING:
-    from streamiter.networks.configuration.settings import LayerConfiguration
     from streamiter.networks.data import PlaceHolder
+    from streamiter.networks.settings import LayerConfiguration
 
 
 def column_sums(values: Array) -> Array:

@@ -19,12 +19,12 @@ import numpy.typing as npt
 
 from streamiter.errors import ModelError
 from streamiter.networks.functions import NetworkLoss, Predictions, TransferFunction
-from streamiter.numbers import Array, whole_number
-from streamiter.optimizers import Optimizer
+from streamiter.parameter_server.optimizers import Optimizer
+from streamiter.values.numbers import Array, whole_number
 
 if TYPE_CHECKING:
-    from streamiter.networks.configuration.settings import LayerConfiguration
     from streamiter.networks.data import PlaceHolder
+    from streamiter.networks.settings import LayerConfiguration
 
 
 Initial = Literal["weight", "zero"]
@@ -304,7 +304,7 @@ def initial_values(parameter: Parameter, *, seed: int, way: str = "xavier", dtyp
     are drawn in float64 from a random stream of the parameter's own, which depends on ``seed`` and its name; so neither
     the order of the parameters nor the dtype changes them. float32 has the same numbers, rounded.
 
-    >>> from streamiter.optimizers import SGD
+    >>> from streamiter.parameter_server.optimizers import SGD
     >>> weight = Parameter("wide.weight", (2, 1), True, SGD(), "weight", fan_in=2, fan_out=1)
     >>> values = initial_values(weight, seed=7)
     >>> values.shape, values.dtype.name, bool(abs(values).max() <= 2**0.5)

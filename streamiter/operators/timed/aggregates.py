@@ -20,9 +20,9 @@ from typing import Any, Final
 import numpy as np
 
 from streamiter.errors import ConfigurationError, shortened
-from streamiter.numbers import Array, Indices, plain_float, plain_scalar
 from streamiter.operators.functions import misfit, plain_function
 from streamiter.operators.keyed_state import independent_copy
+from streamiter.values.numbers import Array, Indices, plain_float, plain_scalar
 
 
 class Aggregate:

@@ -25,8 +25,8 @@ from streamiter.operators.due import MakeDue
 from streamiter.operators.timed.joining import TimedRecord
 from streamiter.operators.timed.ranges import RangeAggregates
 from streamiter.operators.timed.several_aggregates import Aggregates
-from streamiter.operators.timed.timed_states import TimedStates
-from streamiter.times import MAX_TIME
+from streamiter.operators.timed_states import TimedStates
+from streamiter.values.times import MAX_TIME
 
 _first: Final = itemgetter(0)
 

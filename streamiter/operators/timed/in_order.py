@@ -17,7 +17,7 @@ from streamiter.operators.declared_state import NESTED, DeclaredOperator, Declar
 from streamiter.operators.due import DueHeap, DueItem
 from streamiter.operators.operator import Context, KeepsRecords
 from streamiter.operators.output import Output
-from streamiter.records import (
+from streamiter.values.records import (
     BEFORE,
     KNOWN,
     ORDER_COLUMNS,
@@ -33,7 +33,7 @@ from streamiter.records import (
     slice_batch,
     take,
 )
-from streamiter.times import MAX_TIME, MIN_TIME, Times
+from streamiter.values.times import MAX_TIME, MIN_TIME, Times
 
 _log = logging.getLogger("streamiter.operators")
 

@@ -20,7 +20,7 @@ from streamiter.operators.timed.as_of import AsOfJoin, AsOfWindow, Deduplication
 from streamiter.operators.timed.joining import IntervalJoin, Side, TimedRecord, WindowJoin
 from streamiter.operators.timed.several_aggregates import Aggregates
 from streamiter.operators.timed.steps import ByClock, TimedOperator
-from streamiter.records import (
+from streamiter.values.records import (
     BEFORE,
     KNOWN,
     ORDER_COLUMNS,
@@ -32,7 +32,7 @@ from streamiter.records import (
     TimedBatch,
     untimed,
 )
-from streamiter.times import MAX_TIME, MIN_TIME
+from streamiter.values.times import MAX_TIME, MIN_TIME
 
 
 class JoinOperator(TimedOperator):

@@ -21,9 +21,9 @@ from streamiter.operators.definitions import Definition, at_least, at_most
 from streamiter.operators.due import DueItem, MakeDue
 from streamiter.operators.keyed_state import KeyedStates
 from streamiter.operators.timed.kinds import Calendar, Hopping, Session
-from streamiter.operators.timed.timed_states import TimedStates
 from streamiter.operators.timed.windowing import WindowResult, make_windows
-from streamiter.times import MAX_TIME
+from streamiter.operators.timed_states import TimedStates
+from streamiter.values.times import MAX_TIME
 
 Side = Literal["left", "right"]
 LEFT: Final = "left"

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError
 from streamiter.operators.definitions import Definition
-from streamiter.times import Seconds, Times, duration_ms
+from streamiter.values.times import Seconds, Times, duration_ms
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo

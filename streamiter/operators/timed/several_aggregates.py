@@ -16,12 +16,12 @@ from typing import Any, Final
 import numpy as np
 
 from streamiter.errors import ConfigurationError, did_you_mean, shortened
-from streamiter.numbers import Array, Indices
 from streamiter.operators.definitions import Definition, by_name, function_in_words, names_in
 from streamiter.operators.functions import field_or_function, plain_function
 from streamiter.operators.keyed_state import independent_copy
 from streamiter.operators.timed.aggregates import BY_NAME, Aggregate
-from streamiter.records import Columns
+from streamiter.values.numbers import Array, Indices
+from streamiter.values.records import Columns
 
 ValueOf = Callable[[Any], Any]
 """Returns the value of a record."""

@@ -7,9 +7,6 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from streamiter.clock import is_due
-from streamiter.deferred import Deferred
-from streamiter.numbers import Array
 from streamiter.operators.definitions import Definition, at_most
 from streamiter.operators.functions import refuse
 from streamiter.operators.keyed import CheckKeys, KeyedOperator, any_keys, array_of_keys
@@ -18,10 +15,13 @@ from streamiter.operators.operator import Context, KeepsRecords, keys_are_furthe
 from streamiter.operators.output import Output, each_with_its_row
 from streamiter.operators.timed.kinds import WindowKind
 from streamiter.operators.timed.several_aggregates import Aggregates
-from streamiter.operators.timed.timed_states import TimedStates
 from streamiter.operators.timed.windowing import AlignedWindows, OpenWindows, make_windows
-from streamiter.records import Batch, OutputTag, TimedBatch, slice_batch, untimed
-from streamiter.times import MAX_TIME, MIN_TIME, Times
+from streamiter.operators.timed_states import TimedStates
+from streamiter.values.deferred import Deferred
+from streamiter.values.helpers.clock import is_due
+from streamiter.values.numbers import Array
+from streamiter.values.records import Batch, OutputTag, TimedBatch, slice_batch, untimed
+from streamiter.values.times import MAX_TIME, MIN_TIME, Times
 
 
 class TimedOperator(KeyedOperator, KeepsRecords):

@@ -25,13 +25,13 @@ from typing import Any, Final, Protocol
 import msgspec
 import numpy as np
 
-from streamiter.numbers import Array, Indices
 from streamiter.operators.due import MakeDue
 from streamiter.operators.timed.kinds import AlignedWindow, Hopping, Session, Sliding, WindowKind
 from streamiter.operators.timed.ranges import RangeAggregates
 from streamiter.operators.timed.several_aggregates import Aggregates
-from streamiter.operators.timed.timed_states import TimedStates
-from streamiter.times import MAX_TIME, Times
+from streamiter.operators.timed_states import TimedStates
+from streamiter.values.numbers import Array, Indices
+from streamiter.values.times import MAX_TIME, Times
 
 
 class WindowResult(msgspec.Struct, frozen=True):

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Self, TypeAlias
 import numpy as np
 
 from streamiter.errors import ConfigurationError, ParameterServerError
-from streamiter.importing import importable_name, imported
 from streamiter.parameter_server.matrix import Matrix
 from streamiter.parameter_server.psf.function import (
     NUMBER,
@@ -35,6 +34,7 @@ from streamiter.parameter_server.psf.function import (
     without_default,
 )
 from streamiter.parameter_server.storage.block import Block, BlockColumns, DTypeOfNumbers, Numbers
+from streamiter.values.helpers.importing import importable_name, imported
 
 _Absent: TypeAlias = tuple[int, float]
 """The first column that no source row stores (−1: not looked for), and the number of all such columns."""

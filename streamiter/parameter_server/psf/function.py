@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError
-from streamiter.importing import importable_name
-from streamiter.numbers import is_number, not_negative, plain_float, positive, whole_number
 from streamiter.parameter_server.matrix import BlockRange, DrawnValues, Matrix, MatrixPartitioning
 from streamiter.parameter_server.storage.block import Block, BlockColumns, BlockRow, DTypeOfNumbers, Numbers
+from streamiter.values.helpers.importing import importable_name
+from streamiter.values.numbers import is_number, not_negative, plain_float, positive, whole_number
 
 Part: TypeAlias = Any
 """A block's part of a function's arguments, from ``split``: plain data."""

@@ -12,7 +12,7 @@ rows         content
 6, 7         the gradients of rows 0 and 1: ``add`` to these rows
 ===========  ====================================================
 
->>> from streamiter.optimizers import Adam
+>>> from streamiter.parameter_server.optimizers import Adam
 >>> optimize = Optimize("w", Adam(0.01), weights=2)
 >>> Optimize.rows_needed(Adam(), weights=2), optimize.slot_row("v", 1), optimize.gradient_row(0)
 (8, 5, 6)
@@ -27,10 +27,8 @@ from typing import Final, Self
 import numpy as np
 
 from streamiter.errors import OutOfRange, ParameterServerError
-from streamiter.importing import importable_name
-from streamiter.numbers import whole_number
-from streamiter.optimizers import Optimizer, checked_optimizer
 from streamiter.parameter_server.matrix import DrawnValues, Matrix
+from streamiter.parameter_server.optimizers import Optimizer, checked_optimizer
 from streamiter.parameter_server.psf.function import (
     AtLeast1,
     AtLeast1OrNone,
@@ -42,6 +40,8 @@ from streamiter.parameter_server.psf.function import (
     where,
 )
 from streamiter.parameter_server.storage.block import Block, BlockRow, Numbers
+from streamiter.values.helpers.importing import importable_name
+from streamiter.values.numbers import whole_number
 
 # Columns of a row that are updated at once: the two or three temporary arrays of the optimizer stay below 1 MB, and in
 # the processor's cache. For a whole row of 10 M numbers they would take 240 MB.
@@ -118,9 +118,9 @@ class OptimizerRows(Checked, UpdateFunction, int64="refused"):
 class Optimize(OptimizerRows):
     """Update the weights with the sum of the gradients, once, and set the gradients to 0. Not for int64.
 
-    ``optimizer`` is one of :mod:`streamiter.optimizers`. The gradients are first divided by ``scale``: the number of
-    workers or examples whose gradients were added. ``step`` is the number of the update, from 1, for rates that decay
-    and for Adam; None: each block counts its updates. ``weights`` is the number of rows of weights.
+    ``optimizer`` is one of :mod:`streamiter.parameter_server.optimizers`. The gradients are first divided by ``scale``:
+    the number of workers or examples whose gradients were added. ``step`` is the number of the update, from 1, for
+    rates that decay and for Adam; None: each block counts its updates. ``weights`` is the number of rows of weights.
 
     On a dense matrix all columns are updated, also those whose gradient is 0: momentum and l2 still change the weight.
     With ``sparse=True``, and always on a sparse matrix, only columns whose gradient is not 0 are updated; the weights
@@ -130,7 +130,7 @@ class Optimize(OptimizerRows):
     As ``on_clock=`` of a matrix it runs whenever the minimum clock advances; as ``update=`` of an ``add``, once for
     each add. Raises ParameterServerError if the matrix has too few rows, or int64, or a default other than 0.
 
-    >>> from streamiter.optimizers import SGD
+    >>> from streamiter.parameter_server.optimizers import SGD
     >>> Optimize("w", SGD(0.5), scale=4).gradient_row()
     1
     """
@@ -237,7 +237,7 @@ class InitialSlots(OptimizerRows):
     Most slots are 0 initially, as the rows of a matrix are. ``FTRL(keep_start=True)`` needs this psf, and so does a
     reset of the optimizer. In ``init=``, write it behind the function that sets the weights.
 
-    >>> from streamiter.optimizers import FTRL
+    >>> from streamiter.parameter_server.optimizers import FTRL
     >>> InitialSlots("w", FTRL(keep_start=True)).slot_row("z")
     1
     """

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from streamiter.errors import ConfigurationError, ParameterServerError
-from streamiter.numbers import is_number
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
 from streamiter.parameter_server.psf.function import (
     NUMBER,
@@ -38,6 +37,7 @@ from streamiter.parameter_server.psf.function import (
     without_default,
 )
 from streamiter.parameter_server.storage.block import Block, BlockColumns, BlockRow, Numbers
+from streamiter.values.numbers import is_number
 
 # -- a row and an array ----------------------------------------------------------------------------------------
 

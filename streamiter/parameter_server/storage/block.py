@@ -17,11 +17,11 @@ from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar, cast, fin
 import numpy as np
 import numpy.typing as npt
 
-from streamiter.deferred import Deferred, Encode, PlainValue
 from streamiter.errors import CheckpointError, InternalError, OutOfRange, ParameterServerError
-from streamiter.numbers import check_memory
 from streamiter.operators.definitions import Definition, changes
 from streamiter.parameter_server.matrix import BlockRange, Matrix
+from streamiter.values.deferred import Deferred, Encode, PlainValue
+from streamiter.values.numbers import check_memory
 
 P = TypeVar("P")
 
@@ -37,7 +37,7 @@ BlockColumns: TypeAlias = npt.NDArray[np.int64]
 """Global column numbers, in any order; a column may occur twice."""
 
 FrozenState: TypeAlias = dict[str, PlainValue]
-"""The frozen state of a block: plain data, with large arrays as :class:`~streamiter.deferred.Deferred`."""
+"""The frozen state of a block: plain data, with large arrays as :class:`~streamiter.values.deferred.Deferred`."""
 
 
 @dataclass(frozen=True, slots=True)

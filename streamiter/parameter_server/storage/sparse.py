@@ -17,7 +17,6 @@ from typing import Final, TypeAlias, TypeGuard, TypeVar, cast, final
 
 import numpy as np
 
-from streamiter.deferred import Deferred, Encode
 from streamiter.errors import CheckpointError, InternalError
 from streamiter.parameter_server.matrix import BlockRange, DrawnValues, Matrix
 from streamiter.parameter_server.storage.block import (
@@ -41,6 +40,7 @@ from streamiter.parameter_server.storage.cells import (
     distinct,
     hashed_bytes,
 )
+from streamiter.values.deferred import Deferred, Encode
 
 AnyCells = TypeVar("AnyCells", bound=Cells)
 

@@ -17,20 +17,16 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.deferred import PlainValue
+from streamiter.engine.graph.graph import SINGLE_INPUT
 from streamiter.errors import ConfigurationError
 from streamiter.flow.flow import Flow, connect, listed_items
 from streamiter.flow.stream import Stream
-from streamiter.importing import describe, imported
 from streamiter.iteration.api import iterate_unbounded_streams
 from streamiter.iteration.config import IterationBodyResult
 from streamiter.iteration.stamping import epochs_every
 from streamiter.models.update import ModelSnapshot
 from streamiter.operators.operator import Context, Operator, OperatorFactory
 from streamiter.operators.source import Positions, Source, SourceBatch
-from streamiter.records import Batch, OutputTag
-from streamiter.runtime.graph import SINGLE_INPUT
 from streamiter.testing.restore.differences import RestoreMismatch, lost_attributes, state_difference, stream_difference
 from streamiter.testing.restore.driving import (
     Build,
@@ -43,7 +39,11 @@ from streamiter.testing.restore.driving import (
     run_in_steps,
 )
 from streamiter.testing.restore.process import RestoreProcess, restored_run
-from streamiter.times import Seconds, in_seconds
+from streamiter.values.deferred import PlainValue
+from streamiter.values.helpers.importing import describe, imported
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import Batch, OutputTag
+from streamiter.values.times import Seconds, in_seconds
 
 Factory = Callable[[], Operator] | Callable[[], Source] | str
 """An operator or source class, a callable that makes one, or the ``"module:name"`` of such."""

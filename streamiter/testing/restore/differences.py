@@ -17,14 +17,14 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.deferred import Deferred, PlainValue
+from streamiter.engine.graph.graph import Step
+from streamiter.engine.tasks.task_barriers import held_in_memory
 from streamiter.errors import PlainDataError, shortened
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
-from streamiter.records import Columns, TimedBatch
-from streamiter.runtime.checkpointing.task_barriers import held_in_memory
-from streamiter.runtime.graph import Step
+from streamiter.values.deferred import Deferred, PlainValue
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import Columns, TimedBatch
 
 
 class RestoreMismatch(AssertionError):

@@ -19,7 +19,9 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from streamiter.checkpoints.plain_data import PlainData
+from streamiter.engine.graph.graph import Step
+from streamiter.engine.job.job import Job
+from streamiter.engine.tasks.task import Task
 from streamiter.errors import ConfigurationError, StreamiterError, shortened
 from streamiter.flow.flow import Flow
 from streamiter.flow.stream import Stream
@@ -27,12 +29,10 @@ from streamiter.models.update import ModelSnapshot
 from streamiter.operators.operator import Context, Operator
 from streamiter.operators.output import Output
 from streamiter.operators.source import Positions, Source, SourceBatch
-from streamiter.records import Batch
-from streamiter.runtime.graph import Step
-from streamiter.runtime.job import Job
-from streamiter.runtime.task import Task
 from streamiter.testing.restore.differences import Watch, first_difference
 from streamiter.testing.simulated_time import VirtualClock
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import Batch
 
 FlowOutputs: TypeAlias = Stream | Sequence[Stream] | Mapping[str, Stream | Callable[[], Any]]
 """Streams whose records are compared, and callables whose results are compared after the run."""

@@ -1,7 +1,8 @@
 """The fresh process in which a check restores: its owner, and the program that runs in it.
 
 ``RestoreProcess`` starts a Python interpreter and sends it requests; ``main`` runs there and answers. Requests and
-answers are plain data, sent through a pipe. Functions and classes are sent by their names (`streamiter.importing`).
+answers are plain data, sent through a pipe. Functions and classes are sent by their names
+(`streamiter.values.helpers.importing`).
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from typing import Final
 
 import msgspec
 
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.deferred import PlainValue
 from streamiter.errors import ConfigurationError
-from streamiter.importing import resolve
 from streamiter.testing.restore.driving import Build, BuiltFlow, JobOutcome, RunSettings, run_freely, run_in_steps
+from streamiter.values.deferred import PlainValue
+from streamiter.values.helpers.importing import resolve
+from streamiter.values.plain_data import PlainData
 
 # Longer than the limit of a restored run (PATIENCE_S), so that the run itself reports what is stuck.
 _ANSWER_S: Final = 120.0

@@ -32,8 +32,8 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple, final
 
-from streamiter.checkpoints.keys import mixed
 from streamiter.testing.simulated_time import SimulatedTime, Trace, unwind
+from streamiter.values.subtasks import mixed
 
 if TYPE_CHECKING:
     from streamiter.testing.simulation.sockets import SimulatedSockets

@@ -12,22 +12,22 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from streamiter.checkpoints.store import Checkpoints, CheckpointStore
+from streamiter.engine.graph.statistics import JobState
+from streamiter.engine.job.barriers import WorkersApart
+from streamiter.engine.job.job import Job, StopMode
+from streamiter.engine.plan.job_settings import ChannelLimits, JobOptions
+from streamiter.engine.plan.placement import Placement
+from streamiter.engine.processes.host import PlainOptions
+from streamiter.engine.processes.supervisor import Attempt, Supervisor
+from streamiter.engine.storage.store import Checkpoints, CheckpointStore
 from streamiter.errors import CheckpointError, JobFailed, ProcessLost, ProducerFenced, StorageFull, TopicUnavailable
 from streamiter.flow.flow import Flow
-from streamiter.processes.host import PlainOptions
-from streamiter.processes.supervisor import Attempt, Supervisor
-from streamiter.records import BATCH_RECORDS
-from streamiter.runtime.checkpointing.barriers import WorkersApart
-from streamiter.runtime.job import Job, StopMode
-from streamiter.runtime.job_settings import ChannelLimits, JobOptions
-from streamiter.runtime.placement import Placement
-from streamiter.runtime.statistics import JobState
 from streamiter.testing.simulated_time import TaskClock, at_once
 from streamiter.testing.simulation.event_loop import Shuffle, SimulatedEventLoop, SimulatedTask, run_together
 from streamiter.testing.simulation.network import SimulatedStore
 from streamiter.testing.simulation.processes import SimulatedHost, SimulatedProcess
 from streamiter.testing.simulation.world import MakeFlow, Simulation, World
+from streamiter.values.records import BATCH_RECORDS
 
 Ending = JobState | Literal["failed by a fault"]
 

@@ -13,10 +13,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass, fields, replace
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from streamiter.checkpoints.snapshot import PartsFile, SnapshotHeader, SnapshotPart
-from streamiter.checkpoints.store import CheckpointStore
+from streamiter.engine.storage.snapshot import PartsFile, SnapshotHeader, SnapshotPart
+from streamiter.engine.storage.store import CheckpointStore
 from streamiter.errors import StorageFull, TopicUnavailable
-from streamiter.numbers import whole_number
 from streamiter.testing.simulated_time import Crashed, SimulatedTime, Trace
 from streamiter.topics.memory import MemoryBroker, MemoryTopic
 from streamiter.topics.topic import (
@@ -29,6 +28,7 @@ from streamiter.topics.topic import (
     TopicWriter,
     Transactions,
 )
+from streamiter.values.numbers import whole_number
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The processes of a simulated run, and their host.
 
-The supervisor, the part of each process and its signs of life are the real ones (:mod:`streamiter.processes`). A
+The supervisor, the part of each process and its signs of life are the real ones (:mod:`streamiter.engine.processes`). A
 process has two event loops: one for its job, and one for its signs of life, which a real process sends from a thread.
 """
 
@@ -15,19 +15,19 @@ from typing import Any, Final, final
 
 import msgspec
 
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.deferred import PlainValue
+from streamiter.engine.plan.job_settings import JobOptions
+from streamiter.engine.processes.frames import FrameEncoding
+from streamiter.engine.processes.host import ProcessSettings
+from streamiter.engine.processes.link import LinkError, ProcessLink, connect_link
+from streamiter.engine.processes.process import Pulse, identity_of, run_part
+from streamiter.engine.processes.silence import ProcessLook
 from streamiter.flow.flow import Flow
-from streamiter.processes.frames import FrameEncoding
-from streamiter.processes.host import ProcessSettings
-from streamiter.processes.link import LinkError, ProcessLink, connect_link
-from streamiter.processes.process import Pulse, identity_of, run_part
-from streamiter.processes.silence import ProcessLook
-from streamiter.runtime.job_settings import JobOptions
 from streamiter.testing.simulated_time import TaskClock, where_tasks_wait
 from streamiter.testing.simulation.event_loop import Shuffle, SimulatedEventLoop, SimulatedTask, drop_all
 from streamiter.testing.simulation.network import NetworkConnection, SimulatedTopics
 from streamiter.testing.simulation.world import World
+from streamiter.values.deferred import PlainValue
+from streamiter.values.plain_data import PlainData
 
 # A program starts within a second, and the host says a little later that one has ended.
 _START_S_MAX: Final = 1.0
@@ -126,7 +126,7 @@ class PartOfAttempt:
 
 @final
 class SimulatedHost:
-    """A :class:`~streamiter.processes.host.Host` whose processes take turns in one thread, in simulated time."""
+    """A :class:`~streamiter.engine.processes.host.Host` whose processes take turns in one thread, in simulated time."""
 
     def __init__(
         self,

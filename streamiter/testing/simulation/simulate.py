@@ -12,14 +12,14 @@ import traceback
 from dataclasses import dataclass
 from typing import Final
 
-from streamiter.numbers import positive, whole_number
-from streamiter.records import BATCH_RECORDS
 from streamiter.testing.simulated_time import SimulationFailed, where_tasks_wait
 from streamiter.testing.simulation.event_loop import Deadlock, Shuffle
 from streamiter.testing.simulation.life import CALM_SETTINGS, Ending, Life, LifeSettings
 from streamiter.testing.simulation.network import CALM, UNDISTURBED, Faults, drawn_levels
 from streamiter.testing.simulation.world import CheckOutputs, MakeFlow, OutputRecords, World
-from streamiter.times import Seconds, in_seconds
+from streamiter.values.numbers import positive, whole_number
+from streamiter.values.records import BATCH_RECORDS
+from streamiter.values.times import Seconds, in_seconds
 
 
 @dataclass(frozen=True, slots=True)

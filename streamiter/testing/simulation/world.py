@@ -14,16 +14,16 @@ from typing import Any, Literal
 
 import orjson
 
-from streamiter.checkpoints.store import MemoryStore
+from streamiter.engine.storage.store import MemoryStore
 from streamiter.errors import ConfigurationError
 from streamiter.flow.flow import Flow, listed_items
-from streamiter.numbers import whole_number
 from streamiter.testing.simulated_time import SimulatedTime, Trace, at_once, generator
 from streamiter.testing.simulation.network import Levels, SimulatedNetwork, SimulatedTopic, SimulatedTopics
 from streamiter.testing.simulation.sockets import SimulatedSockets
-from streamiter.times import Seconds, in_seconds
 from streamiter.topics.memory import MemoryBroker
 from streamiter.topics.topic import OutgoingBatch, ReadRequest, Topic, TopicRecord
+from streamiter.values.numbers import whole_number
+from streamiter.values.times import Seconds, in_seconds
 
 KeyOfRecord = Callable[[Any], bytes | str]
 

@@ -15,7 +15,7 @@ from streamiter.networks.configuration import (
     canonical,
     read_configuration,
 )
-from streamiter.optimizers import (
+from streamiter.parameter_server.optimizers import (
     FTRL,
     SGD,
     AdaDelta,

@@ -13,7 +13,7 @@ from streamiter.networks.data import PlaceHolder
 from streamiter.networks.functions import NetworkLoss
 from streamiter.networks.layers import Layer, LossLayer
 from streamiter.networks.network import LayerGraph
-from streamiter.optimizers import SGD
+from streamiter.parameter_server.optimizers import SGD
 
 __all__ = ["CASES", "FACTORS", "FIELDS", "Nodes", "graph_around"]
 

@@ -14,7 +14,7 @@ from networks.rows_at_hand import KINDS, rows_of
 
 from streamiter.networks.data import PlaceHolder
 from streamiter.networks.layers import Layer
-from streamiter.sparse_rows import SparseRows
+from streamiter.values.sparse_rows import SparseRows
 
 FEATURES = 9
 Lists = list[list[float]]

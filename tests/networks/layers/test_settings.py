@@ -8,7 +8,7 @@ from networks.layers.cases import FACTORS, Nodes
 
 from streamiter.learn.rows import BadRows
 from streamiter.networks.data import PlaceHolder
-from streamiter.sparse_rows import SparseRows
+from streamiter.values.sparse_rows import SparseRows
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 from parameter_server.consistency.brute_force import BruteForce, Change, Event, Verdict
 
-from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import OutOfTurn, ServerReset, UnknownWorker
 from streamiter.parameter_server.client import Client
 from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.psf.function import UpdateFunction
 from streamiter.parameter_server.server import ParameterServer
 from streamiter.parameter_server.storage.block import Block
+from streamiter.values.plain_data import PlainData
 
 ROWS, COLUMNS = 2, 7
 

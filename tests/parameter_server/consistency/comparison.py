@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from parameter_server.consistency.brute_force import BruteForce, Event, Kind, Verdict, after_add, after_move
 
-from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import OutOfTurn, ParameterServerError, UnknownWorker
 from streamiter.parameter_server.consistency import Consistency, ConsistencyModel, Released, consistency_model
+from streamiter.values.plain_data import PlainData
 
 STEPS: tuple[Kind, ...] = (
     *("get",) * 6,

@@ -8,9 +8,9 @@ from random import Random
 import pytest
 from support.examples import random_examples
 
-from streamiter.checkpoints.plain_data import PlainData
 from streamiter.errors import ParameterServerError, UnknownWorker
 from streamiter.parameter_server.consistency import ProgressTracker
+from streamiter.values.plain_data import PlainData
 
 
 def advance(tracker: ProgressTracker, *workers: int) -> list[int]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from streamiter.checkpoints.plain_data import PlainData
 from streamiter.parameter_server.client import Client
 from streamiter.parameter_server.consistency import BSP, SSP, Consistency
 from streamiter.parameter_server.server import ParameterServer
+from streamiter.values.plain_data import PlainData
 
 
 async def server_of(consistency: Consistency, *workers: int) -> tuple[ParameterServer, list[Client]]:

@@ -13,14 +13,14 @@ import numpy.typing as npt
 from support.waiting import PATIENCE_S, until
 
 from streamiter import Checkpoints, Flow, Operator
-from streamiter.checkpoints.store import MemoryStore
+from streamiter.engine.graph.statistics import JobStatistics
+from streamiter.engine.job.job import Job
+from streamiter.engine.storage.store import MemoryStore
 from streamiter.errors import CheckpointError
 from streamiter.operators import Context, Output
 from streamiter.operators.source import Positions, Source, SourceBatch
 from streamiter.parameter_server import BSP, ParameterServer, psf
 from streamiter.parameter_server.consistency import Consistency
-from streamiter.runtime.job import Job
-from streamiter.runtime.statistics import JobStatistics
 
 __all__ = [
     "MATRIX",

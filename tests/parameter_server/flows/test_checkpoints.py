@@ -21,7 +21,7 @@ from parameter_server.flows.counting import (
 from support.waiting import PATIENCE_S, until
 
 from streamiter import Flow, Operator
-from streamiter.checkpoints.store import MemoryStore
+from streamiter.engine.storage.store import MemoryStore
 from streamiter.errors import CheckpointError, JobFailed
 from streamiter.operators import Output
 from streamiter.operators.operator import Context

@@ -21,13 +21,13 @@ from parameter_server.flows.counting import (
 from support.waiting import PATIENCE_S, until
 
 from streamiter import Flow, Operator
-from streamiter.checkpoints.store import MemoryStore
+from streamiter.engine.job.job import Job
+from streamiter.engine.storage.store import MemoryStore
 from streamiter.errors import JobFailed, OutOfRange, OutOfTurn, UnknownMatrix
 from streamiter.operators import Output
 from streamiter.operators.source import SourceBatch
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
 from streamiter.parameter_server.consistency import Consistency
-from streamiter.runtime.job import Job
 from streamiter.testing import VirtualClock
 
 

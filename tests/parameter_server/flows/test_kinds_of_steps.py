@@ -21,7 +21,7 @@ from parameter_server.flows.counting import (
 from support.waiting import until
 
 from streamiter import Flow, IterationListener, Operator, connect, epochs_every
-from streamiter.checkpoints.store import MemoryStore
+from streamiter.engine.storage.store import MemoryStore
 from streamiter.operators import Context, Output
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer
 from streamiter.parameter_server.consistency import Consistency

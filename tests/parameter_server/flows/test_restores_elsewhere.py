@@ -19,12 +19,12 @@ from parameter_server.flows.counting import (
 )
 
 from streamiter import Flow, Operator
-from streamiter.checkpoints.store import MemoryStore
+from streamiter.engine.storage.store import MemoryStore
 from streamiter.errors import CheckpointError, ConfigurationError, JobFailed
 from streamiter.operators import Output
-from streamiter.optimizers import FTRL, Adam
 from streamiter.parameter_server import ASP, BSP, SSP, ParameterServer, psf
 from streamiter.parameter_server.consistency import Consistency
+from streamiter.parameter_server.optimizers import FTRL, Adam
 
 KINDS = [ASP(), BSP(), SSP(staleness=2)]
 

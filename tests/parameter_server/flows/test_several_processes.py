@@ -21,8 +21,9 @@ from runtime.joined_jobs import JoinedJobs, joined_jobs, run_joined
 from support.waiting import PATIENCE_S, until
 
 from streamiter import Checkpoints, Flow, Operator
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.checkpoints.store import CheckpointStore, blobs_at
+from streamiter.engine.plan.job_settings import JobOptions
+from streamiter.engine.processes.link import ProcessLink
+from streamiter.engine.storage.store import CheckpointStore, blobs_at
 from streamiter.errors import ConfigurationError, OutOfRange, ParameterServerError, ShardLost
 from streamiter.learn import train_on_parameter_server
 from streamiter.networks.training import train_network
@@ -32,8 +33,7 @@ from streamiter.parameter_server import ASP, BSP, SSP, Client, ParameterServer
 from streamiter.parameter_server.consistency import Consistency
 from streamiter.parameter_server.divided import from_plain, importable, to_plain
 from streamiter.parameter_server.requests import AggregateRequest, UpdateRequest
-from streamiter.processes.link import ProcessLink
-from streamiter.runtime.plan import JobOptions
+from streamiter.values.plain_data import PlainData
 
 KINDS = [ASP(), BSP(), SSP(staleness=0), SSP(staleness=2)]
 RECORDS = 60

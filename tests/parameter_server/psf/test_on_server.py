@@ -14,10 +14,10 @@ from parameter_server.psf.on_blocks import COLUMNS, ROWS, Fixture
 from parameter_server.psf.test_contract import ids
 
 from streamiter.errors import OutOfRange, ParameterServerError
-from streamiter.optimizers import SGD
 from streamiter.parameter_server import ParameterServer, psf
 from streamiter.parameter_server.divided import importable
 from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
+from streamiter.parameter_server.optimizers import SGD
 from streamiter.parameter_server.requests import AggregateRequest, UpdateRequest
 from streamiter.parameter_server.storage.block import Block, BlockRow
 

@@ -6,7 +6,9 @@ from optimizers import written_out
 from parameter_server.psf.on_blocks import InBlocks
 
 from streamiter.errors import ConfigurationError, ParameterServerError
-from streamiter.optimizers import (
+from streamiter.parameter_server import BSP, ParameterServer
+from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
+from streamiter.parameter_server.optimizers import (
     FTRL,
     SGD,
     AdaDelta,
@@ -17,8 +19,6 @@ from streamiter.optimizers import (
     Momentum,
     RMSProp,
 )
-from streamiter.parameter_server import BSP, ParameterServer
-from streamiter.parameter_server.matrix import Matrix, MatrixPartitioning
 from streamiter.parameter_server.psf.optimize import InitialSlots, Optimize
 from streamiter.parameter_server.storage import make_block
 from streamiter.parameter_server.storage.block import BlockRow

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamiter.checkpoints.plain_data import PlainData
-from streamiter.deferred import Deferred
 from streamiter.parameter_server.matrix import BlockRange, Matrix, MatrixPartitioning
 from streamiter.parameter_server.storage import Block, block, cells, make_block, sparse
+from streamiter.values.deferred import Deferred
+from streamiter.values.plain_data import PlainData
 
 __all__ = ["KINDS", "PLAIN", "block_of", "columns_of", "decoded", "deferred_of", "restored", "small_frames"]
 

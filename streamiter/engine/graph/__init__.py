@@ -1,0 +1,1 @@
+"""Steps and edges, and what carries records along an edge: outputs, channels, feedback."""

@@ -1,0 +1,1 @@
+"""The inbox of a task: which record comes next, and what waits."""

@@ -1,0 +1,572 @@
+"""The inbox: the input side of a task, which decides what the task handles next.
+
+What must wait stays in the log of its port, at its place (:mod:`~streamiter.engine.inbox.port_log`). The policy of the
+inbox says which records come next (:mod:`~streamiter.engine.inbox.order`). For epochs, event time, barriers and tables
+that are read to their end, a :class:`~streamiter.operators.frontier.Frontier` says how far all ports have come.
+
+A port is *parked* while it has records, but its input is not wanted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, final
+
+from streamiter.engine.inbox.alignment import BarrierAlignment, BarrierReturned, FeedbackLog, TableAlignment
+from streamiter.engine.inbox.order import ARRIVAL, ASIDE, NOW, STAYS, Arrival, Fate, WantedInputs, next_of_rest
+from streamiter.engine.inbox.port_log import Port, ReadyPorts
+from streamiter.engine.inbox.port_progress import InputEnded, PortProgress
+from streamiter.engine.inbox.turn import TurnSize
+from streamiter.operators.operator import BoundaryOutput, Notice
+from streamiter.operators.source import SourceBatch
+from streamiter.values.deferred import PlainValue
+from streamiter.values.helpers.closing import close_now
+from streamiter.values.origins import BatchOrigin
+from streamiter.values.records import (
+    Batch,
+    CheckpointBarrier,
+    Control,
+    DataBatch,
+    EndOfData,
+    EndOfInput,
+    EpochWatermark,
+    EventTimeWatermark,
+    Idle,
+    ReadToEnd,
+    control_to_plain,
+)
+
+if TYPE_CHECKING:
+    from streamiter.engine.storage.disk_queue import SpillQueue, SpillStatistics
+    from streamiter.values.plain_data import PlainData
+
+
+# Feedback has no limit, and is read from disk where it is much. After so many batches the task takes a turn, and gives
+# way to other tasks after some turns.
+_FEEDBACK_BATCHES: Final = 4
+
+Polled = tuple[Port | None, DataBatch | SourceBatch | Control]
+
+
+@final
+class Posted(Control):
+    """A notice: the task calls it between two batches."""
+
+    __slots__ = ("notice",)
+
+    def __init__(self, notice: Notice) -> None:
+        self.notice = notice
+
+
+@final
+class Inbox:
+    """The input side of one task. Only that task uses it."""
+
+    def __init__(
+        self,
+        ports: Sequence[Port],
+        *,
+        order: Arrival = ARRIVAL,
+        epochs_in_order: bool = False,
+        make_queue: Callable[[], SpillQueue] | None = None,
+        make_feedback_queue: Callable[[], SpillQueue] | None = None,
+        timed_ports: Sequence[int] = (),
+        awaited_input: str | None = None,
+    ) -> None:
+        """``epochs_in_order``: a wanted input has ended when it has no more records of the current epoch.
+
+        ``make_queue`` makes a queue for records whose epoch's turn has not come, ``make_feedback_queue`` one for the
+        feedback of a checkpoint; both have the limits of the loop. ``timed_ports`` bring event-time watermarks, by
+        index. The other inputs are not read until all channels of ``awaited_input`` have brought ``ReadToEnd``.
+        """
+        self.ports = list(ports)
+        self.sets_aside = order.sets_aside
+        self._order = order
+        self._make_queue = make_queue
+        self._by_port = order.by_port
+        self._in_order = epochs_in_order
+        self._ready = ReadyPorts(len(self.ports))
+        self._posted: deque[Control] = deque()
+        self.wanted = WantedInputs(self.ports, self._has_ended)
+        """What the operator wants to read now. Only the inbox changes it."""
+        self.feedback = FeedbackLog(self.ports, make_feedback_queue)
+        self.has_feedback = bool(self.feedback.ports)
+        self._progress = PortProgress(
+            self.ports, timed_ports, order=order, on_due=self._ready.add, on_data_ended=self.reconsider_wanted
+        )
+        self._epochs = self._progress.epochs
+        self.times = self._progress.times
+        """The event time of the ports; None if none brings any."""
+        self._idle = self._progress.idle
+        self.barriers = BarrierAlignment(self.ports)
+        """Only the inbox changes it."""
+        self.tables = TableAlignment(self.ports, awaited_input)
+        """Only the inbox changes it."""
+        self.stands_still = False
+        """Whether it reads only barriers: a barrier passes before the records in the channels, which are set aside or
+        stay there. Only the inbox changes it."""
+        self._admitted: float = math.inf
+        """At the border of a loop: the last epoch whose records the operator receives now."""
+        self._on_aside: Callable[[int, int], bool] | None = None
+        """Takes the epoch and the number of records of feedback that is set aside."""
+        self.count_aside: Callable[[Batch], object] = len
+        """Counts feedback that is set aside as input of the operator. The task sets it."""
+        self._served: Port | None = None
+        """The port of the data that the task handles now, if something waits for that data."""
+        self._end: EndOfInput | None = None
+        """The end of all inputs. It comes after the records in all logs, and after a barrier that starts here."""
+        self._rest: int | None = None
+        """After the end of all inputs: the epoch of the records that are handled now. It has no watermark."""
+        for port in self.ports:
+            if self.sets_aside:
+                assert make_queue is not None
+                port.set_aside_by_epoch(make_queue)
+            port.channel.attach(partial(self._ready.add, port))
+            if port.channel.peek() is not None:
+                self._ready.add(port)
+
+    # -- taking --------------------------------------------------------------------------------------
+
+    def poll(self) -> Polled | None:
+        """Return what the task handles next, and its port (None for a posted control record), or None."""
+        if self._served is not None:
+            self._after_serving(self._served)
+        if self._posted:
+            return None, self._posted.popleft()
+        if self._end is not None and not self._by_port:
+            return self._poll_rest(self._end)
+        if self._by_port and (polled := self._poll_next()) is not None:
+            return polled
+        ready, sets_aside, stands_still = self._ready, self.sets_aside, self.stands_still
+        while ready.queue:
+            port = ready.take()
+            if sets_aside and not self._by_port:
+                port.load(self._epochs.value + 1)
+            item = port.peek()
+            if item is None or port.is_blocked:
+                continue
+            if stands_still and not port.is_feedback and not isinstance(item, CheckpointBarrier):
+                fate = ASIDE if self.barriers.is_due else STAYS
+            elif isinstance(item, Control):
+                port.take()
+                ready.add(port)
+                return port, item
+            elif (
+                isinstance(item, SourceBatch)
+                or (self.wanted.names is None and not sets_aside and item.epoch <= self._admitted)
+                or (fate := self._fate(port, item.epoch)) is NOW
+            ):
+                return port, self._take_batch(port)
+            if (polled := self._leave(port, fate)) is not None:
+                return polled
+        # If only some inputs are wanted, records that were set aside now may change which port is next.
+        if self._by_port and self.wanted.names is not None and (polled := self._poll_next()) is not None:
+            return polled
+        return self._poll_rest(self._end) if self._end is not None and self._epochs.all_ended else None
+
+    def _fate(self, port: Port, epoch: int) -> Fate:
+        if epoch > self._admitted:
+            return ASIDE if port.is_feedback or self.barriers.is_due else STAYS
+        return self._order.fate(port, epoch, self.wanted.names, self._epochs, barrier_is_due=self.barriers.is_due)
+
+    def _leave(self, port: Port, fate: Fate) -> Polled | None:
+        """Leave a port whose record has no turn now; return what comes next instead, if there is something."""
+        control, is_parked = None, fate is STAYS
+        if fate is ASIDE and not port.is_feedback and (port.later is None or self.stands_still):
+            is_parked = not self._hold_up_to_barrier(port)
+        elif fate is ASIDE:
+            is_parked = not self._by_port and not self.is_wanted(port.input_name)
+            control = self._read_ahead(port)
+        if is_parked:
+            self._ready.park(port)
+        if control is not None:
+            return None if isinstance(control, Posted) else port, control
+        # If the barrier is aligned now, no record behind it may come first.
+        return (None, self._posted.popleft()) if self._posted else None
+
+    def _read_ahead(self, port: Port) -> Control | None:
+        """Set aside the records of a port that have no turn now; take the control record behind them and return it.
+
+        Behind the end of data are records of the end of the iteration. If ports have a fixed order, they stay in the
+        channel until the end of data has had its turn, and come after all other records.
+        """
+        batches = 0
+        while isinstance(item := port.peek_behind(), DataBatch):
+            if port.waiting_end is not None and self._by_port:
+                return None
+            if port.is_feedback and batches == _FEEDBACK_BATCHES:
+                self._ready.add(port)
+                return Posted(nothing)
+            batches += 1
+            if not self._by_port and self._fate(port, item.epoch) is NOW:
+                self._ready.add(port)
+                return None
+            port.take_behind()
+            self._idle.discard(port.index)
+            if port.is_feedback and self._on_aside is not None:
+                self.count_aside(item.records)
+                if not self._on_aside(item.epoch, len(item.records)):
+                    continue
+            port.set_aside(item)
+        if item is None:
+            return None
+        assert isinstance(item, Control)
+        port.take_behind()
+        self._ready.add(port)
+        return item
+
+    def _hold_up_to_barrier(self, port: Port) -> bool:
+        """Set aside all that a port brings before its barrier; return whether the barrier was there."""
+        last = port.hold_up_to_barrier()
+        if isinstance(last, CheckpointBarrier):
+            self._posted.extend(self._align(port, last))
+        elif isinstance(last, EndOfInput):
+            self.barriers.end(port)
+            self._posted.extend(self._aligned())
+        return isinstance(last, CheckpointBarrier)
+
+    def _poll_next(self) -> Polled | None:
+        """Return the next item of the port that is next, or an event of the end of its data."""
+        epochs, wanted = self._epochs, self.wanted.names
+        while (port := self._order.next(self.ports, wanted, epochs)) is not None:
+            turn = epochs.reached(port.index) + 1
+            if port.later is not None and port.later.counts and not port.is_feedback:
+                port.load(turn)
+            if port.waiting_end is not None and port.lowest is None:
+                self._posted.extend(self._progress.end_data(port))
+                self._ready.add(port)  # Records of the end of the iteration may follow.
+                if self._posted:
+                    return None, self._posted.popleft()
+                wanted = self.wanted.names
+                continue
+            if not port.held and port.is_blocked:
+                return None
+            item = port.peek()
+            if isinstance(item, DataBatch):
+                is_wanted = item.epoch <= self._admitted and (wanted is None or port.input_name in wanted)
+                has_turn = item.epoch == turn and is_wanted and not port.is_feedback
+                return (port, self._take_batch(port)) if has_turn else None
+            if item is None:
+                return None
+            assert isinstance(item, Control)
+            port.take()
+            self._ready.add(port)
+            return port, item
+        return None
+
+    def _poll_rest(self, end: EndOfInput) -> Polled:
+        """Return the records in the logs after all inputs have ended, and then the end."""
+        if (first := next_of_rest(self.ports, None)) is None:
+            self._end = None
+            ended = [event for port in self.ports for event in self._progress.end_data(port)]
+            self._posted += [*(event for event in ended if isinstance(event, InputEnded)), end]
+            return None, self._posted.popleft()
+        _, self._rest = first
+        self.reconsider_wanted()
+        port, epoch = next_of_rest(self.ports, self.wanted.names) or first
+        port.load(epoch)
+        return port, self._take_batch(port)
+
+    def _take_batch(self, port: Port) -> DataBatch | SourceBatch:
+        if self._idle:
+            self._idle.discard(port.index)
+        batch = port.take_batch()
+        if port.in_hand is not None or (self.sets_aside and (port.waiting_end is not None or port.marks.waiting)):
+            self._served = port
+        self._ready.add(port)
+        return batch
+
+    def _after_serving(self, served: Port) -> None:
+        """Free the room of the records that the task has handled, and let what waited behind them act."""
+        self._served = None
+        served.release()
+        if served.waiting_end is not None or served.marks.waiting:
+            # They come first: a snapshot at a barrier that is posted already has the watermark that they bring.
+            self._posted.extendleft(reversed(self._progress.settle(served)))
+            self.reconsider_wanted()
+
+    async def wait(self) -> None:
+        """Wait until ``poll`` may return something."""
+        if not self._posted and not self._ready.queue and (self._end is None or self._by_port):
+            await self._ready.wait()
+
+    def put_back(self, port: Port, records: Batch, epoch: int, origin: BatchOrigin | None = None) -> None:
+        """Give back the end of a batch that ``poll`` returned. It is the next item of its port."""
+        port.put_back(DataBatch(records, epoch, origin))
+        self._ready.add(port)
+
+    def cut_turns(self, input_names: Iterable[str]) -> None:
+        """Let ``poll`` return only as many records of these inputs as their port's ``turn_size`` allows.
+
+        A task that handles epochs in order gets whole batches. Such steps add numbers up batch by batch; cutting by
+        time would change the last bits of their results from run to run.
+        """
+        names = set(input_names)
+        for port in self.ports:
+            if port.input_name in names and not self.sets_aside and port.turn_size is None:
+                port.turn_size = TurnSize()
+
+    def post(self, notice: Notice) -> None:
+        """Let ``poll`` return this notice next. Any part of the job may call it."""
+        self._posted.append(Posted(notice))
+        self._ready.wake()
+
+    # -- at the border of a loop -----------------------------------------------------------------------
+
+    def set_feedback_aside(self, received: Callable[[int, int], bool]) -> None:
+        """Set feedback aside that is not admitted. ``received`` gets its epoch and the number of its records.
+
+        If it returns False, the feedback is dropped: the iteration has ended before that epoch.
+
+        Control records of feedback pass it: the loop must know that an epoch was received before it is admitted.
+        """
+        self._on_aside = received
+        for port in self.feedback.ports:
+            assert self._make_queue is not None
+            port.set_aside_by_epoch(self._make_queue)
+
+    def admit_up_to(self, epoch: int) -> None:
+        """Let the operator receive data of the epochs up to this one."""
+        self._admitted = epoch
+        self._ready.unpark()
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a port has data next that is not admitted."""
+        items = (port.peek() for port in self.ports)
+        return any(isinstance(item, DataBatch) and item.epoch > self._admitted for item in items)
+
+    def take_aside(self, up_to_epoch: int) -> DataBatch | None:
+        """Take the next feedback of these epochs that was set aside, by (epoch, port); None if there is none."""
+        first, lowest = None, up_to_epoch + 1
+        for port in self.feedback.ports:
+            if (epoch := port.first_epoch) is not None and epoch < lowest:
+                first, lowest = port, epoch
+        if first is None:
+            return None
+        first.load(lowest)
+        batch = first.take()
+        assert isinstance(batch, DataBatch)
+        return batch
+
+    def aside(self) -> list[SpillStatistics]:
+        """Return the queues of feedback that was set aside."""
+        return [port.later.statistics() for port in self.feedback.ports if port.later is not None]
+
+    # -- what is wanted --------------------------------------------------------------------------------
+
+    def want(self, input_names: Iterable[str] | None) -> None:
+        """Read only these inputs from now on, or all of them (None). If these inputs have all ended, read all.
+
+        Raises ConfigurationError if the value is not a collection of names, or no input has one of the names.
+        """
+        if self.wanted.ask(input_names):
+            self._ready.unpark()
+
+    def is_wanted(self, input_name: str) -> bool:
+        """Return whether the task reads this input now."""
+        wanted = self.wanted.names
+        return not self.stands_still and (wanted is None or input_name in wanted)
+
+    def may_continue(self, port: Port) -> bool:
+        """Return whether the rest of a batch of this port may follow, or other records come first now."""
+        if not self.is_wanted(port.input_name):
+            return False
+        return not self._by_port or self._order.next(self.ports, self.wanted.names, self._epochs) in (port, None)
+
+    def stand_still(self, stands_still: bool) -> None:
+        """Read only barriers from now on, and set aside the records before them; or read everything again."""
+        if self.stands_still and not stands_still:
+            self._ready.unpark()
+        self.stands_still = stands_still
+
+    def reconsider_wanted(self) -> None:
+        """Decide again what to read after an input has ended: if only ended inputs are wanted, read all."""
+        if self.wanted.reconsider():
+            self._ready.unpark()
+
+    def inputs_complete(self, epoch: int) -> list[str]:
+        """Return the inputs that bring no more records of this epoch, or of an epoch before it.
+
+        If ports have a fixed order, an input is not complete before the ports that come before its ports.
+        """
+        names, is_open = dict.fromkeys(port.input_name for port in self.ports), False
+        ports = sorted(self.ports, key=lambda port: self._by_port and not self.is_wanted(port.input_name))
+        for port in ports:
+            is_open = (is_open and self._by_port) or not self._progress.is_complete(port, epoch)
+            if is_open:
+                names.pop(port.input_name, None)
+        return list(names)
+
+    def _has_ended(self, port: Port) -> bool:
+        """Return whether a port brings nothing more, or nothing more of the current epoch if epochs are in order."""
+        if self._epochs.has_ended(port.index) and not port.held:
+            return True
+        if self.tables.is_over_for(port):
+            return True
+        return self._in_order and self._progress.is_complete(
+            port, self._epochs.value + 1 if self._rest is None else self._rest
+        )
+
+    # -- for statistics and the watchdog -------------------------------------------------------------
+
+    @property
+    def has_parked(self) -> bool:
+        """Whether it has input that the task does not get now."""
+        if self._ready.parked or not self._by_port:
+            return bool(self._ready.parked)
+        return any(port.later is not None and port.later.counts and not port.is_feedback for port in self.ports)
+
+    def waits_for(self) -> str | None:
+        """Return in words what the records that are not read wait for; None if they only are not wanted."""
+        if not self._by_port:
+            return self.tables.waits_for()
+        wanted = self.wanted.names
+        port = None if self._ready.parked else self._order.next(self.ports, wanted, self._epochs)
+        return None if port is None else f"its records come after those of {port.channel.name}"
+
+    @property
+    def held_records(self) -> int:
+        return sum(port.held_records for port in self.ports)
+
+    # -- control records -----------------------------------------------------------------------------
+
+    def accept(self, port: Port, control: Control) -> list[Control]:
+        """Note a control record that was taken from a port; return what the task must handle now, in order."""
+        if isinstance(control, EpochWatermark):
+            events = self._progress.bring_watermark(port, control)
+            if self._in_order:
+                self.reconsider_wanted()
+            return events
+        if isinstance(control, EventTimeWatermark):
+            return self._progress.bring(port, control)
+        if isinstance(control, CheckpointBarrier):
+            if port.is_feedback:
+                return self.feedback.barrier_returned(port, control)
+            return self._align(port, control)
+        if isinstance(control, EndOfData):
+            return [*self._progress.end_time(port), *self._progress.bring_end_of_data(port, control.epoch)]
+        if isinstance(control, EndOfInput):
+            events = [*self._end_port(port, control), *self._progress.end_time(port), *self._bring_end(port, control)]
+            if port.is_feedback:  # A task before it was told of the iteration's end earlier than this one.
+                events += self.feedback.ended(port)
+            return events
+        if isinstance(control, Idle):
+            return self._progress.bring_idle(port)
+        if isinstance(control, ReadToEnd):
+            is_due = self.tables.bring(port)
+            self.reconsider_wanted()
+            return [ReadToEnd()] if is_due else []
+        raise TypeError(f"inbox: expected a control record of a channel, given {control!r}")
+
+    def _bring_end(self, port: Port, end: EndOfInput) -> list[Control]:
+        events: list[Control] = []
+        # Epochs after the end of an iteration have no callback. Records that remain wait for the end.
+        if self._by_port or end.epoch is None or port.lowest is None:
+            events = self._progress.bring_end_of_data(port)
+        if self._all_ended():
+            triggered = self.barriers.inputs_ended()
+            if triggered is not None:
+                events.append(triggered)
+            # Heads read feedback after the end of their inputs, and need no end.
+            follows_barrier = triggered is not None and not self.has_feedback
+            if self._by_port or follows_barrier or any(other.lowest is not None for other in self.ports):
+                self._end = end
+            else:
+                events.append(end)
+        return events + self._aligned()
+
+    def _end_port(self, port: Port, end: EndOfInput) -> list[Control]:
+        port.end, port.is_blocked = end, False
+        self.barriers.end(port)
+        return [ReadToEnd()] if self.tables.end(port) else []
+
+    def _all_ended(self) -> bool:
+        return all(port.has_ended for port in self.ports if not port.is_feedback)
+
+    # -- barriers ------------------------------------------------------------------------------------
+
+    def announce(self, barrier: CheckpointBarrier, *, starts_here: bool = False) -> list[Control]:
+        """Note that channels will bring this barrier. Inputs that are not wanted must not delay it.
+
+        ``starts_here``: it starts here if no channel can bring it any more, and is returned if that is so now.
+        """
+        if starts_here or not self._all_ended():
+            self.barriers.announce(barrier, starts_here=starts_here)
+            self._ready.unpark()
+        return self._aligned() if starts_here else []
+
+    def _align(self, port: Port, barrier: CheckpointBarrier) -> list[Control]:
+        port.make_way(False)
+        if self.barriers.bring(port, barrier):
+            self._ready.unpark()
+        return self._aligned()
+
+    def _aligned(self) -> list[Control]:
+        barrier = self.barriers.complete()
+        if barrier is None:
+            return []
+        for port in self.ports:
+            port.make_way(False)  # Also if the barrier starts at this task, or an end has arrived instead.
+        self._unblock(port for port in self.ports if not port.is_feedback)
+        return [barrier]
+
+    def _unblock(self, ports: Iterable[Port]) -> None:
+        for port in ports:
+            if port.is_blocked:
+                port.is_blocked = False
+                self._ready.add(port)
+
+    # -- feedback ------------------------------------------------------------------------------------
+
+    def only_feedback(self) -> None:
+        """Read feedback only from now on, and drop what is logged: the job stops at a barrier, which returns there."""
+        self._admitted, self._on_aside, self.count_aside = -math.inf, lambda epoch, records: False, len
+        for port in self.ports:
+            port.is_blocked = not port.is_feedback
+            self._ready.add(port)
+
+    def start_feedback_log(self, barrier: CheckpointBarrier) -> BarrierReturned | None:
+        """Log what feedback ports bring, until each has brought this barrier back; return the log if all have."""
+        self.feedback.start(barrier)
+        self._unblock(self.feedback.ports)
+        return self.feedback.complete()
+
+    # -- state ---------------------------------------------------------------------------------------
+
+    def snapshot(self) -> list[dict[str, PlainValue]]:
+        """Return plain data for each port: what waits in its log outside of the channel, and how far it has come."""
+        states = self._progress.snapshot()
+        for port, state in zip(self.ports, states, strict=True):
+            if port.end is not None and (self._end is not None or not state["data ended"]):  # It waits, too.
+                state["behind"].append(control_to_plain(port.end))
+                state["ended"] = False
+        return states
+
+    def restore(
+        self,
+        states: Sequence[dict[str, PlainValue]],
+        plain_data: PlainData,
+        logged: Iterable[tuple[int, Iterable[PlainValue]]] = (),
+    ) -> None:
+        """Restore what ``snapshot`` returned. ``logged``: the feedback log of each port, as decoded frames."""
+        self._progress.restore(states, plain_data)
+        self.feedback.restore(logged)
+        for port in self.ports:
+            if port.end is not None:
+                self._end_port(port, port.end)
+                self._posted.extend(self._progress.end_time(port))  # The other ports are told of event time again.
+            elif any(isinstance(item, EndOfInput) for item in port.held):
+                self.barriers.end(port)
+            if port.later or port.peek() is not None:
+                self._ready.add(port)
+
+    def close(self) -> None:
+        close_now([self.feedback.close, *(port.close for port in self.ports)])
+
+
+def nothing(_: BoundaryOutput) -> None:
+    """Do nothing: this notice lets a task do what it does after everything that it handles."""

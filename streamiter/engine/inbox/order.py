@@ -1,0 +1,301 @@
+"""The order in which a task handles what its ports bring. Pure functions and data, no I/O.
+
+What waits at a port has the key (epoch, arrival). Records have their epoch. A control record that must not act before
+the records in front of it is a *mark*: :class:`Marks` keeps the marks of one port, and says which of them act now.
+
+A policy decides what happens to the record that a port brings next:
+
+:class:`Arrival`
+    ports take turns, and records are handled as they arrive
+:class:`ByEpoch`
+    the same, but records of later epochs wait until the turn of their epoch
+:class:`ByEpochThenPort`
+    the records with the lowest (epoch, port) come first, so that the order does not depend on the speed of tasks
+
+Three orders are subtle. First, event time and epochs at one port. An event-time watermark acts after the records that
+arrived before it, whatever their epoch, and never before the epoch watermark in front of it:
+
+>>> from streamiter.values.records import EventTimeWatermark
+>>> marks = Marks()
+>>> marks.add(EpochWatermark(5), highest=3), marks.add(EventTimeWatermark(70), highest=3)
+(None, None)
+>>> [marks.take(lowest=3), marks.take(lowest=None), marks.take(lowest=None)]
+[None, EpochWatermark(5), EventTimeWatermark(70)]
+
+Second, the end of data takes its turn like a record, so that a synchronous loop with several inputs ends at the same
+place in each run. If port 1 has brought its end, port 0 has the lower place, until its epoch 0 is complete:
+
+>>> a, b = Waiting(0, "a"), Waiting(1, "b")
+>>> epochs = Frontier([0, 1], BEFORE_ALL_EPOCHS)
+>>> BY_EPOCH_THEN_PORT.next([a, b], None, epochs).input_name
+'a'
+>>> epochs.reach(0, 0), epochs.settle(), BY_EPOCH_THEN_PORT.next([a, b], None, epochs).input_name
+(None, False, 'b')
+
+Third, a barrier passes the records of an input that is not wanted; otherwise the wanted input, which waits behind its
+own barrier, and the barrier would wait for each other. These records are set aside: they are in the snapshot, and take
+the room of their channel. Feedback is never passed, since its barrier returns later:
+
+>>> unwanted = frozenset({"b"})
+>>> [ARRIVAL.fate(a, 0, unwanted, epochs, barrier_is_due=due).value for due in (False, True)]
+['stays', 'is set aside']
+>>> ARRIVAL.fate(Waiting(2, "c", is_feedback=True), 0, unwanted, epochs, barrier_is_due=True).value
+'stays'
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Protocol, TypeVar, final
+
+from streamiter.errors import ConfigurationError
+from streamiter.operators.frontier import Frontier
+from streamiter.values.records import WATERMARKS, Control, EpochWatermark
+
+BEFORE_ALL_EPOCHS: Final = -1
+"""The watermark of a channel that has brought none."""
+
+
+class Fate(Enum):
+    """What happens to the record that a port brings next."""
+
+    NOW = "is handled"
+    ASIDE = "is set aside"
+    STAYS = "stays"
+    """It stays where it is, and nothing behind it is read."""
+
+
+# The inbox compares with them for each batch, and Python is slow to look up a member of an enum.
+NOW: Final = Fate.NOW
+ASIDE: Final = Fate.ASIDE
+STAYS: Final = Fate.STAYS
+
+
+class WaitingPort(Protocol):
+    """A port, as far as a policy sees it."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def input_name(self) -> str: ...
+    @property
+    def is_feedback(self) -> bool: ...
+    @property
+    def lowest(self) -> int | None:
+        """The lowest epoch of its records that are set aside; None if there are none."""
+
+
+P = TypeVar("P", bound=WaitingPort)
+WantedNames = frozenset[str] | None
+"""The wanted inputs; None for all."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A port without channel, for examples."""
+
+    index: int
+    input_name: str
+    is_feedback: bool = False
+    lowest: int | None = None
+
+
+class Arrival:
+    """Ports take turns, and records are handled as they arrive, if their input is wanted."""
+
+    sets_aside = False
+    """Whether records wait for the turn of their epoch."""
+    by_port = False
+    """Whether the order of ports is fixed."""
+
+    def fate(
+        self, port: WaitingPort, epoch: int, wanted: WantedNames, epochs: Frontier[int], *, barrier_is_due: bool
+    ) -> Fate:
+        if wanted is None or port.input_name in wanted:
+            return NOW
+        return ASIDE if barrier_is_due and not port.is_feedback else STAYS
+
+    def next(self, ports: Sequence[P], wanted: WantedNames, epochs: Frontier[int]) -> P | None:
+        """Return the port whose turn it is, whatever the other ports bring; None if ports take turns."""
+        return None
+
+
+@final
+class ByEpoch(Arrival):
+    """Ports take turns, but a record whose epoch's turn has not come waits, as do records that are not wanted.
+
+    The end of the wanted input's epoch may be behind records that are not wanted: in a head that brings both inputs, or
+    because all initial variables and data must end before any head continues. So these are read, too.
+
+    >>> epochs = Frontier([0], BEFORE_ALL_EPOCHS)
+    >>> [BY_EPOCH.fate(Waiting(0, "a"), epoch, None, epochs, barrier_is_due=False).value for epoch in (0, 1)]
+    ['is handled', 'is set aside']
+    """
+
+    sets_aside = True
+
+    def fate(
+        self, port: WaitingPort, epoch: int, wanted: WantedNames, epochs: Frontier[int], *, barrier_is_due: bool
+    ) -> Fate:
+        return NOW if epoch <= epochs.value + 1 and (wanted is None or port.input_name in wanted) else ASIDE
+
+
+@final
+class ByEpochThenPort(Arrival):
+    """The records with the lowest (epoch, port) come first; all others are set aside.
+
+    The *place* of a port is the last epoch that it has brought and that the task has handled, then its number. The port
+    with the lowest place is next. Decision 024 explains why a loop with such an order does not stand still.
+    """
+
+    sets_aside = by_port = True
+
+    def fate(
+        self, port: WaitingPort, epoch: int, wanted: WantedNames, epochs: Frontier[int], *, barrier_is_due: bool
+    ) -> Fate:
+        """Return what happens to a record of a port that is not next. While no input is wanted, nothing is read."""
+        return STAYS if wanted == frozenset() and not barrier_is_due else ASIDE
+
+    def next(self, ports: Sequence[P], wanted: WantedNames, epochs: Frontier[int]) -> P | None:
+        """Return the port whose record, or the end of whose data, comes next; None if all data has ended.
+
+        Wanted inputs come first: a record that waits at a port whose input is not wanted has no turn. Such a port
+        without a record may bring a watermark. If that may be of an earlier epoch, the port is next, so that the
+        callback of that epoch has a fixed place. If no input is wanted, a record that waits keeps its turn.
+
+        >>> ports = [Waiting(0, "examples", lowest=0), Waiting(1, "model"), Waiting(2, "model")]
+        >>> epochs = Frontier([0, 1, 2], BEFORE_ALL_EPOCHS)
+        >>> [BY_EPOCH_THEN_PORT.next(ports, wanted, epochs).index for wanted in (None, frozenset({"model"}))]
+        [0, 1]
+        """
+        if wanted is None:
+            return None if epochs.slowest is None else ports[epochs.slowest]
+        following, lowest = None, (math.inf, True, 0)
+        for port in ports:
+            if epochs.has_ended(port.index):
+                continue
+            reached = epochs.reached(port.index)
+            is_wanted = port.input_name in wanted
+            place = reached, not is_wanted, port.index
+            if place < lowest and (is_wanted or not wanted or port.lowest != reached + 1):
+                following, lowest = port, place
+        return following
+
+
+ARRIVAL: Final = Arrival()
+BY_EPOCH: Final = ByEpoch()
+BY_EPOCH_THEN_PORT: Final = ByEpochThenPort()
+
+
+def next_of_rest(ports: Iterable[P], wanted: WantedNames) -> tuple[P, int] | None:
+    """Return the port whose record comes next, and its epoch, after all inputs have ended: by epoch, wanted first.
+
+    >>> rest = [Waiting(0, "a", lowest=4), Waiting(1, "a", lowest=2), Waiting(2, "b", lowest=2), Waiting(3, "b")]
+    >>> [(port.index, epoch) for port, epoch in (next_of_rest(rest, None), next_of_rest(rest, frozenset({"b"})))]
+    [(1, 2), (2, 2)]
+    """
+    waiting = [
+        (epoch, wanted is not None and port.input_name not in wanted, port.index, port)
+        for port in ports
+        if (epoch := port.lowest) is not None
+    ]
+    if not waiting:
+        return None
+    epoch, _, _, port = min(waiting, key=lambda each: each[:3])
+    return port, epoch
+
+
+@final
+class Marks:
+    """The control records of one port that wait for the records in front of them, by (epoch, arrival).
+
+    An epoch watermark is behind the records of its epoch. Any other mark is behind everything that had arrived before
+    it. The first example of this page shows both.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[int, Control]] = []
+        """The marks with their epochs. Others only read it."""
+
+    def add(self, mark: Control, highest: int) -> None:
+        """Add a mark behind the records that wait; ``highest`` is their highest epoch.
+
+        A watermark replaces one of its kind if nothing is between the two.
+        """
+        waiting = self.waiting
+        epoch = max([highest, *(before for before, _ in waiting[-1:])])
+        if isinstance(mark, EpochWatermark):
+            epoch = mark.epoch
+        if waiting and type(waiting[-1][1]) is type(mark) and isinstance(mark, WATERMARKS):
+            before = waiting[-1][0]
+            if before == epoch or highest <= before:
+                waiting.pop()
+        insort(waiting, (epoch, mark), key=lambda each: each[0])
+
+    def take(self, lowest: int | None) -> Control | None:
+        """Take the first mark that acts now; ``lowest`` is the lowest epoch of the records that wait."""
+        if self.waiting and (lowest is None or self.waiting[0][0] < lowest):
+            return self.waiting.pop(0)[1]
+        return None
+
+    def epochs(self) -> list[EpochWatermark]:
+        """Return the epoch watermarks, for a snapshot: each step announces its event time again."""
+        return [mark for _, mark in self.waiting if isinstance(mark, EpochWatermark)]
+
+
+@final
+class WantedInputs:
+    """The inputs that an operator wants to read next, as ``wanted_inputs()`` returned them last.
+
+    If all inputs that it names have ended, all inputs are wanted.
+    """
+
+    def __init__(self, ports: Sequence[P], has_ended: Callable[[P], bool]) -> None:
+        self._inputs = dict.fromkeys(port.input_name for port in ports)
+        self._has_ended: Callable[[str], bool] = lambda name: all(
+            has_ended(port) for port in ports if port.input_name == name
+        )
+        self._asked_for: tuple[str, ...] | None = None
+        self.names: WantedNames = None
+        """The inputs to read now, or None for all."""
+
+    def ask(self, input_names: Iterable[str] | None) -> bool:
+        """Want only these inputs from now on, or all (None); return whether this changes the request.
+
+        Raises ConfigurationError if the value is not a collection of names, or no input has one of the names.
+        """
+        try:
+            asked_for = None if input_names is None else tuple(input_names)
+        except TypeError:
+            raise _no_names(input_names) from None
+        if asked_for == self._asked_for:
+            return False
+        if isinstance(input_names, str):
+            raise _no_names(input_names)
+        if unknown := [name for name in asked_for or () if name not in self._inputs]:
+            raise ConfigurationError(
+                f"wanted_inputs(): expected names of inputs ({', '.join(self._inputs)}), given {unknown[0]!r}; "
+                "return a tuple of them, or None for all"
+            )
+        self._asked_for, self.names = asked_for, None
+        self.reconsider()
+        return True
+
+    def reconsider(self) -> bool:
+        """Decide again after a port has ended; return whether the wanted inputs may have changed."""
+        if (asked_for := self._asked_for) is None:
+            return False
+        have_ended = asked_for and all(map(self._has_ended, asked_for))
+        self.names = None if have_ended else frozenset(asked_for)
+        return True
+
+
+def _no_names(given: object) -> ConfigurationError:
+    return ConfigurationError(
+        f"wanted_inputs(): expected a tuple or list of names, given {given!r}; "
+        f"{f'return ({given!r},)' if isinstance(given, str) else 'return None for all inputs'}"
+    )

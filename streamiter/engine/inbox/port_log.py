@@ -1,0 +1,514 @@
+"""The log of a port: everything that one input channel of a task has brought and the task has not handled, in order.
+
+A :class:`Port` stands for one channel. What waits there stays in its log: the feedback of a restored checkpoint, then
+what was *set aside*, then the items in the channel. Items that were set aside have left the channel before their turn.
+They stay in memory in the order of their arrival; or, if the task handles epochs in order, :class:`LaterEpochs` keeps
+the records by epoch, on disk where they are many, and :class:`~streamiter.engine.inbox.order.Marks` keeps the control
+records behind them. A port also joins small batches, and cuts large ones. :class:`ReadyPorts` keeps the order in which
+an inbox reads its ports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, final
+
+from streamiter.engine.graph.channels import LIMIT_BYTES, Channel
+from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS, Marks
+from streamiter.engine.inbox.turn import JOINED_RECORDS, TurnSize
+from streamiter.operators.source import SourceBatch
+from streamiter.values.deferred import Deferred, PlainValue, entries_of
+from streamiter.values.helpers.closing import close_now
+from streamiter.values.records import (
+    TRANSIENT,
+    CheckpointBarrier,
+    Control,
+    DataBatch,
+    EndOfData,
+    EndOfInput,
+    can_concatenate,
+    concatenate,
+    control_from_plain,
+    control_to_plain,
+    estimated_bytes,
+)
+
+if TYPE_CHECKING:
+    from streamiter.engine.storage.disk_queue import SpillQueue, SpillStatistics
+    from streamiter.values.plain_data import PlainData
+
+Item: TypeAlias = DataBatch | SourceBatch | Control
+
+
+class PortOrigin(NamedTuple):
+    """The origin of the records of a port. A restored snapshot uses it to find the port again."""
+
+    input_name: str
+    """The input that the port belongs to."""
+    upstream: str
+    """The name of the step that emits the records."""
+    tag: str | None
+    """The name of the side output of that step, or None for its main output."""
+    edge: int
+    """The number of the edge, if several edges connect the same output with the same input."""
+    subtask: int
+    """The subtask of the upstream step."""
+
+
+class ReadableChannel(Protocol):
+    """A channel, as far as its consumer uses it."""
+
+    name: str
+
+    def attach(self, on_ready: Callable[[], None]) -> None: ...
+    def peek(self) -> Item | None: ...
+    def take(self) -> Item: ...
+
+
+class ItemLog(Protocol):
+    """Logs the items of a feedback port from a snapshot until its barrier returns."""
+
+    def put(self, item: DataBatch | Control) -> None: ...
+
+
+@final
+class Port:
+    """One input channel of a task, and the log of what waits there. Only its inbox uses it."""
+
+    def __init__(
+        self,
+        index: int,
+        input_name: str,
+        channel: ReadableChannel,
+        *,
+        is_feedback: bool,
+        one_at_a_time: bool = False,
+        origin: PortOrigin | None = None,
+    ) -> None:
+        """``one_at_a_time``: hand over single records; feedback then arrives between two records of a mini-batch."""
+        self.index = index
+        self.origin = origin
+        """None if the port belongs to a source."""
+        self.one_at_a_time = one_at_a_time
+        self.input_name = input_name
+        self.channel = channel
+        self.is_feedback = is_feedback
+        self.is_blocked = False
+        """Whether the channel has brought a barrier, and nothing more is read from it until the barrier has passed."""
+        self.end: EndOfInput | None = None
+        """The end of the input, if it has left the log."""
+        self.held: deque[Item] = deque()
+        """Items that were set aside, or given back, in order. They come before those in ``later`` and the channel."""
+        self._held_bytes: deque[int] = deque()
+        """The estimated size of each held item, if held items count toward the limits of the channel."""
+        self.in_hand: tuple[int, int] | None = None
+        """The number and the estimated size of held records that the task handles now, and which still take room."""
+        self._bounded = channel if isinstance(channel, Channel) else None
+        self.later: LaterEpochs | None = None
+        """Records that were set aside, by epoch; None if they are handled as they arrive."""
+        self.marks = Marks()
+        self.arrived = BEFORE_ALL_EPOCHS
+        """The last epoch watermark that has arrived."""
+        self.waiting_end: int | None = None
+        """The epoch that the end of the data completes, if that end has arrived and waits; ``BEFORE_ALL_EPOCHS`` if
+        only the end of the input came."""
+        self.turn_size: TurnSize | None = None
+        """The number of records for one turn, if batches are cut."""
+        self.log: ItemLog | None = None
+        """Logs the items that leave the channel, if a checkpoint needs them."""
+        self.restored: SpillQueue | None = None
+        """The feedback log of the restored checkpoint. Its items come before the items of the channel."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.end is not None
+
+    # -- settings ------------------------------------------------------------------------------------
+
+    def set_aside_by_epoch(self, make_queue: Callable[[], SpillQueue]) -> None:
+        """Set records aside by epoch, in a queue on disk.
+
+        They then do not count toward the limits of the channel. If they filled it, the end of their epoch could not
+        arrive.
+        """
+        self._bounded = None
+        self.later = LaterEpochs(make_queue())
+
+    def make_way(self, makes_way: bool) -> None:
+        """Choose whether the channel admits items however much is held, because a barrier is behind them."""
+        if self._bounded is not None:
+            self._bounded.make_way(makes_way)
+
+    # -- what comes next -----------------------------------------------------------------------------
+
+    def peek(self) -> Item | None:
+        """Return the next item without taking it, or None."""
+        if self.held:
+            return self.held[0]
+        return self.channel.peek() if self.restored is None else self._peek_restored(self.restored)
+
+    def take(self) -> Item:
+        """Take the next item."""
+        return self._take_held() if self.held else self.take_behind()
+
+    def peek_behind(self) -> Item | None:
+        """Return the next item that was not set aside, without taking it, or None."""
+        return self.channel.peek() if self.restored is None else self._peek_restored(self.restored)
+
+    def take_behind(self) -> Item:
+        """Take the next item that was not set aside. It is logged when it leaves the channel, and so only once."""
+        item = self.channel.take() if self.restored is None else self.restored.take()
+        if self.log is not None and not isinstance(item, CheckpointBarrier):
+            assert not isinstance(item, SourceBatch)
+            self.log.put(item)
+        return item
+
+    def set_aside(self, item: DataBatch | Control) -> None:
+        """Put an item that was taken from the channel behind all that was set aside before."""
+        if self.later is not None and isinstance(item, DataBatch):
+            self.later.put(item)
+            return
+        self.held.append(item)
+        if self._bounded is not None:
+            self._held_bytes.append(self._take_room(self._bounded, item))
+
+    def hold_up_to_barrier(self) -> Control | None:
+        """Set aside all that the channel brings before its barrier; return the barrier, or the end of the input.
+
+        An input that is not wanted would otherwise delay its barrier without end, while the wanted input is blocked
+        behind its own barrier. What is set aside takes room in the channel once the barrier has arrived.
+
+        This alone would not bound it: the channels upstream fill again after each barrier, and admit everything before
+        the next one. So if more is set aside than fits into all channels between the port and the sources, these
+        sources stop reading (``Channel.shut_intakes``). At most as many records still follow, for any number of
+        barriers: they were in these channels, in the lanes before them, or had been read. A source that would read on
+        without barriers is not stopped: with so many unhandled records, it would wait for room in its first channel.
+        """
+        self.make_way(True)
+        while self.channel.peek() is not None:
+            taken = self.channel.take()
+            assert not isinstance(taken, SourceBatch)
+            if isinstance(taken, CheckpointBarrier):
+                return taken
+            self.set_aside(taken)
+            if isinstance(taken, EndOfInput):
+                return taken
+        return None
+
+    def put_back(self, item: DataBatch | SourceBatch) -> None:
+        """Give back the rest of a batch that was taken; it comes before all other items."""
+        self.held.appendleft(item)
+        if self._bounded is not None:
+            self._held_bytes.appendleft(self._take_room(self._bounded, item))
+
+    def load(self, epoch: int) -> None:
+        """Hold the next records of this epoch that were set aside: as many as a channel holds."""
+        if self.held or self.later is None or not self.later.counts:
+            return
+        size_bytes = 0
+        while size_bytes < LIMIT_BYTES and (batches := self.later.take_next(epoch)):
+            self.held += batches
+            if epoch in self.later.counts:
+                size_bytes += sum(estimated_bytes(batch.records) for batch in batches)
+
+    @property
+    def lowest(self) -> int | None:
+        """The lowest epoch of the records that were set aside, and that control records wait for; None without any.
+
+        Nothing waits for feedback: a loop must know what it has received before it may continue.
+        """
+        later = self.later
+        return None if later is None or self.is_feedback or not (self.held or later.counts) else self.first_epoch
+
+    @property
+    def first_epoch(self) -> int | None:
+        """The lowest epoch of the records that were set aside by epoch; None without any."""
+        if self.later is None:
+            return None
+        counts = self.later.counts
+        return min([*self._held_epochs(), *counts] if self.held else counts, default=None)
+
+    @property
+    def highest(self) -> int:
+        """The highest epoch of the records that were set aside; ``BEFORE_ALL_EPOCHS`` without any."""
+        assert self.later is not None
+        return max([BEFORE_ALL_EPOCHS, *self._held_epochs(), *self.later.counts])
+
+    def _held_epochs(self) -> Iterator[int]:
+        return (item.epoch for item in self.held if isinstance(item, DataBatch))
+
+    # -- room in the channel ---------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Free the room in the channel of the held records that are handled now."""
+        if self.in_hand is not None:
+            assert self._bounded is not None
+            self._bounded.release(*self.in_hand)
+            self.in_hand = None
+
+    def _take_held(self) -> Item:
+        # The room stays taken until the records are handled. Otherwise a slow step that has taken all held records
+        # would seem to hold none.
+        item = self.held.popleft()
+        if self._bounded is not None:
+            size_bytes = self._held_bytes.popleft()
+            if not isinstance(item, Control):
+                records, before_bytes = self.in_hand or (0, 0)
+                self.in_hand = records + len(item.records), before_bytes + size_bytes
+        return item
+
+    @staticmethod
+    def _take_room(channel: Channel, item: Item) -> int:
+        if isinstance(item, Control):
+            return 0
+        size_bytes = estimated_bytes(item.records)
+        channel.set_aside(len(item.records), size_bytes)
+        return size_bytes
+
+    @property
+    def held_records(self) -> int:
+        queues = [] if self.later is None else [self.later.statistics()]
+        if self.restored is not None:
+            queues.append(self.restored.statistics())
+        held = sum(len(item.records) for item in self.held if not isinstance(item, Control))
+        return held + sum(queue.records for queue in queues)
+
+    # -- batches -----------------------------------------------------------------------------------------
+
+    def take_batch(self) -> DataBatch | SourceBatch:
+        """Take the next batch, joined with small batches that follow it, or cut."""
+        # Held records are not joined with records in the channel: each turn would empty the channel, and its limits
+        # would have no effect.
+        from_held = bool(self.held)
+        first = self.take()
+        if isinstance(first, SourceBatch):
+            return self._cut_source(first)
+        assert isinstance(first, DataBatch)
+        if self.one_at_a_time:
+            return self._first_record(first)
+        at_most = JOINED_RECORDS if self.turn_size is None else self.turn_size.records
+        if len(first.records) >= at_most:
+            return first if self.turn_size is None else self._cut(first, at_most)
+        following = self.peek()
+        if not isinstance(following, DataBatch):
+            return first
+        return self._joined(first, following, from_held, at_most)
+
+    def _cut_source(self, batch: SourceBatch) -> SourceBatch:
+        """Return as much of the batch as fits into a turn, and give back the rest."""
+        if self.turn_size is None or batch.positions_after is None or len(batch.records) <= self.turn_size.records:
+            return batch
+        first, rest = batch.cut(self.turn_size.records)
+        self.put_back(rest)
+        return first
+
+    def _cut(self, batch: DataBatch, at_most: int) -> DataBatch:
+        length = len(batch.records)
+        if length == at_most:
+            return batch
+        self.put_back(batch[at_most:length])
+        return batch[:at_most]
+
+    def _joined(self, first: DataBatch, following: object, from_held: bool, at_most: int) -> DataBatch:
+        joined, length, origin = [first.records], len(first.records), first.origin
+        # Feedback may be larger than its memory limit and wait on disk, so the joined batch is limited in bytes, too.
+        room_bytes = LIMIT_BYTES - estimated_bytes(first.records) if self.is_feedback else None
+        while (
+            isinstance(following, DataBatch)
+            and bool(self.held) == from_held
+            and following.epoch == first.epoch
+            and length + len(following.records) <= at_most
+            and can_concatenate(first.records, following.records)
+        ):
+            if room_bytes is not None and (room_bytes := room_bytes - estimated_bytes(following.records)) < 0:
+                break
+            self.take()
+            joined.append(following.records)
+            if origin is not None:
+                origin = origin.joined(following.origin)
+            length += len(following.records)
+            following = self.peek()
+        return DataBatch(concatenate(joined), first.epoch, origin)
+
+    def _first_record(self, batch: DataBatch) -> DataBatch:
+        """Return the first record. The others are held one by one, so that each is cut out only once."""
+        for index in range(len(batch.records) - 1, 0, -1):
+            self.put_back(batch[index : index + 1])
+        return batch if len(batch.records) == 1 else batch[:1]
+
+    # -- state -------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, PlainValue]:
+        """Return the items of the log in order, without those in the channel, as plain data."""
+        behind: list[Control] = list(self.marks.epochs())
+        if self.waiting_end not in (None, BEFORE_ALL_EPOCHS):
+            behind.append(EndOfData(self.waiting_end))
+        return {
+            "origin": None if self.origin is None else tuple(self.origin),
+            # A restored source reads the rest of its batch again, because its positions are before that rest.
+            "held": [_plain(item) for item in self.held if not isinstance(item, (SourceBatch, *TRANSIENT))],
+            "later": None if self.later is None else self.later.snapshot(),
+            "behind": [control_to_plain(control) for control in behind],
+            "ended": self.end is not None,
+        }
+
+    def restore(self, state: dict[str, PlainValue], plain_data: PlainData) -> None:
+        """Set aside all items of a state. Control records among them act, or wait as marks, when they are read."""
+        self.end = EndOfInput() if state["ended"] else None
+        for plain in chain(state["held"], entries_of(state["later"] or ()), state["behind"]):
+            if self.later is not None and plain[0] == DataBatch.kind:
+                self.later.put_plain(plain)
+            else:
+                self.set_aside(_item_of(plain, plain_data))
+
+    def close(self) -> None:
+        close_now([self._close_restored, *(() if self.later is None else (self.later.close,))])
+
+    def _close_restored(self) -> None:
+        if self.restored is not None:
+            self.restored.close()
+            self.restored = None
+
+    def _peek_restored(self, restored: SpillQueue) -> DataBatch | Control | Item | None:
+        if len(restored):
+            return restored.peek()
+        self._close_restored()
+        return self.channel.peek()
+
+
+def _plain(item: Item) -> tuple[PlainValue, ...]:
+    if isinstance(item, DataBatch):
+        return item.kind, item.epoch, len(item.records), item.records
+    assert isinstance(item, Control)
+    return control_to_plain(item)
+
+
+def _item_of(plain: Sequence[PlainValue], plain_data: PlainData) -> DataBatch | Control:
+    """Return the item of a log that a snapshot has as plain data; the records of a batch may be encoded."""
+    if plain[0] == DataBatch.kind:
+        _, epoch, _, records = plain
+        return DataBatch(plain_data.decode_batch(records) if isinstance(records, bytes) else records, epoch)
+    return control_from_plain(plain)
+
+
+@final
+class LaterEpochs:
+    """Batches whose epoch's turn has not come, in a queue that continues on disk.
+
+    They wait in the order of their arrival. If that is the order of their epochs, as it mostly is, they are taken one
+    by one. Otherwise the whole queue is read once, and all batches of the epoch are in memory.
+    """
+
+    def __init__(self, queue: SpillQueue) -> None:
+        self._queue = queue
+        self.counts: dict[int, int] = {}
+        """The number of waiting batches of each epoch. Others only read it."""
+
+    def __bool__(self) -> bool:
+        return bool(self.counts)
+
+    def put(self, batch: DataBatch) -> None:
+        self._queue.put(batch)
+        self.counts[batch.epoch] = self.counts.get(batch.epoch, 0) + 1
+
+    def put_plain(self, entry: Sequence[PlainValue]) -> None:
+        """Put a batch as a snapshot has it; an encoded one is not decoded if it goes to disk."""
+        self._queue.put_plain(entry)
+        self.counts[entry[1]] = self.counts.get(entry[1], 0) + 1
+
+    def take_next(self, epoch: int) -> list[DataBatch]:
+        """Take the next batches of this epoch; return an empty list if there are none.
+
+        It is one batch, so that the others stay on disk. If batches of other epochs are before it, it is all batches
+        of the epoch.
+        """
+        if epoch not in self.counts:
+            return []
+        first = self._queue.peek()
+        assert isinstance(first, DataBatch)
+        if first.epoch != epoch:
+            return self._take_from_between(epoch, self.counts.pop(epoch))
+        self._queue.take()
+        self.counts[epoch] -= 1
+        if not self.counts[epoch]:
+            del self.counts[epoch]
+        return [first]
+
+    def _take_from_between(self, epoch: int, count: int) -> list[DataBatch]:
+        """Take the batches of one epoch. The queue is read once as a whole, so the others keep their order."""
+        queue, taken = self._queue, list[DataBatch]()
+        for _ in range(len(queue)):
+            batch = queue.take()
+            assert isinstance(batch, DataBatch)
+            if batch.epoch == epoch:
+                taken.append(batch)
+            else:
+                queue.put(batch)
+        assert len(taken) == count
+        return taken
+
+    def snapshot(self) -> Deferred | None:
+        return self._queue.snapshot() if self.counts else None
+
+    def statistics(self) -> SpillStatistics:
+        return self._queue.statistics()
+
+    def close(self) -> None:
+        self.counts = {}
+        self._queue.close()
+
+
+@final
+class ReadyPorts:
+    """The ports that an inbox reads next, each of them once, and the parked ports.
+
+    A port is parked while it has something, but its input is not wanted. It may also be in the queue, until the inbox
+    sees that its input still is not wanted.
+    """
+
+    def __init__(self, ports: int) -> None:
+        self.queue: deque[Port] = deque()
+        """The ports in their order. The inbox looks whether there are any; only this class changes it."""
+        self._is_queued = [False] * ports
+        self.parked: dict[Port, None] = {}
+        """In the order in which they were parked. Only this class changes it."""
+        self._waiter: asyncio.Future[None] | None = None
+
+    def add(self, port: Port) -> None:
+        """Put a port behind the others and wake the inbox, unless the port is blocked or in the queue already."""
+        if self._is_queued[port.index] or port.is_blocked:
+            return
+        self._is_queued[port.index] = True
+        self.queue.append(port)
+        if self._waiter is not None:
+            self.wake()
+
+    async def wait(self) -> None:
+        """Wait for a port, or for ``wake``."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def take(self) -> Port:
+        """Take the port whose turn it is."""
+        port = self.queue.popleft()
+        self._is_queued[port.index] = False
+        return port
+
+    def park(self, port: Port) -> None:
+        self.parked[port] = None
+
+    def unpark(self) -> None:
+        """Read the parked ports again."""
+        parked, self.parked = self.parked, {}
+        for port in parked:
+            self.add(port)

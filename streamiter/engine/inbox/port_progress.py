@@ -1,0 +1,194 @@
+"""How far the ports of an inbox have come: in epochs, in event time, and to the end of their data.
+
+:class:`PortProgress` lets the control records of the ports act, or wait as marks in the logs, and says what the task is
+told of them: the watermark of all ports, the ends of its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, final
+
+from streamiter.engine.inbox.order import BEFORE_ALL_EPOCHS, Arrival
+from streamiter.engine.inbox.port_log import Port
+from streamiter.errors import InternalError
+from streamiter.operators.frontier import Frontier
+from streamiter.values.deferred import PlainValue
+from streamiter.values.records import Control, EndOfData, EpochWatermark, EventTimeWatermark, Idle
+from streamiter.values.times import MAX_TIME, MIN_TIME
+
+if TYPE_CHECKING:
+    from streamiter.values.plain_data import PlainData
+
+
+@final
+class InputEnded(Control):
+    """No channel of this input brings data any more."""
+
+    __slots__ = ("input_name",)
+
+    def __init__(self, input_name: str) -> None:
+        self.input_name = input_name
+
+
+@final
+class PortProgress:
+    """Follows the epochs and the event time of the ports, and decides which control records the task gets."""
+
+    def __init__(
+        self,
+        ports: Sequence[Port],
+        timed_ports: Iterable[int],
+        *,
+        order: Arrival,
+        on_due: Callable[[Port], None],
+        on_data_ended: Callable[[], None],
+    ) -> None:
+        """If the order of ports is fixed, the end of data takes its turn like a record.
+
+        ``on_due`` is called with a port that has records of the epoch whose turn has come, ``on_data_ended`` when the
+        data of a port has ended.
+        """
+        self.epochs = Frontier(range(len(ports)), BEFORE_ALL_EPOCHS)
+        """By port: the last epoch that it has brought and that the task has handled. Others only read it."""
+        self.times = Frontier(timed, MIN_TIME) if (timed := list(timed_ports)) else None
+        """The event time of the ports; None if none brings any. Others only read it."""
+        self.idle: set[int] = set()
+        """The ports that have brought ``Idle`` and no data since, by index."""
+        self._ports = ports
+        self._by_port = order.by_port
+        self._tells_due = order.sets_aside and not order.by_port
+        self._on_due = on_due
+        self._on_data_ended = on_data_ended
+        self._told_time = MIN_TIME, False
+
+    def is_complete(self, port: Port, epoch: int) -> bool:
+        """Return whether all records of a port up to this epoch have been handled; its end must have had its turn."""
+        lowest = port.lowest
+        has_ended = self.epochs.has_ended(port.index) or (port.has_ended and not self._by_port)
+        has_come = has_ended or self.epochs.reached(port.index) >= epoch
+        return has_come and (lowest is None or lowest > epoch)
+
+    def bring_watermark(self, port: Port, watermark: EpochWatermark) -> list[Control]:
+        if watermark.epoch < port.arrived:
+            raise InternalError(
+                f"{port.channel.name}: expected watermarks that only grow, given {watermark.epoch} after {port.arrived}"
+            )
+        port.arrived = watermark.epoch
+        if port.lowest is not None:
+            return self.bring(port, watermark)
+        self.epochs.reach(port.index, watermark.epoch)
+        return self._moved()
+
+    def bring_idle(self, port: Port) -> list[Control]:
+        self.idle.add(port.index)
+        return self._all_idle()
+
+    def bring(self, port: Port, mark: EpochWatermark | EventTimeWatermark) -> list[Control]:
+        """Let a mark act, or wait in the log of its port for the records in front of it."""
+        if port.lowest is None:
+            return self._act(port, mark)
+        port.marks.add(mark, port.highest)
+        return self.settle(port)
+
+    def _act(self, port: Port, mark: Control) -> list[Control]:
+        if isinstance(mark, EpochWatermark):
+            self.epochs.reach(port.index, mark.epoch)
+            return self._moved()
+        assert isinstance(mark, EventTimeWatermark)
+        times = self.times
+        if times is None or port.index not in times:
+            return []
+        if mark.time == MAX_TIME:
+            times.end(port.index, MAX_TIME)
+        else:
+            times.reach(port.index, mark.time)
+            if mark.is_idle:
+                times.idle(port.index)
+        times.settle()
+        now = times.value, times.is_idle
+        if now == self._told_time:
+            return []
+        self._told_time = now
+        return [EventTimeWatermark(*now)]
+
+    def settle(self, port: Port) -> list[Control]:
+        """Let the marks of a port act as far as the records in front of them have been handled.
+
+        The port has reached the epoch before that of its first record, if no earlier records follow.
+        """
+        events: list[Control] = []
+        lowest = port.lowest
+        while (mark := port.marks.take(lowest)) is not None:
+            events += self._act(port, mark)
+        if lowest is not None:
+            self.epochs.reach(port.index, min(port.arrived, lowest - 1) if port.waiting_end is None else lowest - 1)
+            events += self._moved()
+        elif port.waiting_end is not None and not self._by_port:
+            events += self.end_data(port)
+        return events
+
+    def _moved(self) -> list[Control]:
+        """Return the watermark of the task, if it has grown."""
+        if not self.epochs.settle():
+            return []
+        if self._tells_due:
+            for port in self._ports:
+                if port.later is not None and self.epochs.value + 1 in port.later.counts:
+                    self._on_due(port)
+        return [EpochWatermark(self.epochs.value)]
+
+    def end_time(self, port: Port) -> list[Control]:
+        return [] if self.times is None else self.bring(port, EventTimeWatermark(MAX_TIME))
+
+    def bring_end_of_data(self, port: Port, epoch: int = BEFORE_ALL_EPOCHS) -> list[Control]:
+        """Let the end of the data, which completes an epoch, act or wait. The end of the input brings it, too."""
+        if self.epochs.has_ended(port.index):
+            return []
+        if port.waiting_end is None:
+            port.waiting_end = epoch
+        events = self.settle(port)
+        self._on_data_ended()  # The current epoch may have ended for an input.
+        return events
+
+    def end_data(self, port: Port) -> list[Control]:
+        """Note that the data of a port has ended and been handled."""
+        epochs, end_epoch = self.epochs, BEFORE_ALL_EPOCHS if port.waiting_end is None else port.waiting_end
+        port.waiting_end = None
+        if epochs.has_ended(port.index):
+            return []
+        events: list[Control] = []
+        others = (each for each in self._ports if each.input_name == port.input_name and each is not port)
+        if all(epochs.has_ended(other.index) for other in others):
+            events.append(InputEnded(port.input_name))
+        epochs.end(port.index, end_epoch)
+        moved = self._moved()
+        # At the end of an iteration the end of input follows. Operators emit at that end, so the data has not ended. In
+        # a fixed order of ports, the end of input may have arrived before the turn of the end of data.
+        ends_with_input = end_epoch == BEFORE_ALL_EPOCHS if self._by_port else port.has_ended
+        events += [EndOfData(epochs.value)] if epochs.all_ended and not ends_with_input else moved
+        events += self._all_idle()
+        self._on_data_ended()
+        return events
+
+    def _all_idle(self) -> list[Control]:
+        """Return ``Idle`` if a channel is idle and no other channel brings data."""
+        unfinished = {port.index for port in self._ports if not self.epochs.has_ended(port.index)}
+        return [Idle()] if unfinished and unfinished <= self.idle else []
+
+    def snapshot(self) -> list[dict[str, PlainValue]]:
+        """Return for each port what waits in its log outside of the channel, and how far it has come."""
+        return [
+            port.snapshot()
+            | {"reached": self.epochs.reached(port.index), "data ended": self.epochs.has_ended(port.index)}
+            for port in self._ports
+        ]
+
+    def restore(self, states: Sequence[dict[str, PlainValue]], plain_data: PlainData) -> None:
+        for port, state in zip(self._ports, states, strict=True):
+            port.restore(state, plain_data)
+            port.arrived = state["reached"]
+            self.epochs.reach(port.index, state["reached"])
+            if state["data ended"]:
+                self.epochs.end(port.index)
+        self.epochs.settle()

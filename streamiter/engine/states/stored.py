@@ -1,0 +1,177 @@
+"""States in snapshots: the databases of earlier subtasks, and the share that a subtask of a new job has of them.
+
+A backend that can use files takes those of a :class:`StoredDatabase`. Any other reads it as frames, as it would read
+a snapshot of states in memory.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from struct import Struct
+from typing import Any, Final
+
+import msgspec
+
+from streamiter.engine.storage.snapshot import SharedFile
+from streamiter.engine.storage.snapshot_file import StoredSnapshot
+from streamiter.errors import CheckpointError, ConfigurationError
+from streamiter.operators.keyed_state import StateFrame, select_keys
+from streamiter.values.plain_data import PlainData
+from streamiter.values.subtasks import decode_keys, key_groups
+
+# ---- rows
+
+# No frame of plain data begins with this byte.
+_TIMED: Final = b"\x00"
+_TIME: Final = Struct("<cd")
+
+END: Final = b"\x80"
+"""The end of the rows of states: the first byte of such a row's key is its key group, below 128.
+
+The row with this key has what follows from the states besides due items, and the rows behind it are due items."""
+
+ALL_END: Final = b"\xff"
+"""The end of the range of all rows."""
+
+
+def due_prefix(number: int) -> bytes:
+    """Return the first byte of the rows of due items."""
+    return bytes((END[0] + 1 + number,))
+
+
+FRAME_KEYS: Final = 1024
+"""The rows of one frame: some milliseconds of decoding."""
+
+
+def timed(frame: bytes, used_at_s: float) -> bytes:
+    """Return the value of a row with the time of last use.
+
+    >>> time_of(timed(b"frame", 2.5)), frame_in(timed(b"frame", 2.5)), time_of(b"frame")
+    (2.5, b'frame', -inf)
+    """
+    return _TIME.pack(_TIMED, used_at_s) + frame
+
+
+def frame_in(value: bytes) -> bytes:
+    """Return the frame of the state in the value of a row."""
+    return value if value[0] else value[_TIME.size :]
+
+
+def time_of(value: bytes) -> float:
+    """Return the time of last use in the value of a row; −∞ if it has none."""
+    if value[0]:
+        return -float("inf")
+    used_at_s: float = _TIME.unpack_from(value)[1]
+    return used_at_s
+
+
+class StatesClock(msgspec.Struct, frozen=True):
+    """The clock of the times of last use in a database. It stands still while no job runs."""
+
+    now_s: float
+    """What it shows at the barrier."""
+    since_s: float
+    """A row without a time, or with an earlier one, was used then: when its step got its time to live."""
+    is_timed: bool
+    """Whether the step has a time to live."""
+
+
+# ---- databases of a snapshot
+
+
+class StoredDatabase(Iterable[StateFrame]):
+    """The states of one subtask in a snapshot: a database. It is also an iterable of frames, by key group."""
+
+    def __init__(
+        self, stored: StoredSnapshot, part: str, number: int, files: Sequence[SharedFile], plain_data: PlainData
+    ) -> None:
+        """``number`` is that of the deferred piece in its part, which has these ``files``."""
+        self._stored = stored
+        self._part = part
+        self._number = number
+        self.files = files
+        """The files in the store."""
+        self._plain_data = plain_data
+        clock, self._small = self._rest()
+        self.clock: StatesClock = clock
+        """The clock of its times of last use."""
+
+    def _rest(self) -> tuple[StatesClock, dict[str, bytes]]:
+        frames = map(self._plain_data.decode, self._stored.frames(self._part, self._number))
+        try:
+            [[clock, small]] = frames
+            return StatesClock(*clock), dict(small)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{self._part}: expected the state of a database, given something else ({error}); start from another "
+                "checkpoint"
+            ) from error
+
+    async def fetch(self, folder: Path) -> None:
+        """Make ``folder`` this database."""
+        await self._stored.run_call(self._fetch, folder)
+
+    def _fetch(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        for file in self.files:
+            self._stored.fetch(file, folder / file.name)
+        for name, content in self._small.items():
+            (folder / name).write_bytes(content)
+
+    def __iter__(self) -> Iterator[StateFrame]:
+        try:
+            from streamiter.engine.states.database import opened
+        except ImportError as error:
+            raise missing_rocksdict(self._part, error) from None
+        with tempfile.TemporaryDirectory(prefix="streamiter-") as name:
+            folder = Path(name)
+            self._fetch(folder)
+            with opened(folder, owner=self._part) as database:
+                yield from frames_of(database, self.clock, self._plain_data)
+
+
+def frames_of(database: Any, clock: StatesClock, plain_data: PlainData) -> Iterator[StateFrame]:
+    """Give the rows of an open database as frames, as those of states in memory."""
+    from streamiter.engine.states.database import rows_in
+
+    iterator = rows_in(database, b"", END)
+    while rows := list(islice(iterator, FRAME_KEYS)):
+        keys = decode_keys([key[1:] for key, _ in rows])
+        values = [value for _, value in rows]
+        frame: StateFrame = [keys, plain_data.decode_each([*map(frame_in, values)])]
+        if clock.is_timed:
+            frame.append([clock.now_s - max(time_of(value), clock.since_s) for value in values])
+        yield frame
+
+
+def missing_rocksdict(owner: str, error: ImportError) -> ConfigurationError:
+    return ConfigurationError(
+        f"{owner}: expected the package rocksdict for state on disk, given none ({error.name}); install it with: "
+        "pip install 'streamiter[rocks]'"
+    )
+
+
+class KeyShare(Iterable[StateFrame]):
+    """The states of some key groups, out of the states of all earlier subtasks. It may be read more than once."""
+
+    def __init__(self, states: Sequence[Iterable[StateFrame]], groups: range) -> None:
+        """``states`` are in the order of the earlier subtasks."""
+        self.states = states
+        self.groups = groups
+
+    def __iter__(self) -> Iterator[StateFrame]:
+        for frames in self.states:
+            yield from (frame for frame in select_keys(frames, self._owned) if frame[0])
+
+    def _owned(self, keys: list[Any]) -> list[bool]:
+        groups = key_groups(keys)
+        chosen: list[bool] = ((groups >= self.groups.start) & (groups < self.groups.stop)).tolist()
+        return chosen
+
+    def databases(self) -> Sequence[StoredDatabase] | None:
+        """Return the states as databases; None if some are not."""
+        found = [state for state in self.states if isinstance(state, StoredDatabase)]
+        return found if found and len(found) == len(self.states) else None

@@ -1,0 +1,350 @@
+"""The methods of a user's operator: their checks, and the calls that the engine makes of them.
+
+The checks raise GraphError for a method that the engine could not call. An *entry* is a function that handles a batch
+at one input of one operator instance. Each combination of single records or batches, with or without keys, called
+directly or awaited, is one small closure, so that the choice is not made again for each record.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from itertools import chain, count
+from typing import Any, Final
+
+from streamiter.engine.graph.graph import SINGLE_INPUT
+from streamiter.errors import ConfigurationError, GraphError, RejectRecords, StreamiterError
+from streamiter.operators.event_timers import StepTimes
+from streamiter.operators.functions import KeyOf, misfit, refuse
+from streamiter.operators.keyed_state import in_turns
+from streamiter.operators.operator import Context, IterationListener, Operator, states_of
+from streamiter.operators.output import Output, RecordFailure, each_with_its_row, keep_rows
+from streamiter.values.records import Batch, TimedBatch, take
+from streamiter.values.subtasks import check_keys, normalize_key
+from streamiter.values.times import MIN_TIME
+
+Entry = Callable[[Batch], None]
+AsyncEntry = Callable[[Batch], Awaitable[None]]
+
+_OPERATOR_METHODS: Final[Mapping[str, Sequence[str]]] = {
+    "open": ["context"],
+    "finish": ["out"],
+    "close": [],
+    "snapshot": [],
+    "restore": ["state"],
+    "redistribute": ["states", "parallelism"],
+    "wanted_inputs": [],
+    "input_ended": ["name", "out"],
+    "on_timer": ["payload", "out"],
+    "on_event_timer": ["payload", "out"],
+    "on_event_time_watermark": ["watermark", "out"],
+    "on_epoch_watermark_incremented": ["epoch_watermark", "context", "out"],
+    "on_iteration_terminated": ["context", "out"],
+}
+"""The methods of an operator that the engine calls if they exist, with the names of their arguments."""
+
+SOURCE_METHODS: Final[Mapping[str, Sequence[str]]] = {
+    "open": ["context", "positions"],
+    "read": [],
+    "positions": [],
+    "settled": ["positions"],
+    "is_idle": [],
+    "lag": [],
+    "report_positions": ["group", "positions"],
+    "redistribute": ["positions", "parallelism"],
+    "close": [],
+}
+"""The methods of a source that the engine calls, with the names of their arguments."""
+
+
+def handler_of(
+    operator: Operator | type[Operator], input_name: str, *, step: str, keyed: bool = False, where: str | None = None
+) -> tuple[str, bool]:
+    """Return the name of the method that handles an input, and whether the method takes whole batches.
+
+    If the operator has both methods, the one for batches is used; with keys, the one for records. Raises GraphError if
+    it has neither.
+    """
+    suffix = "" if input_name == SINGLE_INPUT else f"_{input_name}"
+    by_record, by_batch = (f"process{suffix}", False), (f"process{suffix}_batch", True)
+    for method, whole_batches in (by_record, by_batch) if keyed else (by_batch, by_record):
+        if callable(getattr(operator, method, None)):
+            return method, whole_batches
+    raise GraphError(
+        f"step {step!r}: expected {_class_of(operator)} to define {by_record[0]}(record, out) or "
+        f"{by_batch[0]}(batch, out), given neither; define one of them",
+        where=where,
+    )
+
+
+def check_handlers(
+    operator: Operator | type[Operator], input_names: Sequence[str], *, step: str, keyed: bool, where: str | None = None
+) -> None:
+    """Raise GraphError for an operator, or its class, with methods that the engine cannot call.
+
+    ``where`` is the line that added the step; None while that line runs.
+    """
+    methods = dict(_OPERATOR_METHODS)
+    for input_name in input_names:
+        method, whole_batches = handler_of(operator, input_name, step=step, keyed=keyed, where=where)
+        methods[method] = ["batch" if whole_batches else "record", "out"]
+        if keyed and whole_batches and input_name == SINGLE_INPUT:
+            raise GraphError(
+                f"step {step!r}: expected {_class_of(operator)} to define process(record, out), since a keyed step "
+                "works record by record, given a method for whole batches; define process, or leave out key_by",
+                where=where,
+            )
+        if operator.runs_in_thread and inspect.iscoroutinefunction(getattr(operator, method)):
+            raise GraphError(
+                f"step {step!r}: expected {_class_of(operator)}.{method} to be a plain method, since it runs in a "
+                "thread, given a coroutine function; write def, or leave out runs_in_thread",
+                where=where,
+            )
+    check_methods(operator, methods, step=step, where=where)
+    asked = [("wanted_inputs", "it is asked after each record"), ("on_event_time_watermark", "records wait for it")]
+    if operator.runs_in_thread:
+        asked.append(("on_event_timer", "its step runs in a thread"))
+    for method, reason in asked:
+        if inspect.iscoroutinefunction(getattr(operator, method, None)):
+            raise GraphError(
+                f"step {step!r}: expected {_class_of(operator)}.{method} to be a plain method, since {reason}, given a "
+                "coroutine function; write def",
+                where=where,
+            )
+
+
+def check_methods(owner: object, methods: Mapping[str, Sequence[str]], *, step: str, where: str | None = None) -> None:
+    """Raise GraphError for a method of an operator or source, or of its class, that does not take these arguments."""
+    for method, takes in methods.items():
+        called = getattr(owner, method, None)
+        if called is None:
+            continue
+        if not callable(called):
+            raise GraphError(
+                f"step {step!r}: expected {_class_of(owner)}.{method} to be a method, given {called!r}; write def "
+                f"{method}({', '.join(['self', *takes])})",
+                where=where,
+            )
+        # A class returns the plain function for a method of its instances.
+        unbound = isinstance(owner, type) and inspect.isfunction(called) and not _is_static(owner, method)
+        if reason := misfit(called, takes, unbound=unbound):
+            raise GraphError(
+                f"step {step!r}: expected {_class_of(owner)}.{method} to be called as {method}({', '.join(takes)}), "
+                f"given {reason}; write def {method}({', '.join(['self', *takes])})",
+                where=where,
+            )
+
+
+def _is_static(kind: type, method: str) -> bool:
+    defined = next(vars(base)[method] for base in kind.__mro__ if method in vars(base))
+    return isinstance(defined, staticmethod)
+
+
+def check_can_listen(
+    operator: Operator | type[Operator], hears_of_epochs: bool, *, step: str, where: str | None = None
+) -> None:
+    """Raise GraphError for a listener, or its class, in a step where no epoch ends."""
+    is_listener = issubclass(operator if isinstance(operator, type) else type(operator), IterationListener)
+    if is_listener and not hears_of_epochs and getattr(operator, "needs_epochs", True):
+        raise GraphError(
+            f"step {step!r}: expected an IterationListener in the body of an iteration, given {_class_of(operator)} "
+            "outside, where no epoch ends and no callback comes; add the step in the body, stamp the stream with "
+            "epochs_every, or set needs_epochs = False in a class that also works without",
+            where=where,
+        )
+
+
+def check_event_timers(
+    operator: Operator | type[Operator], has_event_time: bool, *, step: str, where: str | None = None
+) -> None:
+    """Raise GraphError for an operator, or its class, with event timers in a step without event time."""
+    if has_event_time or not callable(getattr(operator, "on_event_timer", None)):
+        return
+    raise GraphError(
+        f"step {step!r}: expected a stream with event time, since {_class_of(operator)} defines on_event_timer, given "
+        "one without; put .event_time(…) before the step",
+        where=where,
+    )
+
+
+def _class_of(owner: object) -> str:
+    return (owner if isinstance(owner, type) else type(owner)).__name__
+
+
+def is_awaited(operator: Operator, input_names: Sequence[str], *, step: str, keyed: bool = False) -> bool:
+    """Return whether the task must await the operator: a method is a coroutine function, or runs in a thread."""
+    if operator.runs_in_thread:
+        return True
+    methods = [getattr(operator, handler_of(operator, name, step=step, keyed=keyed)[0]) for name in input_names]
+    methods.append(getattr(operator, "on_event_timer", None))
+    return any(inspect.iscoroutinefunction(method) for method in methods)
+
+
+def make_entry(operator: Operator, input_name: str, out: Output, context: Context, key_of: KeyOf | None) -> Entry:
+    """Return the entry of an operator that the engine calls directly."""
+    method, whole_batches = handler_of(operator, input_name, step=context.name, keyed=key_of is not None)
+    handle = getattr(operator, method)
+    if whole_batches:  # Of several inputs with keys, those that are handled by batches have none.
+        return by_batch(handle, out)
+    return _by_record(handle, out) if key_of is None else _keyed(handle, out, context, key_of)
+
+
+def _by_record(handle: Callable[[Any, Output], object], out: Output) -> Entry:
+    def entry(batch: Batch) -> None:
+        record: Any = None
+        records = iter(each_with_its_row(out, batch))
+        while True:
+            try:
+                for record in records:
+                    if (result := handle(record, out)) is not None:
+                        check_result(result)
+            except Exception as error:
+                refuse(out, record, rejection(error, RecordFailure(out.step, record, has_record=True)))
+                continue
+            break
+        out.flush()
+
+    return entry
+
+
+def by_batch(handle: Callable[[Batch, Output], object], out: Output) -> Entry:
+    """Return the entry for a method that takes whole batches."""
+
+    def entry(batch: Batch) -> None:
+        while len(batch):
+            try:
+                if (result := handle(batch, out)) is not None:
+                    check_result(result)
+            except Exception as error:
+                batch = without_rejected(batch, rejection(error, RecordFailure(out.step)), out)
+                continue
+            break
+        out.flush()
+
+    return entry
+
+
+def _keyed(handle: Callable[[Any, Output], object], out: Output, context: Context, key_of: KeyOf) -> Entry:
+    def entry(batch: Batch) -> None:
+        records, keys = keyed_records(batch, key_of, out)
+        rows = count()
+        for some, of_some in keys_in_turns(context, keys, records):
+            for key, record in each_with_its_row(out, zip(some, of_some, strict=True), rows):
+                context.key = key
+                try:
+                    if (result := handle(record, out)) is not None:
+                        check_result(result)
+                except Exception as error:
+                    refuse(out, record, rejection(error, RecordFailure(out.step, record, has_record=True)))
+        out.flush()
+
+    return entry
+
+
+def keys_in_turns(
+    context: Context, keys: list[Any], records: Batch, times: StepTimes | None = None
+) -> Iterator[tuple[list[Any], Batch]]:
+    """Give the keys and records of a batch in pieces whose states and timers are loaded, and are stored afterward."""
+    if (states := states_of(context)) is None:
+        yield keys, records
+        return
+    try:
+        for some, of_some in in_turns(states, keys, records):
+            if times is not None:
+                times.prefetch(some)
+            yield some, of_some
+            if times is not None:
+                times.store()
+    except StreamiterError as error:  # Of the states, and not of the records, whose errors do not pass here.
+        raise RecordFailure(context.name) from error
+
+
+def each_with_its_key(batch: Batch, context: Context, key_of: KeyOf | None, out: Output) -> Iterator[tuple[Any, Any]]:
+    """Give each key (None without keys) with its record, whose place in the batch is at hand."""
+    records, keys = (batch, [None] * len(batch)) if key_of is None else keyed_records(batch, key_of, out)
+    rows = count()
+    # A generator over the records would cost a twelfth of an awaited call.
+    return chain.from_iterable(
+        each_with_its_row(out, zip(some, of_some, strict=True), rows)
+        for some, of_some in keys_in_turns(context, keys, records)
+    )
+
+
+def awaitable(handle: Callable[[Any, Output], Any]) -> Callable[[Any, Output], Awaitable[None]]:
+    """Return a coroutine function for a method: of several inputs some may have a plain method."""
+
+    async def handle_awaited(argument: Any, out: Output) -> None:
+        result = handle(argument, out)
+        if inspect.isawaitable(result):
+            await result
+
+    return handle_awaited
+
+
+def check_result(result: object) -> None:
+    """Raise ConfigurationError for a method that returns an awaitable: its records would be lost."""
+    if not inspect.isawaitable(result):
+        return
+    if inspect.iscoroutine(result):
+        result.close()
+    raise ConfigurationError(
+        "expected a method that handles records to return None, given something to await, though it is not "
+        "a coroutine function; write async def"
+    )
+
+
+# -- errors of an operator ---------------------------------------------------------------------------------
+
+
+def rejection(error: Exception, failure: RecordFailure) -> RejectRecords:
+    """Return an error by which an operator rejects records; any other error ends the job as ``failure``."""
+    if isinstance(error, RejectRecords):
+        return error
+    if isinstance(error, RecordFailure):  # A step further down the chain has failed, and is named already.
+        raise error
+    raise failure from error
+
+
+def without_rejected(batch: Batch, rejected: RejectRecords, out: Output, times: StepTimes | None = None) -> Batch:
+    """Refuse the rejected records of a batch, and return the others. ``times`` are those of a step with event time."""
+    refused = set(rejected.indices)
+    if not refused or min(refused) < 0 or max(refused) >= len(batch):
+        raise RecordFailure(out.step) from ConfigurationError(
+            f"RejectRecords: expected indices of a batch of {len(batch)}, given {rejected.indices}; "
+            f"the reason was: {rejected.reason}"
+        )
+    for index in sorted(refused):
+        _at_hand(batch, index, times)
+        refuse(out, batch[index], rejected, index)
+    kept = [index for index in range(len(batch)) if index not in refused]
+    keep_rows(out, kept)
+    return take(batch, kept)
+
+
+def _at_hand(batch: Batch, index: int, times: StepTimes | None) -> None:
+    """Let the timestamp of a record be at hand: a dead letter has it, too."""
+    if times is not None:
+        times.timestamp = int(batch.times[index]) if isinstance(batch, TimedBatch) else MIN_TIME
+
+
+def keyed_records(batch: Batch, key_of: KeyOf, out: Output, times: StepTimes | None = None) -> tuple[Batch, list[Any]]:
+    """Return the records and their keys, and refuse records without a good key."""
+    try:
+        return batch, check_keys([key_of(record) for record in batch])
+    except Exception:
+        return _keyed_one_by_one(batch, key_of, out, times)
+
+
+def _keyed_one_by_one(batch: Batch, key_of: KeyOf, out: Output, times: StepTimes | None) -> tuple[Batch, list[Any]]:
+    accepted: list[int] = []
+    keys: list[Any] = []
+    for index, record in enumerate(batch):
+        try:
+            keys.append(normalize_key(key_of(record)))
+        except Exception as error:
+            _at_hand(batch, index, times)
+            refuse(out, record, error, index)
+        else:
+            accepted.append(index)
+    keep_rows(out, accepted)
+    return take(batch, accepted), keys

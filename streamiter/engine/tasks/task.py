@@ -1,0 +1,566 @@
+"""The task: an inbox, a chain of operators and output channels, run by one asyncio task.
+
+A :class:`Task` takes one batch or control record after the other from its inbox, and hands it to the first operator of
+its chain. It waits while the output channels are full, and gives way to other tasks now and then. Checkpoint barriers
+are handled by :class:`~streamiter.engine.tasks.task_barriers.TaskBarriers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any, Final, final
+
+from streamiter.engine.graph.channels import Channel
+from streamiter.engine.graph.feedback import FeedbackChannel
+from streamiter.engine.graph.output import Writer, restore_turns, turns_of
+from streamiter.engine.inbox.alignment import BarrierReturned
+from streamiter.engine.inbox.inbox import Inbox, Posted
+from streamiter.engine.inbox.port_log import Port
+from streamiter.engine.inbox.port_progress import InputEnded
+from streamiter.engine.inbox.turn import TURN_S
+from streamiter.engine.tasks.chain import Chain, Rounds
+from streamiter.engine.tasks.entries import AsyncEntry, Entry
+from streamiter.engine.tasks.feeder import Feeder
+from streamiter.engine.tasks.instance import OperatorInstance
+from streamiter.engine.tasks.task_barriers import Acknowledge, ClockAlignment, Suspension, TaskBarriers, TaskState
+from streamiter.errors import StreamiterError
+from streamiter.operators.event_time import PartState
+from streamiter.operators.functions import refuse
+from streamiter.operators.operator import Boundary, BoundaryOutput, Notice, Progress, ServiceWorker, serve_with
+from streamiter.operators.output import RecordFailure, detach, knows_originals
+from streamiter.operators.source import Positions, SourceBatch
+from streamiter.values.helpers.clock import Clock
+from streamiter.values.helpers.closing import close_each
+from streamiter.values.origins import BatchOrigin
+from streamiter.values.plain_data import PlainData
+from streamiter.values.records import (
+    BATCH_RECORDS,
+    Batch,
+    CheckpointBarrier,
+    Control,
+    DataBatch,
+    EndOfInput,
+    EventTimeWatermark,
+    Idle,
+    slice_batch,
+    untimed,
+)
+
+# The number of batches after which a task gives way to other tasks. With some 100 µs for a batch, the other tasks wait
+# for one or two milliseconds. In a loop a task gives way after each batch, so that feedback returns soon.
+_BATCHES_IN_A_ROW: Final = 16
+
+# The task compares with them for each control record, and Python is slow to look up a member of an enum.
+_STOPPED: Final = Suspension.DONE
+_RUNS: Final = Suspension.NONE
+
+
+class Task:
+    """Runs one chain of operators for one subtask.
+
+    All operators of the chain share the epoch and the watermark, because a batch passes all of them in one turn. Only
+    the asyncio task of this object calls its methods, except for those that post a notice.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        inbox: Inbox,
+        instances: Sequence[OperatorInstance],
+        input_names: Sequence[str],
+        writers: Sequence[Writer],
+        progress: Progress,
+        clock: Clock,
+        acknowledge: Acknowledge,
+        plain_data: PlainData,
+        executor: Executor | None = None,
+        feeder: Feeder | None = None,
+        rounds: Rounds | None = None,
+        cuts_by_time: bool = True,
+    ) -> None:
+        """``cuts_by_time``: whether batches of slow steps are cut by the time that their records take."""
+        self.name = name
+        self.inbox = inbox
+        self.instances = list(instances)
+        self.first = self.instances[0]
+        """The first operator of the chain."""
+        self.writers = list(writers)
+        self.progress = progress
+        self.feeder = feeder
+        """Reads the source, if the first operator has one."""
+        self.positions: Positions = {}
+        """Of a source: the positions behind the records that were handled."""
+        self.ended = False
+        """Whether the task has passed on the end of its input, or has stopped at a barrier. Only the task sets it."""
+        self._handling_since_s: float | None = None
+        """When the handling of a batch or control record began that is under way."""
+        self._held_since_s: float | None = None
+        """Since when the task waits, with input that it does not want yet."""
+        self._handled_s = self._held_s = 0.0
+        self.waits_for_room_in: Channel | None = None
+        """The full channel that the task waits for."""
+        self._clock = clock
+        self._now_s = clock.monotonic_s
+        self._executor = executor
+        self._plain_data = plain_data
+        self._input_names = list(input_names)
+        self._in_loop = self.first.step.loop is not None
+        channels = (port.channel for port in inbox.ports)
+        self._feedback_channels = [channel for channel in channels if isinstance(channel, FeedbackChannel)]
+        self._rounds = rounds
+        """Makes an operator for each epoch, if the first step works in rounds."""
+        self._lasting_instances = self.instances if rounds is None else self.instances[1:]
+        """All operators but the one that ``Rounds`` makes and ends."""
+        self._cuts_by_time = cuts_by_time
+        self._lanes = [lane for writer in self.writers for lane in writer.lanes]
+        self._batches_in_a_row = self._records_in_a_row = 0
+        self._seconds_in_a_row = 0.0
+        operator = self.first.operator
+        self._boundary = operator if isinstance(operator, Boundary) else None
+        self._boundary_out = _TaskBoundaryOutput(self)
+        inbox.count_aside = self.first.count
+        self._wanted: Callable[[], Iterable[str] | None] | None = None
+        self._awaited = self._boundary is None and self.first.is_awaited(self._input_names)
+        self._entries: dict[str, Entry] = {}
+        self._async_entries: dict[str, AsyncEntry] = {}
+        """The entries of a first operator that is awaited."""
+        self._by_batch: frozenset[str] = frozenset()
+        """The inputs of the first operator that take whole batches."""
+        self.chain = Chain(
+            name, self.instances, self.writers, progress, rounds=rounds, feeder=feeder, room=self.clear_lanes
+        )
+        self.barriers = TaskBarriers(self, self._boundary, acknowledge, plain_data)
+        if rounds is None:
+            self._bind()
+        else:
+            rounds.close_with(self.chain.close_now)
+
+    def _bind(self) -> None:
+        """Look up the methods of the first operator, which the task calls from now on."""
+        first, names = self.first, self._input_names
+        self._wanted = getattr(first.operator, "wanted_inputs", None)
+        if self._boundary is not None:
+            return
+        self._by_batch = frozenset(name for name in names if first.takes_batches(name))
+        if first.operator.runs_in_thread:
+            self._async_entries = {name: self._in_thread(first.entry(name)) for name in names}
+        elif self._awaited:
+            self._async_entries = {name: first.async_entry(name) for name in names}
+        else:
+            self._entries = {name: first.entry(name) for name in names}
+        if self._cuts_by_time:
+            # A step that awaits whole batches lets other tasks run meanwhile, and each batch may be one slow request.
+            self.inbox.cut_turns(set(names) - (self._by_batch if self._awaited else set()))
+
+    def serve_with(self, worker: ServiceWorker, clocks: ClockAlignment, *, keeps_last_state: bool) -> None:
+        """Connect the first step with its parameter server, before ``open``.
+
+        ``keeps_last_state``: whether a suspended job leaves a checkpoint.
+        """
+        self.barriers.serve_with(worker, clocks, keeps_last_state=keeps_last_state)
+        serve_with(self.first.context, worker)
+
+    @property
+    def is_handling(self) -> bool:
+        """Whether a batch or control record is being handled."""
+        return self._handling_since_s is not None
+
+    @property
+    def handled_s(self) -> float:
+        """The seconds in which batches and control records were handled, also while the task waited for room."""
+        return self._handled_s + (0.0 if self._handling_since_s is None else self._now_s() - self._handling_since_s)
+
+    @property
+    def held_s(self) -> float:
+        """The seconds in which the task has waited with input that it did not want yet."""
+        return self._held_s + (0.0 if self._held_since_s is None else self._now_s() - self._held_since_s)
+
+    @property
+    def event_time(self) -> int | None:
+        """The event-time watermark that all steps of the task have passed on; None if it has none yet."""
+        known = [time for each in self.instances if (time := each.event_time) is not None]
+        return min(known, default=None)
+
+    def lag_of(self, time: int) -> float:
+        """Return the seconds by which the clock is ahead of a time."""
+        return (self._clock.now_ms() - time) / 1000
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the task has ended at a barrier, and not at the end of its input."""
+        return self.barriers.suspension is _STOPPED
+
+    # -- life ------------------------------------------------------------------------------------------
+
+    async def open(self, state: TaskState | None = None) -> None:
+        """Open all operators, the last one first, because operators may emit to those behind them; then restore."""
+        for instance in reversed(self._lasting_instances):
+            await instance.open()
+        if state is not None:
+            await self._restore(state)
+        if not self.ended:
+            self._update_wanted_inputs()
+            if state is None and self._wanted is not None and (loop := self.first.step.loop) is not None:
+                loop.check_wanted(self.first.step, self.inbox.wanted.names)
+        if self.feeder is not None and not self.ended:
+            is_restored = state is not None and state["positions"] is not None
+            start = await self.feeder.open(self.first.context, self.positions if is_restored else None)
+            self.positions = {**start, **self.positions}
+
+    async def run(self) -> None:
+        """Handle input until it ends, or until a barrier with ``suspend`` has passed."""
+        if not self.ended:
+            self._update_wanted_inputs()
+            if self.feeder is not None and self.feeder.is_idle:
+                self.chain.write_control(Idle())
+            for instance in self.instances:
+                instance.announce()
+        while not self.ended:
+            if not await self._turn():
+                if self.inbox.has_parked:
+                    self._held_since_s = self._now_s()
+                await self.inbox.wait()
+                if self._held_since_s is not None:
+                    self._held_s += self._now_s() - self._held_since_s
+                    self._held_since_s = None
+        for channel in self._feedback_channels:
+            channel.close()  # Feedback to a task that has ended is dropped, and not kept until the job ends.
+
+    async def close(self) -> list[Exception]:
+        """Close everything that is open, even if some operators fail to close; return the errors."""
+        self._handled_s, self._held_s = self.handled_s, self.held_s
+        self._handling_since_s = self._held_since_s = None
+        closing: list[Callable[[], object]] = [instance.close for instance in self.instances]
+        if (under_way := self.chain.closing) is not None:
+            closing.insert(0, lambda: under_way)
+        if self.feeder is not None:
+            closing.append(self.feeder.close)
+        closing += [channel.close for channel in self._feedback_channels]
+        return await close_each([*closing, self.barriers.release, self.inbox.close])
+
+    @property
+    def may_hold_back_barriers(self) -> bool:
+        """Whether the task may leave input unread, so that a barrier behind the input must be announced to it."""
+        return self.barriers.clocks is not None or hasattr(self.first.operator, "wanted_inputs")
+
+    def held_for(self) -> str:
+        """Return the reason why the task leaves input unread, for the log."""
+        reason = None if self._boundary is None else self._boundary.held_for()
+        return reason or self.inbox.waits_for() or "it has input that it does not want now"
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it handles nothing, although it has input that it leaves unread, or records that it works on."""
+        has_work = self.inbox.has_parked or (self._boundary is not None and self._boundary.has_work())
+        return has_work and not self.is_handling and not self.inbox.barriers.awaited()
+
+    @property
+    def brings_input(self) -> bool:
+        """Whether the task brings input into the job, and must stop it when the job is drained."""
+        return self.feeder is not None or (self._boundary is not None and self._boundary.brings_input)
+
+    # -- notices of the job ----------------------------------------------------------------------------
+
+    def announce(self, barrier: CheckpointBarrier) -> None:
+        """Post that a checkpoint begins, to a task where barriers start, or that may leave input unread."""
+
+        async def announce(_: BoundaryOutput) -> None:
+            for event in self.barriers.announce(barrier):
+                await self._handle_event(event)
+
+        self.inbox.post(announce)
+
+    def abandon(self, checkpoint: int) -> None:
+        """Post that the state for this checkpoint is dropped. Its barrier is still passed on."""
+        self.inbox.post(lambda _: self.barriers.abandon(checkpoint))
+
+    def drain(self) -> None:
+        """Post that the task brings no more input into the job, and goes to the end of what was read."""
+
+        def drain(_: BoundaryOutput) -> None:
+            if self.feeder is not None:
+                self.feeder.stop(EndOfInput())
+            elif self._boundary is not None:
+                self._boundary.drain()
+
+        self.inbox.post(drain)
+
+    def parts(self) -> Mapping[int | None, PartState]:
+        """Return how far the partitions of the source have been read; without a source, the input is one part."""
+        if self.feeder is None:
+            waits = any(port.peek() is not None for port in self.inbox.ports)
+            return {None: PartState.READING if waits else PartState.AT_END}
+        return self.feeder.parts(self.positions)
+
+    # -- one turn --------------------------------------------------------------------------------------
+
+    async def _turn(self) -> bool:
+        """Handle the next batch or control record; return whether there was one."""
+        try:
+            polled = self.inbox.poll()
+        except StreamiterError as error:  # Records set aside exceed the disk limit, or are not plain data.
+            raise RecordFailure(self.first.step.name) from error
+        if polled is None:
+            if self._rounds is not None and await self._rounds.tell_ended_inputs():
+                await self._after_handling()
+                return True
+            self._begin_row()
+            return False
+        port, message = polled
+        self.progress.handled += 1
+        self.progress.origin = None if isinstance(message, Control) else message.origin
+        self._handling_since_s = self._now_s()
+        try:
+            if isinstance(message, Control):
+                await self._handle_control(port, message)
+            else:
+                assert port is not None
+                await self._handle_batch(port, message)
+        except RecordFailure as failure:
+            if isinstance(message, SourceBatch) and failure.within is None:
+                failure.within = _within_batch(message)
+            raise
+        await self._after_handling()
+        self._handled_s += self._now_s() - self._handling_since_s
+        self._handling_since_s = None
+        self._batches_in_a_row += 1
+        if (
+            (self._in_loop and not isinstance(message, Control))
+            or self._batches_in_a_row >= _BATCHES_IN_A_ROW
+            or self._records_in_a_row >= BATCH_RECORDS
+            or 2 * self._seconds_in_a_row >= TURN_S
+        ):
+            self._begin_row()
+            await asyncio.sleep(0)
+        return True
+
+    def _begin_row(self) -> None:
+        self._batches_in_a_row = self._records_in_a_row = 0
+        self._seconds_in_a_row = 0.0
+
+    async def _after_handling(self) -> None:
+        if not self.ended:
+            if self._rounds is not None:
+                await self._rounds.tell_ended_inputs()
+            self._update_wanted_inputs()
+            if self.barriers.clocks is not None:
+                self.barriers.arrange_stop()
+        await self.chain.catch_up()
+        await self.clear_lanes()
+
+    async def clear_lanes(self) -> None:
+        for lane in self._lanes:
+            if lane.waiting:
+                self.waits_for_room_in = lane.channel
+                await lane.clear(self._clock)
+                self._begin_row()
+                self.waits_for_room_in = None
+
+    def _update_wanted_inputs(self) -> None:
+        if self._wanted is None or (self._rounds is not None and self._rounds.epoch is None):
+            return
+        try:
+            self.inbox.want(self._wanted())
+        except Exception as error:
+            raise RecordFailure(self.first.step.name) from error
+
+    async def _handle_batch(self, port: Port, message: DataBatch | SourceBatch) -> None:
+        size, records_before = port.turn_size, self.first.records_in
+        began_s = 0.0 if size is None else self._clock.monotonic_s()
+        if isinstance(message, SourceBatch):
+            await self._handle_records(port, message.records, 0)
+            self.positions.update(message.positions)
+        else:
+            await self._handle_records(port, message.records, message.epoch)
+        if size is not None:
+            seconds, records = self._clock.monotonic_s() - began_s, self.first.records_in - records_before
+            self._seconds_in_a_row += seconds
+            if records:  # Otherwise the batch was put back.
+                size.took(records, seconds)
+
+    async def _handle_records(self, port: Port, records: Batch, epoch: int) -> None:
+        self.progress.epoch = epoch
+        self.progress.records = records if knows_originals(self.first.out) else None
+        self._records_in_a_row += len(records)
+        if self._boundary is not None:
+            self.first.count(records)
+            self._boundary_out.port, self._boundary_out.origin = port.index, self.progress.origin
+            # As FailuresOf does, in a tenth of the time: a loop comes here several times in each round.
+            try:
+                await self._boundary.on_batch(port.input_name, records, epoch, self._boundary_out)
+            except RecordFailure:
+                raise
+            except Exception as error:
+                raise RecordFailure(self.first.step.name) from error
+            return
+        if self._rounds is not None and not await self._enter_round(self._rounds, port, records, epoch):
+            return
+        name = port.input_name
+        if (self._wanted is not None or self.barriers.clocks is not None) and name not in self._by_batch:
+            await self._handle_while_wanted(port, records, epoch)
+        elif self._awaited:
+            await self._async_entries[name](records)
+        else:
+            self._entries[name](records)
+
+    async def _enter_round(self, rounds: Rounds, port: Port, records: Batch, epoch: int) -> bool:
+        """Make an operator for the epoch of these records, if necessary; return whether it wants them now."""
+        if rounds.epoch != epoch:
+            if rounds.epoch is not None:
+                # Records of several epochs remain only if the iteration has ended.
+                self.progress.is_ending = True
+                await rounds.terminate()
+            await rounds.begin(epoch)
+            self._bind()
+            await rounds.tell_ended_inputs(but=port.input_name)
+        elif not await rounds.tell_ended_inputs(but=port.input_name):
+            return True
+        # An ended input may change which inputs are wanted: the record before may have been the last of its input.
+        self._update_wanted_inputs()
+        self.progress.epoch = epoch
+        if self.inbox.may_continue(port):
+            return True
+        self.inbox.put_back(port, records, epoch, self.progress.origin)
+        return False
+
+    async def _handle_while_wanted(self, port: Port, records: Batch, epoch: int) -> None:
+        """Handle records one by one, because each may change which inputs are wanted."""
+        name, origin = port.input_name, self.progress.origin
+        for index in range(len(records)):
+            record = slice_batch(records, index, index + 1)
+            if origin is not None and origin.originals is not None:
+                self.progress.origin, self.progress.records = origin.taken(range(index, index + 1)), record
+            if self._awaited:
+                await self._async_entries[name](record)
+            else:
+                self._entries[name](record)
+            self.progress.handled += 1
+            self._update_wanted_inputs()
+            if self.barriers.clocks is not None:
+                self.barriers.arrange_stop()
+            if index + 1 < len(records) and not self.inbox.may_continue(port):
+                rest = slice_batch(records, index + 1, len(records))
+                self.inbox.put_back(port, rest, epoch, origin and origin.taken(range(index + 1, len(records))))
+                return
+
+    def _in_thread(self, entry: Entry) -> AsyncEntry:
+        """Return an entry that handles batches in a thread, and passes the emitted records on in the event loop."""
+
+        async def handle(batch: Batch) -> None:
+            attach = detach(self.first.out)
+            await asyncio.get_running_loop().run_in_executor(self._executor, entry, batch)
+            attach()
+
+        return handle
+
+    # -- control records -------------------------------------------------------------------------------
+
+    async def _handle_control(self, port: Port | None, control: Control) -> None:
+        for event in [control] if port is None else self.inbox.accept(port, control):
+            await self._handle_event(event)
+
+    async def _handle_event(self, event: Control) -> None:
+        if self.barriers.suspension is not _RUNS and not isinstance(event, BarrierReturned):
+            return  # The snapshot is taken already. A job that is restored from it makes this event again.
+        if isinstance(event, CheckpointBarrier):
+            await self.barriers.pass_barrier(event)
+            self.ended = self.suspended
+        elif isinstance(event, BarrierReturned):
+            self.barriers.barrier_returned(event)
+            self.ended = self.suspended
+        elif self._boundary is not None:
+            try:
+                if isinstance(event, Posted):
+                    await self._call(event.notice)
+                elif not isinstance(event, EventTimeWatermark):
+                    await self._boundary.on_control(event, self._boundary_out)
+                elif self.first.step.watermarked:
+                    await self._boundary.on_event_time(event, self._boundary_out)
+            except RecordFailure:
+                raise
+            except Exception as error:
+                raise RecordFailure(self.first.step.name) from error
+        elif isinstance(event, Posted):
+            await self._call(event.notice)
+        elif isinstance(event, InputEnded):
+            if self._rounds is None:  # With rounds, an input ends in each round.
+                await self.chain.input_ended(self.first, event.input_name)
+        else:
+            await self.pass_on(event)
+
+    async def _call(self, notice: Notice) -> None:
+        if (called := notice(self._boundary_out)) is not None:
+            await called
+
+    async def pass_on(self, control: Control, *, after_first: bool = False) -> None:
+        """Pass a control record through the chain, then into the channels; see :class:`Chain`."""
+        await self.chain.pass_on(control, after_first=after_first)
+        if isinstance(control, EndOfInput):
+            self.ended = True
+
+    # -- state -----------------------------------------------------------------------------------------
+
+    async def snapshot(self) -> TaskState:
+        """Return the state of the task before it is encoded. It may change with the next record."""
+        return {
+            "operators": {each.step.name: await each.snapshot() for each in self._lasting_instances},
+            "steps": [instance.step.name for instance in self.instances],
+            "round": None if self._rounds is None else await self._rounds.snapshot(),
+            "watermark": self.progress.watermark,
+            "ended": self.ended,
+            "interior input ended": self.chain.interior_input_ended,
+            "positions": dict(self.positions if self.feeder is None else self.feeder.source.settled(self.positions)),
+            "turns": turns_of(self.writers),
+            "inbox": self.inbox.snapshot(),
+        }
+
+    async def _restore(self, state: TaskState) -> None:
+        for instance in self._lasting_instances:
+            if (of_step := state["operators"].get(instance.step.name)) is not None:
+                await instance.restore(of_step)
+        if self._rounds is not None:
+            await self._rounds.restore(state["round"])
+            self._bind()
+        self.chain.restore(watermark=state["watermark"], interior_input_ended=state["interior input ended"])
+        self.positions = dict(state["positions"] or {})
+        restore_turns(self.writers, state["turns"])
+        if state["inbox"] is not None:  # None: an input that had ended goes on.
+            self.inbox.restore(state["inbox"], self._plain_data, state.get("logged", ()))
+        self.ended = state["ended"]
+
+
+def _within_batch(batch: SourceBatch) -> str:
+    offsets = getattr(batch.records, "offsets", None)
+    if offsets is not None and len(offsets):
+        return f"the batch of partition {batch.records.partition}, offsets {offsets[0]} to {offsets[-1]}"
+    return f"the batch after which its source continues at {batch.positions}"
+
+
+@final
+class _TaskBoundaryOutput(BoundaryOutput):
+    """The output of a boundary that is the first operator of a task."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        step = task.first.step
+        self._drops_times = step.reads_times and not step.timed
+
+    def emit_batch(self, records: Batch, epoch: int) -> None:
+        task = self._task
+        task.progress.epoch = epoch
+        task.first.out.emit_batch(untimed(records) if self._drops_times else records)
+
+    def refuse(self, record: Any, error: Exception, epoch: int, origin: BatchOrigin | None) -> None:
+        out, progress = self._task.first.out, self._task.progress
+        progress.epoch, progress.origin, progress.records = epoch, origin, None
+        refuse(out, record, error)
+        out.flush()
+
+    async def room(self) -> None:
+        await self._task.clear_lanes()
+
+    async def control(self, control: Control) -> None:
+        await self._task.pass_on(control, after_first=True)

@@ -1,0 +1,230 @@
+"""Feedback of one variable stream through a topic.
+
+:class:`TopicFeedback` connects the two sides: the outlets of the subtasks that feed back
+(:mod:`~streamiter.engine.tasks.topic_outlets`) and the inlets of the heads
+(:mod:`~streamiter.engine.tasks.topic_inlets`). It opens the topic, and runs the pumps that write and read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final, final
+
+from streamiter.engine.graph.feedback import FeedbackChannel, FeedbackLimits, check_range_in_topic, spill_queue
+from streamiter.engine.graph.graph import Edge, Step
+from streamiter.engine.graph.output import Forward
+from streamiter.engine.tasks.failures import FailuresOf, call_unless_cancelled
+from streamiter.engine.tasks.topic_inlets import RECORDS_PER_READ, Inlet, ReturningPump, TopicReturnPath
+from streamiter.engine.tasks.topic_outlets import HEADER_BYTES_MAX, FeedbackOutlet, OutgoingPump
+from streamiter.errors import ConfigurationError, TopicNotFound
+from streamiter.operators.output import RecordFailure
+from streamiter.topics.topic import ReadRequest, Topic, TopicDescription, TopicReader, TopicWriter, record_limit
+from streamiter.values.helpers.clock import Clock
+from streamiter.values.helpers.closing import close_each
+from streamiter.values.plain_data import PlainData
+
+# A smaller limit of a topic leaves little room besides the headers.
+_LEAST_LIMIT_BYTES: Final = 2 * HEADER_BYTES_MAX
+
+
+@final
+class TopicFeedback:
+    """The feedback to the heads of one variable stream.
+
+    Of p heads, head h reads the partitions q with q mod p = h. Each subtask that feeds back has an outgoing queue for
+    each head, and each head has a channel for each such subtask.
+    """
+
+    def __init__(self, step: Step, *, run_id: str, start: str, plain_data: PlainData, clock: Clock) -> None:
+        """``step`` is the head; ``start`` is the unique id of this start of the job."""
+        self._step = step
+        self._edges = [edge for edge in step.inputs if edge.feedback_topic is not None]
+        [topic] = dict.fromkeys(edge.feedback_topic for edge in self._edges)
+        assert topic is not None
+        self._topic: Topic = topic
+        self._run_id = run_id
+        self._plain_data = plain_data
+        self._clock = clock
+        self._limits = self._edges[0].feedback or FeedbackLimits()
+        self.outgoing: dict[Edge, list[list[FeedbackChannel]]] = {}
+        """For each upstream subtask its outgoing queues, one for each head."""
+        self.returning: dict[Edge, list[list[FeedbackChannel | None]]] = {}
+        """For each upstream subtask its channel to each head; None if it does not feed back to it."""
+        self._outlets: list[FeedbackOutlet] = []
+        self._inlets: list[dict[int, Inlet]] = [{} for _ in range(step.parallelism)]
+        self._out = OutgoingPump(run_id, start, self._outlets, plain_data)
+        self._back = [
+            ReturningPump(run_id, topic, inlets, self._limits.memory_bytes, plain_data, clock)
+            for inlets in self._inlets
+        ]
+        first = 0
+        for edge in self._edges:
+            self._connect(edge, first)
+            first += edge.upstream.parallelism
+        self._writer: TopicWriter | None = None
+        self._readers: list[TopicReader] = []
+        self._writing: asyncio.Task[None] | None = None
+        self._has_finished = False
+        self._reading: list[asyncio.Task[None]] = []
+
+    # -- queues ----------------------------------------------------------------------------------------
+
+    def _connect(self, edge: Edge, first: int) -> None:
+        """Make the queues and channels of one edge; ``first`` is the number of its first producer."""
+        parallelism = edge.upstream.parallelism
+        self.outgoing[edge] = []
+        self.returning[edge] = []
+        for subtask in range(parallelism):
+            outlets = [self._outlet(edge, subtask, first + subtask, head) for head in self._heads_of(edge, subtask)]
+            self._outlets += outlets
+            self.outgoing[edge].append([outlet.channel for outlet in outlets])
+            queues = {outlet.head: outlet.channel for outlet in outlets}
+            self.returning[edge].append(
+                [self._inlet(edge, subtask, first, head, queues) for head in range(self._step.parallelism)]
+            )
+
+    def _heads_of(self, edge: Edge, subtask: int) -> Sequence[int]:
+        """Return the heads that a subtask feeds back to."""
+        if isinstance(edge.partitioning, Forward):
+            return [subtask]
+        return range(self._step.parallelism)
+
+    def _outlet(self, edge: Edge, subtask: int, number: int, head: int) -> FeedbackOutlet:
+        step = f"{edge.upstream.name}[{subtask}]"
+        name = f"{step} → head {head} in topic {self._topic.name}"
+        queue = spill_queue(name, self._limits, self._plain_data)
+        return FeedbackOutlet(number, step, head, FeedbackChannel(name, queue))
+
+    def _inlet(
+        self, edge: Edge, subtask: int, first: int, head: int, queues: dict[int, FeedbackChannel]
+    ) -> FeedbackChannel | None:
+        """Return the channel for the feedback of ``subtask`` to a head; None if there is none."""
+        if head not in queues:
+            return None
+        name = f"{edge.upstream.name}[{subtask}] → {self._step.name}[{head}]"
+        # It never spills: above its limit, the feedback waits in the topic.
+        limits = FeedbackLimits(memory_bytes=sys.maxsize, directory=self._limits.directory)
+        return_path = TopicReturnPath(
+            self._back[head],
+            queues[head],
+            self._plain_data,
+            topic=self._topic.name,
+            run=self._run_id,
+            producer=first + subtask,
+        )
+        channel = FeedbackChannel(name, spill_queue(name, limits, self._plain_data), return_path)
+        self._inlets[head][first + subtask] = Inlet(channel, return_path)
+        return channel
+
+    # -- life ------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Open the topic for reading at its end and for writing; write the start.
+
+        The tracks must have the ranges of the restored checkpoint already: the topic is checked for them.
+        """
+        with FailuresOf(self._step.name):
+            description = await self._described()
+            limit_bytes = self._checked(description)
+            for head in range(self._step.parallelism):
+                self._readers.append(await self._open_reader(head))
+            self._writer = await self._topic.open_writer()
+            for outlet in self._outlets:
+                outlet.assign(range(outlet.head, description.partitions, self._step.parallelism))
+            self._begin_tracks()
+            await self._out.open(self._writer, limit_bytes - HEADER_BYTES_MAX)
+
+    async def _open_reader(self, head: int) -> TopicReader:
+        request = ReadRequest(
+            subtask=head,
+            subtasks=self._step.parallelism,
+            start="latest",
+            max_records=RECORDS_PER_READ,
+            clock=self._clock,
+        )
+        return await self._topic.open_reader(request)
+
+    def _begin_tracks(self) -> None:
+        for outlet in self._outlets:
+            offset = self._readers[outlet.head].positions()[outlet.home]
+            self._inlets[outlet.head][outlet.producer].return_path.begin(outlet.home, offset)
+
+    async def _described(self) -> TopicDescription:
+        """Return the description of the topic. Raises CheckpointError if a restored range is not in it."""
+        restored = [
+            each.range for inlets in self._inlets for inlet in inlets.values() for each in inlet.return_path.restored
+        ]
+        description = None
+        try:
+            description = await self._topic.describe()
+        except TopicNotFound:
+            if not restored:
+                raise
+        for topic_range in restored:
+            check_range_in_topic(topic_range, self._topic, description)
+        assert description is not None
+        return description
+
+    def _checked(self, description: TopicDescription) -> int:
+        """Return the size limit of a record. Raises ConfigurationError for too few partitions or a small limit."""
+        heads = self._step.parallelism
+        if description.partitions < heads:
+            raise ConfigurationError(
+                f"feedback through {self._topic.url}: expected at least a partition for each of {heads} heads, given "
+                f"{description.partitions}; create it with more: await topic.create(partitions={heads})"
+            )
+        limit_bytes = record_limit(description)
+        if limit_bytes < _LEAST_LIMIT_BYTES:
+            raise ConfigurationError(
+                f"feedback through {self._topic.url}: expected a topic that takes records of at least "
+                f"{_LEAST_LIMIT_BYTES} bytes, given one that takes {limit_bytes}; raise its limit"
+            )
+        return limit_bytes
+
+    def start(self, group: asyncio.TaskGroup) -> None:
+        where = f"{self._step.name} through {self._topic.name}"
+        self._writing = group.create_task(self._guarded(self._out.run), name=f"write {where}")
+        self._reading = [
+            group.create_task(self._guarded(partial(pump.run, reader)), name=f"read {where}[{head}]")
+            for head, (pump, reader) in enumerate(zip(self._back, self._readers, strict=True))
+        ]
+
+    async def _guarded(self, run: Callable[[], Awaitable[None]]) -> None:
+        with FailuresOf(self._step.name):
+            await call_unless_cancelled(run, self._step.name)
+
+    async def finish(self) -> None:
+        """All tasks have ended: stop the pumps."""
+        assert self._writing is not None
+        self._has_finished = True
+        for running in (self._writing, *self._reading):
+            running.cancel()
+
+    async def close(self) -> list[Exception]:
+        """Close the topic and the queues; return the errors."""
+        closing = [reader.close() for reader in self._readers]
+        if self._writer is not None:
+            closing.append(self._close_writer(self._writer))
+        results = await asyncio.gather(*closing, return_exceptions=True)
+        results += await close_each(outlet.channel.close for outlet in self._outlets)
+        return [self._failure(result) for result in results if isinstance(result, Exception)]
+
+    async def _close_writer(self, writer: TopicWriter) -> None:
+        """Close the writer. After an abort or a failure, stop waiting for its records: they are not needed."""
+        if self._has_finished:
+            await writer.close()
+            return
+        closing = asyncio.create_task(writer.close(), name=f"close {self._topic.name}")
+        await asyncio.sleep(0)  # The task must start, or it would close nothing.
+        closing.cancel()
+        await asyncio.wait([closing])
+        if not closing.cancelled() and (error := closing.exception()) is not None:
+            raise error
+
+    def _failure(self, error: Exception) -> RecordFailure:
+        failure = RecordFailure(self._step.name)
+        failure.__cause__ = error
+        return failure

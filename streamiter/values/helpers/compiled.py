@@ -1,0 +1,124 @@
+"""Compiled functions: plain Python on numbers and arrays, as fast as C where Numba is installed.
+
+Numba is optional (``pip install "streamiter[fast]"``). Without it the same functions run uncompiled, with the same
+results, some hundred times slower. The compiled code is stored on disk next to the module, or in Numba's own directory
+for the user where the module's directory cannot be written; only the first process of all compiles.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, TypeVar, cast
+
+import numpy.typing as npt
+
+_log = logging.getLogger("streamiter.compiled")
+
+AnyArray = TypeVar("AnyArray", bound=npt.NDArray[Any])
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+
+
+@cache
+def is_compiling() -> bool:
+    """Whether Numba is installed and its compiler is not switched off, so that compiled functions are fast."""
+    return os.environ.get("NUMBA_DISABLE_JIT", "0") in ("", "0") and find_spec("numba") is not None
+
+
+def is_loaded() -> bool:
+    """Whether another part of the process has imported Numba, which takes a second, and its compiler works."""
+    return sys.modules.get("numba") is not None and is_compiling()
+
+
+def compiled(function: AnyFunction) -> AnyFunction:
+    """Compile a function when it is first called; return it as it is where Numba is missing.
+
+    A module of compiled functions is imported by the function that needs it, because importing Numba takes most of a
+    second. The functions may use numbers, arrays and each other, and no objects. Other threads run while one of them
+    runs, and must not change its arrays.
+
+    >>> @compiled
+    ... def half(number: float) -> float:
+    ...     return number / 2
+    >>> half(3.0)
+    1.5
+    """
+    if not is_compiling():
+        return function
+    from streamiter.values.helpers.numba_names import njit
+
+    try:
+        return cast(AnyFunction, njit(cache=True, nogil=True)(function))
+    except RuntimeError:
+        # No directory can be written, or the function has no file, as in an interactive session.
+        return cast(AnyFunction, njit(nogil=True)(function))
+
+
+def pointer_function() -> Callable[[AnyArray], AnyArray]:
+    """Return a function for compiled code that turns an array into a pointer to its first entry.
+
+    An array that is passed to a function costs two atomic counts of references, and an index of any sign a comparison.
+    A pointer costs neither, knows no length, and must not be used longer than the array. Where Numba is missing, the
+    function returns the array itself.
+
+    >>> import numpy as np
+    >>> pointer_to = pointer_function()
+    >>> @compiled
+    ... def first(array):
+    ...     return pointer_to(array)[0]
+    >>> float(first(np.array([3.0, 4.0])))
+    3.0
+    """
+    if not is_compiling():
+        return lambda array: array
+    from streamiter.values.helpers.numba_names import intrinsic, types
+
+    def pointer_to(_context: Any, array: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return context.make_array(signature.args[0])(context, builder, arguments[0]).data
+
+        return types.CPointer(array.dtype)(array), generate  # type: ignore[no-untyped-call]
+
+    return cast(Callable[[AnyArray], AnyArray], intrinsic(pointer_to))
+
+
+@contextmanager
+def saying_that_it_compiles(functions: str) -> Iterator[None]:
+    """Log one line before functions are compiled in this block, which takes ten seconds; none if they are stored.
+
+    Where Numba is missing, a warning says how to install it, once in a process.
+    """
+    if not is_compiling():
+        if find_spec("numba") is None:
+            _warn_of_slowness(functions)
+        yield
+        return
+    from streamiter.values.helpers.numba_names import Event, Listener, install_listener
+
+    class _Says(Listener):
+        is_said = False
+
+        def on_start(self, event: Event) -> None:
+            if not self.is_said:
+                self.is_said = True
+                _log.info("compiling %s; this takes about 10 s, once if a directory can be written", functions)
+
+        def on_end(self, event: Event) -> None:
+            """Say nothing."""
+
+    with install_listener("numba:compile", _Says()):
+        yield
+
+
+@cache
+def _warn_of_slowness(functions: str) -> None:
+    _log.warning(
+        "%s is not compiled, and some hundred times slower, because Numba is not installed; install it with: "
+        'pip install "streamiter[fast]"',
+        functions,
+    )

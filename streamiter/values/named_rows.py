@@ -1,0 +1,568 @@
+"""Rows of named fields, as learners read them: numbers in columns, texts hashed.
+
+A record needs no schema. The fields of a batch are found in its records: a field is *numeric* where its values are
+numbers or truth values, and *categorical* where they are texts. A text gives one feature of value 1, whose place is the
+hash of the field's name and the text; a list of texts gives a feature for each different one. None, NaN, and numbers
+that are infinite or above 1e100 in size are *missing*: the learner takes the mean of the column, and one more hashed
+feature says that the value of this field was missing. A field that a record does not name is missing, too, without that
+feature, since records with few of many fields are common.
+
+A text may be a number or a time, and what its field is depends on the rows before it. So a reader only adds what each
+text can be (``Readings``), and ``streamiter.values.known_fields`` decides in the order of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import tzinfo
+from functools import cache
+from itertools import chain, compress
+from operator import itemgetter, methodcaller
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from streamiter.errors import ConfigurationError, ModelError, shortened
+from streamiter.values.field_kinds import (
+    BLANKS,
+    DATE,
+    HUGE,
+    NO_KINDS,
+    NO_VALUE,
+    OTHER_TEXT,
+    PARTS,
+    Kind,
+    Readings,
+    ReadText,
+    are_texts,
+    category_of,
+    is_time,
+    part_of,
+    read_datetimes,
+    read_moment,
+    read_text,
+    words_of,
+)
+from streamiter.values.helpers.compiled import compiled, is_compiling, is_loaded
+from streamiter.values.numbers import Array, Floats, Indices
+from streamiter.values.records import Batch, Columns, columns_of_table
+
+__all__ = [
+    "ABSENT",
+    "HUGE",
+    "FieldReader",
+    "NamedRows",
+    "are_texts",
+    "hash_of",
+    "is_missing",
+    "mixed_hashes",
+    "named_matrix",
+    "place_of_missing",
+    "place_of_text",
+]
+
+ABSENT: Final = -1
+"""The place of a feature that a row does not have."""
+
+# Names and texts are hashed with 64 bits FNV-1a (Fowler, Noll, Vo), whose low bits are then mixed as in MurmurHash3
+# (Appleby). Both are short enough to be compiled, and differ in no version of Python.
+_FNV_START: Final = 0xCBF29CE484222325
+_FNV_PRIME: Final = 0x100000001B3
+_MIX: Final = 0xFF51AFD7ED558CCD
+_ALL_BITS: Final = (1 << 64) - 1
+# No byte of UTF-8 is 0xFF or 0xFE: these separate a field from its text, and mark a missing value.
+_TEXT_FOLLOWS: Final = b"\xff"
+_IS_MISSING: Final = b"\xfe"
+
+# Places of recent texts, for each field: a text that comes again is not hashed again.
+_CACHED_TEXTS: Final = 65_536
+# So many fields have such texts. A record of a stranger may have any number of names.
+_CACHED_FIELDS: Final = 1024
+
+# Measured: for fewer texts, the call of compiled code takes longer than a list of texts.
+_HASHED_TOGETHER: Final = 32
+
+# One long text makes an array of texts large; such texts are hashed one by one.
+_ARRAY_BYTES_MAX: Final = 4_096
+
+_NUMBERS: Final = frozenset({int, float, bool, np.bool_, np.float64, np.int64, np.float32, np.int32})
+
+
+class _RefusesRows(Protocol):
+    """Makes the error that refuses single rows: their numbers, and the reason."""
+
+    def __call__(self, rows: Iterable[int], reason: str, /) -> Exception: ...
+
+
+def hash_of(data: bytes) -> int:
+    """Return the 64-bit hash of these bytes.
+
+    >>> hex(hash_of(b""))
+    '0xecba3df2c3383c52'
+    """
+    value = _FNV_START
+    for byte in data:
+        value = ((value ^ byte) * _FNV_PRIME) & _ALL_BITS
+    value ^= value >> 33
+    value = (value * _MIX) & _ALL_BITS
+    return value ^ (value >> 33)
+
+
+_PRIME_64: Final = np.uint64(_FNV_PRIME)
+_MIX_64: Final = np.uint64(_MIX)
+_SHIFT_64: Final = np.uint64(33)
+
+
+def mixed_hashes(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return the hashes mixed as by :func:`hash_of`: all of their bits have influence on the low ones."""
+    hashes = (hashes ^ (hashes >> _SHIFT_64)) * _MIX_64
+    return hashes ^ (hashes >> _SHIFT_64)
+
+
+_BLANK_KEYS: Final = tuple(int.from_bytes(text.encode()) for text in sorted(BLANKS) if text[:1] > "9")
+
+
+def _hash_texts(
+    characters: npt.NDArray[np.uint32],
+    start: np.uint64,
+    hashes: npt.NDArray[np.uint64],
+    may_be_read: npt.NDArray[np.bool_],
+) -> None:
+    """Compute :func:`hash_of` for the UTF-8 of each row of characters, from the unmixed hash of the bytes before it.
+
+    ``may_be_read`` tells which texts :func:`read_text` may find to be another than ``OTHER``.
+    """
+    for row in range(len(characters)):
+        length = characters.shape[1]
+        while length and characters[row, length - 1] == 0:
+            length -= 1
+        # Spaces, + - . and digits have codes up to 57, as have few other characters.
+        first = characters[row, 0] if length else np.uint32(0)
+        may_be_read[row] = first <= 57
+        if not may_be_read[row] and length <= 4:
+            key = 0
+            for column in range(length):
+                key = key * 256 + (characters[row, column] | 32)  # In small letters.
+            for blank in _BLANK_KEYS:
+                if key == blank:
+                    may_be_read[row] = True
+        value = start
+        for column in range(length):
+            character = characters[row, column]
+            size = 1 + (character >= 0x80) + (character >= 0x800) + (character >= 0x10000)
+            for index in range(size):
+                byte = character
+                if size > 1:
+                    lead = (0xFF00 >> size) & 0xFF if index == 0 else 0x80
+                    byte = lead | ((character >> (6 * (size - 1 - index))) & 0x3F)
+                value = (value ^ np.uint64(byte)) * _PRIME_64
+        value = (value ^ (value >> _SHIFT_64)) * _MIX_64
+        hashes[row] = value ^ (value >> _SHIFT_64)
+
+
+@cache
+def _compiled_hashing() -> Callable[..., None]:
+    return compiled(_hash_texts)
+
+
+def place_of_text(field: str, text: str, bits: int) -> int:
+    """Return the place of a text of a field."""
+    data = field.encode("utf-8", "surrogatepass") + _TEXT_FOLLOWS + text.encode("utf-8", "surrogatepass")
+    return hash_of(data) & ((1 << bits) - 1)
+
+
+def place_of_missing(field: str, bits: int) -> int:
+    """Return the place of the feature that says that the value of a field is missing."""
+    return hash_of(field.encode("utf-8", "surrogatepass") + _IS_MISSING) & ((1 << bits) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRows:
+    """A batch of rows: numbers by field, and the places of hashed features."""
+
+    fields: tuple[str, ...]
+    """The names of the numeric columns."""
+    numbers: Floats
+    """A matrix: for each row the numbers of ``fields``, NaN where missing."""
+    text_fields: tuple[str, ...]
+    """The field of each column of texts; a field with lists of texts has several columns."""
+    places: Indices
+    """A matrix: for each row the places of its texts, :data:`ABSENT` where a field has none. Columns behind those of
+    ``text_fields`` are the features of missing values."""
+    missing: Indices
+    """For each row the number of its missing values; fields that a record does not name do not count."""
+    place_values: Floats | None = None
+    """The values of ``places``; None: all are 1."""
+    readings: Mapping[str, Readings] = field(default_factory=dict)
+    """What the values of a field can be, other than plain numbers, if one of its texts can be a number or a time; and
+    the times of a field of times, which have no place."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, which: Sequence[int]) -> NamedRows:
+        """Return some of the rows."""
+        chosen = np.asarray(which, dtype=np.intp)
+        return NamedRows(
+            self.fields,
+            self.numbers[chosen],
+            self.text_fields,
+            self.places[chosen],
+            self.missing[chosen],
+            None if self.place_values is None else self.place_values[chosen],
+            {name: readings.of_rows(chosen) for name, readings in self.readings.items()},
+        )
+
+
+def named_matrix(matrix: Floats) -> NamedRows:
+    """Return the rows of a matrix; the fields are the numbers of its columns.
+
+    >>> named_matrix(np.array([[1.0, 2.0]])).fields
+    ('0', '1')
+    """
+    if matrix.ndim != 2:
+        raise ModelError(f"expected features as a matrix (rows, columns), given shape {matrix.shape}")
+    fields = tuple(map(str, range(matrix.shape[1])))
+    places = np.empty((len(matrix), 0), dtype=np.intp)
+    return NamedRows(fields, matrix, (), places, np.count_nonzero(is_missing(matrix), axis=1))
+
+
+def is_missing(numbers: Floats) -> npt.NDArray[np.bool_]:
+    """Return which numbers are missing: NaN, infinite or huge."""
+    missing: npt.NDArray[np.bool_] = ~(np.abs(numbers) <= HUGE)
+    return missing
+
+
+class FieldReader:
+    """Turns records into :class:`NamedRows`.
+
+    ``fields`` are the fields to read, None for all except those in ``without``. Hashed features have ``2**bits``
+    places. Fields whose ``kinds`` are ``category`` or ``words`` are read as such here. ``time_zone`` is that of the
+    hours of times; None: their own.
+
+    >>> reader = FieldReader(without=["late"], bits=10)
+    >>> rows = reader.rows([{"km": 3, "town": "Rom", "late": True}, {"km": None, "town": "Kyiv", "late": False}])
+    >>> rows.fields, rows.numbers.tolist(), rows.text_fields, rows.places.shape
+    (('km',), [[3.0], [nan]], ('town',), (2, 2))
+    """
+
+    def __init__(
+        self,
+        fields: Sequence[str] | None = None,
+        *,
+        without: Collection[str] = (),
+        bits: int,
+        kinds: Mapping[str, Kind] = NO_KINDS,
+        time_zone: tzinfo | None = None,
+        refuse: _RefusesRows | None = None,
+        owner: str = "FieldReader",
+    ) -> None:
+        self._wanted = None if fields is None else tuple(fields)
+        self._without = frozenset(without)
+        self._bits = bits
+        self._mask = (1 << bits) - 1
+        self._owner = owner
+        self._refuse = refuse or (lambda _rows, reason: ModelError(reason))
+        self._zone = time_zone
+        self._prepare = {name: _PREPARED[kind] for name, kind in kinds.items() if kind in _PREPARED}
+        self._places: dict[str, dict[str, int]] = {}
+        self._read_texts: dict[str, dict[str, ReadText]] = {}
+        """By field the texts in the cache of places that can be numbers or times."""
+        self._times: dict[str, None] = {}
+        """The fields that had times."""
+
+    def leave_out(self, fields: Iterable[str]) -> None:
+        """Do not read these fields any more."""
+        self._without = self._without.union(fields)
+
+    def rows(self, records: Batch) -> NamedRows:
+        """Return the rows of these records: dicts, ``Columns``, or a table of pandas, polars or Arrow.
+
+        Raises the error of ``refuse`` for records without fields, and for values that are neither numbers nor texts.
+        """
+        if isinstance(records, list):
+            columns, count = self._columns_of_dicts(records), len(records)
+        else:
+            table = records if isinstance(records, Columns) else columns_of_table(self._owner, records, ModelError)
+            if table is None:
+                raise ModelError(
+                    f"{self._owner}: expected records with named fields (dicts, Columns or a table), given "
+                    f"{shortened(records)}; give features= as a function that returns a matrix or SparseRows"
+                )
+            columns, count = self._columns_of(table), len(table)
+        return self._read(columns, count)
+
+    # ---- columns of a batch
+
+    def _is_wanted(self, name: str) -> bool:
+        return name not in self._without
+
+    def _columns_of(self, table: Columns) -> dict[str, Array | list[Any]]:
+        names = table.names if self._wanted is None else self._wanted
+        if missing := [name for name in names if name not in table]:
+            raise ConfigurationError(
+                f"{self._owner}: expected the fields {', '.join(map(repr, names))}, given Columns without "
+                f"{', '.join(map(repr, missing))}; they have {', '.join(map(repr, table.names))}"
+            )
+        return {name: table[name] for name in names if self._is_wanted(name)}
+
+    def _columns_of_dicts(self, records: list[Any]) -> dict[str, Array | list[Any]]:
+        bad: list[int] = []
+        are_dicts = set(map(type, records)) == {dict}
+        if not are_dicts:  # Python is slow to ask each record whether it is a Mapping.
+            bad = [row for row, record in enumerate(records) if not isinstance(record, Mapping)]
+        if bad:
+            raise self._refuse(
+                bad, f"{self._owner}: expected records with named fields, given {shortened(records[bad[0]])}"
+            )
+        if not records:
+            return {}
+        names = self._wanted
+        if names is None:
+            first = tuple(records[0])
+            if set(map(tuple, records)) == {first}:
+                columns = zip(*map(methodcaller("values"), records), strict=True)
+                return {
+                    name: list(column) for name, column in zip(first, columns, strict=True) if self._is_wanted(name)
+                }
+            names = tuple(filter(self._is_wanted, dict.fromkeys(chain.from_iterable(records))))
+        elif are_dicts and len(names) > 1 and records[0].keys() >= set(names):
+            with suppress(KeyError):  # A record need not name all fields.
+                columns = zip(*map(itemgetter(*names), records), strict=True)
+                return {name: list(column) for name, column in zip(names, columns, strict=True)}
+        return {name: [record.get(name, _UNNAMED) for record in records] for name in names}
+
+    # ---- values of a column
+
+    def _read(self, columns: Mapping[str, Array | list[Any]], count: int) -> NamedRows:
+        fields: list[str] = []
+        numbers: list[Floats] = []
+        text_fields: list[str] = []
+        places: list[Array] = []
+        flags: list[Array] = []
+        missing_count = np.zeros(count, dtype=np.intp)
+        readings: dict[str, Readings] = {}
+        for name, column in columns.items():
+            if not isinstance(name, str):
+                raise ModelError(f"{self._owner}: expected texts as names of fields, given {name!r}")
+            of_numbers, of_texts, missing, read = self._read_column(name, column)
+            if read is not None:
+                readings[name] = read
+                if name not in self._times and len(self._times) < _CACHED_FIELDS and (read.codes >= DATE).any():
+                    self._times[name] = None
+            if of_numbers is not None and of_numbers.ndim == 1:
+                fields.append(name)
+                numbers.append(of_numbers)
+            elif of_numbers is not None:
+                fields += [f"{name}[{position}]" for position in range(of_numbers.shape[1])]
+                numbers += list(of_numbers.T)
+                missing_count += np.count_nonzero(is_missing(of_numbers), axis=1)
+            if of_texts is not None:
+                columns_of_texts = list(of_texts.reshape(count, -1).T) if of_texts.size else []
+                text_fields += [name] * len(columns_of_texts)
+                places += columns_of_texts
+            if missing is not None and missing.any():
+                flags.append(np.where(missing, place_of_missing(name, self._bits), ABSENT))
+                missing_count += missing
+        matrix = np.empty((count, len(fields)))
+        for position, values in enumerate(numbers):
+            matrix[:, position] = values
+        hashed = [*places, *flags]
+        places_of_rows = np.empty((count, len(hashed)), dtype=np.intp)
+        for position, of_field in enumerate(hashed):
+            places_of_rows[:, position] = of_field
+        return NamedRows(tuple(fields), matrix, tuple(text_fields), places_of_rows, missing_count, readings=readings)
+
+    def _read_column(self, name: str, column: Array | list[Any]) -> _ReadColumn:
+        prepare = self._prepare.get(name)
+        if isinstance(column, np.ndarray):
+            if prepare is not None and column.dtype.kind != "M":
+                return self._read_values(name, list(map(prepare, column.tolist())))
+            if column.dtype.kind in "biuf" and column.ndim <= 2:
+                floats = column.astype(np.float64, copy=False)
+                may_miss = column.dtype.kind == "f" and column.ndim == 1
+                return _ReadColumn(floats, None, is_missing(floats) if may_miss else None)
+            if column.dtype.kind == "M" and column.ndim == 1 and prepare is None:
+                read = read_datetimes(column, self._zone)
+                return _ReadColumn(None, None, read.codes == NO_VALUE, read)
+            if column.dtype.kind != "U" and not column.dtype.hasobject:
+                raise ModelError(
+                    f"{self._owner}: expected numbers, texts or times in the field {name!r}, given {column.dtype}; "
+                    "convert it before, or leave it out with features="
+                )
+            is_long = column.ndim == 1 and len(column) >= _HASHED_TOGETHER
+            if is_long and column.dtype.kind == "U" and column.nbytes and is_compiling():
+                return self._read_array(name, column)
+            return self._read_values(name, column.tolist())
+        return self._read_values(name, column if prepare is None else list(map(prepare, column)))
+
+    def _read_values(self, name: str, column: list[Any]) -> _ReadColumn:
+        kinds = set(map(type, column))
+        if kinds <= _NUMBERS and kinds and name not in self._prepare:
+            floats = self._floats(name, column)
+            return _ReadColumn(floats, None, is_missing(floats))
+        if kinds == {str}:
+            places = self._text_places(name, column)
+            found = self._read_texts.get(name)
+            return _ReadColumn(None, places, None, None if found is None else _readings(column, found))
+        return self._read_mixed(name, column)
+
+    def _read_mixed(self, name: str, column: Sequence[Any]) -> _ReadColumn:
+        count = len(column)
+        is_text = np.fromiter((isinstance(value, str) or are_texts(value) for value in column), np.bool_, count)
+        is_none = np.fromiter((value is None for value in column), np.bool_, count)
+        is_number = np.fromiter(
+            (isinstance(value, (int, float, np.number, np.bool_)) for value in column), np.bool_, count
+        )
+        is_moment = np.fromiter(map(is_time, column), np.bool_, count)
+        is_named = np.fromiter((value is not _UNNAMED for value in column), np.bool_, count)
+        is_wrong = is_named & ~(is_text | is_none | is_number | is_moment)
+        if name in self._prepare:
+            is_wrong |= is_number | is_moment
+        if (bad := np.flatnonzero(is_wrong)).size:
+            shown = shortened(column[int(bad[0])])
+            reason = f"expected a text in the field {name!r}, given {shown}"
+            if name not in self._prepare:
+                reason = f"expected a number, a text or None in the field {name!r}, given {shown}; convert it before, "
+                reason += "or leave it out with features="
+            raise self._refuse(bad.tolist(), f"{self._owner}: {reason}")
+        floats = places = None
+        missing = is_none
+        moments: dict[int, ReadText] = {
+            row: read_moment(column[row], self._zone) for row in np.flatnonzero(is_moment).tolist()
+        }
+        if moments:
+            missing = is_none | [moments.get(row, OTHER_TEXT)[0] == NO_VALUE for row in range(count)]
+        if is_number.any():
+            given = [value if number else np.nan for value, number in zip(column, is_number, strict=True)]
+            floats = self._floats(name, given)
+            missing = missing | (is_number & is_missing(floats))
+        if is_text.any():
+            with_texts = compress(column, is_text)
+            texts: list[list[str]] = [
+                list(dict.fromkeys(value)) if isinstance(value, list) else [str(value)] for value in with_texts
+            ]
+            lengths = list(map(len, texts))
+            rows = np.repeat(np.flatnonzero(is_text), lengths)
+            positions = np.fromiter(chain.from_iterable(map(range, lengths)), np.intp, len(rows))
+            places = np.full((count, max(lengths)), ABSENT, dtype=np.intp)
+            places[rows, positions] = self._text_places(name, list(chain.from_iterable(texts)))
+        found = self._read_texts.get(name, {})
+        if not moments and not found:
+            return _ReadColumn(floats, places, missing)
+        read = _readings([value if isinstance(value, str) else None for value in column], found)
+        read.codes[~is_text] = NO_VALUE
+        for row, moment in moments.items():
+            read.codes[row], read.values[row] = moment
+        return _ReadColumn(floats, places, missing, read)
+
+    def _floats(self, name: str, column: Sequence[Any]) -> Floats:
+        try:
+            return np.array(column, dtype=np.float64)
+        except OverflowError:  # Whole numbers that fit no float are missing, as all numbers of such a size.
+            fitting = [np.inf if isinstance(value, int) and abs(value) > HUGE else value for value in column]
+            return np.array(fitting, dtype=np.float64)
+
+    def _read_array(self, name: str, texts: Array) -> _ReadColumn:
+        """Return an array of texts as read, without a Python object for each that can only be a text."""
+        hashes, may_be_read = self._hashes_of_array(name, texts)
+        places = (hashes & np.uint64(self._mask)).astype(np.intp)
+        if not may_be_read.any() or name in self._prepare:
+            return _ReadColumn(None, places, None)
+        _, first, of_each = np.unique(hashes[may_be_read], return_index=True, return_inverse=True)
+        candidates = texts[may_be_read][first].tolist()
+        found = [read_text(text, self._zone) for text in candidates]
+        if all(each is OTHER_TEXT for each in found):
+            return _ReadColumn(None, places, None)
+        read = _readings([None] * len(texts), {})
+        read.codes[may_be_read] = np.array([code for code, _ in found])[of_each]
+        read.values[may_be_read] = np.array([value for _, value in found])[of_each]
+        return _ReadColumn(None, places, None, read)
+
+    def _hashes_of_array(self, name: str, texts: Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
+        """Return the hashes of texts, and which of them may be numbers, times or blank."""
+        start = _FNV_START
+        for byte in name.encode("utf-8", "surrogatepass") + _TEXT_FOLLOWS:
+            start = ((start ^ byte) * _FNV_PRIME) & _ALL_BITS
+        characters = np.ascontiguousarray(texts, texts.dtype.newbyteorder("=")).view(np.uint32)
+        hashes, may_be_read = np.empty(len(texts), np.uint64), np.empty(len(texts), np.bool_)
+        _compiled_hashing()(characters.reshape(len(texts), -1), np.uint64(start), hashes, may_be_read)
+        return hashes, may_be_read
+
+    def texts_at(self, places: Collection[int]) -> dict[int, str]:
+        """Return texts that were read lately, by their places, with their fields: ``carrier = UA``.
+
+        Another thread may call it while rows are read.
+
+        >>> reader = FieldReader(bits=8)
+        >>> rows = reader.rows([{"carrier": "UA"}])
+        >>> reader.texts_at(rows.places[0].tolist())
+        {219: 'carrier = UA'}
+        """
+        wanted = frozenset(places)
+        known = [(name, each.copy()) for name, each in list(self._places.items())]
+        for name in list(self._times):
+            for part, values in PARTS.items():
+                part_name = part_of(name, part)
+                known.append(
+                    (part_name, {text: place_of_text(part_name, text, self._bits) for text in map(str, values)})
+                )
+        return {place: f"{name} = {text}" for name, each in known for text, place in each.items() if place in wanted}
+
+    def _text_places(self, name: str, texts: Sequence[str]) -> Array:
+        if (known := self._places.get(name)) is None:
+            if len(self._places) >= _CACHED_FIELDS:
+                self._places.clear()
+                self._read_texts.clear()
+            known = self._places[name] = {}
+        if len(known) > _CACHED_TEXTS:
+            known.clear()
+            self._read_texts.pop(name, None)
+        if new := list(set(texts).difference(known)):
+            known.update(zip(new, self._hashed_places(name, new), strict=True))
+            if name not in self._prepare:
+                for text in new:
+                    if (read := read_text(text, self._zone)) is not OTHER_TEXT:
+                        self._read_texts.setdefault(name, {})[text] = read
+        return np.fromiter(map(known.__getitem__, texts), np.intp, len(texts))
+
+    def _hashed_places(self, name: str, texts: list[str]) -> list[int]:
+        # An array has no NULs at the end of its texts.
+        if len(texts) >= _HASHED_TOGETHER and is_loaded() and not any(text[-1:] == "\0" for text in texts):
+            array = np.array(texts)
+            if array.nbytes <= _ARRAY_BYTES_MAX * len(texts):
+                hashes, _ = self._hashes_of_array(name, array)
+                places: list[int] = (hashes & np.uint64(self._mask)).astype(np.intp).tolist()
+                return places
+        return [place_of_text(name, text, self._bits) for text in texts]
+
+
+class _ReadColumn(NamedTuple):
+    """A field as read."""
+
+    numbers: Floats | None
+    places: Array | None
+    """The places of texts."""
+    missing: Array | None
+    """Which values are missing; None: none."""
+    readings: Readings | None = None
+
+
+_PREPARED: Final[Mapping[Kind, Callable[[Any], Any]]] = {"category": category_of, "words": words_of}
+
+
+def _readings(texts: Sequence[str | None], found: Mapping[str, ReadText]) -> Readings:
+    """Return the readings of texts, most of them from those that were found; None is another value."""
+    read = [found.get(text, OTHER_TEXT) for text in texts]  # type: ignore[arg-type]
+    codes = np.fromiter((code for code, _ in read), np.uint8, len(read))
+    return Readings(codes, np.fromiter((value for _, value in read), np.float64, len(read)))
+
+
+class _Unnamed:
+    """Stands where a record does not name a field."""
+
+
+_UNNAMED: Final = _Unnamed()
