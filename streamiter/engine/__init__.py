@@ -2,8 +2,8 @@
 
 =================  =====================================================================================
 ``processes``      flows in several processes: hosts, the supervisor, links, shared memory
-``job``            the job: its start, its stop, the jobs of other processes
-``checkpointing``  checkpoints of a job: barriers, commits, restores, other parallelism
+``job``            the job: its coordinator and followers, barriers, checkpoints
+``checkpointing``  the part of a process in checkpoints, commits, restores, other parallelism
 ``plan``           the placement of a flow, the plan of its tasks and channels, the settings of a job
 ``tasks``          the task: its chain of operators, its source, what it does at a barrier
 ``inbox``          the inbox of a task: what comes next, and what waits

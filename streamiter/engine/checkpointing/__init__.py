@@ -1,1 +1,1 @@
-"""Checkpoints of a running job: barriers, commits, restores, and redistribution to another parallelism."""
+"""The part of a process in the checkpoints of a job, commits, restores, and states for another parallelism."""

@@ -1,1 +1,1 @@
-"""The job of a flow in one process: its start, its end, and what it tells other jobs."""
+"""The job of a flow: its coordinator, with barriers and checkpoints, and its followers in all processes."""
