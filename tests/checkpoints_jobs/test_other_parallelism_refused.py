@@ -388,6 +388,6 @@ async def test_broadcast_records_that_some_subtasks_have_not_handled() -> None:
     port["held"] = [*port["held"], ("data", 0, 1, [0])]
     assert await share_out(hearing_ends, snapshot, 2) == (
         "flow 'ends', checkpoint 1, step 'hear': its 3 subtasks cannot become 2 here: each of them has handled other "
-        "records of those that all get from 'in2'; start it with parallelism=3 as it was, and take another checkpoint, "
-        'as stop("suspend") does'
+        "records from 'in2', although all get the same; start it with parallelism=3 as it was, and take another "
+        'checkpoint, as stop("suspend") does'
     )

@@ -89,7 +89,7 @@ KAFKA_COMMIT: Final = [
 SQLITE_COMMIT: Final = [
     *_both(f"{_SQLITE}.commit"),
     # These places are in the middle of the file's own transaction, and right after it.
-    Place("before", "streamiter_sqlite.writer:append"),
+    Place("before", "streamiter_sqlite.writer:append_blocks"),
     Place("before", "streamiter_sqlite.writer:_set_deadline"),
     Place("after", "streamiter_sqlite.writer:commit"),
     *_both(f"{_SQLITE}.begin"),

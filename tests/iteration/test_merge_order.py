@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
 import pytest
 from iteration.iteration_support import Dawdle, cut_items, run
 from iteration.loop_ways import WAYS, Ahead, Build, Loop, Way
+from runtime.probe import turns
 from support.soak import ForEachSeed
 
 from streamiter import (
@@ -22,10 +24,12 @@ from streamiter import (
     epochs_every,
     for_each_round,
     iterate_bounded_streams_until_termination,
+    iterate_unbounded_streams,
     replayed,
 )
-from streamiter.errors import StreamiterError
+from streamiter.errors import ConfigurationError, StreamiterError
 from streamiter.iteration import terminate_after
+from streamiter.operators import Context, Output
 from streamiter.operators.source import Collected
 
 SHUFFLES = 12
@@ -174,3 +178,55 @@ def test_records_before_their_turn_beyond_the_limit_on_disk_end_the_job() -> Non
     iterate_bounded_streams_until_termination([flow.from_items([])], [data], body, config)
     with pytest.raises(StreamiterError, match="expected at most 2000 bytes of batches waiting on disk"):
         run(flow)
+
+
+class Slow(Operator):
+    """Its first subtask takes several turns of the loop for each record."""
+
+    def open(self, context: Context) -> None:
+        self.turns = 7 if context.subtask_index == 0 else 0
+
+    async def process(self, record: int, out: Output) -> None:
+        for _ in range(self.turns):
+            await asyncio.sleep(0)
+        out.emit(record)
+
+
+def slow_loop() -> tuple[Flow, Collected]:
+    """Return a synchronous loop with two initial and two data channels, one of which is slow."""
+
+    def spread(stream: Stream, name: str) -> Stream:
+        return stream.rebalance().map(lambda record: record, parallelism=2, name=name)
+
+    flow = Flow("slow")
+    initial = spread(flow.from_items([0] * 4, name="initial"), "spread")
+    data = epochs_every(spread(flow.from_items(list(range(1, 41)), name="data"), "spread data"), records=4)
+
+    def body(variables: list[Stream], data: list[Stream]) -> IterationBodyResult:
+        slow = data[0].process(Slow, name="slow", parallelism=2)
+        back = slow.map(lambda record: record, name="back", parallelism=2).rebalance()
+        return IterationBodyResult([back], [variables[0].map(lambda record: record, name="seen")])
+
+    [seen] = iterate_unbounded_streams([initial.rebalance()], [data], body, IterationConfig(max_epochs_ahead=0))
+    return flow, seen.collect()
+
+
+async def test_a_synchronous_loop_is_restored_at_any_turn() -> None:
+    """An end of data waited behind feedback that was set aside. The restored head took it for feedback, and failed."""
+    flow, whole = slow_loop()
+    await (await flow.start()).wait()
+    restored = 0
+    for first_turns in range(20, 400, 9):
+        flow, _ = slow_loop()
+        job = await flow.start()
+        await turns(first_turns)
+        try:
+            snapshot = await job.snapshot()
+        except ConfigurationError:  # The job has ended.
+            break
+        await job.stop("abort")
+        flow, seen = slow_loop()
+        await (await flow.start(snapshot=snapshot)).wait()
+        assert sorted(seen.items) == sorted(whole.items), first_turns
+        restored += 1
+    assert restored > 10

@@ -247,7 +247,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> Address:
 PEER = """
 import asyncio, sys, uvloop, numpy as np
 from processes.pipes import Owner, identity, link_of
-from streamiter.engine.processes.link import connect
+from streamiter.engine.processes.link import connect_link
 from streamiter.engine.processes.mesh import ProcessMesh
 from streamiter.engine.processes.remote_channel import ArrivingChannel, DepartingChannel
 from streamiter.values.records import DataBatch, EndOfInput, EpochWatermark
@@ -259,7 +259,7 @@ async def main(address):
         there, back = ArrivingChannel("there", link, 1), DepartingChannel("back", link, 2)
     owner = Owner(opened)
     link = link_of(owner, identity(1))
-    await connect(address, link)
+    await connect_link(address, link)
     await owner.is_open.wait()
     ready = asyncio.Event()
     there.attach(ready.set)

@@ -59,7 +59,7 @@ import asyncio, os, resource, sys
 from processes.pipes import Owner, identity, link_of
 from processes.test_shared_memory import exchange
 from streamiter.engine.processes import shared_memory
-from streamiter.engine.processes.link import connect
+from streamiter.engine.processes.link import connect_link
 
 async def main(address, rounds, seed, may_open_files):
     def opened(link):
@@ -68,7 +68,7 @@ async def main(address, rounds, seed, may_open_files):
 
     owner = Owner(opened)
     link = link_of(owner, identity(1))
-    await connect(address, link)
+    await connect_link(address, link)
     await owner.is_open.wait()
     kept = await exchange(link, owner, rounds, seed)
     await owner.has_ended.wait()

@@ -12,7 +12,7 @@ from flow.small_flows import Fed
 from runtime.joined_jobs import JoinedJobs, joined_jobs
 from runtime.probe import AwaitedProbe, Life, Probe, ProbeSource, Valve, tasks_left, turns
 from runtime.test_statistics_as_json import checked
-from support.waiting import until
+from support.waiting import PATIENCE_S, until
 
 from streamiter import Checkpoints, Flow, Operator, OutputTag, connect
 from streamiter.cli.figures import statistics_table
@@ -33,7 +33,7 @@ from streamiter.errors import (
     StreamiterError,
     TransactionExpired,
 )
-from streamiter.operators import Output
+from streamiter.operators import Context, Output
 from streamiter.service.metrics import MetricsNow, exposition
 from streamiter.service.observations import Observations
 from streamiter.testing import VirtualClock
@@ -239,6 +239,46 @@ async def test_a_failure_ends_the_others_before_its_process_has_closed() -> None
     assert [job.statistics().state for job in joined.jobs] == ["running", "running"]
     may_close.set()
     assert all(f", in process 1: {ClosesLate.reason}" in str(error) for error in await ends)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+async def test_a_process_that_has_failed_closes_its_steps_to_the_end(failing: int) -> None:
+    """The abort that answered a failure interrupted the closing of the step that had failed, and its file was lost."""
+    closed = []
+
+    class ClosesSlowly(Operator):
+        def open(self, context: Context) -> None:
+            self.number = context.subtask_index
+
+        def process(self, record: int, out: Output) -> None:
+            if self.number == failing:
+                raise ValueError("refused")
+
+        async def close(self) -> None:  # type: ignore[override]
+            await turns(50 if self.number == failing else 0)
+            closed.append(self.number)
+
+    def made() -> Flow:
+        flow = Flow("flow")
+        flow.from_items(range(10)).rebalance().process(ClosesSlowly, parallelism=2)
+        return flow
+
+    joined = joined_jobs([made(), made()])
+    ends = await asyncio.gather(*map(run, joined.jobs), return_exceptions=True)
+    assert "refused" in str(ends[0])
+    assert sorted(closed) == [0, 1]
+
+
+async def test_a_start_that_is_cancelled_waits_for_no_other_process() -> None:
+    """A process was lost while the steps were opened, and the others were killed after five seconds."""
+    joined = joined_jobs([probes(Life(), process) for process in range(2)])
+    starting = asyncio.create_task(joined.jobs[0].start())
+    await turns(20)  # It waits for the steps of the other process, which is lost.
+    assert not starting.done()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(starting, PATIENCE_S)
+    assert joined.jobs[0].statistics().state == "aborted"
 
 
 async def test_a_process_that_is_aborted_ends_all() -> None:

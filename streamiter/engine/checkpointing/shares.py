@@ -291,7 +291,7 @@ class EdgeSharing:
         partitioning = self._partitioning(input_name)
         if isinstance(partitioning, Broadcast) and len({sum(map(len, of_subtask)) for of_subtask in batches}) > 1:
             raise CheckpointError(
-                f"each of them had kept other records of those that all get at the input {input_name!r}"
+                f"each of them had kept other records at the input {input_name!r}, although all get the same"
             )
         kept = (WaitingBatch(0, 0, reader, len(each), each) for reader, of_one in enumerate(batches) for each in of_one)
         dealt: list[list[Batch]] = [[] for _ in range(self.parallelism)]
@@ -383,7 +383,7 @@ class InboxShares:
                 self._old.check_same(
                     self._step,
                     (frozenset((+of_reader).items()) for of_reader in waiting),
-                    f"each of them has handled other records of those that all get from {edge.upstream.name!r}",
+                    f"each of them has handled other records from {edge.upstream.name!r}, although all get the same",
                 )
 
     # -- one inbox ------------------------------------------------------------------------------------------

@@ -563,6 +563,12 @@ class Inbox:
                 self.barriers.end(port)
             if port.later or port.peek() is not None:
                 self._ready.add(port)
+        for port in self.feedback.ports:
+            # A notice may take what was set aside before the port is read; no record is in front of these.
+            for _ in range(len(port.held)):
+                control = port.take()
+                assert isinstance(control, Control)
+                self._posted.extend(self.accept(port, control))
 
     def close(self) -> None:
         close_now([self.feedback.close, *(port.close for port in self.ports)])

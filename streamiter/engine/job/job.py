@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
@@ -135,8 +135,11 @@ class Job:
             if not self._beside.has_begun:
                 await self.wait()
         except asyncio.CancelledError:
+            # Who cancels the start waits for no other process: one of them may be lost.
+            self._stop_followers("abort")
+            self.others_are_lost()
             with contextlib.suppress(Exception):
-                await self.stop("abort")
+                await self.wait()
             raise
 
     def _check_same_tasks(self, snapshot: JobSnapshot) -> None:
@@ -186,7 +189,7 @@ class Job:
             await self._all_ended.wait()
         except asyncio.CancelledError:
             # Who cancels a job without an abort waits for no other process.
-            self._stop_followers("abort", but=0)
+            self._stop_followers("abort", but=[0])
             await self._beside.closed()
             await close_each(closing)
             self._end("aborted")
@@ -212,7 +215,7 @@ class Job:
         if not conducting.cancelled() and (error := conducting.exception()) is not None:
             failures = self._beside.failures
             self._errors[_COORDINATOR] = failures.error_of(first_failure(error)) if self._beside.has_begun else error
-            self._stop_followers("abort")
+            self._stop_followers("abort", but=self._errors)
 
     # -- the followers ---------------------------------------------------------------------------------
 
@@ -229,7 +232,7 @@ class Job:
         failure = error_from_plain(error) if process else self._beside.error
         assert failure is not None
         self._errors[process] = failure
-        self._stop_followers("abort", but=process)
+        self._stop_followers("abort", but=self._errors)
 
     def _has_ended(self, process: int, report: bytes | None, error: PlainValue) -> None:
         self._reported(process, report)
@@ -238,12 +241,13 @@ class Job:
         if state == "failed":
             self._has_failed(process, report, error)
         elif state == "aborted":
-            self._stop_followers("abort")
+            self._stop_followers("abort", but=self._errors)
         if not self._running:
             self._all_ended.set()
 
-    def _stop_followers(self, mode: StopMode, but: int | None = None) -> None:
-        for process in sorted(self._running - {but}, reverse=True):
+    def _stop_followers(self, mode: StopMode, but: Collection[int] = ()) -> None:
+        """Tell the followers; a process that has failed closes its steps already, which an abort would interrupt."""
+        for process in sorted(self._running.difference(but), reverse=True):
             self._exchange.send(process, "stop", mode)
 
     def others_are_lost(self) -> None:

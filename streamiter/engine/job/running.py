@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 import logging
 import os
 import signal
@@ -64,13 +65,17 @@ class Interruption:
 
     def run(self, runner: asyncio.Runner, main: Coroutine[Any, Any, T]) -> T:
         """Run ``main`` with ``runner``. Raises KeyboardInterrupt if a signal has cancelled it."""
-        with contextlib.closing(self._cancellable(main)) as cancellable:
-            try:
-                return runner.run(cancellable)
-            except asyncio.CancelledError:
-                if self._is_ending:
-                    raise KeyboardInterrupt from None
-                raise
+        cancellable = self._cancellable(main)
+        try:
+            return runner.run(cancellable)
+        except asyncio.CancelledError:
+            if self._is_ending:
+                raise KeyboardInterrupt from None
+            raise
+        finally:
+            # One that has begun is a task, which the runner cancels at its end.
+            if inspect.getcoroutinestate(cancellable) == inspect.CORO_CREATED:
+                cancellable.close()
 
     async def _cancellable(self, main: Coroutine[Any, Any, T]) -> T:
         task = asyncio.current_task()

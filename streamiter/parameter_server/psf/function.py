@@ -503,8 +503,8 @@ def without_default(columns: BlockColumns, values: Numbers, default: float) -> B
 def aligned(rows: Sequence[BlockRow], dtype: DTypeOfNumbers) -> tuple[BlockColumns, list[Numbers]]:
     """Return the union of the rows' columns, and for each row its values there, followed by its default.
 
-    >>> one = SparseRow(np.array([2]), np.array([1.0]), 0.0)
-    >>> two = SparseRow(np.array([4]), np.array([3.0]), 9.0)
+    >>> one = BlockRow(np.array([2]), np.array([1.0]), 0.0)
+    >>> two = BlockRow(np.array([4]), np.array([3.0]), 9.0)
     >>> columns, values = aligned([one, two], np.dtype("float64"))
     >>> columns.tolist(), [row.tolist() for row in values]
     ([2, 4], [[1.0, 0.0, 0.0], [9.0, 3.0, 9.0]])
