@@ -206,13 +206,6 @@ class EpochSteps(StepRule):
         return parameters()
 
 
-class OwnerAnswer(TypedDict):
-    """The answer of the owner to one worker."""
-
-    worker: int
-    parameters: object
-
-
 class ReplySteps(StepRule):
     """A step for each gradient as it arrives; the answer goes to the worker that sent the gradient.
 

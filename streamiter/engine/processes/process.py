@@ -8,7 +8,7 @@ from the process                       from the supervisor
 ``began``, with the place of its note  ``place``, the placement: to all but process 0
 ``placed``, the placement: process 0   ``connect``, the addresses of all processes
 ``listens``, its address               ``stop``, a mode: stop the job
-``runs``, whether it commits:          ``end``: all jobs are done, so close the links and end
+``runs``, whether it commits:          ``end``: all are done, so close the links and end
 process 0                              ``abort``: end at once
 ``statistics``, once a second:
 process 0

@@ -250,23 +250,23 @@ class Attempt:
         self._statistics: JobStatistics | None = None
         """The last that process 0 has told."""
         self._finished: set[int] = set()
-        """The processes whose jobs have ended well, and which have told what they have collected."""
+        """The processes whose followers have ended well, and which have told what they have collected."""
         self._error: BaseException | None = None
         self.loss: Loss | None = None
         """The first loss."""
         self.has_run = False
-        """Whether the job of process 0 has restored its state."""
+        """Whether the job has restored its state."""
         self.commits = False
         """Whether that job takes checkpoints, or commits positions."""
         self._farewell: str | None = None
         """The last message to each process, also to one that begins later."""
         self._is_over = asyncio.Event()
-        """Set when all jobs are done, or one has failed, or a process is lost."""
+        """Set when all followers are done, or one has failed, or a process is lost."""
 
     # -- start and end ---------------------------------------------------------------------------------
 
     async def run(self) -> Loss | None:
-        """Run the processes until all jobs are done; return the first loss. Raises the first error of a process."""
+        """Run the processes until all followers are done; return the first loss. Raises the first error of a process."""
         server = await listen(self._host.address(f"s{self._settings.attempt}"), self._new_link)
         looking = asyncio.create_task(self._look_for_silence(), name="silence of processes")
         try:
