@@ -26,7 +26,7 @@ from streamiter.topics import OutgoingBatch
 
 _CHECKPOINTING: Final = "streamiter.engine.checkpointing"
 _FOLLOWER: Final = f"{_CHECKPOINTING}.checkpoint_follower:CheckpointFollower"
-_CHECKPOINTER: Final = f"{_CHECKPOINTING}.checkpointer:Checkpointer"
+_CHECKPOINTER: Final = "streamiter.engine.job.checkpointer:Checkpointer"
 OTHER_STARTS: Final = Place("before", "streamiter.engine.plan.placement:PlacedStep.check_operator")
 OTHER_RESTORES: Final = Place("before", "streamiter.engine.job.follower:JobFollower._tell_report")
 OTHER_TAKES: Final = Place("before", f"{_FOLLOWER}._save")

@@ -63,7 +63,7 @@ class LoopedChannel(Channel):
         self.arriving = ArrivingChannel(name, second, 1)
         for of_producer in ("try_put", "put_control", "wait_for_room", "shut_intakes"):
             setattr(self, of_producer, getattr(self.departing, of_producer))
-        for of_consumer in ("attach", "peek", "take", "set_aside", "release", "make_way", "clear"):
+        for of_consumer in ("attach", "peek", "take", "set_aside", "release", "make_way"):
             setattr(self, of_consumer, getattr(self.arriving, of_consumer))
 
     def statistics(self) -> ChannelStatistics:
