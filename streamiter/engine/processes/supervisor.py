@@ -266,7 +266,7 @@ class Attempt:
     # -- start and end ---------------------------------------------------------------------------------
 
     async def run(self) -> Loss | None:
-        """Run the processes until all followers are done; return the first loss. Raises the first error of a process."""
+        """Run the processes until all followers are done; return the first loss. Raises a process's first error."""
         server = await listen(self._host.address(f"s{self._settings.attempt}"), self._new_link)
         looking = asyncio.create_task(self._look_for_silence(), name="silence of processes")
         try:
