@@ -213,11 +213,12 @@ class CheckpointFollower:
             await self._collect(pending)
             positions = self._positions(lambda task: task.barriers.positions)
             if self._process:
-                file = await self._save(pending)
+                try:
+                    file = await self._save(pending)
+                except GIVEN_UP as failure:
+                    error = [[isinstance(failure, kind) for kind in GIVEN_UP].index(True), str(failure)]
             else:
                 self.taken, pending.parts = pending.parts, {}
-        except GIVEN_UP as failure:
-            error = [[isinstance(failure, kind) for kind in GIVEN_UP].index(True), str(failure)]
         finally:
             release_taken(pending.parts)
         self._answer("taken", pending.checkpoint, None if file is None else msgspec.to_builtins(file), positions, error)
